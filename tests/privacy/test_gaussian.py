@@ -1,0 +1,107 @@
+"""The exact Gaussian figure, against independent high-precision arithmetic and the design's reference values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from privacy import gaussian_delta, gaussian_epsilon, gaussian_mu
+
+mpmath = pytest.importorskip("mpmath")
+
+
+def reference_delta(mu: float, epsilon: float) -> float:
+    """Balle and Wang's formula as printed, at 60 digits."""
+    with mpmath.workdps(60):
+        m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        return float(mpmath.ncdf(-e / m + m / 2) - mpmath.exp(e) * mpmath.ncdf(-e / m - m / 2))
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.05, 0.0999, 0.1001, 0.7, 3.0, 78.2, 1000.0])
+@pytest.mark.parametrize("z", [-8.0, -1.0, 0.0, 1.0, 4.0, 8.0, 30.0])
+def test_delta_matches_high_precision(mu: float, z: float) -> None:
+    epsilon = max(0.0, 0.5 * mu * mu + z * mu)
+    assert gaussian_delta(mu, epsilon) == pytest.approx(reference_delta(mu, epsilon), rel=1e-8, abs=1e-290)
+
+
+@pytest.mark.parametrize(("slope", "epsilon"), [(0.02, 0.725522), (1.63, 8.819952), (10.24, 28.838725)])
+def test_reference_slopes(slope: float, epsilon: float) -> None:
+    assert gaussian_epsilon(math.sqrt(2 * slope), 1e-5) == pytest.approx(epsilon, abs=1e-6)
+
+
+def test_where_the_naive_form_overflows() -> None:
+    assert gaussian_delta(78.2, 3388.1) == pytest.approx(1.12489e-5, rel=1e-5)
+    with pytest.raises(OverflowError):
+        math.exp(3388.1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sensitivity", "noise", "epsilon", "rel"),
+    [
+        (200 * 256, 2 * 256, 100, 676_029, 1e-6),  # per_sample, 200 steps
+        (200 * 256, 2, 100, 28.838725, 1e-6),  # per_sample_full, 200 steps
+        (1, 2 * 256, 100, 34.2, 1e-3),  # one batch_mean step
+        (59_681 * 256, 2, 100, 3388, 1e-4),
+        (139_273 * 256, 2, 100, 7639, 1e-4),
+        (179, 2, 100, 0.99808, 1e-5),  # ensemble
+        (180, 2, 100, 1.00114, 1e-5),
+        (256, 2, 100, 1.2151, 1e-4),
+        (10_004, 2, 100, 10.0, 1e-4),
+        (10, 0.2680511, 1, 3.6186, 1e-4),  # the winner of ten epsilon = 1 students
+    ],
+)
+def test_design_figures(rows: int, sensitivity: float, noise: float, epsilon: float, rel: float) -> None:
+    assert gaussian_epsilon(math.sqrt(rows) * sensitivity / noise, 1e-5) == pytest.approx(epsilon, rel=rel)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.floats(-7, 4), st.floats(-15, -0.5))
+def test_epsilon_inverts_delta_and_stays_on_the_safe_side(log_mu: float, log_delta: float) -> None:
+    mu, delta = 10.0**log_mu, 10.0**log_delta
+    epsilon = gaussian_epsilon(mu, delta)
+    assert gaussian_delta(mu, epsilon) <= delta
+    if epsilon > 0.0:
+        assert gaussian_delta(mu, epsilon * (1 - 1e-9)) > delta * (1 - 1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(-6, 4), st.floats(-15, -0.5))
+def test_mu_inverts_epsilon_and_never_overspends(log_epsilon: float, log_delta: float) -> None:
+    epsilon, delta = 10.0**log_epsilon, 10.0**log_delta
+    mu = gaussian_mu(epsilon, delta)
+    assert gaussian_epsilon(mu, delta) <= epsilon
+    assert gaussian_epsilon(mu * (1 + 1e-9), delta) > epsilon * (1 - 1e-6)
+
+
+def test_ends() -> None:
+    assert gaussian_epsilon(0.0, 1e-5) == 0.0
+    assert gaussian_epsilon(math.inf, 1e-5) == math.inf
+    assert gaussian_epsilon(1e200, 1e-5) == math.inf
+    assert gaussian_epsilon(1e-300, 1e-5) == 0.0
+    assert gaussian_delta(0.0, 0.0) == 0.0
+    assert gaussian_delta(math.inf, 1e9) == 1.0
+    assert gaussian_delta(1.0, math.inf) == 0.0
+    assert gaussian_delta(1e-300, 1.0) == 0.0
+    assert gaussian_delta(1e300, 1.0) == 1.0
+    assert gaussian_mu(math.inf, 1e-5) == math.inf
+    assert gaussian_mu(0.0, 0.1) == pytest.approx(0.2513226935, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: gaussian_epsilon(-1.0, 1e-5),
+        lambda: gaussian_epsilon(math.nan, 1e-5),
+        lambda: gaussian_epsilon(1.0, 0.0),
+        lambda: gaussian_epsilon(1.0, 1.0),
+        lambda: gaussian_epsilon(1.0, math.nan),
+        lambda: gaussian_delta(1.0, -0.1),
+        lambda: gaussian_mu(-1.0, 1e-5),
+    ],
+)
+def test_meaningless_arguments_raise(call: object) -> None:
+    with pytest.raises(ValueError, match=r"must be .*got"):
+        call()  # type: ignore[operator]

@@ -1,0 +1,111 @@
+"""The papers' formulas on the papers' worked figures, and what claims of one run add up to."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from privacy import (
+    NoisyVotes,
+    RdpSlope,
+    WholeRun,
+    claim_from_dict,
+    dpdfd_rdp_slope,
+    published_dgd_epsilon,
+    published_dpdfd_epsilon,
+    published_dpsd_data_epsilon,
+    published_dpsd_label_epsilon,
+    published_epsilon,
+    published_labeldp_epsilon,
+    rdp_slope_epsilon,
+)
+
+
+@pytest.mark.parametrize(
+    ("norm_bound", "steps", "epsilon"),
+    [(1e-3, 200, 0.0456), (1e-3, 59_681, 1.0), (5e-3, 139_273, 10.0)],
+)
+def test_dpdfd_theorem_3(norm_bound: float, steps: int, epsilon: float) -> None:
+    value = published_dpdfd_epsilon(norm_bound, 10, 256, steps, 100.0, 1e-5)
+    assert value == pytest.approx(epsilon, abs=5e-5)
+    assert published_dpsd_data_epsilon(norm_bound, 10, 256, steps, 100.0, 1e-5) == value
+
+
+@pytest.mark.parametrize("slope", [1e-12, 1e-6, 0.02, 1.63, 10.24, 500.0, 1e8])
+@pytest.mark.parametrize("delta", [1e-15, 1e-5, 0.3])
+def test_the_order_is_free(slope: float, delta: float) -> None:
+    """No order on a fine grid does better, and a coarse fixed grid does worse."""
+    best = rdp_slope_epsilon(slope, delta)
+    t = np.linspace(-25, 45, 400_001)
+    order = 1 + np.exp(t)
+    curve = slope * order - np.log1p(np.exp(-t)) - (math.log(delta) + np.log(order)) * np.exp(-t)
+    assert best <= max(0.0, curve.min()) * (1 + 1e-9) + 1e-12
+    assert best >= max(0.0, curve.min()) * (1 - 1e-6) - 1e-9
+
+
+def test_a_fixed_grid_overstates() -> None:
+    orders = np.array([2.0, 4, 8, 16, 32, 64])
+    slope = dpdfd_rdp_slope(1e-3, 10, 256, 100.0) * 200
+    grid = slope * orders + np.log1p(-1 / orders) - (math.log(1e-5) + np.log(orders)) / (orders - 1)
+    assert grid.min() > 2 * published_dpdfd_epsilon(1e-3, 10, 256, 200, 100.0, 1e-5)
+
+
+@pytest.mark.parametrize(("queries", "epsilon"), [(27, 1.3142), (400, 5.7985), (1000, 10.0871), (1300, 11.9007)])
+def test_dgd_formula(queries: int, epsilon: float) -> None:
+    assert published_dgd_epsilon(queries, 1 / 20, 1e-5) == pytest.approx(epsilon, abs=5e-5)
+    assert published_dgd_epsilon(queries, 1 / 20, 1e-5, 0.01) == pytest.approx(epsilon + 0.01, abs=5e-5)
+
+
+def test_whole_run_claims_do_not_count() -> None:
+    assert published_labeldp_epsilon(1.0) == 1.0
+    assert published_dpsd_label_epsilon(2.0) == 2.0
+    assert published_epsilon({WholeRun("A", 1.0): 1}, 1e-5) == published_epsilon({WholeRun("A", 1.0): 99}, 1e-5) == 1.0
+
+
+def test_nothing_claims_nothing() -> None:
+    assert published_epsilon({}, 1e-5) == 0.0
+    assert published_epsilon({WholeRun("A", 1.0): 0, RdpSlope("C", 1.0): 0}, 1e-5) == 0.0
+
+
+def test_slopes_of_one_theorem_add_and_theorems_do_not_mix() -> None:
+    a, b, other = RdpSlope("C Theorem 3", 0.01), RdpSlope("C Theorem 3", 0.02), RdpSlope("D Theorem 1", 0.01)
+    assert published_epsilon({a: 2, b: 1}, 1e-5) == pytest.approx(rdp_slope_epsilon(0.04, 1e-5))
+    assert published_epsilon({a: 2, b: 1}, 1e-5) > published_epsilon({a: 2}, 1e-5)
+    assert published_epsilon({a: 1, other: 1}, 1e-5) == math.inf
+    assert published_epsilon({a: 1, NoisyVotes("B", 0.05): 1}, 1e-5) == math.inf
+    assert published_epsilon({NoisyVotes("B", 0.05): 1, NoisyVotes("B", 0.06): 1}, 1e-5) == math.inf
+
+
+def test_votes_pay_the_latent_noise_once() -> None:
+    votes = NoisyVotes("B", 0.05, 0.01)
+    assert published_epsilon({votes: 400}, 1e-5) == published_dgd_epsilon(400, 0.05, 1e-5, 0.01)
+
+
+@pytest.mark.parametrize("claim", [RdpSlope("C", 0.5), NoisyVotes("B", 0.05, 0.01), WholeRun("A", 1.0)])
+def test_claims_round_trip(claim: RdpSlope | NoisyVotes | WholeRun) -> None:
+    assert claim_from_dict(claim.to_dict()) == claim
+    assert hash(claim_from_dict(claim.to_dict())) == hash(claim)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: published_dpdfd_epsilon(0.0, 10, 256, 1, 100.0, 1e-5),
+        lambda: published_dpdfd_epsilon(1e-3, 10, 256, -1, 100.0, 1e-5),
+        lambda: published_dpdfd_epsilon(1e-3, 10, 256, 1.5, 100.0, 1e-5),
+        lambda: published_dpdfd_epsilon(1e-3, 10, 256, 1, 0.0, 1e-5),
+        lambda: published_dgd_epsilon(-1, 0.05, 1e-5),
+        lambda: published_dgd_epsilon(1, 0.05, 1.0),
+        lambda: published_labeldp_epsilon(-1.0),
+        lambda: published_epsilon({"C": 1}, 1e-5),
+        lambda: published_epsilon({WholeRun("A", 1.0): -1}, 1e-5),
+        lambda: claim_from_dict({"kind": "hearsay"}),
+        lambda: claim_from_dict({"kind": "whole_run", "source": "A"}),
+        lambda: RdpSlope("", 1.0),
+    ],
+)
+def test_meaningless_arguments_raise(call: object) -> None:
+    with pytest.raises(ValueError, match=r"must|got"):
+        call()  # type: ignore[operator]
