@@ -1,0 +1,105 @@
+# Nothing but Python and make is asked of the machine: the targets that need packages make .venv first.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+LOWEST_PYTHON ?= python3.10
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+LOWEST := .venv-lowest
+LOCK := .venv-lock
+
+# One thread in tests: on a small machine that others use too, more threads are many times slower.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+# Called as $(call create_venv,PYTHON,FOLDER).
+define create_venv
+	@$(1) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
+		{ echo "error: Python 3.10 or newer is needed, but '$(1)' is $$($(1) --version 2>&1 || true)." >&2; \
+		  echo "       Name another one, for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(1) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "error: '$(1)' cannot make virtual environments; on Debian and Ubuntu install python3-venv." >&2; exit 1; }
+	@$(1) -m venv $(2)
+endef
+
+.PHONY: help
+help: ## show this help
+	@echo "usage: make TARGET [PYTHON=python3.12] [PYTEST_ARGS='-k name']"
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
+
+.PHONY: venv
+venv: $(INSTALLED) ## create .venv and install the project and its pinned dependencies
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(call create_venv,$(PYTHON),$(VENV))
+	@echo "installing into $(VENV) (a few minutes the first time: torch is large)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]' -c constraints.txt
+	@touch $@
+
+.PHONY: demo
+demo: $(INSTALLED) ## handwritten digits: teacher, student and both privacy figures, in minutes
+	$(BIN)/LightningCLI pipeline sweeps/demo.yaml
+
+.PHONY: test
+test: $(INSTALLED) ## the fast test suite, doctests included
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+.PHONY: test-slow
+test-slow: $(INSTALLED) ## the tests that the fast suite leaves out
+	$(PYTEST) -m slow $(PYTEST_ARGS)
+
+.PHONY: test-lowest
+test-lowest: ## the fast suite at the lowest versions that pyproject.toml allows (LOWEST_PYTHON=python3.10)
+	$(call create_venv,$(LOWEST_PYTHON),$(LOWEST))
+	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' -c constraints-lowest.txt
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: $(INSTALLED) ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: types
+types: $(INSTALLED) ## mypy: strict for privacy, typed signatures everywhere
+	$(BIN)/mypy --strict privacy
+	$(BIN)/mypy lightning_modules datamodules
+
+.PHONY: format
+format: $(INSTALLED) ## rewrite the code as ruff would have it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: all-checks
+all-checks: test lint types ## what has to be green before a commit
+
+.PHONY: data
+data: ## where data sets are expected and how to get them
+	@echo "Digits come with scikit-learn: nothing to do (make demo uses them)."
+	@echo "Other data sets lie under ./data as torchvision expects them, e.g. data/MNIST/raw/train-images-idx3-ubyte"
+	@echo "(uncompressed). With a network, --data.download true fetches them."
+
+.PHONY: lock
+lock: pyproject.toml ## resolve both constraints files anew
+	$(call create_venv,$(PYTHON),$(LOCK))
+	@$(LOCK)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@resolve() { $(LOCK)/bin/uv pip compile --quiet --no-header --no-annotate --python-version 3.10 \
+		--extra medmnist --extra test "$$@" pyproject.toml | grep -vE '^(cuda-|nvidia-|triton=)'; }; \
+	{ echo "# The versions that \`make\` installs: one file for Python 3.10 and newer, the markers choose."; \
+	  echo "# Made by \`make lock\`. What torch pins for itself on CUDA machines (nvidia-*, cuda-*, triton) is left to torch."; \
+	  resolve --universal; } > constraints.txt.new; \
+	{ echo "# The lowest version of every direct dependency that pyproject.toml allows, on Python 3.10."; \
+	  echo "# Made by \`make lock\`, installed by \`make test-lowest\`."; \
+	  resolve --resolution lowest-direct; } > constraints-lowest.txt.new
+	@mv constraints.txt.new constraints.txt
+	@mv constraints-lowest.txt.new constraints-lowest.txt
+
+.PHONY: clean
+clean: ## remove environments, caches and build products; data, runs and results stay
+	rm -rf $(VENV) $(LOWEST) $(LOCK) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
