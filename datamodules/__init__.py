@@ -1,0 +1,12 @@
+"""Data modules: real images for teachers and for evaluation, and step indices for data-free training."""
+
+from __future__ import annotations
+
+from datamodules.base import ImageDataModule
+from datamodules.digits import Digits
+from datamodules.errors import MissingDataError
+from datamodules.images import ImageDataset
+from datamodules.latent import Latent
+from datamodules.mnist import MNIST, FashionMNIST
+
+__all__ = ["MNIST", "Digits", "FashionMNIST", "ImageDataModule", "ImageDataset", "Latent", "MissingDataError"]

@@ -1,0 +1,235 @@
+"""What every image data set offers: public facts without files, three splits, and loaders over them."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from lightning import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from datamodules.images import ImageDataset, keep_batch
+from datamodules.splits import id_fraction
+
+Part = Literal["train", "test"]
+Split = Literal["train", "validation", "test"]
+
+_STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
+    "fit": ("train", "validation"),
+    "validate": ("validation",),
+    "test": ("test",),
+    "predict": ("test",),
+}
+
+Batches = DataLoader[tuple[Tensor, Tensor]]
+
+
+class ImageDataModule(LightningDataModule, ABC):
+    """A labelled image data set in memory, with splits that a guarantee can be stated for.
+
+    ========== ============================================ ======================================================
+    split      which records                                who may look
+    ========== ============================================ ======================================================
+    train      the official training part, less validation  teachers only; this is what is protected
+    validation ``val_fraction`` of the official training    the teacher's owner: private too, but not trained on
+               part, by hash of the stable id
+    test       the official test part                       everyone: public by assumption
+    ========== ============================================ ======================================================
+
+    Opening the test split never reads the training part. Images come as float32 in [-1, 1], labels as int64 scalars.
+
+    To bring a data set of your own, derive from this class, state the class attributes and write ``read``.
+
+    Attributes:
+        num_classes: c. Known without files, as are the three that follow.
+        image_shape: (channels, height, width).
+        num_records: public size N of the private (official training) part; a sound delta lies below 1/N.
+        class_names: one name per class.
+        name: class name, by which results and the private data are known.
+    """
+
+    num_classes: ClassVar[int]
+    image_shape: ClassVar[tuple[int, int, int]]
+    num_records: ClassVar[int]
+    class_names: ClassVar[tuple[str, ...]]
+    name: str
+
+    def __init__(
+        self,
+        *,
+        root: str | os.PathLike[str] = "data",
+        batch_size: int = 128,
+        eval_batch_size: int = 512,
+        val_fraction: float = 0.1,
+        num_workers: int = 0,
+        download: bool = False,
+    ) -> None:
+        """Remember the settings; no file is touched.
+
+        Args:
+            root: Folder that holds the data set's own folder. Data sets that come with a package ignore it.
+            batch_size: Images per training batch.
+            eval_batch_size: Images per validation and test batch.
+            val_fraction: Share of the official training part that is held out for validation, between 0 and 1.
+            num_workers: Loader processes. A batch is one index operation on data in memory, so 0 is usually fastest.
+            download: Fetch missing files from the data set's own site.
+
+        Raises:
+            ValueError: if a setting is outside its range.
+        """
+        super().__init__()
+        if not os.fspath(root):
+            raise ValueError("root must name a folder, got an empty path")
+        if not 0 < val_fraction < 1:
+            raise ValueError(f"val_fraction must lie between 0 and 1, both excluded, got {val_fraction}")
+        self.root = Path(root).expanduser()
+        self.batch_size = require_at_least(1, batch_size=batch_size)
+        self.eval_batch_size = require_at_least(1, eval_batch_size=eval_batch_size)
+        self.num_workers = require_at_least(0, num_workers=num_workers)
+        self.val_fraction = val_fraction
+        self.download = download
+        self.name = type(self).__name__
+        self._splits: dict[Split, ImageDataset] = {}
+
+    @property
+    def private_data(self) -> str:
+        """Public name of what teachers are trained on: two runs on the same private data give the same one.
+
+        A name and never a hash of content, which would itself be an answer about the private records.
+        """
+        return f"{self.name}/train"
+
+    @abstractmethod
+    def read(self, part: Part) -> ImageDataset:
+        """Read one official part, ``train`` (with the validation records) or ``test``, and nothing of the other.
+
+        Ids must be stable: stored with the record, unchanged when other records go.
+
+        Raises:
+            MissingDataError: if its files are not there.
+        """
+
+    def fetch(self, part: Part) -> None:
+        """Download the files of one official part where they are missing. Nothing to do unless a data set has files.
+
+        Raises:
+            MissingDataError: if that fails.
+        """
+
+    def prepare_data(self) -> None:
+        """Download what the coming stage needs, if ``download`` is set (called by Lightning, in one process)."""
+        if not self.download:
+            return
+        stage = self.trainer.state.fn if self.trainer is not None else None
+        for part in _parts(_STAGE_SPLITS[stage] if stage is not None else ("train", "test")):
+            self.fetch(part)
+
+    def setup(self, stage: str) -> None:
+        """Open the splits that ``stage`` needs, and no others.
+
+        Args:
+            stage: ``fit`` (train and validation), ``validate`` (validation), ``test`` or ``predict`` (test).
+
+        Raises:
+            ValueError: if ``stage`` is none of these, or a split would be empty.
+            MissingDataError: if files are missing.
+        """
+        if stage not in _STAGE_SPLITS:
+            raise ValueError(f"stage must be one of {', '.join(_STAGE_SPLITS)}, got {stage!r}")
+        needed = [split for split in _STAGE_SPLITS[stage] if split not in self._splits]
+        for part in _parts(needed):
+            records = self.read(part)
+            if part == "test":
+                self._splits["test"] = records
+                continue
+            held_out = id_fraction(records.ids, purpose="validation") < self.val_fraction
+            for split, mask in (("train", ~held_out), ("validation", held_out)):
+                if split in needed:
+                    if not mask.any():
+                        raise ValueError(
+                            f"val_fraction={self.val_fraction} leaves the {split} split of {self.name} empty "
+                            f"({len(records)} records in all): choose another"
+                        )
+                    self._splits[split] = records.select(mask)
+
+    @property
+    def train_records(self) -> ImageDataset:
+        """The private training records; needs ``setup("fit")``."""
+        return self._opened("train", stage="fit")
+
+    @property
+    def validation_records(self) -> ImageDataset:
+        """The records held out of training; needs ``setup("fit")`` or ``setup("validate")``."""
+        return self._opened("validation", stage="validate")
+
+    @property
+    def test_records(self) -> ImageDataset:
+        """The public test records; needs ``setup("test")``."""
+        return self._opened("test", stage="test")
+
+    def train_dataloader(self) -> Batches:
+        """Return shuffled training batches: images (B, C, H, W), labels (B,).
+
+        The last, smaller batch is kept so that every record is seen in every epoch and small data sets are not
+        skipped entirely; only a last batch of a single image is dropped, because BatchNorm refuses it.
+        """
+        records = self.train_records
+        tail = len(records) % self.batch_size
+        return self._loader(records, self.batch_size, shuffle=True, drop_last=tail == 1 and len(records) > 1)
+
+    def val_dataloader(self) -> Batches:
+        """Return the validation batches, in order."""
+        return self._loader(self.validation_records, self.eval_batch_size)
+
+    def test_dataloader(self) -> Batches:
+        """Return the test batches, in order."""
+        return self._loader(self.test_records, self.eval_batch_size)
+
+    def predict_dataloader(self) -> Batches:
+        """Return the test batches, in order."""
+        return self.test_dataloader()
+
+    def _opened(self, split: Split, *, stage: str) -> ImageDataset:
+        if split not in self._splits:
+            raise RuntimeError(f"the {split} split of {self.name} is not open: call setup({stage!r}) first")
+        return self._splits[split]
+
+    def _loader(
+        self, records: ImageDataset, batch_size: int, *, shuffle: bool = False, drop_last: bool = False
+    ) -> Batches:
+        return DataLoader(
+            records,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+            collate_fn=keep_batch,
+        )
+
+
+def require_at_least(least: int, **setting: int) -> int:
+    """Return the one keyword argument's value if it is an integer of at least ``least``.
+
+    Raises:
+        ValueError: naming the argument, otherwise.
+    """
+    ((name, value),) = setting.items()
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+    return value
+
+
+def _parts(splits: tuple[Split, ...] | list[Split]) -> list[Part]:
+    """Return the official parts that hold ``splits``: train and validation share one."""
+    parts: list[Part] = []
+    if "train" in splits or "validation" in splits:
+        parts.append("train")
+    if "test" in splits:
+        parts.append("test")
+    return parts

@@ -1,0 +1,51 @@
+"""What is raised when a data set's files are not where they are expected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class MissingDataError(FileNotFoundError):
+    """Files of a data set are missing and could not be downloaded.
+
+    One class for every data set and for every way in which a library reports this (``URLError`` here, ``RuntimeError``
+    there), so that whoever starts a run without a network reads what to do and not a traceback of mirrors.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: str,
+        folder: Path,
+        missing: Sequence[str],
+        source: str,
+        hint: str = "",
+        failure: str = "",
+    ) -> None:
+        """Compose the message.
+
+        Args:
+            dataset: Name of the data set.
+            folder: Where its files are expected.
+            missing: File names that are not in ``folder``.
+            source: Where the files can be had.
+            hint: What was noticed on the way, for instance that only compressed files are there.
+            failure: Why downloading failed; empty where downloading was not asked for.
+        """
+        self.dataset = dataset
+        self.folder = folder
+        self.missing = tuple(missing)
+        lines = [f"{dataset}: {len(self.missing)} file(s) missing in {folder}:"]
+        lines += [f"  {name}" for name in self.missing]
+        if hint:
+            lines.append(hint)
+        if failure:
+            lines.append(f"Downloading was tried and failed: {failure}")
+        lines.append("Get them in one of these ways:")
+        lines.append("  - they lie elsewhere: set `root` to the folder that holds the data set's folder")
+        lines.append("      --data.root PATH (with the Latent data module: --data.dataset.root PATH)")
+        lines.append("  - with a network: set `download`")
+        lines.append("      --data.download true (with the Latent data module: --data.dataset.download true)")
+        lines.append(f"  - by hand: take them from {source} and put them, uncompressed, under the names above")
+        super().__init__("\n".join(lines))

@@ -1,0 +1,90 @@
+"""Labelled images held in memory, fetched a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+Batch = TypeVar("Batch")
+
+
+class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
+    """Images and labels in memory, each record with a stable id.
+
+    Pixels are stored as they are in the files (one byte each) and become float32 in [-1, 1] when fetched.
+    ``DataLoader`` asks ``__getitems__`` for a whole batch, which is then one index operation instead of a Python
+    loop over records; use ``collate_fn=keep_batch`` with it.
+
+    Attributes:
+        ids: (N,) int64, the stable id of every record: what splits and teachers' shards are decided by.
+        images: (N, C, H, W) uint8.
+        labels: (N,) int64.
+        peak: the pixel value that maps to 1 (0 maps to -1).
+    """
+
+    def __init__(self, *, images: Tensor, labels: Tensor, ids: Tensor, peak: int = 255) -> None:
+        """Hold the records.
+
+        Args:
+            images: (N, C, H, W) uint8, values 0 to ``peak``.
+            labels: (N,) int64.
+            ids: (N,) int64, distinct.
+            peak: largest possible pixel value, 1 to 255. A property of the file format, never of the images at hand.
+
+        Raises:
+            ValueError: if a shape, type or range is not as above.
+        """
+        if images.dim() != 4 or images.dtype != torch.uint8:
+            raise ValueError(f"images must be (N, C, H, W) uint8, got {tuple(images.shape)} of {images.dtype}")
+        for name, values in (("labels", labels), ("ids", ids)):
+            if values.shape != (len(images),) or values.dtype != torch.int64:
+                raise ValueError(
+                    f"{name} must be ({len(images)},) int64 for {len(images)} images, "
+                    f"got {tuple(values.shape)} of {values.dtype}"
+                )
+        if len(torch.unique(ids)) != len(ids):
+            raise ValueError("ids must be distinct: an id names one record")
+        if not 1 <= peak <= 255:
+            raise ValueError(f"peak must be 1 to 255, got {peak}")
+        if images.numel() and int(images.max()) > peak:
+            raise ValueError(f"images must not exceed peak={peak}, got a pixel of {int(images.max())}")
+        self.images = images
+        self.labels = labels
+        self.ids = ids
+        self.peak = peak
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return image (C, H, W) float32 in [-1, 1] and label () int64 of one position."""
+        return self._normalise(self.images[index]), self.labels[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return images (B, C, H, W) float32 in [-1, 1] and labels (B,) int64 of many positions."""
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        return self._normalise(self.images[rows]), self.labels[rows]
+
+    def select(self, mask: Tensor) -> ImageDataset:
+        """Return a copy of the records where ``mask`` (N,) bool holds, ids kept.
+
+        Raises:
+            ValueError: if ``mask`` is not (N,) bool.
+        """
+        if mask.shape != (len(self),) or mask.dtype != torch.bool:
+            raise ValueError(f"mask must be ({len(self)},) bool, got {tuple(mask.shape)} of {mask.dtype}")
+        return ImageDataset(images=self.images[mask], labels=self.labels[mask], ids=self.ids[mask], peak=self.peak)
+
+    def _normalise(self, pixels: Tensor) -> Tensor:
+        # Dividing by half the peak is exact at both ends: 0 becomes -1 and the peak becomes 1, to the last bit.
+        return pixels.to(torch.float32).div_(self.peak / 2).sub_(1)
+
+
+def keep_batch(batch: Batch) -> Batch:
+    """Collate what ``ImageDataset.__getitems__`` returns: it is a batch already."""
+    return batch

@@ -1,0 +1,132 @@
+"""Training without data: step indices to train by, the public test split to evaluate on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from lightning import LightningDataModule
+
+from datamodules.base import Batches, ImageDataModule, require_at_least
+
+
+class StepIndices:
+    """Counts the steps of an epoch: 0 to ``steps - 1``, and goes on where a checkpoint stopped.
+
+    Lightning takes any iterable with a length for a loader. This one is no ``DataLoader``, so under several processes
+    each takes all steps, and it offers the state that Lightning saves and restores: with a plain ``range`` a run
+    resumed in the middle of an epoch would be handed the first indices again.
+    """
+
+    def __init__(self, steps: int) -> None:
+        """Count to ``steps``."""
+        self.steps = steps
+        self._start = 0
+        self._next = 0
+
+    def __len__(self) -> int:
+        """Return the steps of a whole epoch."""
+        return self.steps
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the indices, from the restored one on the first time after a restore."""
+        start, self._start = self._start, 0
+        return self._count(start)
+
+    def _count(self, start: int) -> Iterator[int]:
+        for step in range(start, self.steps):
+            self._next = step + 1
+            yield step
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the index that comes next; 0 when the epoch is over."""
+        return {"next": self._next % self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from the saved index."""
+        self._start = self._next = min(state["next"], self.steps)
+
+
+class Latent(LightningDataModule):
+    """No training data at all: training batches are step indices, from which the model draws its own latent inputs.
+
+    ``dataset`` is the data set that the finished student is judged on. The **test split alone** is opened: it is public
+    by assumption and holds the only real images that this stage ever sees. The private training part is never read,
+    and its files may be absent. Nothing is selected on the test split: tables report the last step.
+
+    ``evaluation: validation`` looks, while fitting, at the records held out of the teacher's training instead. Those
+    belong to the private part's owner and are read from its files: the accuracy shown is then an uncharged look at
+    them, which no guarantee about the training records covers. The final ``test`` is on the test split in either case.
+
+    Attributes:
+        dataset: what is evaluated on.
+        batch_size: synthetic images per step. Linked to the model, which draws them.
+        steps_per_epoch: training steps per epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: ImageDataModule,
+        steps_per_epoch: int = 100,
+        batch_size: int = 256,
+        evaluation: Literal["test", "validation"] = "test",
+    ) -> None:
+        """Wrap a data set.
+
+        Args:
+            dataset: The data set to evaluate on; gives the classes and the image shape.
+            steps_per_epoch: Training steps that make an epoch (evaluation follows each).
+            batch_size: Synthetic images per step.
+            evaluation: Split looked at while fitting and by ``validate``, ``test`` or ``validation``.
+
+        Raises:
+            ValueError: if a setting is outside its range.
+        """
+        super().__init__()
+        if not isinstance(dataset, ImageDataModule):
+            raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
+        if evaluation not in ("test", "validation"):
+            raise ValueError(f"evaluation must be 'test' or 'validation', got {evaluation!r}")
+        self.dataset = dataset
+        self.steps_per_epoch = require_at_least(1, steps_per_epoch=steps_per_epoch)
+        self.batch_size = require_at_least(1, batch_size=batch_size)
+        self.evaluation = evaluation
+        self.name = dataset.name
+        self.num_classes = dataset.num_classes
+        self.image_shape = dataset.image_shape
+        self.num_records = dataset.num_records
+        self.class_names = dataset.class_names
+
+    @property
+    def private_data(self) -> str:
+        """Public name of what the teacher was trained on."""
+        return self.dataset.private_data
+
+    def prepare_data(self) -> None:
+        """Download the files to evaluate on, if the data set's ``download`` is set; never more than those."""
+        if self.dataset.download:
+            self.dataset.fetch("test")
+            if self.evaluation == "validation":
+                self.dataset.fetch("train")
+
+    def setup(self, stage: str) -> None:
+        """Open what is evaluated on, whatever the stage."""
+        looks_at_validation = self.evaluation == "validation" and stage in ("fit", "validate")
+        self.dataset.setup("validate" if looks_at_validation else "test")
+
+    def train_dataloader(self) -> StepIndices:
+        """Return the step indices of one epoch, each an int."""
+        return StepIndices(self.steps_per_epoch)
+
+    def val_dataloader(self) -> Batches:
+        """Return what is looked at while fitting."""
+        return self.dataset.val_dataloader() if self.evaluation == "validation" else self.dataset.test_dataloader()
+
+    def test_dataloader(self) -> Batches:
+        """Return the test batches."""
+        return self.dataset.test_dataloader()
+
+    def predict_dataloader(self) -> Batches:
+        """Return the test batches."""
+        return self.dataset.test_dataloader()

@@ -1,0 +1,123 @@
+"""MNIST and FashionMNIST, in torchvision's folders and through torchvision's loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torchvision import datasets
+from torchvision.datasets.mnist import read_image_file, read_label_file
+from torchvision.datasets.utils import download_and_extract_archive
+
+from datamodules.base import ImageDataModule, Part
+from datamodules.errors import MissingDataError
+from datamodules.images import ImageDataset
+
+_PREFIX: dict[Part, str] = {"train": "train", "test": "t10k"}
+
+
+class MNIST(ImageDataModule):
+    """70 000 handwritten digits of 28×28 grey pixels (LeCun et al. 1998): 60 000 private, 10 000 test.
+
+    Files are looked for where torchvision puts them, ``root/MNIST/raw/*-ubyte``, uncompressed. Unlike in
+    ``torchvision.datasets.MNIST`` the two parts are independent: whoever only evaluates needs the two ``t10k`` files,
+    and the training files may lie on another machine. A record's id is its index in the official file.
+    """
+
+    num_classes = 10
+    image_shape = (1, 28, 28)
+    num_records = 60_000
+    class_names = tuple("0123456789")
+    source: ClassVar[Any] = datasets.MNIST  # the torchvision class whose folder, mirrors and checksums are used
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are expected."""
+        return self.root / str(self.source.__name__) / "raw"
+
+    def read(self, part: Part) -> ImageDataset:
+        """Read the two files of one part.
+
+        Raises:
+            MissingDataError: if one is not there.
+            ValueError: if one is not what its name says.
+        """
+        self._require(part)
+        image_file, label_file = (self.folder / name for name in _file_names(part))
+        images = _parse(read_image_file, image_file)
+        labels = _parse(read_label_file, label_file)
+        if images.shape[1:] != self.image_shape[1:]:
+            raise ValueError(f"{image_file} holds images of {tuple(images.shape[1:])}, expected {self.image_shape[1:]}")
+        if len(images) != len(labels):
+            raise ValueError(f"{image_file} holds {len(images)} images, {label_file} holds {len(labels)} labels")
+        if len(labels) and int(labels.max()) >= self.num_classes:
+            raise ValueError(f"{label_file} holds label {int(labels.max())}, expected 0 to {self.num_classes - 1}")
+        return ImageDataset(images=images.unsqueeze(1), labels=labels, ids=torch.arange(len(labels)))
+
+    def fetch(self, part: Part) -> None:
+        """Download the missing files of one part from torchvision's mirrors, checksums verified.
+
+        Raises:
+            MissingDataError: if no mirror gives them, for instance without a network.
+        """
+        checksums = dict(self.source.resources)
+        for name in self._missing(part):
+            failures = []
+            for mirror in self.source.mirrors:
+                archive = f"{name}.gz"
+                try:
+                    download_and_extract_archive(
+                        f"{mirror}{archive}", download_root=str(self.folder), filename=archive, md5=checksums[archive]
+                    )
+                    break
+                # What a failed download raises differs by cause and by library: URLError is an OSError, a wrong
+                # checksum is a RuntimeError, a connection cut half-way an HTTPException or an EOFError.
+                except (OSError, RuntimeError, HTTPException, EOFError) as error:
+                    failures.append(f"{mirror}{archive}: {error}")
+            else:
+                raise self._missing_data(part, failure="; ".join(failures))
+
+    def _missing(self, part: Part) -> list[str]:
+        return [name for name in _file_names(part) if not (self.folder / name).is_file()]
+
+    def _require(self, part: Part) -> None:
+        if self._missing(part):
+            raise self._missing_data(part)
+
+    def _missing_data(self, part: Part, *, failure: str = "") -> MissingDataError:
+        missing = self._missing(part)
+        compressed = [f"{name}.gz" for name in missing if (self.folder / f"{name}.gz").is_file()]
+        return MissingDataError(
+            dataset=self.name,
+            folder=self.folder,
+            missing=missing,
+            source=self.source.mirrors[0],
+            hint=f"Only compressed: {', '.join(compressed)} (decompress with gunzip)." if compressed else "",
+            failure=failure,
+        )
+
+
+class FashionMNIST(MNIST):
+    """70 000 pictures of clothes, 28×28 grey pixels (Xiao et al. 2017): 60 000 private, 10 000 test.
+
+    Files as for ``MNIST``, in ``root/FashionMNIST/raw``.
+    """
+
+    class_names = tuple(datasets.FashionMNIST.classes)
+    source = datasets.FashionMNIST
+
+
+def _file_names(part: Part) -> tuple[str, str]:
+    return f"{_PREFIX[part]}-images-idx3-ubyte", f"{_PREFIX[part]}-labels-idx1-ubyte"
+
+
+def _parse(reader: Callable[[str], Tensor], path: Path) -> Tensor:
+    try:
+        return reader(str(path))
+    # torchvision's reader meets a damaged file with whatever its parsing happens to hit.
+    except (AssertionError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path} is damaged or no IDX file of bytes ({error}): delete it and get it anew") from error

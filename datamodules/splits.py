@@ -1,0 +1,44 @@
+"""Which split a record belongs to, decided by its stable id alone.
+
+The privacy guarantees compare a data set with one from which a record was taken. That comparison only holds if the
+record's absence changes nothing for the others, so a split (like a teacher's shard) may depend on the record's id and
+on nothing else: not on its content, not on its position in a list which a removal would shift.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+
+def id_fraction(ids: Tensor, *, purpose: str) -> Tensor:
+    """Map every id to a fixed fraction that looks uniform.
+
+    BLAKE2b of the id, with ``purpose`` as its public personalisation: two purposes give unrelated fractions, so that,
+    say, a shard drawn by id is no subset of a split drawn by id. Nothing here is secret or seeded: the same id has
+    the same fraction on every machine and in every run.
+
+    Args:
+        ids: (N,) int64, the stable ids.
+        purpose: What is being decided, at most 16 ASCII characters.
+
+    Returns:
+        (N,) float64 in [0, 1).
+
+    Raises:
+        ValueError: if ``ids`` is not one-dimensional int64, or ``purpose`` is empty or too long.
+    """
+    if ids.dim() != 1 or ids.dtype != torch.int64:
+        raise ValueError(f"ids must be a one-dimensional int64 tensor, got {tuple(ids.shape)} of {ids.dtype}")
+    person = purpose.encode("ascii")
+    if not 1 <= len(person) <= hashlib.blake2b.PERSON_SIZE:
+        raise ValueError(f"purpose must have 1 to {hashlib.blake2b.PERSON_SIZE} characters, got {purpose!r}")
+    return torch.tensor([_fraction(record, person) for record in ids.tolist()], dtype=torch.float64)
+
+
+def _fraction(record: int, person: bytes) -> float:
+    digest = hashlib.blake2b(record.to_bytes(8, "little", signed=True), digest_size=8, person=person).digest()
+    # 53 bits are what a float64 holds exactly: with all 64 the largest hashes would round up to 1.
+    return float((int.from_bytes(digest, "little") >> 11) * 2.0**-53)
