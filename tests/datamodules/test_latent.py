@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+
+from datamodules import MNIST, Digits, ImageDataset, Latent
+from datamodules.base import Part
+from datamodules.latent import StepIndices
+
+
+class Sealed(Digits):
+    """Its private part must not be read."""
+
+    def read(self, part: Part) -> ImageDataset:
+        if part == "train":
+            raise AssertionError("the private training part was read")
+        return super().read(part)
+
+
+class Recorder(LightningModule):
+    """Remembers which steps and how many evaluation images it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.steps: list[int] = []
+        self.evaluated: list[int] = []
+        self.crash_at: int | None = None
+
+    def training_step(self, batch: int, batch_idx: int) -> Tensor:
+        if len(self.steps) == self.crash_at:
+            raise RuntimeError("crash")
+        self.steps.append(batch)
+        return self.weight**2
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.evaluated.append(len(batch[1]))
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.evaluated.append(len(batch[1]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def trainer(**settings: Any) -> Trainer:
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return Trainer(accelerator="cpu", enable_model_summary=False, num_sanity_val_steps=0, **(quiet | settings))
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
+
+
+def test_training_and_evaluating_never_read_the_private_part() -> None:
+    data, model = Latent(dataset=Sealed(), steps_per_epoch=3), Recorder()
+    run = trainer(max_epochs=2)
+    run.fit(model, data)
+    run.validate(model, data, verbose=False)
+    run.test(model, data, verbose=False)
+    assert model.steps == [0, 1, 2, 0, 1, 2]
+    assert model.evaluated == [362] * 4
+
+
+def test_the_seal_notices_a_read() -> None:
+    with pytest.raises(AssertionError, match="private training part was read"):
+        Sealed().setup("fit")
+    with pytest.raises(AssertionError, match="private training part was read"):
+        trainer(max_epochs=1).fit(Recorder(), Latent(dataset=Sealed(), steps_per_epoch=1, evaluation="validation"))
+
+
+def test_it_works_where_the_training_files_are_absent(mnist_root: Path) -> None:
+    for path in (mnist_root / "MNIST" / "raw").glob("train-*"):
+        path.unlink()
+    model = Recorder()
+    data = Latent(dataset=MNIST(root=mnist_root, download=True), steps_per_epoch=1)
+    trainer(max_epochs=1).fit(model, data)
+    assert model.evaluated == [50]
+
+
+def test_validation_is_looked_at_only_on_request_and_never_as_the_final_test() -> None:
+    data, model = Latent(dataset=Digits(), steps_per_epoch=1, evaluation="validation"), Recorder()
+    run = trainer(max_epochs=1)
+    run.fit(model, data)
+    run.test(model, data, verbose=False)
+    assert model.evaluated == [160, 362]
+
+
+def test_public_facts_are_those_of_the_data_set() -> None:
+    data = Latent(dataset=MNIST(root="nowhere"), batch_size=32)
+    assert (data.num_classes, data.image_shape, data.num_records, data.batch_size) == (10, (1, 28, 28), 60_000, 32)
+    assert (data.name, data.private_data) == ("MNIST", "MNIST/train")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps_per_epoch": 0}, "steps_per_epoch must be"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"evaluation": "train"}, "evaluation must be 'test' or 'validation', got 'train'"),
+        ({"dataset": "Digits"}, "dataset must be an ImageDataModule"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Latent(**({"dataset": Digits()} | settings))
+
+
+class PlainRange(Latent):
+    """What Latent would be without a loader that can be resumed."""
+
+    def train_dataloader(self) -> Any:
+        return range(self.steps_per_epoch)
+
+
+def steps_over_a_crash(folder: Path, cls: type[Latent], *, crash_at: int) -> list[int]:
+    """The steps of three epochs of five, crashed after ``crash_at`` of them and resumed from the last checkpoint."""
+    first, second = Recorder(), Recorder()
+    first.crash_at = crash_at
+    for model, checkpoint in ((first, None), (second, folder / "last.ckpt")):
+        saver = ModelCheckpoint(dirpath=folder, every_n_train_steps=crash_at, save_last=True, save_top_k=0)
+        run = trainer(max_epochs=3, enable_checkpointing=True, callbacks=[saver])
+        data = cls(dataset=Digits(), steps_per_epoch=5)
+        if model is first:
+            with pytest.raises(RuntimeError, match="crash"):
+                run.fit(model, data)
+        else:
+            run.fit(model, data, ckpt_path=checkpoint)
+    return first.steps + second.steps
+
+
+@pytest.mark.parametrize("crash_at", [1, 3, 5, 10, 12])
+def test_a_resumed_run_takes_the_steps_that_were_left(tmp_path: Path, crash_at: int) -> None:
+    assert steps_over_a_crash(tmp_path, Latent, crash_at=crash_at) == [0, 1, 2, 3, 4] * 3
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+def test_resuming_a_plain_range_would_repeat_steps(tmp_path: Path) -> None:
+    assert steps_over_a_crash(tmp_path, PlainRange, crash_at=3)[:8] == [0, 1, 2, 0, 1, 0, 1, 2]
+
+
+def test_an_epoch_cut_short_starts_again_at_zero() -> None:
+    steps = StepIndices(4)
+    iterator = iter(steps)
+    assert [next(iterator), next(iterator)] == [0, 1]
+    assert list(steps) == [0, 1, 2, 3] == list(steps)
+    assert steps.state_dict() == {"next": 0}
