@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
+from privacy.auditing import (
+    clopper_pearson_epsilon,
+    clopper_pearson_interval,
+    gaussian_audit_epsilon,
+    gaussian_audit_mu,
+)
+from privacy.calibration import (
+    Calibration,
+    calibrate_answers,
+    calibrate_candidates,
+    calibrate_count,
+    calibrate_dpdfd_noise,
+    calibrate_dpdfd_steps,
+    calibrate_noise,
+    calibrate_queries,
+    max_count,
+    output_gradient_mu,
+)
 from privacy.claims import Claim, NoisyVotes, RdpSlope, WholeRun, claim_from_dict, published_epsilon
-from privacy.composition import Reading, compose
+from privacy.composition import (
+    Reading,
+    compose,
+    compose_delta,
+    confident_votes_epsilon,
+    gaussian_votes_epsilon,
+    laplace_votes_epsilon,
+    randomized_response_epsilon,
+    rdp_compose,
+)
+from privacy.data_dependent import gnmax_data_dependent_rdp
 from privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from privacy.published import (
     dpdfd_rdp_slope,
@@ -14,30 +42,86 @@ from privacy.published import (
     published_labeldp_epsilon,
 )
 from privacy.rdp import rdp_epsilon, rdp_slope_epsilon
-from privacy.releases import Gaussian, Release, Unbounded, release_from_dict
+from privacy.releases import (
+    Gaussian,
+    GaussianVotes,
+    LaplaceVector,
+    LaplaceVotes,
+    RandomizedResponse,
+    Release,
+    RevealedGaussian,
+    SampledGaussian,
+    ThresholdCheck,
+    Unbounded,
+    release_from_dict,
+    release_kinds,
+)
+from privacy.verification import (
+    Verdict,
+    dpsd_eq5_table,
+    randomized_response_table,
+    verify_claim,
+    worst_case_delta,
+    worst_case_epsilon,
+)
 
 __all__ = [
+    "Calibration",
     "Claim",
     "Gaussian",
+    "GaussianVotes",
+    "LaplaceVector",
+    "LaplaceVotes",
     "NoisyVotes",
+    "RandomizedResponse",
     "RdpSlope",
     "Reading",
     "Release",
+    "RevealedGaussian",
+    "SampledGaussian",
+    "ThresholdCheck",
     "Unbounded",
+    "Verdict",
     "WholeRun",
+    "calibrate_answers",
+    "calibrate_candidates",
+    "calibrate_count",
+    "calibrate_dpdfd_noise",
+    "calibrate_dpdfd_steps",
+    "calibrate_noise",
+    "calibrate_queries",
     "claim_from_dict",
+    "clopper_pearson_epsilon",
+    "clopper_pearson_interval",
     "compose",
+    "compose_delta",
+    "confident_votes_epsilon",
     "dpdfd_rdp_slope",
+    "dpsd_eq5_table",
+    "gaussian_audit_epsilon",
+    "gaussian_audit_mu",
     "gaussian_delta",
     "gaussian_epsilon",
     "gaussian_mu",
+    "gaussian_votes_epsilon",
+    "gnmax_data_dependent_rdp",
+    "laplace_votes_epsilon",
+    "max_count",
+    "output_gradient_mu",
     "published_dgd_epsilon",
     "published_dpdfd_epsilon",
     "published_dpsd_data_epsilon",
     "published_dpsd_label_epsilon",
     "published_epsilon",
     "published_labeldp_epsilon",
+    "randomized_response_epsilon",
+    "randomized_response_table",
+    "rdp_compose",
     "rdp_epsilon",
     "rdp_slope_epsilon",
     "release_from_dict",
+    "release_kinds",
+    "verify_claim",
+    "worst_case_delta",
+    "worst_case_epsilon",
 ]

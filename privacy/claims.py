@@ -1,7 +1,8 @@
 """What a paper's theorem counts for one release: the published figure as a pure function of counts.
 
-A claim is the paper's, not a guarantee (see :mod:`privacy.published` for what each leaves out). Claims of one theorem compose as
-that theorem composes them; what no single theorem covers together has no published figure, and reads ``inf``.
+A claim is the paper's, not a guarantee (see :mod:`privacy.published` for what each leaves out). Claims of one theorem
+compose as that theorem composes them; what no single theorem covers together has no published figure, and reads
+``inf``.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Claim(ABC):
 
 @dataclass(frozen=True)
 class RdpSlope(Claim):
-    """A release whose Renyi curve the theorem takes as ``slope`` times the order (C Theorem 3, D Theorem 1). Slopes add."""
+    """A release whose Renyi curve the theorem takes as ``slope`` times the order (C Theorem 3, D Theorem 1)."""
 
     kind: ClassVar[str] = "rdp_slope"
     slope: float
@@ -68,7 +69,7 @@ class NoisyVotes(Claim):
 
 @dataclass(frozen=True)
 class WholeRun(Claim):
-    """The theorem states one epsilon for the whole run, however many answers are drawn (A; D's label-sensitive switch)."""
+    """The theorem states one epsilon for the whole run, however many answers are drawn (A; D's label switch)."""
 
     kind: ClassVar[str] = "whole_run"
     epsilon: float

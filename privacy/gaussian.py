@@ -1,10 +1,11 @@
 """Exact (epsilon, delta) of Gaussian differential privacy.
 
 A mechanism is mu-GDP when telling two neighbouring inputs apart is no easier than telling N(0, 1) from N(mu, 1)
-(Dong, Roth and Su, "Gaussian Differential Privacy", 2019). Adding N(0, s^2 I) to a vector of L2 sensitivity D is exactly
-(D/s)-GDP, adaptively chosen compositions add mu^2, and
+(Dong, Roth and Su, "Gaussian Differential Privacy", 2019). Adding N(0, s^2 I) to a vector of L2 sensitivity D is
+exactly (D/s)-GDP, adaptively chosen compositions add mu^2, and
 
-    delta(epsilon) = Phi(-epsilon/mu + mu/2) - exp(epsilon) Phi(-epsilon/mu - mu/2)        (Balle and Wang 2018, Theorem 8)
+    delta(epsilon) = Phi(-epsilon/mu + mu/2) - exp(epsilon) Phi(-epsilon/mu - mu/2)        (Balle and Wang 2018, Theorem
+    8)
 
 holds with equality. With x = epsilon/mu - mu/2 one has exp(epsilon) phi(x + mu) = phi(x), so that with Mills' ratio
 M(x) = Phi(-x)/phi(x) the same figure is phi(x) (M(x) - M(x + mu)), in which nothing overflows.

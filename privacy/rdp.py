@@ -1,7 +1,7 @@
 """From Renyi differential privacy to (epsilon, delta).
 
-Every order gives a valid bound, so a search over orders can only tighten it and never has to be exact. The conversion is
-Canonne, Kamath and Steinke 2020, Proposition 12 (also Asoodeh et al. 2020; paper C, Theorem 1):
+Every order gives a valid bound, so a search over orders can only tighten it and never has to be exact. The conversion
+is Canonne, Kamath and Steinke 2020, Proposition 12 (also Asoodeh et al. 2020; paper C, Theorem 1):
 
     epsilon = rdp(l) + log((l - 1)/l) - (log delta + log l)/(l - 1),      l > 1.
 """
@@ -64,7 +64,8 @@ def rdp_epsilon(rdp: ArrayLike, orders: ArrayLike, delta: float) -> float:
 def rdp_slope_epsilon(slope: float, delta: float) -> float:
     """epsilon of the linear curve rdp(l) = slope * l at its best order, which is free and not from a grid.
 
-    The derivative is slope + (log delta + log l)/(l - 1)^2: one root, since the first term grows with l against the second.
+    The derivative is slope + (log delta + log l)/(l - 1)^2: one root, since the first term grows with l against the
+    second.
 
     >>> [round(rdp_slope_epsilon(a, 1e-5), 6) for a in (0.02, 1.63, 10.24)]
     [0.794315, 9.472543, 30.598832]

@@ -1,0 +1,102 @@
+"""Lower bounds on epsilon from a distinguishing game: what an attacker achieved, at a stated confidence."""
+
+from __future__ import annotations
+
+import math
+
+from scipy.special import betaincinv, ndtri
+
+from privacy.checks import check_count, check_delta
+from privacy.gaussian import gaussian_epsilon
+
+
+def clopper_pearson_interval(successes: int, trials: int, confidence: float) -> tuple[float, float]:
+    """Exact two-sided interval for a binomial proportion (Clopper and Pearson 1934).
+
+    >>> [round(x, 4) for x in clopper_pearson_interval(8, 10, 0.95)]
+    [0.4439, 0.9748]
+    """
+    n = check_count("trials", trials, minimum=1)
+    k = check_count("successes", successes)
+    if k > n:
+        raise ValueError(f"successes must be at most trials = {n}, got {k}")
+    tail = 0.5 * (1.0 - _confidence(confidence))
+    low = 0.0 if k == 0 else float(betaincinv(k, n - k + 1, tail))
+    high = 1.0 if k == n else float(betaincinv(k + 1, n - k, 1.0 - tail))
+    return low, high
+
+
+def clopper_pearson_epsilon(
+    true_positives: int, false_positives: int, trials: int, delta: float, confidence: float
+) -> float:
+    """A lower bound on epsilon at ``confidence`` from ``trials`` rounds with the record and ``trials`` without it.
+
+    (epsilon, delta)-DP forces TPR <= e^epsilon FPR + delta and 1 - FPR <= e^epsilon (1 - TPR) + delta for every
+    attacker (Kairouz, Oh and Viswanath 2015). Both one-sided Clopper-Pearson limits are taken at (1 - confidence)/2, so
+    that both hold together.
+
+    Args:
+        true_positives: rounds with the record in which the attacker said so.
+        false_positives: rounds without it in which the attacker said it was there.
+        trials: rounds of either kind.
+        delta: the claim's delta, [0, 1).
+        confidence: probability in (0, 1) that the bound is valid.
+
+    Returns:
+        A lower bound, 0 where the game shows nothing. An upper bound below it is a failure of the claim.
+
+    Raises:
+        ValueError: if counts exceed ``trials``, or ``delta`` or ``confidence`` has no meaning.
+
+    >>> round(clopper_pearson_epsilon(990, 10, 1000, 1e-5, 0.95), 2)
+    3.98
+    """
+    delta = check_delta(delta, zero=True)
+    # The two-sided interval at `confidence` has (1 - confidence)/2 in each tail; only one tail of each is used.
+    tpr_low, _ = _rates("true_positives", true_positives, trials, confidence)
+    _, fpr_high = _rates("false_positives", false_positives, trials, confidence)
+    return max(0.0, _log_ratio(tpr_low - delta, fpr_high), _log_ratio(1.0 - fpr_high - delta, 1.0 - tpr_low))
+
+
+def gaussian_audit_mu(true_positives: int, false_positives: int, trials: int, confidence: float) -> float:
+    """A lower bound on mu from the same game, for mechanisms that are Gaussian (mu-GDP) **only**.
+
+    Under mu-GDP, Phi^-1(TPR) - Phi^-1(FPR) <= mu for every attacker (Nasr et al. 2023), far tighter than
+    Clopper-Pearson alone.
+
+    >>> round(gaussian_audit_mu(990, 10, 1000, 0.95), 2)
+    4.18
+    """
+    tpr_low = _rates("true_positives", true_positives, trials, confidence)[0]
+    fpr_high = _rates("false_positives", false_positives, trials, confidence)[1]
+    if tpr_low <= 0.0 or fpr_high >= 1.0:
+        return 0.0
+    return max(0.0, float(ndtri(tpr_low)) - float(ndtri(fpr_high)))
+
+
+def gaussian_audit_epsilon(
+    true_positives: int, false_positives: int, trials: int, delta: float, confidence: float
+) -> float:
+    """The lower bound of :func:`gaussian_audit_mu` as an epsilon at ``delta``; for Gaussian mechanisms **only**."""
+    return gaussian_epsilon(gaussian_audit_mu(true_positives, false_positives, trials, confidence), check_delta(delta))
+
+
+def _rates(name: str, successes: int, trials: int, confidence: float) -> tuple[float, float]:
+    n = check_count("trials", trials, minimum=1)
+    k = check_count(name, successes)
+    if k > n:
+        raise ValueError(f"{name} must be at most trials = {n}, got {k}")
+    return clopper_pearson_interval(k, n, confidence)
+
+
+def _confidence(confidence: float) -> float:
+    value = float(confidence)
+    if not 0.0 < value < 1.0:
+        raise ValueError(f"confidence must be in (0, 1), got {confidence!r}")
+    return value
+
+
+def _log_ratio(numerator: float, denominator: float) -> float:
+    if numerator <= 0.0:
+        return 0.0
+    return math.inf if denominator <= 0.0 else math.log(numerator / denominator)
