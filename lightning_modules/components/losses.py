@@ -1,0 +1,155 @@
+"""Losses of the papers as pure functions of logits and features.
+
+All of them work on logits and stay in logs: none takes the ``log`` of a softmax, so values and gradients are finite for
+logits of any finite size.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def decoupled_kd(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    *,
+    target: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 8.0,
+) -> Tensor:
+    """Decoupled knowledge distillation (Zhao et al. 2022), the loss L_T of C and D, for each row.
+
+    With t the target class, p the teacher's and q the student's probabilities, and p̂, q̂ the same over the classes
+    other than t:
+
+        TCKD = KL([p_t, 1 - p_t] || [q_t, 1 - q_t])        NCKD = KL(p̂ || q̂)        loss = alpha TCKD + beta NCKD
+
+    With two classes there is one other class, NCKD is exactly 0, and the loss is exactly alpha TCKD.
+
+    Rows are not averaged: C normalises the gradient of every row, and of a batch mean they are so small that its
+    constant e swamps them.
+
+    Args:
+        student_logits: (B, c).
+        teacher_logits: (B, c); not detached here.
+        target: class indices (B,), by default the teacher's argmax.
+        alpha: weight of the target-class term.
+        beta: weight of the other classes' term.
+
+    Returns:
+        Losses (B,).
+
+    Raises:
+        ValueError: if the shapes differ, are not (B, c), or there is no second class.
+    """
+    if student_logits.dim() != 2 or student_logits.shape != teacher_logits.shape:
+        raise ValueError(
+            "student_logits and teacher_logits must have one shape (B, c), got"
+            f" {tuple(student_logits.shape)} and {tuple(teacher_logits.shape)}"
+        )
+    rows, classes = student_logits.shape
+    if classes < 2:
+        raise ValueError("student_logits: decoupled distillation needs at least two classes, got one")
+    if target is None:
+        target = teacher_logits.argmax(1)
+    elif target.shape != (rows,):
+        raise ValueError(f"target must hold one class index per row, ({rows},), got {tuple(target.shape)}")
+    others = ~functional.one_hot(target, classes).bool()
+
+    def split(logits: Tensor) -> tuple[Tensor, Tensor]:
+        # Dropping the target is the exact form of the usual `log_softmax(logits - 1000 * onehot)`, which fails from
+        # logits of 1000 on.
+        rest = logits[others].view(rows, classes - 1)
+        margin = logits.gather(1, target[:, None])[:, 0] - torch.logsumexp(rest, 1)
+        return margin, functional.log_softmax(rest, 1)
+
+    student_margin, student_rest = split(student_logits)
+    teacher_margin, teacher_rest = split(teacher_logits)
+    # p_t = sigmoid(margin), so both of the pair's logs are log-sigmoids.
+    tckd = torch.sigmoid(teacher_margin) * (
+        functional.logsigmoid(teacher_margin) - functional.logsigmoid(student_margin)
+    ) + torch.sigmoid(-teacher_margin) * (
+        functional.logsigmoid(-teacher_margin) - functional.logsigmoid(-student_margin)
+    )
+    nckd = (teacher_rest.exp() * (teacher_rest - student_rest)).sum(1)
+    return alpha * tckd + beta * nckd
+
+
+def soft_cross_entropy(logits: Tensor, target_probabilities: Tensor) -> Tensor:
+    """Cross-entropy to a distribution, -sum_j y_j log softmax(logits)_j, for each row.
+
+    The student's loss L_S (C Algorithm 1).
+
+    Args:
+        logits: (B, c).
+        target_probabilities: (B, c), rows that sum to one.
+
+    Returns:
+        Losses (B,).
+
+    Raises:
+        ValueError: if the shapes differ or are not (B, c).
+    """
+    if logits.dim() != 2 or logits.shape != target_probabilities.shape:
+        raise ValueError(
+            f"logits and target_probabilities must have one shape (B, c), got {tuple(logits.shape)} and"
+            f" {tuple(target_probabilities.shape)}"
+        )
+    return -(target_probabilities * functional.log_softmax(logits, 1)).sum(1)
+
+
+def one_hot_loss(logits: Tensor) -> Tensor:
+    """Cross-entropy of a batch to its own most likely classes: the first term of L_G (C Eq. 5, B Eq. 3).
+
+    Small where the discriminator is certain of every image.
+
+    Args:
+        logits: (B, c).
+
+    Returns:
+        Scalar, the mean over the batch.
+    """
+    return functional.cross_entropy(logits, logits.argmax(1))
+
+
+def class_balance(logits: Tensor) -> Tensor:
+    """Negative entropy of the batch's mean prediction, sum_j p̄_j log p̄_j: the second term of L_G (C Eq. 5, B Eq. 3).
+
+    Between -log c (all classes equally often) and 0 (one class alone). On the batch mean: per image it would contradict
+    :func:`one_hot_loss`.
+
+    Args:
+        logits: (B, c).
+
+    Returns:
+        Scalar.
+    """
+    log_mean = torch.logsumexp(functional.log_softmax(logits, 1) - torch.tensor(float(len(logits))).log(), 0)
+    return (log_mean.exp() * log_mean).sum()
+
+
+def activation(features: Tensor, *, norm: Literal["l1", "l2"] = "l1") -> Tensor:
+    """Size of the features, which real images make large: **subtracted** as the third term of L_G (C Eq. 5, B Eq. 3).
+
+    Args:
+        features: (B, F), the input of the discriminator's last layer.
+        norm: ``l1`` for the mean absolute value (independent of F), ``l2`` for C's mean Euclidean norm of a row.
+
+    Returns:
+        Scalar, not negative.
+
+    Raises:
+        ValueError: for another norm or features that are not (B, F).
+    """
+    if features.dim() != 2:
+        raise ValueError(f"features must have shape (B, F), got {tuple(features.shape)}")
+    if norm == "l1":
+        return features.abs().mean()
+    if norm == "l2":
+        rows: Tensor = torch.linalg.vector_norm(features, dim=1)
+        return rows.mean()
+    raise ValueError(f"norm must be l1 or l2, got {norm!r}")
