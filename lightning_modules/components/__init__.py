@@ -1,0 +1,24 @@
+"""Networks, image priors and losses that the methods are built of."""
+
+from lightning_modules.components.classifiers import ImageClassifier
+from lightning_modules.components.features import logits_and_features
+from lightning_modules.components.generators import DAFLGenerator
+from lightning_modules.components.networks import build_network, check_network
+from lightning_modules.components.priors import ImagePrior, StrokePrior
+from lightning_modules.components.resnet import ResNet18, ResNet34
+from lightning_modules.components.small_nets import DataLensClassifier, SmallCNN, TwoConvNet
+
+__all__ = [
+    "DAFLGenerator",
+    "DataLensClassifier",
+    "ImageClassifier",
+    "ImagePrior",
+    "ResNet18",
+    "ResNet34",
+    "SmallCNN",
+    "StrokePrior",
+    "TwoConvNet",
+    "build_network",
+    "check_network",
+    "logits_and_features",
+]
