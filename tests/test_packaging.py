@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import re
 import shutil
@@ -132,6 +133,33 @@ def test_a_wheel_that_holds_the_tests_is_noticed(tmp_path: Path) -> None:
     assert "tests" in top_levels(build_wheel(tmp_path, widened))
 
 
+def undeclared(source: str) -> set[str]:
+    """The imported packages that belong neither to Python nor to the project nor to its runtime dependencies."""
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            imported.add(str(node.module).split(".")[0])
+    module_of = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
+    names = [canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]]
+    return imported - {module_of.get(name, name) for name in names} - set(PACKAGES) - sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("package", ["datamodules", "lightning_modules", "privacy"])
+def test_every_import_is_a_declared_dependency(package: str) -> None:
+    missing = {
+        path.relative_to(ROOT).as_posix(): names
+        for path in (ROOT / package).rglob("*.py")
+        if (names := undeclared(path.read_text()))
+    }
+    assert missing == {}
+
+
+def test_an_undeclared_import_is_noticed() -> None:
+    assert undeclared("import torch, pandas.core\nfrom yaml import safe_load\nfrom . import near") == {"pandas"}
+
+
 @pytest.mark.parametrize("name", ["LightningCLI", "transcribe"])
 def test_console_scripts_run_the_command_line(name: str) -> None:
     from lightning_modules.cli import main
@@ -150,7 +178,7 @@ def test_a_pin_outside_the_range_is_noticed() -> None:
     text = re.sub(r"(?m)^lightning==.*$", "lightning==2.6.3", (ROOT / "constraints.txt").read_text())
     assert unmet(text, "3.11") == ["lightning<2.7,>=2.6.4"]
     without = re.sub(r"(?m)^opacus==.*\n", "", (ROOT / "constraints.txt").read_text())
-    assert unmet(without, "3.11") == ["opacus<2,>=1.5.4"]
+    assert unmet(without, "3.11") == ["opacus<2,>=1.6"]
 
 
 def test_lower_bounds_are_the_versions_that_test_lowest_installs() -> None:
