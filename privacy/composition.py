@@ -21,7 +21,7 @@ Items: TypeAlias = Sequence[tuple[Release, int]]
 
 # Grid spacing as a share of the deviation of one loss: an error of about 1e-5 in epsilon.
 _RESOLUTION = 1.0 / 60.0
-_MAX_SINGLE = 1 << 19
+_MAX_SINGLE = 1 << 17
 _MAX_SUM = 1 << 20
 
 
@@ -170,7 +170,7 @@ def _interval(items: Items) -> float:
     rounds = math.fsum(count for _, count in rounded)
     # Splitting a bin adds at most interval^2/4 of variance per release.
     wanted = _RESOLUTION * math.sqrt(variance / rounds)
-    widest = max(release.loss_deviation * (30.0 + release.loss_deviation) for release, _ in rounded)
+    widest = max(release.loss_reach for release, _ in rounded)
     interval = max(wanted, 30.0 * math.sqrt(variance) / _MAX_SUM, widest / _MAX_SINGLE)
     # A lattice keeps its exactness where the grid divides it.
     return lattices[0] / math.ceil(lattices[0] / interval) if lattices and lattices[0] > interval else interval

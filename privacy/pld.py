@@ -34,14 +34,13 @@ from privacy.checks import check_count, check_delta, check_nonnegative, check_po
 
 Array: TypeAlias = NDArray[np.float64]
 
-#: Mass above a single distribution's grid, as a logarithm: it becomes an infinite loss, so it must vanish beside any delta
-#: even after a million compositions.
+#: Mass above a single distribution's grid, as a logarithm: it becomes an infinite loss, so it must vanish beside any
+#: delta even after a million compositions.
 _LOG_TAIL = math.log(1e-30)
 #: Mass of the tilted sum outside the transform's window, on either side.
 _LOG_WINDOW_TAIL = math.log(1e-14)
 #: Transforms are exact to about 1e-16 times the number of compositions; delta is met with this much to spare.
 _SAFETY = 1e-9
-_MAX_POINTS = 1 << 21
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +146,8 @@ def _place(interval: float, losses: Sequence[float], masses: Sequence[float]) ->
     for position, mass in zip(index, masses, strict=True):
         below = math.floor(position)
         rest = position - below
-        share = math.expm1((1.0 - rest) * interval) / math.expm1(interval) if rest > 0.0 else 1.0
+        # expm1((1 - rest) h)/expm1(h), which overflows beyond h = 709.
+        share = math.exp(-rest * interval) * math.expm1((rest - 1.0) * interval) / math.expm1(-interval)
         values[below - low] += share * mass
         if rest > 0.0:
             values[below - low + 1] += (1.0 - share) * mass
@@ -186,7 +186,8 @@ def laplace_loss(shift: float, interval: float) -> LossDistribution:
     masses = np.zeros(edges.size)
     # P(L <= t) = exp((t - shift)/2)/2 for t in [-shift, shift), by L = shift - 2x for x in (0, shift).
     with np.errstate(divide="ignore"):
-        half_width = np.log(0.5 * np.expm1(0.5 * np.diff(edges)))
+        width = 0.5 * np.diff(edges)
+        half_width = width + np.log(-0.5 * np.expm1(-width))
     _add_split(masses, interval, low, 0.5 * (edges[:-1] - shift) + half_width, 0.5 * (-edges[1:] - shift) + half_width)
     first, ends = _place(interval, [shift, -shift], [0.5, 0.5 * math.exp(-shift)])
     masses[first - low : first - low + ends.size] += ends

@@ -19,16 +19,14 @@ from privacy.checks import check_delta, check_nonnegative
 
 #: Orders at which a curve is tabulated: dense where the optimum of usual budgets lies, reaching towards 1 and to 1e6.
 DEFAULT_ORDERS: tuple[float, ...] = tuple(
-    float(x)
-    for x in np.unique(
-        np.concatenate(
-            [
-                1.0 + np.geomspace(1e-3, 1.0, 25)[:-1],
-                np.arange(2, 65),
-                np.round(np.geomspace(64, 1024, 33)),
-                np.geomspace(1024, 1e6, 25),
-            ]
-        )
+    sorted(
+        {
+            *(1.0 + x for x in np.geomspace(1e-3, 0.1, 12).tolist()),
+            *(1.0 + x / 10.0 for x in range(1, 150)),
+            *(float(x) for x in range(16, 65)),
+            *(float(round(x)) for x in np.geomspace(64, 1024, 33).tolist()),
+            *np.geomspace(1024, 1e6, 25).tolist(),
+        }
     )
 )
 

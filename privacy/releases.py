@@ -70,6 +70,11 @@ class Release(ABC):
     def loss_deviation(self) -> float:
         """Rough standard deviation of the privacy loss: chooses grids, never enters a bound."""
 
+    @property
+    def loss_reach(self) -> float:
+        """Rough width of the support of the privacy loss: chooses grids, never enters a bound."""
+        return self.loss_deviation * (24.0 + self.loss_deviation)
+
     @abstractmethod
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
         """Loss distributions on a grid, removing and adding the record (or one thing twice, where both are alike)."""
@@ -444,6 +449,16 @@ class SampledGaussian(Release):
         square = min(self._mu * self._mu, 700.0)
         return min(self._mu, math.sqrt(math.log1p(self.sample_rate**2 * math.expm1(square))))
 
+    @property
+    def loss_reach(self) -> float:
+        if self.gaussian_mu is not None:
+            return super().loss_reach
+        # Between the losses 12 deviations below the null's mean and above the shifted one's.
+        q, wide, half = self.sample_rate, 12.0 * self._mu, 0.5 * self._mu * self._mu
+        top = wide + half
+        upper = math.log1p(q * math.expm1(top)) if top < 700.0 else top + math.log(q)
+        return upper - math.log1p(q * math.expm1(-wide - half))
+
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
         """Mironov, Talwar and Zhang 2019, Section 3.3, for the worse direction; see ``_sampled_log_moment``."""
         order = _orders(orders)
@@ -490,6 +505,10 @@ class RevealedGaussian(Release):
     def loss_deviation(self) -> float:
         return math.sqrt(self.sample_rate) * self.mu
 
+    @property
+    def loss_reach(self) -> float:
+        return self.mu * (24.0 + self.mu)
+
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
         """log(1 - q + q exp(l (l-1) mu^2 / 2))/(l - 1), exact."""
         order = _orders(orders)
@@ -523,14 +542,14 @@ def _laplace_rdp(shift: float, order: NDArray[np.float64]) -> NDArray[np.float64
 
 
 _MAX_SAMPLED_ORDER = 4096
-_MAX_QUADRATURE_ORDER = 16
+_MAX_QUADRATURE_ORDER = 64
 
 
 def _sampled_rdp(noise_multiplier: float, sample_rate: float, orders: NDArray[np.float64]) -> NDArray[np.float64]:
     """RDP of the sampled Gaussian at any orders; inf above 4096.
 
     log A(l) = (l - 1) rdp(l) is convex in l. So what lies between two orders where it is known is bounded by the
-    straight line, and fractional orders below 16 are integrated directly, where the line would be slack.
+    straight line, and fractional orders below 64 are integrated directly, where the line would be slack.
     """
     flat = orders.ravel()
     values = np.full(flat.shape, np.inf)

@@ -38,7 +38,7 @@ class LabelDPAccountant(ReleaseAccountant):
     def _check(self, release: Release) -> None:
         if not isinstance(release, RandomizedResponse | RevealedGaussian):
             raise ValueError(
-                f"release must be a RandomizedResponse or RevealedGaussian, which are stated for labels, got {release!r}"
+                f"release must be a RandomizedResponse or RevealedGaussian, stated for labels, got {release!r}"
             )
 
     @classmethod
