@@ -1,0 +1,98 @@
+"""Agreement with dp-accounting, an independent implementation, wherever it is right (extra ``oracle``)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from privacy import (
+    Gaussian,
+    LaplaceVector,
+    LaplaceVotes,
+    RandomizedResponse,
+    Release,
+    SampledGaussian,
+    compose,
+    compose_delta,
+    gaussian_votes_epsilon,
+    rdp_compose,
+)
+
+dp_accounting = pytest.importorskip("dp_accounting")
+pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
+from dp_accounting.pld import privacy_loss_distribution as oracle  # noqa: E402
+
+DELTAS = [1e-8, 1e-5, 1e-3]
+
+
+def from_oracle(distribution: object, count: int, delta: float) -> float:
+    return float(distribution.self_compose(count).get_epsilon_for_delta(delta))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("sigma", [0.7, 3.0, 40.0])
+@pytest.mark.parametrize("count", [1, 100])
+def test_gaussian(sigma: float, count: int, delta: float) -> None:
+    theirs = from_oracle(oracle.from_gaussian_mechanism(sigma, value_discretization_interval=1e-4), count, delta)
+    assert compose({Gaussian(1 / sigma): count}, delta).epsilon == pytest.approx(theirs, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize(("epsilon", "k", "count"), [(1.0, 10, 1), (1.0, 10, 100), (0.5, 2, 50), (0.1, 3, 100)])
+def test_randomized_response(epsilon: float, k: int, count: int, delta: float) -> None:
+    """The distribution itself is composed: PLDAccountant ignores ``count`` for this event."""
+    noise = k / (math.exp(epsilon) + k - 1)
+    # A hair above epsilon, since the oracle rounds losses up to its grid.
+    one = oracle.from_randomized_response(noise, k, value_discretization_interval=epsilon * 1e-4 * (1 + 1e-12))
+    theirs = from_oracle(one, count, delta)
+    assert compose({RandomizedResponse(epsilon, k): count}, delta).epsilon == pytest.approx(theirs, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("count", [27, 400, 1000])
+def test_laplace_votes(count: int, delta: float) -> None:
+    one = oracle.from_laplace_mechanism(40.0, value_discretization_interval=1e-4)
+    theirs = from_oracle(one, 2 * count, delta)
+    assert compose({LaplaceVotes(40.0): count}, delta).epsilon == pytest.approx(theirs, rel=1e-3)
+    assert compose({LaplaceVector(1.0, 40.0): 2 * count}, delta).epsilon == pytest.approx(theirs, rel=1e-3)
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize(
+    ("sigma", "rate", "count"), [(0.6, 256 / 60_000, 2344), (1.1, 0.01, 1000), (4.0, 0.5, 100), (0.4, 0.001, 50)]
+)
+def test_dp_sgd(sigma: float, rate: float, count: int, delta: float) -> None:
+    one = oracle.from_gaussian_mechanism(sigma, sampling_prob=rate, value_discretization_interval=1e-4)
+    theirs = from_oracle(one, count, delta)
+    assert compose({SampledGaussian(sigma, rate): count}, delta).epsilon == pytest.approx(theirs, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 6.0])
+def test_mixtures(epsilon: float) -> None:
+    grid = 1e-4 * (1 + 1e-12)
+    gaussian = oracle.from_gaussian_mechanism(1.0, value_discretization_interval=grid)
+    laplace = oracle.from_laplace_mechanism(10.0, value_discretization_interval=grid)
+    answers = oracle.from_randomized_response(10 / (math.exp(0.3) + 9), 10, value_discretization_interval=grid)
+    theirs = gaussian.compose(laplace.self_compose(20)).compose(answers.self_compose(30))
+    counts: dict[Release, int] = {Gaussian(1.0): 1, LaplaceVotes(10.0): 10, RandomizedResponse(0.3, 10): 30}
+    assert compose_delta(counts, epsilon) == pytest.approx(theirs.get_delta_for_epsilon(epsilon), rel=2e-3)
+    for delta in DELTAS:
+        assert compose(counts, delta).epsilon == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-3)
+
+
+@pytest.mark.parametrize(("sigma", "rate", "count"), [(1.1, 0.01, 1000), (4.0, 0.5, 100)])
+def test_renyi(sigma: float, rate: float, count: int) -> None:
+    orders = [2.0, 3.0, 8.0, 16.0, 24.0, 32.0, 64.0]
+    accountant = dp_accounting.rdp.RdpAccountant(orders)
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
+    accountant.compose(event, count)
+    release = SampledGaussian(sigma, rate)
+    assert count * release.rdp(orders) == pytest.approx(accountant._rdp, rel=1e-6)
+    assert rdp_compose({release: count}, 1e-5) <= accountant.get_epsilon(1e-5) * (1 + 1e-9)
+
+
+def test_votes_with_the_true_sensitivity() -> None:
+    """L2 = sqrt(2) under ADD_OR_REMOVE_ONE; REPLACE_ONE would double it for distributions only."""
+    one = oracle.from_gaussian_mechanism(40.0, sensitivity=math.sqrt(2), value_discretization_interval=1e-4)
+    assert gaussian_votes_epsilon(40.0, 100, 1e-5) == pytest.approx(from_oracle(one, 100, 1e-5), rel=1e-3)

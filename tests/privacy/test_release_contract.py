@@ -1,0 +1,340 @@
+"""One contract that every release and every accountant keeps."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from privacy import (
+    Gaussian,
+    GaussianVotes,
+    LaplaceVector,
+    LaplaceVotes,
+    RandomizedResponse,
+    Release,
+    RevealedGaussian,
+    SampledGaussian,
+    ThresholdCheck,
+    Unbounded,
+    compose,
+    compose_delta,
+    rdp_compose,
+    release_from_dict,
+    release_kinds,
+)
+from privacy.accountants import ACCOUNTANTS, ExactAccountant, LabelDPAccountant, RDPAccountant, ReleaseAccountant
+
+DELTA = 1e-5
+# Each with a noisier neighbour, which must cost less.
+PAIRS: list[tuple[Release, Release]] = [
+    (Gaussian(0.1), Gaussian(0.09)),
+    (GaussianVotes(40.0), GaussianVotes(41.0)),
+    (ThresholdCheck(20.0), ThresholdCheck(21.0)),
+    (RandomizedResponse(1.0, 10), RandomizedResponse(0.9, 10)),
+    (RandomizedResponse(1.0, 3), RandomizedResponse(1.0, 4)),
+    (LaplaceVotes(40.0), LaplaceVotes(41.0)),
+    (LaplaceVector(2.0, 10.0), LaplaceVector(2.0, 11.0)),
+    (SampledGaussian(0.8, 0.01), SampledGaussian(0.85, 0.01)),
+    (SampledGaussian(0.8, 0.01), SampledGaussian(0.8, 0.009)),
+    (SampledGaussian(2.0, 1.0), SampledGaussian(2.1, 1.0)),
+    (RevealedGaussian(1.0, 0.05), RevealedGaussian(0.9, 0.05)),
+]
+RELEASES = list(dict.fromkeys(release for release, _ in PAIRS))
+
+
+def epsilon(counts: Mapping[Release, int], delta: float = DELTA) -> float:
+    return compose(counts, delta).epsilon
+
+
+def test_every_kind_is_under_contract() -> None:
+    covered = {release.kind for release in RELEASES} | {Unbounded.kind}
+    assert covered == set(release_kinds())
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=repr)
+def test_nothing_costs_nothing(release: Release) -> None:
+    assert epsilon({}) == 0.0
+    assert epsilon({release: 0}) == 0.0
+    assert compose_delta({release: 0}, 1.0) == 0.0
+
+
+@pytest.mark.parametrize(("louder", "quieter"), PAIRS, ids=repr)
+def test_monotone_in_noise(louder: Release, quieter: Release) -> None:
+    for count in (1, 30, 1000):
+        assert epsilon({quieter: count}) <= epsilon({louder: count})
+    assert epsilon({quieter: 1000}) < epsilon({louder: 1000})
+    assert np.all(quieter.rdp([1.5, 2.0, 8.0, 33.3]) < louder.rdp([1.5, 2.0, 8.0, 33.3]))
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=repr)
+def test_monotone_in_count_and_delta(release: Release) -> None:
+    values = [epsilon({release: n}) for n in (1, 2, 3, 10, 100, 1000)]
+    assert values == sorted(values)
+    assert values[-1] > values[-2]
+    tails = [epsilon({release: 100}, delta) for delta in (1e-15, 1e-9, 1e-5, 1e-2)]
+    assert tails == sorted(tails, reverse=True)
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=repr)
+def test_order_free_and_additive_in_counts(release: Release) -> None:
+    other = Gaussian(0.05)
+    assert compose({release: 7, other: 3}, DELTA) == compose({other: 3, release: 7}, DELTA)
+    assert np.allclose(10 * release.rdp([2.0, 5.5]), sum(release.rdp([2.0, 5.5]) for _ in range(10)))
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=repr)
+def test_exact_lies_below_renyi_and_below_pure(release: Release) -> None:
+    for count in (1, 50):
+        for delta in (1e-10, 1e-5):
+            value = epsilon({release: count}, delta)
+            assert value <= rdp_compose({release: count}, delta) * (1 + 1e-9)
+            assert value <= count * release.pure_epsilon * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=repr)
+def test_delta_and_epsilon_are_inverse(release: Release) -> None:
+    value = epsilon({release: 200})
+    if compose({release: 200}, DELTA).method == "rdp":
+        pytest.skip("only distributions have a delta")
+    assert compose_delta({release: 200}, value) <= DELTA * (1 + 1e-6)
+    assert compose_delta({release: 200}, value * (1 - 1e-3)) > DELTA
+
+
+@pytest.mark.parametrize(
+    "release", [*RELEASES, Unbounded("the generator saw the teacher"), Gaussian(math.inf)], ids=repr
+)
+def test_round_trip(release: Release) -> None:
+    plain = json.loads(json.dumps(release.to_dict(), allow_nan=False))
+    assert release_from_dict(plain) == release
+    assert hash(release_from_dict(plain)) == hash(release)
+    assert pickle.loads(pickle.dumps(release)) == release
+
+
+def test_round_trip_refuses_what_it_does_not_know() -> None:
+    for data in ({"kind": "magic"}, {}, {"kind": "gaussian"}, {"kind": "gaussian", "mu": 1.0, "sigma": 1.0}):
+        with pytest.raises(ValueError, match="must be"):
+            release_from_dict(data)
+
+
+@pytest.mark.parametrize(
+    "unbounded",
+    [
+        Unbounded("x"),
+        Gaussian(math.inf),
+        GaussianVotes(0.0),
+        LaplaceVotes(0.0),
+        LaplaceVector(1.0, 0.0),
+        SampledGaussian(0.0, 0.01),
+        ThresholdCheck(0.0),
+        RandomizedResponse(math.inf, 10),
+        RevealedGaussian(math.inf, 0.1),
+    ],
+    ids=repr,
+)
+def test_unbounded_is_infinite_once_it_happens(unbounded: Release) -> None:
+    assert epsilon({unbounded: 0, Gaussian(0.1): 1}) == epsilon({Gaussian(0.1): 1})
+    assert compose({unbounded: 1}, DELTA).epsilon == math.inf
+    assert compose({unbounded: 1, Gaussian(0.1): 1}, DELTA).method == "unbounded"
+    assert compose_delta({unbounded: 1}, 5.0) == 1.0
+    assert rdp_compose({unbounded: 1}, DELTA) == math.inf
+
+
+@pytest.mark.parametrize(
+    "free",
+    [
+        Gaussian(0.0),
+        GaussianVotes(math.inf),
+        LaplaceVotes(math.inf),
+        ThresholdCheck(math.inf),
+        LaplaceVector(0.0, 1.0),
+        RandomizedResponse(0.0, 5),
+        SampledGaussian(1.0, 0.0),
+        SampledGaussian(math.inf, 0.5),
+        RevealedGaussian(1.0, 0.0),
+    ],
+    ids=repr,
+)
+def test_what_reveals_nothing_is_free(free: Release) -> None:
+    assert epsilon({free: 10**6}) == 0.0
+    paid = {LaplaceVotes(40.0): 10}
+    assert epsilon({**paid, free: 10**6}) == pytest.approx(epsilon(paid), rel=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-2, 3.0, 1e4])
+@pytest.mark.parametrize("delta", [1e-15, 1e-5, 0.2])
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_extremes_without_overflow(scale: float, delta: float, count: int) -> None:
+    kinds: list[Release] = [
+        Gaussian(scale),
+        RandomizedResponse(scale, 2),
+        RandomizedResponse(scale, 1000),
+        LaplaceVotes(2.0 / scale),
+        LaplaceVector(scale, 1.0),
+        RevealedGaussian(scale, 0.5),
+    ]
+    with np.errstate(over="raise", invalid="raise"):
+        for release in kinds:
+            value = epsilon({release: count}, delta)
+            assert 0.0 <= value <= count * release.pure_epsilon * (1 + 1e-9)
+            assert math.isfinite(value)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.3, 1.0, 50.0, 1e4])
+@pytest.mark.parametrize("rate", [1e-6, 1e-2, 0.9999])
+@pytest.mark.parametrize("delta", [1e-15, 1e-5])
+def test_sampled_gaussian_extremes(noise: float, rate: float, delta: float) -> None:
+    release = SampledGaussian(noise, rate)
+    value = epsilon({release: 1000}, delta)
+    assert 0.0 <= value <= epsilon({Gaussian(1 / noise): 1000}, delta) * (1 + 1e-4)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda: Gaussian(-1.0),
+        lambda: Gaussian(math.nan),
+        lambda: RandomizedResponse(1.0, 1),
+        lambda: RandomizedResponse(-1.0, 3),
+        lambda: RandomizedResponse(1.0, 2.5),  # type: ignore[arg-type]
+        lambda: LaplaceVotes(-1.0),
+        lambda: LaplaceVector(math.inf, 1.0),
+        lambda: SampledGaussian(1.0, 1.1),
+        lambda: SampledGaussian(-1.0, 0.1),
+        lambda: RevealedGaussian(1.0, -0.1),
+        lambda: Unbounded(" "),
+        lambda: compose({Gaussian(1.0): -1}, DELTA),
+        lambda: compose({Gaussian(1.0): 1.5}, DELTA),  # type: ignore[dict-item]
+        lambda: compose({"gaussian": 1}, DELTA),  # type: ignore[dict-item]
+        lambda: compose({Gaussian(1.0): 1}, 0.0),
+        lambda: compose_delta({Gaussian(1.0): 1}, -1.0),
+        lambda: Gaussian(1.0).rdp([1.0]),
+    ],
+)
+def test_meaningless_arguments_raise(bad: object) -> None:
+    with pytest.raises(ValueError, match=r"must .*got"):
+        bad()  # type: ignore[operator]
+
+
+# Accountants
+
+
+@pytest.fixture(params=ACCOUNTANTS, ids=lambda cls: cls.mechanism())
+def cls(request: pytest.FixtureRequest) -> type[ReleaseAccountant]:
+    return request.param  # type: ignore[no-any-return]
+
+
+def supported(cls: type[ReleaseAccountant]) -> list[Release]:
+    """What the accountant takes; the rest must raise."""
+    taken = []
+    for release in RELEASES:
+        try:
+            cls().charge(release)
+        except ValueError:
+            continue
+        taken.append(release)
+    return taken
+
+
+def test_fresh_is_zero(cls: type[ReleaseAccountant]) -> None:
+    accountant = cls()
+    assert accountant.get_epsilon(DELTA) == 0.0
+    assert accountant.get_epsilon(delta=1e-15, epsilon_tolerance=0.1, poisson=True) == 0.0
+    assert len(accountant) == 0
+    assert not accountant.history
+
+
+def test_steps_are_monotone_in_number_and_noise(cls: type[ReleaseAccountant]) -> None:
+    readings = []
+    accountant = cls()
+    for _ in range(20):
+        accountant.step(noise_multiplier=1.0, sample_rate=0.02)
+        readings.append(accountant.get_epsilon(DELTA))
+    assert readings == sorted(readings)
+    assert readings[0] > 0.0
+    quieter, louder = cls(), cls()
+    quieter.history, louder.history = [(1.1, 0.02, 20)], [(0.9, 0.02, 20)]
+    assert quieter.get_epsilon(DELTA) < readings[-1] < louder.get_epsilon(DELTA)
+
+
+def test_counting_is_order_free_and_bulk_equals_single(cls: type[ReleaseAccountant]) -> None:
+    one, other = cls(), cls()
+    release = supported(cls)[0]
+    for _ in range(5):
+        one.step(noise_multiplier=1.0, sample_rate=0.1)
+        one.charge(release)
+        one.step(noise_multiplier=2.0, sample_rate=0.1)
+    other.charge(release, 5)
+    other.history = [(2.0, 0.1, 5), (1.0, 0.1, 5)]
+    assert one.counts() == other.counts()
+    assert one.get_epsilon(DELTA) == pytest.approx(other.get_epsilon(DELTA), rel=1e-12)
+    assert len(one) == len(other) == 15
+
+
+def test_charging_is_constant_in_memory(cls: type[ReleaseAccountant]) -> None:
+    accountant = cls()
+    for _ in range(10_000):
+        accountant.step(noise_multiplier=1.0, sample_rate=0.1)
+    assert accountant.history == [(1.0, 0.1, 10_000)]
+
+
+def test_accountant_round_trip_shares_nothing(cls: type[ReleaseAccountant]) -> None:
+    accountant = cls()
+    accountant.step(noise_multiplier=1.0, sample_rate=0.1)
+    for release in supported(cls):
+        accountant.charge(release, 2)
+    state = accountant.state_dict()
+    copy = cls()
+    copy.load_state_dict(state)
+    assert copy.get_epsilon(DELTA) == accountant.get_epsilon(DELTA)
+    before = accountant.get_epsilon(DELTA)
+    copy.step(noise_multiplier=0.5, sample_rate=0.1)
+    copy.charge(supported(cls)[0], 100)
+    assert accountant.get_epsilon(DELTA) == before
+    assert state["history"] == [(1.0, 0.1, 1)]
+    assert copy.get_epsilon(DELTA) > before
+
+
+def test_a_bad_state_changes_nothing(cls: type[ReleaseAccountant]) -> None:
+    accountant = cls()
+    accountant.step(noise_multiplier=1.0, sample_rate=0.1)
+    good = accountant.state_dict()
+    for bad in (
+        {},
+        None,
+        {"history": []},
+        {**good, "mechanism": "rdp"},
+        {**good, "history": [(1.0, 7.0, 1)]},
+        {**good, "releases": [({"kind": "magic"}, 1)]},
+        {**good, "releases": [(Gaussian(1.0).to_dict(), -1)]},
+    ):
+        with pytest.raises(ValueError, match="must"):
+            accountant.load_state_dict(bad)  # type: ignore[arg-type]
+        assert accountant.state_dict() == good
+
+
+def test_unsupported_releases_raise() -> None:
+    for record in (RDPAccountant(), ExactAccountant()):
+        with pytest.raises(ValueError, match="labels only"):
+            record.charge(RevealedGaussian(1.0, 0.1))
+        with pytest.raises(ValueError, match="must be"):
+            record.charge("gaussian")  # type: ignore[arg-type]
+    label = LabelDPAccountant()
+    for release in (Gaussian(1.0), SampledGaussian(1.0, 0.1), LaplaceVotes(1.0), Unbounded("x")):
+        with pytest.raises(ValueError, match="stated for labels"):
+            label.charge(release)
+    assert label.get_epsilon(DELTA) == 0.0
+    with pytest.raises(ValueError, match="sample_rate"):
+        label.step(noise_multiplier=1.0, sample_rate=1.5)
+
+
+def test_exact_is_never_above_renyi() -> None:
+    exact, renyi = ExactAccountant(), RDPAccountant()
+    for accountant in (exact, renyi):
+        accountant.history = [(0.8, 0.01, 500)]
+        accountant.charge(RandomizedResponse(0.5, 10), 20)
+    assert exact.get_epsilon(DELTA) < renyi.get_epsilon(DELTA)
