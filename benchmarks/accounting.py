@@ -19,7 +19,7 @@ from typing import Any
 
 from opacus.accountants import create_accountant
 
-from privacy import Gaussian, compose
+from privacy import Gaussian, Release, compose
 from privacy.accountants import ExactAccountant, RDPAccountant
 
 NOISE, RATE, DELTA = 1.1, 0.01, 1e-5
@@ -29,7 +29,7 @@ class GaussianLedger:
     """The counting that annotators do: releases to counts, read through ``compose``."""
 
     def __init__(self) -> None:
-        self.counts: dict[Gaussian, int] = {}
+        self.counts: dict[Release, int] = {}
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
         release = Gaussian(1.0 / noise_multiplier)

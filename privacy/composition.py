@@ -118,10 +118,10 @@ def _compose(kept: frozenset[tuple[Release, int]], delta: float) -> Reading:
         return Reading(gaussian_epsilon(items[0][0].gaussian_mu, delta), "exact")
     pure = math.fsum(count * release.pure_epsilon for release, count in items)
     spacings = {release.lattice for release, _ in items}
-    if len(spacings) == 1 and None not in spacings:
-        bounds = {"exact": _pld(items, delta)}
-        return Reading(min(bounds["exact"], pure), "exact")
-    bounds = {"rdp": _rdp(items, delta), "pld": _pld(items, delta), "pure": pure}
+    losses = _pld(items, delta)
+    if len(spacings) == 1 and None not in spacings and _interval(items) in spacings and math.isfinite(losses):
+        return Reading(min(losses, pure), "exact")
+    bounds = {"rdp": _rdp(items, delta), "pld": losses, "pure": pure}
     method = min(bounds, key=lambda name: bounds[name])
     return Reading(bounds[method], method)
 

@@ -41,6 +41,8 @@ _LOG_TAIL = math.log(1e-30)
 _LOG_WINDOW_TAIL = math.log(1e-14)
 #: Transforms are exact to about 1e-16 times the number of compositions; delta is met with this much to spare.
 _SAFETY = 1e-9
+#: Longest transform; where a sum needs more there is no bound from here, and the Renyi one stands alone.
+_MAX_POINTS = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,6 +296,8 @@ def compose_delta(parts: Sequence[tuple[LossDistribution, int]], epsilon: float)
         return 1.0
     theta = _minimise(lambda t: _log_mgf(kept, t) - t * epsilon - math.log1p(t) + t * math.log(t / (1.0 + t)), kept)
     tilted = _tilt(kept, theta)
+    if tilted is None:
+        return 1.0
     return min(1.0, infinite + (1.0 + _SAFETY) * math.exp(min(0.0, tilted.log_delta(epsilon))))
 
 
@@ -321,6 +325,8 @@ def compose_epsilon(parts: Sequence[tuple[LossDistribution, int]], delta: float)
 
     theta = _minimise(renyi, kept)
     tilted = _tilt(kept, theta)
+    if tilted is None:
+        return math.inf
     if tilted.log_delta(0.0) <= target:
         return 0.0
     high = float(tilted.losses[-1])
@@ -375,7 +381,8 @@ def _minimise(objective: Callable[[float], float], parts: Sequence[tuple[LossDis
     return math.exp(best)
 
 
-def _tilt(parts: Sequence[tuple[LossDistribution, int]], theta: float) -> _Tilted:
+def _tilt(parts: Sequence[tuple[LossDistribution, int]], theta: float) -> _Tilted | None:
+    """The tilted sum, None where its window would not fit into memory."""
     interval = parts[0][0].interval
     tilted: list[tuple[Array, int, int]] = []
     mean = variance = 0.0
@@ -399,6 +406,8 @@ def _tilt(parts: Sequence[tuple[LossDistribution, int]], theta: float) -> _Tilte
         above = math.exp(_LOG_WINDOW_TAIL)
     else:
         above = 0.0
+    if high_index - low_index >= _MAX_POINTS:
+        return None
     size = 1 << max(1, math.ceil(math.log2(high_index - low_index + 1)))
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
     origin = 0

@@ -199,3 +199,10 @@ def test_sampled_renyi_against_quadrature_at_high_precision(sigma: float, rate: 
         exact = float(mpmath.log(mpmath.quad(integrand, sorted(points))) / (order - 1))
     value = float(SampledGaussian(sigma, rate).rdp([order])[0])
     assert exact * (1 - 1e-9) <= value <= exact * (1 + (1e-6 if order < 64 else 2e-3))
+
+
+def test_counts_too_large_for_any_grid_still_have_a_bound() -> None:
+    for release in (RandomizedResponse(1.0, 10), LaplaceVotes(1.0), RandomizedResponse(0.7, 3)):
+        huge, large = (compose({release: n, RandomizedResponse(1e-9, 2): 1}, DELTA).epsilon for n in (10**15, 10**9))
+        assert large < huge < math.inf
+        assert huge <= rdp_compose({release: 10**15, RandomizedResponse(1e-9, 2): 1}, DELTA)
