@@ -1,0 +1,218 @@
+"""Both figures, and budgets that stop exactly before they are overspent."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from privacy.account import BudgetExceeded, PrivacyAccount
+from privacy.claims import RdpSlope, WholeRun
+from privacy.composition import compose
+from privacy.ledger import Charge, Ledger
+from privacy.published import dpdfd_rdp_slope, published_dpdfd_epsilon
+from privacy.releases import Gaussian, RandomizedResponse, Unbounded
+
+STEP = Charge(
+    release=Gaussian(mu=0.32),
+    claim=RdpSlope(source="C Theorem 3", slope=dpdfd_rdp_slope(1e-3, 10, 256, 100.0)),
+    queries=256,
+)
+LABEL = Charge(release=RandomizedResponse(epsilon=0.1, num_candidates=10), claim=WholeRun("A", 0.1))
+VOID = Charge(release=Unbounded(reason="the noise can be drawn again"), claim=STEP.claim)
+
+
+def account(*, path: Path | None = None, run: str = "one", block: int = 100, **settings: Any) -> PrivacyAccount:
+    ledger = Ledger(path=path, private_data="digits/train", run=run, block=block)
+    return PrivacyAccount(ledger=ledger, delta=settings.pop("delta", 1e-5), **settings)
+
+
+def spend(spender: PrivacyAccount, charge: Charge, most: int) -> int:
+    for count in range(most):
+        try:
+            spender.charge(charge)
+        except BudgetExceeded:
+            return count
+    return most
+
+
+def test_nothing_spent() -> None:
+    fresh = account()
+    assert fresh.epsilon() == fresh.epsilon_published() == fresh.queries() == 0
+    assert fresh.unbounded() == []
+
+
+def test_both_figures_after_200_steps() -> None:
+    spender = account()
+    assert spend(spender, STEP, 200) == 200
+    assert spender.epsilon() == pytest.approx(28.838725, abs=5e-6)
+    assert spender.epsilon_published() == pytest.approx(0.0456, abs=5e-5)
+    assert spender.epsilon_published() == published_dpdfd_epsilon(1e-3, 10, 256, 200, 100.0, 1e-5)
+    assert spender.queries() == 200 * 256
+
+
+@pytest.mark.parametrize("accounting", ["record", "published"])
+@pytest.mark.parametrize("block", [1, 7, 1000])
+@pytest.mark.parametrize("room", [0, 1, 6, 7, 8, 23])
+def test_the_target_is_met_to_the_step(accounting: Any, block: int, room: int) -> None:
+    """room steps cost exactly the target, so they fit and not one more does."""
+    probe = account(accounting=accounting)
+    target = max(probe.epsilon_after(STEP, room), 1e-9)
+    spender = account(accounting=accounting, target_epsilon=target, block=block)
+    assert spender.affordable(STEP, limit=10_000) == room
+    assert spend(spender, STEP, room + 5) == room
+    assert spender.epsilon_after(STEP, 0) <= target < spender.epsilon_after(STEP, 1)
+    assert spender.affordable(STEP, limit=10_000) == 0
+    with pytest.raises(BudgetExceeded):
+        spender.charge(STEP)
+    assert spender.counts() == ({STEP: room} if room else {})
+
+
+def test_an_account_that_stops_afterwards_is_noticed() -> None:
+    """The twin looks at what is spent instead of what would be."""
+
+    class Late(PrivacyAccount):
+        def epsilon_after(self, charge: Charge, more: int) -> float:
+            return super().epsilon_after(charge, max(0, more - 1))
+
+    target = account().epsilon_after(STEP, 5)
+    late = Late(ledger=Ledger(path=None, private_data="d", run="r", block=1), delta=1e-5, target_epsilon=target)
+    assert spend(late, STEP, 100) == 6
+    assert late.epsilon() > target
+
+
+@given(
+    target=st.floats(0.01, 60),
+    before=st.integers(0, 40),
+    block=st.integers(1, 50),
+    limit=st.integers(0, 300),
+    accounting=st.sampled_from(["record", "published"]),
+)
+def test_affordable_is_the_largest_that_fits(
+    target: float, before: int, block: int, limit: int, accounting: Any
+) -> None:
+    spender = account(target_epsilon=target, accounting=accounting, block=block)
+    spend(spender, STEP, before)
+    room = spender.affordable(STEP, limit=limit)
+    assert 0 <= room <= limit
+    assert spender.epsilon_after(STEP, room) <= target
+    assert room == limit or spender.epsilon_after(STEP, room + 1) > target
+
+
+def test_a_mixture_stops_too() -> None:
+    spender = account(target_epsilon=3.0, block=4)
+    assert spend(spender, LABEL, 5) == 5
+    made = spend(spender, STEP, 50)
+    assert 0 < made < 50
+    assert spender.epsilon() <= 3.0 < compose({STEP.release: made + 1, LABEL.release: 5}, 1e-5).epsilon
+
+
+def test_no_target_never_refuses() -> None:
+    spender = account()
+    assert spender.affordable(VOID, limit=10**9) == 10**9
+    assert spend(spender, VOID, 3) == 3
+    assert spender.epsilon() == math.inf
+
+
+def test_the_refusal_names_figures_and_ways_out() -> None:
+    spender = account(target_epsilon=1.5)
+    assert spend(spender, STEP, 5) == 1
+    with pytest.raises(BudgetExceeded) as refusal:
+        spender.charge(STEP)
+    text = str(refusal.value)
+    for part in (
+        "target_epsilon=1.5",
+        "record accounting",
+        "delta=1e-05",
+        "1.21514",
+        "1.78",
+        "digits/train",
+        "noise_multiplier",
+    ):
+        assert part in text
+    assert f"{spender.epsilon_after(STEP, 1):.6g}" in text
+
+
+def test_the_refusal_says_what_bounds_nothing() -> None:
+    with pytest.raises(BudgetExceeded, match="No record-level ε holds here at all: the noise can be drawn again"):
+        account(target_epsilon=100.0).charge(VOID)
+    with pytest.raises(BudgetExceeded, match="No record-level ε holds here at all: no noise was added"):
+        account(target_epsilon=100.0).charge(Charge(release=Gaussian(mu=math.inf)))
+
+
+def test_what_is_void_stays_void_for_all_later_runs(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    first = account(path=path, run="first", block=1)
+    first.charge(VOID)
+    later = account(path=path, run="later")
+    later.charge(STEP)
+    assert later.epsilon() == math.inf
+    assert later.unbounded() == ["the noise can be drawn again"]
+    assert later.epsilon(scope="run") < 2
+    with pytest.raises(BudgetExceeded):
+        account(path=path, run="third", target_epsilon=1e6).charge(STEP)
+
+
+def test_a_charge_without_a_claim_has_no_published_figure() -> None:
+    spender = account()
+    spender.charge(STEP)
+    assert spender.epsilon_published() < math.inf
+    spender.charge(Charge(release=Gaussian(mu=0.1)))
+    assert spender.epsilon_published() == math.inf
+
+
+def test_scope_of_figures_and_target(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    one_step = account().epsilon_after(STEP, 1)
+    first = account(path=path, run="first", block=1)
+    first.charge(STEP)
+    whole = account(path=path, run="second", block=1, target_epsilon=one_step)
+    alone = account(path=path, run="third", block=1, target_epsilon=one_step, scope="run")
+    assert whole.epsilon() == one_step
+    assert alone.epsilon() == 0
+    with pytest.raises(BudgetExceeded, match="from digits/train by all runs in its ledger"):
+        whole.charge(STEP)
+    alone.charge(STEP)
+    with pytest.raises(BudgetExceeded, match="by this run"):
+        alone.charge(STEP)
+    assert alone.queries() == 256
+    assert alone.queries(scope="private_data") == 512
+    assert alone.epsilon(scope="private_data") == compose({STEP.release: 2}, 1e-5).epsilon
+
+
+def test_state_round_trip(tmp_path: Path) -> None:
+    spender = account()
+    spend(spender, STEP, 3)
+    spender.charge(LABEL)
+    state = spender.state()
+    resumed = account(path=tmp_path / "ledger.jsonl")
+    resumed.restore(state)
+    assert resumed.counts() == {STEP: 3, LABEL: 1}
+    assert account(path=tmp_path / "ledger.jsonl").counts() == {STEP: 3, LABEL: 1}
+
+
+@pytest.mark.parametrize("change", [{"run": "two"}, {"private_data": "faces/train"}])
+def test_a_state_of_another_run_or_other_data_is_refused(change: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="the checkpoint's privacy state is of run"):
+        account().restore({**account().state(), **change})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"delta": 0.0}, "delta must be in"),
+        ({"delta": 1.0}, "delta must be in"),
+        ({"delta": math.nan}, "delta must be in"),
+        ({"target_epsilon": 0.0}, "target_epsilon must be above 0 or null, got 0.0"),
+        ({"target_epsilon": math.nan}, "target_epsilon must be above 0 or null, got nan"),
+        ({"accounting": "both"}, "accounting must be 'record' or 'published', got 'both'"),
+        ({"scope": "teacher"}, "scope must be 'private_data' or 'run', got 'teacher'"),
+    ],
+)
+def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        account(**settings)

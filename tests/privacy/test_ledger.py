@@ -1,0 +1,488 @@
+"""What is spent stays spent: through crashes, cut lines, copies, forks and several processes at once."""
+
+from __future__ import annotations
+
+import copy
+import fcntl
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from privacy.account import BudgetExceeded, PrivacyAccount
+from privacy.claims import RdpSlope
+from privacy.composition import compose
+from privacy.ledger import Charge, Ledger, LedgerError
+from privacy.releases import Gaussian, Unbounded
+
+VOTE = Charge(release=Gaussian(mu=2**0.5 / 40))
+STEP = Charge(release=Gaussian(mu=0.32), claim=RdpSlope(source="C Theorem 3", slope=5e-7), queries=256)
+LOST = Charge(release=Gaussian(mu=float("inf")), queries=2)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "teacher.ledger.jsonl"
+
+
+def opened(path: Path | None, *, run: str = "one", data: str = "digits/train", block: int = 100) -> Ledger:
+    return Ledger(path=path, private_data=data, run=run, block=block)
+
+
+def spend(ledger: Ledger, count: int, charge: Charge = VOTE) -> None:
+    for _ in range(count):
+        ledger.charge(charge)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_charge_is_on_disk_when_it_returns(path: Path) -> None:
+    ledger = opened(path, block=10)
+    spend(ledger, 1)
+    (header, reserved) = lines(path)
+    assert header == {"event": "open", "version": 1, "private_data": "digits/train"}
+    assert reserved["event"] == "reserve"
+    assert (reserved["run"], reserved["count"]) == ("one", 10)
+    assert Charge.from_dict(reserved) == VOTE
+
+
+def test_each_line_is_synced_before_the_charge_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = opened(path, block=2)
+    synced: list[int] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_size)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for step in range(4):
+        ledger.charge(VOTE)
+        assert len(synced) == step // 2 + 1
+        assert synced[-1] == path.stat().st_size
+
+
+def test_settled_blocks_count_what_was_used_and_a_crash_the_whole_block(path: Path) -> None:
+    proper = opened(path)
+    spend(proper, 7)
+    proper.settle()
+    assert opened(path).counts() == {VOTE: 7}
+    crashed = opened(path, run="two")
+    spend(crashed, 3)
+    assert crashed.counts(run="two") == {VOTE: 3}
+    after = opened(path, run="three")
+    assert after.counts() == {VOTE: 107}
+    assert after.counts(run="two") == {VOTE: 100}
+    assert after.runs() == ["one", "two"]
+
+
+def test_a_process_that_dies_has_spent_its_block(path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from privacy.ledger import Charge, Ledger\n"
+        "from privacy.releases import Gaussian\n"
+        "ledger = Ledger(path=sys.argv[1], private_data='digits/train', run='dead', block=100)\n"
+        "for _ in range(130): ledger.charge(Charge(release=Gaussian(mu=2**0.5 / 40)))\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    root = Path(__file__).parents[2]
+    dead = subprocess.run([sys.executable, "-c", code, str(path)], cwd=root, check=False)
+    assert dead.returncode == -9
+    assert opened(path).counts(run="dead") == {VOTE: 200}
+
+
+@pytest.mark.parametrize(("block", "counted", "epsilon"), [(1, 1999, 7.5090), (100, 2000, 7.5113)])
+def test_replay_after_a_crash_adds_up(
+    path: Path, block: int, counted: int, epsilon: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Votes σ=40, crash after 999 of 1000, again from 0 in a new run. 7.5090 are the 1999 votes that were made; a
+    ledger in blocks of 100 cannot know that the 1000th was not, and counts 2000."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no power fails here, and 2000 of them take long
+    spend(opened(path, run="crashed", block=block), 999)
+    again = opened(path, run="again", block=block)
+    spend(again, 1000)
+    again.settle()
+    account = PrivacyAccount(ledger=opened(path, run="reader"), delta=1e-5)
+    assert account.counts() == {VOTE: counted}
+    assert account.epsilon() == pytest.approx(epsilon, abs=5e-5)
+    # The twin that forgets the crash, as a checkpoint does.
+    assert account.epsilon(counts=again.counts(run="again")) == pytest.approx(4.9833, abs=5e-5)
+
+
+@given(st.lists(st.sampled_from(["vote", "step", "settle", "crash", "refresh"]), max_size=25), st.integers(1, 4))
+def test_the_file_never_knows_less_than_was_released(tmp_path_factory: Any, acts: list[str], block: int) -> None:
+    path = tmp_path_factory.mktemp("ledger") / "ledger.jsonl"
+    ledger = opened(path, block=block)
+    made: Counter[Charge] = Counter()
+    crashed = 0
+    for number, act in enumerate(acts):
+        if act == "settle":
+            ledger.settle()
+        elif act == "refresh":
+            ledger.refresh()
+        elif act == "crash":
+            ledger, crashed = opened(path, run=str(number), block=block), crashed + 1
+        else:
+            charge = VOTE if act == "vote" else STEP
+            ledger.charge(charge)
+            made[charge] += 1
+        disk = opened(path, run="reader").counts()
+        assert all(disk[charge] >= count for charge, count in made.items())
+        assert all(ledger.counts()[charge] >= count for charge, count in made.items())
+    ledger.settle()
+    disk = opened(path, run="reader").counts()
+    assert disk == ledger.counts()
+    assert sum(disk.values()) <= sum(made.values()) + crashed * (block - 1)
+
+
+def test_all_values_survive_the_file(path: Path) -> None:
+    ledger = opened(path)
+    charges = [VOTE, STEP, LOST, Charge(release=Unbounded(reason="no noise: ∞\n"), queries=3)]
+    for charge in charges:
+        ledger.charge(charge)
+    ledger.settle()
+    assert opened(path).counts() == dict.fromkeys(charges, 1)
+    assert "Infinity" not in path.read_text()
+
+
+def test_a_cut_line_is_dropped_and_writing_goes_on(path: Path) -> None:
+    ledger = opened(path)
+    spend(ledger, 100)
+    whole = path.read_bytes()
+    spend(ledger, 1)
+    full = path.read_bytes()
+    for length in (len(whole) + 1, len(full) - 2):
+        path.write_bytes(full[:length])
+        other = opened(path, run="two", block=5)
+        assert path.read_bytes() == whole
+        assert other.counts() == {VOTE: 100}
+        spend(other, 1)
+        assert opened(path, run="three").counts() == {VOTE: 105}
+
+
+def test_a_last_line_without_its_end_still_counts(path: Path) -> None:
+    spend(opened(path), 1)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert opened(path, run="two").counts() == {VOTE: 100}
+    assert path.read_bytes().endswith(b"}\n")
+    spend(opened(path, run="three"), 1)
+    assert opened(path, run="four").counts() == {VOTE: 200}
+
+
+@pytest.mark.parametrize("end", [-1, -2], ids=["mended", "dropped"])
+def test_a_mended_file_is_synced(path: Path, end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    spend(opened(path), 1)
+    path.write_bytes(path.read_bytes()[:end])
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    opened(path)
+    assert path.stat().st_ino in synced
+
+
+def test_a_header_cut_by_a_crash_is_written_again(path: Path) -> None:
+    path.write_bytes(b'{"event":"op')
+    spend(opened(path, block=5), 1)
+    assert opened(path).counts() == {VOTE: 5}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"not json\n",
+        b"3\n",
+        b"null\n",
+        b"\n",
+        b"\0\0\0\n",
+        b"\xff\xfe\n",
+        b'{"event":"grant"}\n',
+        b'{"event":"settle","block":"nobody","used":0}\n',
+        b'{"event":"open","version":1,"private_data":"digits/train"}\n',
+        b'{"event":"reserve","block":"b","run":"r","count":0,"release":{"kind":"gaussian","mu":1},"claim":null,"queries":1}\n',
+        b'{"event":"reserve","block":"b","run":"r","count":1.5,"release":{"kind":"gaussian","mu":1},"claim":null,"queries":1}\n',
+        b'{"event":"reserve","block":"b","run":"r","count":1,"release":{"kind":"magic"},"claim":null,"queries":1}\n',
+        b'{"event":"reserve","block":"b","run":"r","count":1,"release":null,"claim":null,"queries":1}\n',
+        b'{"event":"reserve","block":"b","run":"r","count":Infinity,"release":{"kind":"gaussian","mu":1},"claim":null,"queries":1}\n',
+    ],
+)
+def test_a_damaged_line_is_refused_again_and_again(path: Path, damage: bytes) -> None:
+    watcher = opened(path, run="watcher")
+    spend(opened(path), 1)
+    with path.open("ab") as file:
+        file.write(damage)
+    before = path.read_bytes()
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="is damaged at the line"):
+            opened(path, run="two")
+        with pytest.raises(LedgerError, match="is damaged"):
+            watcher.refresh()
+        with pytest.raises(LedgerError, match="is damaged"):
+            watcher.charge(VOTE)
+    assert path.read_bytes() == before
+
+
+def test_settling_more_than_reserved_or_twice_is_damage(path: Path) -> None:
+    ledger = opened(path, block=5)
+    spend(ledger, 2)
+    block = lines(path)[1]["block"]
+    good = path.read_bytes()
+    for used in ([6], [-1], [2, 2]):
+        path.write_bytes(
+            good + b"".join(json.dumps({"event": "settle", "block": block, "used": n}).encode() + b"\n" for n in used)
+        )
+        with pytest.raises(LedgerError, match="is damaged"):
+            opened(path, run="two")
+
+
+def test_a_ledger_without_its_header_is_refused(path: Path) -> None:
+    spend(opened(path), 1)
+    path.write_bytes(path.read_bytes().split(b"\n", 1)[1])
+    with pytest.raises(LedgerError, match="the first line"):
+        opened(path)
+
+
+def test_a_ledger_about_other_data_is_refused(path: Path) -> None:
+    opened(path)
+    with pytest.raises(LedgerError, match=r"is about 'digits/train', not 'faces/train'; set `ledger`"):
+        opened(path, data="faces/train")
+
+
+def test_another_version_is_refused(path: Path) -> None:
+    path.write_text('{"event":"open","version":2,"private_data":"digits/train"}\n')
+    with pytest.raises(LedgerError, match="has version 2, this code reads 1"):
+        opened(path)
+
+
+def test_a_ledger_that_was_shortened_or_removed_is_refused(path: Path) -> None:
+    ledger = opened(path, block=1)
+    spend(ledger, 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.rstrip(b"\n").rfind(b"\n") + 1])
+    with pytest.raises(LedgerError, match="has become shorter"):
+        ledger.charge(VOTE)
+    path.unlink()
+    with pytest.raises(LedgerError, match="cannot be read or written"):
+        ledger.charge(VOTE)
+    assert not path.exists()
+
+
+def test_a_failed_write_charges_nothing_and_tells_the_caller(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = opened(path, block=1)
+    spend(ledger, 1)
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:9]))
+    with pytest.raises(LedgerError, match="cut short; is the disk full"):
+        ledger.charge(VOTE)
+    monkeypatch.setattr(os, "write", real)
+    assert ledger.counts() == {VOTE: 1}
+    ledger.charge(VOTE)
+    assert opened(path).counts() == ledger.counts() == {VOTE: 2}
+
+
+def test_a_failed_sync_is_counted_where_the_line_arrived(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = opened(path, block=1)
+
+    def fsync(descriptor: int) -> None:
+        raise OSError("I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(LedgerError, match="I/O error"):
+            ledger.charge(VOTE)
+    ledger.charge(VOTE)
+    assert ledger.counts() == opened(path).counts() == {VOTE: 2}
+
+
+def test_a_settlement_that_cannot_be_written_leaves_the_block_spent(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = opened(path, block=10)
+    spend(ledger, 3)
+    real = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:9]))
+        with pytest.raises(LedgerError):
+            ledger.settle()
+    assert ledger.counts() == opened(path).counts() == {VOTE: 10}
+
+
+def test_unwritable_places_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path, tmp_path / "file" / "ledger.jsonl"):
+        with pytest.raises(LedgerError, match=r"cannot be read or written .* Set `ledger` to a file"):
+            opened(place)
+
+
+def test_folders_are_made_and_the_path_outlives_a_change_of_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ledger = opened(Path("new/folder/ledger.jsonl"), block=1)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    spend(ledger, 1)
+    assert opened(tmp_path / "new/folder/ledger.jsonl").counts() == {VOTE: 1}
+
+
+@pytest.mark.parametrize("block", [0, -1, 1.5])
+def test_a_block_of_nothing_is_refused(path: Path, block: Any) -> None:
+    with pytest.raises(ValueError, match="block must be a whole number of at least 1"):
+        opened(path, block=block)
+
+
+def test_restoring_takes_the_larger_of_file_and_checkpoint(path: Path) -> None:
+    spend(opened(path, block=10), 10)
+    resumed = opened(path, block=10)
+    resumed.restore({VOTE: 4, STEP: 3})
+    assert resumed.counts() == {VOTE: 10, STEP: 3}
+    resumed.restore({VOTE: 12})
+    resumed.restore({VOTE: 12})
+    assert resumed.counts() == opened(path).counts() == {VOTE: 12, STEP: 3}
+    spend(resumed, 1)
+    assert resumed.counts() == {VOTE: 13, STEP: 3}
+
+
+def test_restoring_is_about_its_own_run(path: Path) -> None:
+    spend(opened(path, run="other", block=10), 10)
+    ledger = opened(path)
+    ledger.restore({VOTE: 4})
+    assert ledger.counts(run="one") == {VOTE: 4}
+    assert ledger.counts() == {VOTE: 14}
+
+
+def test_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ledger = opened(None, block=3)
+    spend(ledger, 4)
+    ledger.charge(STEP, afford=lambda: 1)
+    ledger.refresh()
+    ledger.restore({VOTE: 6})
+    assert ledger.counts() == {VOTE: 6, STEP: 1}
+    assert not ledger.durable
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, lambda ledger: pickle.loads(pickle.dumps(ledger))])
+def test_a_copy_does_not_spend_its_originals_block_again(path: Path, duplicate: Any) -> None:
+    ledger = opened(path, block=10)
+    spend(ledger, 4)
+    twin = duplicate(ledger)
+    spend(twin, 6)
+    spend(ledger, 6)
+    assert sum(opened(path, run="reader").counts().values()) >= 16
+
+
+def test_a_fork_does_not_spend_its_parents_block_again(path: Path) -> None:
+    ledger = opened(path, block=10)
+    spend(ledger, 4)
+    child = multiprocessing.get_context("fork").Process(target=_spend_and_settle, args=(ledger, 6))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    spend(ledger, 6)
+    ledger.settle()
+    assert opened(path, run="reader").counts() == {VOTE: 16}
+
+
+def _spend_and_settle(ledger: Ledger, count: int) -> None:
+    spend(ledger, count)
+    ledger.settle()
+
+
+def _run(path: Path, run: str, votes: int, target: float | None, queue: Any) -> None:
+    account = PrivacyAccount(ledger=opened(path, run=run, block=7), delta=1e-5, target_epsilon=target)
+    made = 0
+    try:
+        for _ in range(votes):
+            account.charge(VOTE)
+            made += 1
+    except BudgetExceeded:
+        pass
+    account.ledger.settle()
+    queue.put((run, made))
+
+
+def together(path: Path, votes: int, target: float | None) -> dict[str, int]:
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    processes = [context.Process(target=_run, args=(path, f"run{i}", votes, target, queue)) for i in range(4)]
+    for process in processes:
+        process.start()
+    made = dict(queue.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    return made
+
+
+def test_processes_that_write_at_once_lose_nothing(path: Path) -> None:
+    made = together(path, 100, None)
+    ledger = opened(path, run="reader")
+    assert {run: ledger.counts(run=run)[VOTE] for run in made} == made == dict.fromkeys(made, 100)
+
+
+def test_processes_on_one_budget_do_not_overspend_it(path: Path) -> None:
+    target = compose({VOTE.release: 50}, 1e-5).epsilon
+    made = together(path, 50, target)
+    assert sum(made.values()) <= 50
+    assert sum(made.values()) >= 50 - 3 * 6
+    assert opened(path, run="reader").counts()[VOTE] == sum(made.values())
+
+
+def test_a_charge_waits_while_another_process_writes(path: Path) -> None:
+    ledger = opened(path)
+    thread = threading.Thread(target=ledger.charge, args=(VOTE,))
+    with path.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        thread.start()
+        thread.join(timeout=0.3)
+        assert thread.is_alive()
+        assert len(lines(path)) == 1
+    thread.join(timeout=60)
+    assert opened(path, run="reader").counts() == {VOTE: 100}
+
+
+def test_what_may_be_reserved_is_asked_with_the_file_locked_and_read(path: Path) -> None:
+    """The twin asks first and locks afterwards: another run spends what it was granted."""
+    limit = 10
+
+    def left(ledger: Ledger) -> int:
+        return limit - sum(ledger.counts().values())
+
+    first, second = opened(path, run="first", block=10), opened(path, run="second", block=10)
+    first.charge(VOTE, afford=lambda: left(first))
+    with pytest.raises(ValueError, match="count must be a whole number of at least 1, got 0"):
+        second.charge(VOTE, afford=lambda: left(second))
+    assert sum(opened(path, run="reader").counts().values()) == limit
+
+    other = path.with_name("twin.jsonl")
+    first, second = opened(other, run="first", block=10), opened(other, run="second", block=10)
+    granted = left(first), left(second)
+    first.charge(VOTE, afford=lambda: granted[0])
+    second.charge(VOTE, afford=lambda: granted[1])
+    assert sum(opened(other, run="reader").counts().values()) > limit
+
+
+def test_a_refusal_leaves_the_file_as_it_was(path: Path) -> None:
+    ledger = opened(path)
+    before = path.read_bytes()
+
+    def refuse() -> int:
+        raise BudgetExceeded("no")
+
+    with pytest.raises(BudgetExceeded):
+        ledger.charge(VOTE, afford=refuse)
+    assert path.read_bytes() == before
+    assert not ledger.counts()
+    spend(ledger, 1)  # the lock was given back
