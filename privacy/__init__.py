@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from privacy.account import Accounting, BudgetExceeded, PrivacyAccount, Scope
+from privacy.annotators import Annotator, GradientAnnotator
 from privacy.auditing import (
     clopper_pearson_epsilon,
     clopper_pearson_interval,
@@ -33,6 +35,10 @@ from privacy.composition import (
 )
 from privacy.data_dependent import gnmax_data_dependent_rdp
 from privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from privacy.guarantees import Guarantee
+from privacy.ledger import Charge, Ledger, LedgerError
+from privacy.mechanisms import clip_rows, normalize_rows, zero_non_finite_rows
+from privacy.noise import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.published import (
     dpdfd_rdp_slope,
     published_dgd_epsilon,
@@ -66,19 +72,32 @@ from privacy.verification import (
 )
 
 __all__ = [
+    "Accounting",
+    "Annotator",
+    "BudgetExceeded",
     "Calibration",
+    "Charge",
     "Claim",
     "Gaussian",
     "GaussianVotes",
+    "GradientAnnotator",
+    "Guarantee",
     "LaplaceVector",
     "LaplaceVotes",
+    "Ledger",
+    "LedgerError",
+    "NoiseSource",
     "NoisyVotes",
+    "PrivacyAccount",
     "RandomizedResponse",
     "RdpSlope",
     "Reading",
     "Release",
+    "ReproducibleNoise",
     "RevealedGaussian",
     "SampledGaussian",
+    "Scope",
+    "SystemNoise",
     "ThresholdCheck",
     "Unbounded",
     "Verdict",
@@ -91,6 +110,7 @@ __all__ = [
     "calibrate_noise",
     "calibrate_queries",
     "claim_from_dict",
+    "clip_rows",
     "clopper_pearson_epsilon",
     "clopper_pearson_interval",
     "compose",
@@ -107,6 +127,7 @@ __all__ = [
     "gnmax_data_dependent_rdp",
     "laplace_votes_epsilon",
     "max_count",
+    "normalize_rows",
     "output_gradient_mu",
     "published_dgd_epsilon",
     "published_dpdfd_epsilon",
@@ -124,4 +145,5 @@ __all__ = [
     "verify_claim",
     "worst_case_delta",
     "worst_case_epsilon",
+    "zero_non_finite_rows",
 ]
