@@ -1,0 +1,181 @@
+"""A trained classifier that must never be written anywhere, loaded when a fit begins and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from jsonargparse import ArgumentParser
+from torch import nn
+
+from lightning_modules.components import build_network, check_network
+from lightning_modules.paths import find_config
+
+__all__ = ["PrivateTeacher", "TeacherError"]
+
+
+class TeacherError(ValueError):
+    """A teacher that is missing, of another architecture, or unusable."""
+
+
+class PrivateTeacher:
+    """Holds the network outside of every `nn.Module`, so that no `state_dict`, checkpoint or logger can reach it.
+
+    Args:
+        network: The classifier, (N, C, H, W) → (N, c) logits.
+        private_data: Public name of what it was trained on.
+        num_records: Number of records it was trained on, where known.
+        path: The file it came from, beside which the ledger lies.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        private_data: str,
+        num_records: int | None = None,
+        path: Path | None = None,
+    ) -> None:
+        self._network = network.eval().requires_grad_(False)
+        self.private_data = private_data
+        self.num_records = num_records
+        self.path = path
+
+    @torch.no_grad()
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits in float32 whatever the precision of the run, shape (N, c), on the device of `images`.
+
+        Whatever is computed from them is private until an annotator has released it.
+        """
+        self._network.to(images.device).eval()
+        with torch.autocast(images.device.type, enabled=False):
+            outputs: torch.Tensor = self._network(images.detach().float())
+        return outputs.float()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a private teacher is never written, copied or sent to another process")
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        num_classes: int,
+        image_shape: tuple[int, int, int],
+        network: Callable[..., nn.Module] | None = None,
+        private_data: str | None = None,
+    ) -> PrivateTeacher:
+        """Reads a checkpoint of `Teacher`, or a plain file of weights (`torch.save(model.state_dict())`).
+
+        Args:
+            path: The file; read without unpickling code.
+            num_classes: c that the run expects.
+            image_shape: (C, H, W) that the run expects.
+            network: Builds the architecture. A checkpoint of `Teacher` knows its own.
+            private_data: Public name of the private data; a checkpoint of `Teacher` knows it.
+
+        Raises:
+            TeacherError: Missing file, other architecture or class count, weights that are not finite.
+        """
+        file = Path(path)
+        if not file.is_file():
+            raise TeacherError(_missing(file))
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise TeacherError(
+                f"teacher {file} cannot be read as plain weights ({type(error).__name__}: {error}). Give a "
+                f"checkpoint of "
+                "`LightningCLI fit` with a Teacher, or a file written by torch.save(model.state_dict(), ...)"
+            ) from error
+        spec = content.get("hyper_parameters", {}).get("network") if isinstance(content, dict) else None
+        weights = _weights(content, file)
+        try:
+            built = build_network(
+                network or _factory(spec, file),
+                num_classes=num_classes,
+                image_shape=image_shape,
+                name="model.teacher_network",
+            )
+        except TeacherError:
+            raise
+        except (ValueError, TypeError) as error:
+            raise TeacherError(f"the architecture of teacher {file} cannot be built: {error}") from error
+        try:
+            built.load_state_dict(weights)
+        except RuntimeError as error:
+            raise TeacherError(
+                f"the weights in teacher {file} do not fit the architecture {type(built).__name__} with "
+                f"num_classes={num_classes} "
+                f"and image_shape={image_shape}: {error}. Set model.teacher_network to the class that the "
+                f"teacher was trained with, "
+                "or take the data set that it was trained on"
+            ) from error
+        records = content.get("num_records")
+        teacher = cls(
+            built,
+            private_data=private_data or content.get("private_data") or f"training data of {file.name}",
+            num_records=None if records is None else int(records),
+            path=file,
+        )
+        teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
+        return teacher
+
+    def require_usable(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
+        """Refuses, before anything is charged, a network that could answer nothing of use.
+
+        Raises:
+            TeacherError: Weights that are not finite, or not (N, c) finite logits for blank images.
+        """
+        name = "the teacher" if self.path is None else f"teacher {self.path}"
+        if not all(
+            bool(torch.isfinite(value).all())
+            for value in self._network.state_dict().values()
+            if value.is_floating_point()
+        ):
+            raise TeacherError(f"{name} holds weights that are not finite; it was refused before anything was charged")
+        try:
+            check_network(self._network, num_classes=num_classes, image_shape=image_shape, name="model.teacher")
+        except ValueError as error:
+            raise TeacherError(f"{name} is of no use here: {error}") from error
+
+
+def _missing(file: Path) -> str:
+    text = f"teacher checkpoint {file} does not exist."
+    recipe = f"sweeps/teacher_{file.stem}.yaml"
+    if Path(find_config(recipe)).is_file():
+        return f"{text} Make it with:  LightningCLI fit --config {recipe}"
+    return (
+        f"{text} Train one with `LightningCLI fit --config sweeps/teacher_<dataset>.yaml`, or set "
+        f"--model.teacher to your own file"
+    )
+
+
+def _factory(spec: Any, file: Path) -> Callable[..., nn.Module]:
+    if not isinstance(spec, dict):
+        raise TeacherError(
+            f"{file} does not say which architecture it holds: set model.teacher_network, for example "
+            "{class_path: lightning_modules.components.ResNet34}"
+        )
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--network", type=Callable[..., nn.Module])
+    factory: Callable[..., nn.Module] = parser.instantiate_classes(parser.parse_object({"network": spec})).network
+    return factory
+
+
+def _weights(content: Any, file: Path) -> dict[str, torch.Tensor]:
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        prefix = "network."
+        inside = {key[len(prefix) :]: value for key, value in content["state_dict"].items() if key.startswith(prefix)}
+        weights = inside or content["state_dict"]
+    else:
+        weights = content
+    if (
+        not isinstance(weights, dict)
+        or not weights
+        or not all(isinstance(value, torch.Tensor) for value in weights.values())
+    ):
+        raise TeacherError(f"{file} holds no weights: expected a state_dict or a checkpoint with one")
+    return weights
