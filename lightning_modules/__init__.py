@@ -1,0 +1,10 @@
+"""Lightning modules that turn a model trained on sensitive data into one that can be published."""
+
+from __future__ import annotations
+
+from lightning_modules.distillation import DataFreeDistillation
+from lightning_modules.dp_teacher import DPSGDTeacher
+from lightning_modules.dpdfd import DPDFD
+from lightning_modules.teacher import Teacher
+
+__all__ = ["DPDFD", "DPSGDTeacher", "DataFreeDistillation", "Teacher"]

@@ -1,0 +1,107 @@
+"""Figures of a run, in one style."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import torch
+from torchvision.utils import make_grid
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+__all__ = ["comparison", "image_grid", "run_curves", "save_figure"]
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Writes a PNG atomically and closes the figure."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120, bbox_inches="tight")
+    plt.close(figure)
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.part")
+    temporary.write_bytes(buffer.getvalue())
+    temporary.replace(target)
+    return target
+
+
+def image_grid(images: torch.Tensor, *, title: str) -> Figure:
+    """A square grid of images (N, C, H, W), each scaled to its own range, since generators do not stop at [-1, 1]."""
+    grid = make_grid(
+        images.detach().float().cpu(), nrow=max(1, round(math.sqrt(len(images)))), normalize=True, scale_each=True
+    )
+    figure, axes = plt.subplots(figsize=(4.5, 4.7))
+    axes.imshow(grid.permute(1, 2, 0).numpy(), interpolation="nearest")
+    axes.set_title(title, fontsize=10)
+    axes.axis("off")
+    return figure
+
+
+def run_curves(history: Sequence[Mapping[str, float]], *, title: str) -> Figure:
+    """Accuracy over steps, and both ε figures over steps on a logarithmic axis.
+
+    Args:
+        history: Points with `steps`, `accuracy`, `epsilon` and `epsilon_published`.
+        title: Heading.
+    """
+    figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(6, 5.5))
+    steps = [point["steps"] for point in history]
+    top.plot(steps, [point["accuracy"] for point in history], marker="o", markersize=3, color="C0")
+    top.set_ylabel("student accuracy (test)")
+    top.set_title(title, fontsize=10)
+    top.grid(alpha=0.3)
+    for name, label, color in (
+        ("epsilon", "record-level ε (a bound)", "C3"),
+        ("epsilon_published", "published ε (the paper's claim)", "C2"),
+    ):
+        points = [(point["steps"], point[name]) for point in history if 0 < point[name] < math.inf]
+        if points:
+            bottom.plot(*zip(*points, strict=True), marker="o", markersize=3, color=color, label=label)
+    if any(math.isinf(point["epsilon"]) for point in history):
+        bottom.plot([], [], color="C3", label="record-level ε: infinite")
+    bottom.set_yscale("log")
+    bottom.set_ylabel("ε")
+    bottom.set_xlabel("steps")
+    bottom.grid(alpha=0.3)
+    if bottom.get_legend_handles_labels()[0]:
+        bottom.legend(fontsize=8)
+    figure.tight_layout()
+    return figure
+
+
+def comparison(
+    runs: Mapping[str, Sequence[Mapping[str, float]]], pictures: Mapping[str, Path], *, title: str
+) -> Figure:
+    """Synthetic images of several runs beside their accuracy over steps, for comparison under equal steps.
+
+    Args:
+        runs: History of each run, see `run_curves`.
+        pictures: A saved grid of synthetic images for some of the runs.
+        title: Heading.
+    """
+    shown = {name: path for name, path in pictures.items() if name in runs}
+    widths = [3.4] * len(shown) + [5.6]
+    figure, panels = plt.subplots(1, len(widths), figsize=(sum(widths), 3.8), width_ratios=widths, squeeze=False)
+    for panel, (name, path) in zip(panels[0], shown.items(), strict=False):
+        panel.imshow(plt.imread(path))
+        panel.set_title(name, fontsize=10)
+        panel.axis("off")
+    axes = panels[0][-1]
+    for name, history in runs.items():
+        steps = [point["steps"] for point in history]
+        axes.plot(steps, [point["accuracy"] for point in history], marker="o", markersize=3, label=name)
+    axes.set_xlabel("steps")
+    axes.set_ylabel("student accuracy (test)")
+    axes.set_ylim(0, 1)
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    return figure

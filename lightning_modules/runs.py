@@ -1,0 +1,80 @@
+"""Where a run keeps its files, and what it ran on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Callback, Trainer
+from lightning.pytorch.loggers import WandbLogger
+
+__all__ = ["callbacks_of", "commit", "datamodule_of", "hardware", "is_dev_run", "run_folder", "versions"]
+
+
+def run_folder(trainer: Trainer) -> Path:
+    """The folder of this run alone: W&B's logger names one that all its runs share, so the run's id is added."""
+    logger = trainer.logger
+    if isinstance(logger, WandbLogger):
+        return Path(logger.save_dir or trainer.default_root_dir) / str(logger.name or "wandb") / str(logger.version)
+    return Path(trainer.log_dir or trainer.default_root_dir)
+
+
+def datamodule_of(trainer: Trainer) -> Any:
+    """The data module, or None. Like `callbacks`, Lightning sets it where type checkers do not see it."""
+    return getattr(trainer, "datamodule", None)
+
+
+def callbacks_of(trainer: Trainer) -> list[Callback]:
+    """The callbacks of a trainer."""
+    found: list[Callback] = getattr(trainer, "callbacks", [])
+    return found
+
+
+def is_dev_run(trainer: Trainer) -> bool:
+    """Whether this is `fast_dev_run`, which writes nothing."""
+    return bool(getattr(trainer, "fast_dev_run", False))
+
+
+def hardware() -> str:
+    """Processor or GPU, and how many threads or devices, in words."""
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    return f"CPU {_cpu_name()}, {torch.get_num_threads()} thread(s) of {os.cpu_count()} core(s)"
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def versions() -> dict[str, str]:
+    """Versions of what results depend on."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "torchvision", "lightning", "opacus", "private-model-transcription"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """Commit of the code that runs, with `-dirty` where it was changed since; "unknown" outside of a checkout."""
+    here = Path(sys.modules[__name__].__file__ or ".").resolve().parent
+    try:
+        head = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=here, capture_output=True, text=True, timeout=20, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return head.stdout.strip() or "unknown"
