@@ -1,0 +1,121 @@
+"""The command line: `LightningCLI fit --config sweeps/dpdfd_mnist.yaml`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lightning import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger
+
+# Importing makes the short class names of the configuration files known.
+import privacy.annotators  # noqa: F401
+from datamodules import MissingDataError
+from lightning_modules.calibrate import calibrate
+from lightning_modules.config import SaveConfig
+from lightning_modules.csv_logger import ContinuedCSVLogger
+from lightning_modules.documents import DocumentError, render
+from lightning_modules.paths import find_configs
+from lightning_modules.pipeline import PipelineError, pipeline
+from lightning_modules.private_teacher import TeacherError
+from lightning_modules.results import ResultRecord
+from privacy.account import BudgetExceeded
+from privacy.ledger import LedgerError
+
+__all__ = ["TranscriptionCLI", "main", "run"]
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "pipeline": pipeline,
+    "render": render,
+    "calibrate": lambda args: calibrate(args, build=lambda rest: _cli(rest, run=False)),
+}
+"""Commands beside LightningCLI's own, each with a parser of its own since they need no model."""
+
+EXPECTED = (TeacherError, MissingDataError, BudgetExceeded, LedgerError, PipelineError, DocumentError)
+"""Errors that say all there is to say: on the command line they need no traceback."""
+
+LINKED = ("num_classes", "image_shape", "batch_size")
+"""What the data tell the model."""
+
+
+class TranscriptionCLI(LightningCLI):
+    """LightningCLI with short class names, links from data to model, and a folder of its own for every run."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Links what the data know to the model that needs it."""
+        for name in LINKED:
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Fills in the logger, the checkpoint and the result record where the configuration leaves them open."""
+        settings = self.config_init[self.subcommand].trainer
+        if settings.logger is None:
+            kwargs["logger"] = self._default_logger(settings.default_root_dir)
+        if self.subcommand == "fit" and not settings.fast_dev_run:
+            given = settings.callbacks or []
+            callbacks = list(given) if isinstance(given, (list, tuple)) else [given]
+            present = {type(callback) for callback in callbacks}
+            if ModelCheckpoint not in present and settings.enable_checkpointing is not False:
+                callbacks.append(ModelCheckpoint(filename="last", enable_version_counter=False, save_on_exception=True))
+            if ResultRecord not in present:
+                callbacks.append(ResultRecord())
+            kwargs["callbacks"] = callbacks
+        return super().instantiate_trainer(**kwargs)
+
+    def _default_logger(self, folder: str | None) -> CSVLogger:
+        if folder is not None:
+            # Lightning's own would delete the curves of the run that is resumed or tested.
+            fresh = self.subcommand == "fit" and not self.config_init[self.subcommand].get("ckpt_path")
+            return (CSVLogger if fresh else ContinuedCSVLogger)(save_dir=folder, name="", version="")
+        data = self.datamodule
+        return CSVLogger(
+            save_dir="runs", name=f"{type(self.model).__name__}_{getattr(data, 'name', type(data).__name__)}".lower()
+        )
+
+
+def run(args: Sequence[str]) -> TranscriptionCLI | None:
+    """Runs one command in this process and lets its errors through."""
+    command = next((argument for argument in args if not argument.startswith("-")), None)
+    if command in COMMANDS:
+        COMMANDS[command](list(args)[1:])
+        return None
+    return _cli(args)
+
+
+def _cli(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
+    return TranscriptionCLI(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_callback=SaveConfig,
+        seed_everything_default=0,
+        # Every method makes its own optimizers: `--optimizer` would replace them by a single one.
+        auto_configure_optimizers=False,
+        parser_kwargs={
+            "description": "Also: `pipeline FILE` runs fits in order, `calibrate --config FILE` shows what they would cost, `render FILE` writes "
+            "tables into documents; each has its own --help."
+        },
+        args=find_configs(args),
+        run=run,
+    )
+
+
+def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
+    """Entry point of the console scripts.
+
+    Args:
+        args: Command-line arguments; None takes those of the process, and then ends it with a message in place of a
+            traceback
+            where an error is an expected one.
+    """
+    if args is not None:
+        return run(args)
+    try:
+        run(sys.argv[1:])
+    except EXPECTED as error:
+        sys.exit(f"error: {error}")
+    return None

@@ -1,0 +1,136 @@
+"""A measured result as a record, written by the run that measured it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from torch import nn
+
+from lightning_modules.callbacks import Curves
+from lightning_modules.config import resolved_config
+from lightning_modules.distillation import DataFreeDistillation
+from lightning_modules.runs import callbacks_of, commit, datamodule_of, hardware, is_dev_run, run_folder, versions
+from privacy.guarantees import json_number, write_atomically
+
+__all__ = ["ResultRecord"]
+
+
+class ResultRecord(Callback):
+    """Writes accuracy, both ε and provenance as JSON when a fit ends. Documents and tables are made from such files.
+
+    The teacher's accuracy is a look at the teacher that nobody is charged for. It belongs into a research record and is
+    marked there as such; it is no part of a guarantee and reaches no logger.
+
+    Args:
+        path: The file, for example `results/dpdfd_mnist_prior.json`; None is `result.json` in the run's folder.
+        note: Free text that is kept with the record.
+    """
+
+    def __init__(self, *, path: str | None = None, note: str = "") -> None:
+        self.path = path
+        self.note = note
+        self._begun = 0.0
+        self._seconds_before = 0.0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the clock.
+
+        Raises:
+            ValueError: The fit has no data module, so that there is no test split to measure on.
+        """
+        if datamodule_of(trainer) is None:
+            raise ValueError(
+                "ResultRecord measures on the test split of a data module: fit with datamodule=..., or leave it out"
+            )
+        self._begun = time.monotonic()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measures on the test split and writes."""
+        if not trainer.is_global_zero or is_dev_run(trainer):
+            return
+        data = datamodule_of(trainer)
+        record: dict[str, Any] = {
+            "paper": getattr(pl_module, "paper", ""),
+            "method": type(pl_module).__name__,
+            "dataset": data.name,
+            "wall_seconds": round(self.seconds, 2),
+        }
+        data.setup("test")
+        loader = data.test_dataloader()
+        if isinstance(pl_module, DataFreeDistillation):
+            account = pl_module.annotator.account
+            guarantee = pl_module.guarantee()
+            curves = next((callback for callback in callbacks_of(trainer) if isinstance(callback, Curves)), None)
+            record |= {
+                "accuracy": accuracy_on(pl_module.student, loader, pl_module.device),
+                "teacher_accuracy": accuracy_on(pl_module.teacher.logits, loader, pl_module.device),
+                "uncharged_looks": ["teacher_accuracy"],
+                "epsilon_record": json_number(guarantee.epsilon),
+                "epsilon_published": json_number(guarantee.claimed_epsilon),
+                "published_claim": guarantee.claimed_source,
+                "delta": account.delta,
+                "unit": guarantee.unit,
+                "scope": account.scope,
+                "steps": pl_module.steps_done,
+                "queries": account.queries(scope="run"),
+                "curve": [
+                    {name: json_number(value) for name, value in point.items()}
+                    for point in (curves.history if curves else [])
+                ],
+            }
+        else:
+            accuracy = accuracy_on(pl_module, loader, pl_module.device)
+            record |= {
+                "accuracy": accuracy,
+                "teacher_accuracy": accuracy,
+                "uncharged_looks": ["accuracy", "teacher_accuracy"],
+                "epsilon_record": "inf",
+                "epsilon_published": "inf",
+                "delta": 0.0,
+                "unit": "one training record",
+                "steps": trainer.global_step,
+            }
+        seed = torch.initial_seed() if not isinstance(pl_module, DataFreeDistillation) else pl_module.draw_seed
+        record |= {
+            "seed": seed,
+            "hardware": hardware(),
+            "versions": versions(),
+            "commit": commit(),
+            "note": self.note,
+            "config": resolved_config(trainer),
+        }
+        path = Path(self.path) if self.path else run_folder(trainer) / "result.json"
+        write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the fit, with what a resumed run had used before."""
+        return self._seconds_before + (time.monotonic() - self._begun if self._begun else 0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The time used so far."""
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        self._seconds_before = float(state_dict["seconds"])
+
+
+@torch.no_grad()
+def accuracy_on(classify: Any, loader: Any, device: torch.device) -> float:
+    """Share of right decisions of a network, or of any function from images to logits, between 0 and 1."""
+    training = classify.training if isinstance(classify, nn.Module) else None
+    if isinstance(classify, nn.Module):
+        classify.eval()
+    hits = total = 0
+    for images, labels in loader:
+        hits += int((classify(images.to(device)).argmax(dim=1).cpu() == labels).sum())
+        total += len(labels)
+    if isinstance(classify, nn.Module) and training is not None:
+        classify.train(training)
+    return hits / total
