@@ -1,0 +1,160 @@
+"""What a distillation must not do with the teacher and the private images."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from lightning import Trainer
+from support.runs import checkpoint, distil, equal, leaks, networks, teacher_weights
+from support.variants import MoodyTeacher
+
+from lightning_modules import DPDFD
+from lightning_modules.private_teacher import PrivateTeacher
+
+
+def test_no_file_of_a_run_holds_the_teacher(folder: Path) -> None:
+    distil()
+    private = teacher_weights("teachers/digits.ckpt")
+    written = [str(path) for path in Path("run").rglob("*") if path.is_file()]
+    assert {Path(path).name for path in written} >= {
+        "last.ckpt",
+        "hparams.yaml",
+        "config.yaml",
+        "metrics.csv",
+        "result.json",
+    }
+    assert leaks("run", private) == []
+    assert not any("teacher" in name for name in checkpoint()["state_dict"])
+
+
+def test_the_search_finds_a_teacher_that_is_a_submodule(folder: Path) -> None:
+    distil(class_path="support.variants.LeakyDPDFD")
+    assert leaks("run", teacher_weights("teachers/digits.ckpt")) == ["run/checkpoints/last.ckpt"]
+
+
+def test_the_search_finds_a_single_weight_as_text(folder: Path) -> None:
+    private = teacher_weights("teachers/digits.ckpt")
+    Path("run").mkdir()
+    Path("run/metrics.csv").write_text(f"step,weight\n0,{private[0].flatten()[0].item()}\n")
+    Path("run/raw.bin").write_bytes(b"x" + private[-1].numpy().tobytes())
+    assert leaks("run", private) == ["run/metrics.csv", "run/raw.bin"]
+
+
+def test_a_module_is_not_pickled_with_its_teacher(folder: Path) -> None:
+    module = distil().model
+    for write in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="never written"):
+            write(module)
+
+
+def test_a_teacher_given_in_a_script_is_kept_apart_before_the_fit() -> None:
+    module = DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=4, teacher=MoodyTeacher(), images="prior")
+    assert not any("teacher" in name for name in module.state_dict())
+    assert not {"teacher", "annotator"} & set(module.hparams)
+    with pytest.raises(TypeError, match="never written"):
+        pickle.dumps(module)
+
+
+def test_no_private_image_is_read(folder: Path) -> None:
+    distil(dataset="support.variants.LockedDigits")
+    assert checkpoint()["distillation"]["steps_done"] == 3
+
+
+def test_the_lock_notices_a_method_that_reads_one(folder: Path) -> None:
+    with pytest.raises(PermissionError, match="a private image was read"):
+        distil(dataset="support.variants.LockedDigits", class_path="support.variants.PeekingDPDFD")
+
+
+def test_the_student_outlives_its_teacher(folder: Path) -> None:
+    weights = networks(distil())
+    Path("teachers/digits.ckpt").unlink()
+    loaded = DPDFD.load_from_checkpoint("run/checkpoints/last.ckpt", map_location="cpu")
+    assert all(torch.equal(loaded.state_dict()[name], value) for name, value in weights.items())
+    with pytest.raises(RuntimeError, match="loaded when a fit begins"):
+        _ = loaded.teacher
+
+
+def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    update = DPDFD.update_student
+
+    def recording(self: DPDFD, images: torch.Tensor) -> torch.Tensor:
+        targets = update(self, images)
+        seen.append((images.clone(), targets.clone()))
+        return targets
+
+    monkeypatch.setattr(DPDFD, "update_student", recording)
+    return seen
+
+
+def test_one_seed_gives_the_same_images_and_never_the_same_noise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = _recorded(monkeypatch)
+    first, second = (
+        networks(distil("one", model={"images": "prior"})),
+        networks(distil("two", model={"images": "prior"})),
+    )
+    for (images, targets), (again, others) in zip(seen[:3], seen[3:], strict=True):
+        assert torch.equal(images, again)
+        assert not torch.equal(targets, others)
+    assert not equal(first, second)
+
+
+def test_reproducible_noise_is_the_same_twice_and_voids_the_guarantee(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin of the above: it is the source of the noise that tells two runs apart."""
+    seen = _recorded(monkeypatch)
+    noise = {"noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}}
+    assert equal(networks(distil("one", annotator=noise)), networks(distil("two", annotator=noise)))
+    assert torch.equal(seen[0][1], seen[3][1])
+    assert "VOID" in Path("two/guarantee.md").read_text()
+
+
+def _generator_gradients(kind: type[DPDFD], teacher: torch.nn.Module, **settings: float) -> list[torch.Tensor]:
+    from lightning import seed_everything
+    from support.variants import FixedAnnotator
+
+    from datamodules import Digits, Latent
+
+    seed_everything(5)
+    module = kind(
+        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=teacher, annotator=FixedAnnotator(), **settings
+    )
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=1, batch_size=8))
+    assert module.generator is not None
+    return [parameter.grad.clone() for parameter in module.generator.parameters() if parameter.grad is not None]
+
+
+def _gap(kind: type[DPDFD], **settings: float) -> float:
+    torch.manual_seed(0)
+    teachers = [torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)) for _ in range(2)]
+    first, second = (_generator_gradients(kind, teacher, **settings) for teacher in teachers)
+    assert first and max(float(gradient.abs().max()) for gradient in first) > 0
+    return max(float((one - other).abs().max()) for one, other in zip(first, second, strict=True))
+
+
+def test_the_generator_learns_of_the_teacher_through_released_targets_alone(folder: Path) -> None:
+    assert _gap(DPDFD, student_loss_weight=1.0) == 0
+
+
+def test_the_gap_shows_a_target_that_is_not_detached(folder: Path) -> None:
+    from support.variants import UndetachedDPDFD
+
+    assert _gap(UndetachedDPDFD) > 0
+
+
+def test_the_teacher_answers_in_eval_mode_without_gradients() -> None:
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 10))
+    teacher = PrivateTeacher(network.train(), private_data="x")
+    images = torch.ones(2, 1, 8, 8, requires_grad=True)
+    first = teacher.logits(images)
+    network.train()
+    assert torch.equal(first, teacher.logits(images)) and not first.requires_grad

@@ -1,0 +1,134 @@
+"""Small runs through the real entry point, and what they wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_modules.cli import TranscriptionCLI, main
+
+QUIET = [
+    "--trainer.accelerator=cpu",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+    "--trainer.num_sanity_val_steps=0",
+]
+BATCH_SIZE = 8
+
+
+def configuration(
+    folder: str = "run",
+    *,
+    model: dict[str, Any] | None = None,
+    annotator: dict[str, Any] | None = None,
+    trainer: dict[str, Any] | None = None,
+    dataset: str = "Digits",
+    class_path: str = "DPDFD",
+    steps: int = 3,
+    epochs: int = 1,
+) -> dict[str, Any]:
+    """A tiny DPDFD run on digits with tiny networks; the arguments override its settings."""
+    return {
+        "seed_everything": 3,
+        "trainer": {
+            "max_epochs": epochs,
+            "accelerator": "cpu",
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "log_every_n_steps": 1,
+            "default_root_dir": folder,
+            **(trainer or {}),
+        },
+        "model": {
+            "class_path": class_path,
+            "init_args": {
+                "teacher": "teachers/digits.ckpt",
+                "student": {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}},
+                "generator": {"class_path": "DAFLGenerator", "init_args": {"width": 4, "latent_dim": 8}},
+                "annotator": {"class_path": "GradientAnnotator", "init_args": annotator or {}},
+                **(model or {}),
+            },
+        },
+        "data": {
+            "class_path": "Latent",
+            "init_args": {
+                "dataset": {"class_path": dataset},
+                "steps_per_epoch": steps,
+                "batch_size": BATCH_SIZE,
+            },
+        },
+    }
+
+
+def fit(config: dict[str, Any], *arguments: str) -> TranscriptionCLI:
+    """Runs `fit` on a configuration, in this process."""
+    path = Path("given.json")
+    path.write_text(json.dumps(config), encoding="utf-8")
+    cli = main(["fit", "--config", str(path), *arguments])
+    assert cli is not None
+    return cli
+
+
+def distil(folder: str = "run", *arguments: str, **settings: Any) -> TranscriptionCLI:
+    """`fit` on `configuration(folder, **settings)`."""
+    return fit(configuration(folder, **settings), *arguments)
+
+
+def checkpoint(folder: str = "run") -> dict[str, Any]:
+    """The last checkpoint of a run, read without unpickling code."""
+    content: dict[str, Any] = torch.load(f"{folder}/checkpoints/last.ckpt", map_location="cpu", weights_only=True)
+    return content
+
+
+def networks(cli: TranscriptionCLI) -> dict[str, Tensor]:
+    """Every weight and buffer of a run's student and generator."""
+    return {
+        name: value for name, value in cli.model.state_dict().items() if name.split(".")[0] in ("student", "generator")
+    }
+
+
+def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    """Whether two sets of tensors are the same bit for bit."""
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def teacher_weights(path: str | Path) -> list[Tensor]:
+    """The teacher's tensors that are long enough to be recognised."""
+    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    return [value for value in state.values() if value.is_floating_point() and value.numel() >= 4]
+
+
+def leaks(folder: str | Path, private: list[Tensor]) -> list[str]:
+    """Files under `folder` that hold a private tensor: its bytes, the tensor itself, or its values as text."""
+    found = []
+    for file in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
+        content = file.read_bytes()
+        inside = any(tensor.contiguous().numpy().tobytes() in content for tensor in private)
+        if file.suffix == ".ckpt":
+            loaded = _tensors(torch.load(file, map_location="cpu", weights_only=True))
+            inside |= any(torch.equal(tensor, other) for tensor in private for other in loaded)
+        elif file.suffix in (".yaml", ".json", ".csv", ".md"):
+            numbers = {float(text) for text in re.findall(r"-?\d+\.\d+(?:e[+-]?\d+)?", content.decode())}
+            private_numbers = {
+                value for tensor in private for value in tensor.flatten().tolist() if value not in (0, 1)
+            }
+            inside |= bool(numbers & private_numbers)
+        if inside:
+            found.append(str(file))
+    return found
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in _tensors(item)]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []

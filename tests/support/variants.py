@@ -1,0 +1,99 @@
+"""Methods and data sets that tests configure by class path: broken twins, and data of another kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from datamodules import Digits
+from datamodules.base import ImageDataModule, Part
+from datamodules.images import ImageDataset
+from lightning_modules import DPDFD
+from lightning_modules.components import logits_and_features
+from lightning_modules.components.losses import soft_cross_entropy
+from privacy.annotators import GradientAnnotator
+
+
+class LockedDigits(Digits):
+    """Digits whose private part cannot be read."""
+
+    def read(self, part: Part) -> ImageDataset:
+        if part == "train":
+            raise PermissionError("a private image was read")
+        return super().read(part)
+
+
+class TwoClasses(ImageDataModule):
+    """Two classes of 8x8 images: bright above or bright below."""
+
+    num_classes = 2
+    image_shape = (1, 8, 8)
+    num_records = 200
+    class_names = ("above", "below")
+
+    def read(self, part: Part) -> ImageDataset:
+        count = 200 if part == "train" else 50
+        labels = torch.arange(count) % 2
+        images = torch.randint(0, 60, (count, 1, 8, 8), generator=torch.Generator().manual_seed(count)).to(torch.uint8)
+        for image, label in zip(images, labels.tolist(), strict=True):
+            image[:, 4 * label : 4 * label + 4] += 150
+        return ImageDataset(images=images, labels=labels, ids=torch.arange(count), peak=255)
+
+
+class LeakyDPDFD(DPDFD):
+    """Holds its teacher as a submodule."""
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        self.copy_of_teacher = self.teacher._network
+
+
+class PeekingDPDFD(DPDFD):
+    """Looks at private images while it distils."""
+
+    def training_step(self, batch: int, batch_idx: int) -> None:
+        dataset: Any = self.trainer.datamodule.dataset
+        dataset.setup("fit")
+        super().training_step(batch, batch_idx)
+
+
+class CarelessDPDFD(DPDFD):
+    """Each of its two optimizers steps both networks."""
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
+
+
+class UndetachedDPDFD(DPDFD):
+    """Uses the released targets' values in the generator's loss, with the teacher still in their graph."""
+
+    def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits, _ = logits_and_features(self.student, images)
+        answer = self.teacher._network(images).softmax(dim=1)
+        return soft_cross_entropy(logits, targets.detach() + answer - answer.detach()).mean()
+
+
+class FixedAnnotator(GradientAnnotator):
+    """Charges, and then always releases the same rows whatever the teacher says."""
+
+    def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
+        super().annotate(gradients)
+        return (
+            self.norm_bound * F.one_hot(torch.arange(len(gradients)) % gradients.shape[1], gradients.shape[1]).float()
+        )
+
+
+class MoodyTeacher(nn.Module):
+    """Usable on blank images, NaN on every other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        flat = images.flatten(1)
+        logits: torch.Tensor = self.head(flat)
+        return torch.where(flat.abs().sum(dim=1, keepdim=True) > 0, torch.full_like(logits, torch.nan), logits)
