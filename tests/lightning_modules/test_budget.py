@@ -1,0 +1,89 @@
+"""A target is kept: stopped before it is passed, refused where nothing fits, enforced without the callback too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs import BATCH_SIZE, checkpoint, distil
+
+from lightning_modules.callbacks import BudgetStop
+from privacy.account import BudgetExceeded
+from privacy.annotators import GradientAnnotator
+
+PUBLISHED: dict[str, Any] = {"accounting": "published", "scope": "run"}
+
+
+def _target_for(steps: int, *, accounting: str) -> float:
+    """A target between what `steps` and `steps + 1` calls cost."""
+    annotator = GradientAnnotator(accounting=accounting)  # type: ignore[arg-type]
+    annotator.bind(batch_size=BATCH_SIZE, num_classes=10)
+    annotator.open(private_data="test")
+    return (
+        annotator.account.epsilon_after(annotator.charge, steps)
+        + annotator.account.epsilon_after(annotator.charge, steps + 1)
+    ) / 2
+
+
+@pytest.mark.parametrize("accounting", ["published", "record"])
+def test_training_stops_before_the_step_that_would_overspend(folder: Path, accounting: str) -> None:
+    target = _target_for(5, accounting=accounting)
+    cli = distil(annotator={"target_epsilon": target, "accounting": accounting, "ledger_block": 2}, steps=4, epochs=3)
+    account = cli.model.annotator.account
+    assert cli.model.steps_done == 5
+    assert sum(account.counts().values()) == 5
+    figure = account.epsilon() if accounting == "record" else account.epsilon_published()
+    assert figure <= target < account.epsilon_after(cli.model.annotator.charge, 1)
+    # The stop came in the middle of an epoch, and the state of that moment was judged and saved.
+    record = json.loads(Path("run/result.json").read_text())
+    assert record["steps"] == 5 and record["curve"][-1]["steps"] == 5
+    assert checkpoint()["distillation"]["steps_done"] == 5
+    assert not cli.model.plan_changed and cli.model.planned_calls == 5
+
+
+def test_a_run_that_had_used_its_target_up_ends_quietly_when_resumed(folder: Path) -> None:
+    settings: dict[str, Any] = {
+        "annotator": {**PUBLISHED, "target_epsilon": _target_for(5, accounting="published")},
+        "steps": 4,
+        "epochs": 3,
+    }
+    distil(**settings)
+    before = json.loads(Path("run/guarantee.json").read_text())
+    again = distil("run", "--ckpt_path=run/checkpoints/last.ckpt", **settings)
+    assert again.model.steps_done == 5
+    assert json.loads(Path("run/guarantee.json").read_text()) == before
+
+
+def test_a_target_in_which_no_step_fits_is_refused_at_the_start(folder: Path) -> None:
+    with pytest.raises(
+        BudgetExceeded, match=r"target_epsilon=1 \(record accounting.*leaves no room.*raise noise_multiplier"
+    ):
+        distil(annotator={"target_epsilon": 1.0})
+    ledger = Path("teachers/digits.ckpt.ledger.jsonl").read_text()
+    assert "reserve" not in ledger
+    assert not Path("run/checkpoints").exists()
+
+
+def test_the_annotator_refuses_where_the_callback_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BudgetStop, "on_train_batch_end", lambda *_, **__: None)
+    target = _target_for(5, accounting="published")
+    with pytest.raises(BudgetExceeded, match="published accounting"):
+        distil(annotator={**PUBLISHED, "target_epsilon": target}, steps=4, epochs=3)
+    assert checkpoint()["distillation"]["steps_done"] == 5
+    # What was released before the error stays released, and is stated.
+    assert json.loads(Path("run/guarantee.json").read_text())["guarantee"]["queries"] == 5 * BATCH_SIZE
+
+
+def test_a_second_run_on_the_same_private_data_composes(folder: Path) -> None:
+    first = distil("one", steps=2).model.annotator.account
+    second = distil("two", steps=2).model.annotator.account
+    assert second.epsilon() > first.epsilon()
+    assert second.epsilon(scope="run") == first.epsilon(scope="run")
+    assert json.loads(Path("two/guarantee.json").read_text())["guarantee"]["runs"] == 2
+
+
+def test_a_delta_that_one_record_could_hide_in_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="delta must lie below 1/N"):
+        distil(annotator={"delta": 0.01})

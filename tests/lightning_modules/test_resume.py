@@ -1,0 +1,156 @@
+"""Interrupted runs: the same end as without the interruption, and nothing that was spent is forgotten."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import BATCH_SIZE, checkpoint, distil, equal, networks
+
+from lightning_modules import DPDFD
+from lightning_modules.cli import TranscriptionCLI
+
+STEPS, EPOCHS = 3, 2
+LAST = "--ckpt_path=run/checkpoints/last.ckpt"
+# No noise and dropout in the student: what is left is all that a resumed run has to draw again.
+QUIET_MODEL: dict[str, Any] = {"images": "both", "student": {"class_path": "DataLensClassifier"}}
+
+
+class Interrupted(RuntimeError):
+    pass
+
+
+def _interrupt(monkeypatch: pytest.MonkeyPatch, hook: str, step: int, run: Callable[[], Any]) -> None:
+    """Runs until `hook` has been called with `step` steps done, and fails there."""
+    method = getattr(DPDFD, hook)
+
+    def failing(self: DPDFD, *arguments: Any) -> Any:
+        result = method(self, *arguments)
+        if self.steps_done == step:
+            raise Interrupted
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DPDFD, hook, failing)
+        with pytest.raises(Interrupted):
+            run()
+
+
+def _quiet(folder: str, *arguments: str) -> TranscriptionCLI:
+    annotator = {"noise_multiplier": 0.0}
+    return distil(folder, *arguments, model=QUIET_MODEL, annotator=annotator, steps=STEPS, epochs=EPOCHS)
+
+
+@pytest.mark.parametrize(
+    ("hook", "step"),
+    [
+        ("on_train_batch_end", 2),
+        ("on_train_batch_end", 3),
+        ("on_validation_epoch_end", 3),
+        ("on_train_epoch_end", 3),
+    ],
+)
+def test_a_resumed_run_ends_as_an_uninterrupted_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, hook: str, step: int
+) -> None:
+    whole = networks(_quiet("whole"))
+    _interrupt(monkeypatch, hook, step, lambda: _quiet("run"))
+    assert checkpoint()["distillation"]["steps_done"] == step
+    resumed = _quiet("run", LAST)
+    assert resumed.model.steps_done == STEPS * EPOCHS
+    assert equal(whole, networks(resumed))
+
+
+def test_the_comparison_notices_other_draws_after_the_interruption(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = networks(_quiet("whole"))
+    _interrupt(monkeypatch, "on_train_batch_end", 2, lambda: _quiet("run"))
+    content = checkpoint()
+    content["distillation"]["draw_seed"] += 1
+    torch.save(content, "run/checkpoints/last.ckpt")
+    assert not equal(whole, networks(_quiet("run", LAST)))
+
+
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_a_step_that_was_cut_short_is_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    def run(*arguments: str) -> TranscriptionCLI:
+        return distil("run", *arguments, steps=STEPS, epochs=EPOCHS)
+
+    _interrupt(monkeypatch, "update_generator", step, run)
+    resumed = run(LAST).model
+    assert resumed.steps_done == STEPS * EPOCHS
+    assert sum(resumed.annotator.account.counts(scope="run").values()) == STEPS * EPOCHS + 1
+    # Accuracy was measured after each epoch, that of the interruption too.
+    curve = next(callback for callback in resumed.trainer.callbacks if type(callback).__name__ == "Curves").history
+    assert [point["steps"] for point in curve] == [STEPS, 2 * STEPS]
+
+
+def test_the_curves_on_disk_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _interrupt(monkeypatch, "on_train_epoch_end", 3, lambda: _quiet("run"))
+    before = Path("run/metrics.csv").read_text().splitlines()
+    _quiet("run", LAST)
+    after = Path("run/metrics.csv").read_text().splitlines()
+    assert len(before) > 2 and after[: len(before)] == before and len(after) > len(before)
+
+
+def _noisy(*arguments: str, epochs: int = EPOCHS) -> DPDFD:
+    model: DPDFD = distil("run", *arguments, model={"images": "prior"}, steps=STEPS, epochs=epochs).model
+    return model
+
+
+def _calls(model: DPDFD) -> int:
+    return sum(model.annotator.account.counts(scope="run").values())
+
+
+def test_epsilon_goes_on_where_it_was(folder: Path) -> None:
+    first = _noisy(epochs=1)
+    second = _noisy(LAST)
+    assert (_calls(first), _calls(second)) == (STEPS, 2 * STEPS)
+    assert second.annotator.account.ledger.run == first.annotator.account.ledger.run
+    assert second.annotator.account.epsilon() > first.annotator.account.epsilon()
+    assert second.annotator.account.queries() == 2 * STEPS * BATCH_SIZE
+
+
+def test_a_crash_spends_the_whole_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies cannot settle: what the ledger reserved counts, however little of it was used."""
+    monkeypatch.setattr("lightning_modules.callbacks.GuaranteeWriter.on_exception", lambda *_: None)
+    monkeypatch.setattr("privacy.annotators.Annotator.close", lambda *_: None)
+    _interrupt(monkeypatch, "on_train_batch_end", 2, lambda: _noisy())
+    resumed = _noisy(LAST)
+    assert _calls(resumed) == 100 + (2 * STEPS - 2)
+
+
+def test_a_checkpoint_rolled_back_forgets_nothing(folder: Path) -> None:
+    _noisy(epochs=1)
+    shutil.copyfile("run/checkpoints/last.ckpt", "early.ckpt")
+    spent = _noisy(LAST).annotator.account.epsilon()
+    again = _noisy("--ckpt_path=early.ckpt")
+    assert again.steps_done == 2 * STEPS
+    assert _calls(again) == 3 * STEPS
+    assert again.annotator.account.epsilon() > spent
+
+
+def test_a_ledger_that_was_lost_is_made_up_for_by_the_checkpoint(folder: Path) -> None:
+    _noisy(epochs=1)
+    Path("teachers/digits.ckpt.ledger.jsonl").unlink()
+    assert _calls(_noisy(LAST)) == 2 * STEPS
+
+
+def test_a_longer_plan_is_told_in_the_guarantee(folder: Path) -> None:
+    first = _noisy(epochs=1)
+    assert (first.planned_calls, first.plan_changed) == (STEPS, False)
+    longer = _noisy(LAST)
+    assert longer.plan_changed
+
+
+def test_a_shorter_plan_still_costs_the_first_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _interrupt(monkeypatch, "on_train_batch_end", 2, lambda: _noisy())
+    shorter = _noisy(LAST, epochs=1)
+    assert (_calls(shorter), shorter.planned_calls) == (STEPS, 2 * STEPS)
+    guarantee = shorter.guarantee()
+    assert guarantee.epsilon > guarantee.epsilon_spent
