@@ -1,0 +1,175 @@
+"""The algorithm's own parts: what each optimizer touches, each term of the generator's loss, where images come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import BATCH_SIZE, distil, fit, networks
+from support.variants import CarelessDPDFD, MoodyTeacher
+
+from lightning_modules import DPDFD
+from lightning_modules.components import logits_and_features
+from lightning_modules.components.losses import activation, class_balance, one_hot_loss, soft_cross_entropy
+
+
+def _snapshot(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [value.clone() for value in module.state_dict().values()]
+
+
+def _changed(before: list[torch.Tensor], module: torch.nn.Module) -> bool:
+    return any(not torch.equal(old, new) for old, new in zip(before, module.state_dict().values(), strict=True))
+
+
+def _crossings(kind: type[DPDFD], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Steps in which an optimizer changed the other network, or left its own alone, over a run of `kind`."""
+    found: list[str] = []
+
+    def watch(name: str, own: str, other: str) -> None:
+        method = getattr(DPDFD, name)
+
+        def watched(self: DPDFD, *arguments: Any) -> Any:
+            networks = {part: getattr(self, part) for part in (own, other)}
+            for network in networks.values():
+                network.zero_grad(set_to_none=True)
+            before = {part: _snapshot(network) for part, network in networks.items()}
+            result = method(self, *arguments)
+            if _changed(before[other], networks[other]):
+                found.append(f"{name} changed the {other}")
+            if any(parameter.grad is not None for parameter in networks[other].parameters()):
+                found.append(f"{name} left gradients in the {other}")
+            if not _changed(before[own], networks[own]):
+                found.append(f"{name} did nothing to the {own}")
+            return result
+
+        monkeypatch.setattr(DPDFD, name, watched)
+
+    watch("update_student", "student", "generator")
+    watch("update_generator", "generator", "student")
+    distil(class_path=f"{kind.__module__}.{kind.__name__}", model={"student_loss_weight": 1.0})
+    return sorted(set(found))
+
+
+def test_each_optimizer_steps_its_own_network_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _crossings(DPDFD, monkeypatch) == []
+
+
+def test_the_watch_notices_optimizers_of_both_networks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "update_generator changed the student" in _crossings(CarelessDPDFD, monkeypatch)
+
+
+OFF = {"one_hot_weight": 0.0, "balance_weight": 0.0, "activation_weight": 0.0, "student_loss_weight": 0.0}
+
+
+def _module(**settings: Any) -> DPDFD:
+    torch.manual_seed(1)
+    return DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), **settings).eval()
+
+
+@pytest.mark.parametrize(
+    ("switch", "weight"),
+    [("one_hot_weight", 2.0), ("balance_weight", 5.0), ("activation_weight", 0.3), ("student_loss_weight", 1.5)],
+)
+def test_each_term_of_the_generators_loss_has_its_switch(switch: str, weight: float) -> None:
+    images, targets = torch.randn(6, 1, 8, 8), torch.rand(6, 10).softmax(dim=1)
+    module = _module(**{**OFF, switch: weight})
+    logits, features = logits_and_features(module.student, images)
+    term = {
+        "one_hot_weight": one_hot_loss(logits),
+        "balance_weight": class_balance(logits),
+        "activation_weight": -activation(features, norm="l1"),
+        "student_loss_weight": soft_cross_entropy(logits, targets).mean(),
+    }[switch]
+    assert float(module.generator_loss(images, targets).detach()) == pytest.approx(
+        weight * float(term.detach()), rel=1e-6
+    )
+    assert float(term.detach()) != 0
+    assert float(_module(**OFF).generator_loss(images, targets)) == 0
+
+
+def test_the_activation_term_has_two_norms() -> None:
+    images, targets = torch.randn(6, 1, 8, 8), torch.rand(6, 10).softmax(dim=1)
+    l1, l2 = (
+        _module(**{**OFF, "activation_weight": 1.0}, activation_norm=norm).generator_loss(images, targets)
+        for norm in ("l1", "l2")
+    )
+    assert float(l1) != float(l2)
+
+
+def test_gamma_undoes_the_norm_bound_unless_it_is_given() -> None:
+    assert _module().gamma == pytest.approx(1000)
+    assert _module(gamma=3.0).gamma == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"images": "real"}, "images must be generator, prior or both"),
+        ({"gamma": 0.0}, "gamma must be above 0"),
+    ],
+)
+def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _module(**settings)
+
+
+@pytest.mark.parametrize(("images", "generated"), [("generator", 8), ("both", 4), ("prior", 0)])
+def test_images_come_from_the_generator_the_prior_or_both(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, images: str, generated: int
+) -> None:
+    batches: list[tuple[int, tuple[int, ...]]] = []
+    draw = DPDFD.draw_images
+
+    def recording(self: DPDFD, step: int, latents: torch.Tensor | None) -> torch.Tensor:
+        drawn = draw(self, step, latents)
+        batches.append((0 if latents is None else len(latents), tuple(drawn.shape)))
+        return drawn
+
+    monkeypatch.setattr(DPDFD, "draw_images", recording)
+    cli = distil(model={"images": images}, steps=1)
+    assert batches == [(generated, (BATCH_SIZE, 1, 8, 8))]
+    assert any(name.startswith("generator") for name in networks(cli)) == (generated > 0)
+    assert ("generator" in cli.model.published_artefacts) == (generated > 0)
+    assert Path("run/figures/synthetic_000001.png").is_file()
+
+
+@pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "batch_mean"])
+def test_every_release_runs(folder: Path, release: str) -> None:
+    cli = distil(annotator={"release": release}, steps=1)
+    assert 0 < cli.model.annotator.account.epsilon() < float("inf")
+
+
+def test_the_students_batch_statistics_follow_its_own_update(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch above sees that they stay in the generator's; that would be empty if they never moved."""
+    moved: list[bool] = []
+    update = DPDFD.update_student
+
+    def watched(self: DPDFD, images: torch.Tensor) -> torch.Tensor:
+        before = {name: value.clone() for name, value in self.student.named_buffers() if "running" in name}
+        result = update(self, images)
+        moved.append(
+            any(not torch.equal(before[name], value) for name, value in self.student.named_buffers() if name in before)
+        )
+        return result
+
+    monkeypatch.setattr(DPDFD, "update_student", watched)
+    distil(steps=1)
+    assert moved == [True]
+
+
+def test_two_classes(folder: Path) -> None:
+    teacher = {
+        "seed_everything": 0,
+        "trainer": {
+            "max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False,
+            "default_root_dir": "two",
+        },
+        "model": {"class_path": "Teacher"},
+        "data": {"class_path": "support.variants.TwoClasses"},
+    }  # fmt: skip
+    fit(teacher)
+    cli = distil(dataset="support.variants.TwoClasses", model={"teacher": "two/checkpoints/last.ckpt"})
+    assert cli.model.student.head.out_features == 2
+    assert all(bool(torch.isfinite(value).all()) for value in networks(cli).values())
