@@ -1,0 +1,111 @@
+"""The command line: short names, merged files, printed configurations, messages in place of tracebacks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from support.runs import QUIET, configuration, fit
+
+from lightning_modules import cli as command_line
+from lightning_modules.callbacks import BudgetStop
+from lightning_modules.cli import main
+from lightning_modules.components import SmallCNN
+from lightning_modules.paths import find_config, find_configs
+from lightning_modules.private_teacher import TeacherError
+from privacy.account import BudgetExceeded
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(["fit", *arguments, "--print_config"])
+    assert not end.value.code
+    config: dict[str, object] = yaml.safe_load(capsys.readouterr().out)
+    return config
+
+
+def test_short_names_and_short_options(folder: Path) -> None:
+    run = main(
+        [
+            *("fit", "--model", "DPDFD", "--model.teacher", "teachers/digits.ckpt", "--model.images", "prior"),
+            *("--model.annotator.target_epsilon", "1", "--model.annotator.accounting", "published"),
+            *("--model.student", "SmallCNN", "--model.student.width", "4"),
+            *("--model.student_optimizer", "Adam", "--model.student_optimizer.lr", "0.01"),
+            *("--data", "Latent", "--data.dataset", "Digits", "--data.steps_per_epoch", "1", "--data.batch_size", "8"),
+            *("--trainer.max_epochs", "1", *QUIET),
+        ]
+    )
+    assert run is not None and isinstance(run.model.student, SmallCNN)
+    assert run.model.annotator.target_epsilon == 1 and run.model.annotator.accounting == "published"
+    assert run.trainer.optimizers[0].param_groups[0]["lr"] == 0.01
+    assert Path("runs/dpdfd_digits/version_0/result.json").is_file()
+
+
+def test_later_files_and_options_override_earlier_ones(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("more.yaml").write_text("model: {init_args: {gamma: 7.0}}\ntrainer: {max_epochs: 4}\n")
+    config = printed(capsys, "--config", "sweeps/dpdfd_digits.yaml", "--config", "more.yaml", "--trainer.max_epochs=9")
+    model, trainer = config["model"], config["trainer"]
+    assert isinstance(model, dict) and isinstance(trainer, dict)
+    assert model["init_args"]["gamma"] == 7 and trainer["max_epochs"] == 9
+    assert model["init_args"]["images"] == "prior"
+    assert "num_classes" not in model["init_args"]
+    assert not {"optimizer", "lr_scheduler"} & set(config)
+
+
+def test_callbacks_of_the_users_own(folder: Path) -> None:
+    alone = fit(configuration(steps=1), "--trainer.callbacks=RichModelSummary")
+    names = [type(callback).__name__ for callback in alone.trainer.callbacks]
+    assert {"RichModelSummary", "BudgetStop", "GuaranteeWriter", "ModelCheckpoint", "ResultRecord"} <= set(names)
+    config = configuration(
+        "two", steps=1, trainer={"callbacks": [{"class_path": "lightning_modules.callbacks.BudgetStop"}]}
+    )
+    both = fit(config)
+    assert sum(isinstance(callback, BudgetStop) for callback in both.trainer.callbacks) == 1
+
+
+def test_sweeps_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Path(find_config("sweeps/demo.yaml")).is_file()
+    assert find_config("sweeps/none.yaml") == "sweeps/none.yaml" and find_config("other.yaml") == "other.yaml"
+    found = find_configs(["fit", "--config=sweeps/demo.yaml", "-c", "sweeps/demo.yaml", "--x", "sweeps/demo.yaml"])
+    assert found[1] == f"--config={found[3]}" and Path(found[3]).is_file() and found[5] == "sweeps/demo.yaml"
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "demo.yaml").write_text("fits: []")
+    assert find_config("sweeps/demo.yaml") == "sweeps/demo.yaml"
+
+
+@pytest.mark.parametrize("error", [TeacherError("no such teacher"), BudgetExceeded("nothing fits")])
+def test_expected_errors_end_the_process_with_their_message(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def failing(args: list[str]) -> None:
+        raise error
+
+    monkeypatch.setattr(command_line, "run", failing)
+    with pytest.raises(SystemExit, match=f"error: {error}"):
+        main()
+    monkeypatch.setattr(command_line, "run", lambda args: (_ for _ in ()).throw(RuntimeError("a defect")))
+    with pytest.raises(RuntimeError, match="a defect"):
+        main()
+
+
+def test_more_than_one_device_is_refused(folder: Path) -> None:
+    from lightning_modules.distillation import DataFreeDistillation
+
+    model = fit(configuration(steps=1)).model
+    assert isinstance(model, DataFreeDistillation)
+
+    class TwoProcesses:
+        world_size = 2
+
+    model._trainer = TwoProcesses()  # type: ignore[assignment]
+    with pytest.raises(NotImplementedError, match=r"--trainer\.devices 1"):
+        DataFreeDistillation.on_fit_start(model)
+
+
+def test_the_resumed_configuration_names_no_checkpoint(folder: Path) -> None:
+    fit(configuration(steps=1))
+    fit(configuration(steps=1, epochs=2), "--ckpt_path=run/checkpoints/last.ckpt")
+    assert yaml.safe_load(Path("run/config.yaml").read_text())["ckpt_path"] is None
+    assert json.loads(Path("run/result.json").read_text())["steps"] == 2
