@@ -8,5 +8,16 @@ from datamodules.errors import MissingDataError
 from datamodules.images import ImageDataset
 from datamodules.latent import Latent
 from datamodules.mnist import MNIST, FashionMNIST
+from datamodules.poisson import Poisson, PoissonBatches
 
-__all__ = ["MNIST", "Digits", "FashionMNIST", "ImageDataModule", "ImageDataset", "Latent", "MissingDataError"]
+__all__ = [
+    "MNIST",
+    "Digits",
+    "FashionMNIST",
+    "ImageDataModule",
+    "ImageDataset",
+    "Latent",
+    "MissingDataError",
+    "Poisson",
+    "PoissonBatches",
+]

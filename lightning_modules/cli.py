@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ class TranscriptionCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Fills in the logger, the checkpoint and the result record where the configuration leaves them open."""
-        settings = self.config_init[self.subcommand].trainer
+        settings = self._get(self.config_init, "trainer")
         if settings.logger is None:
             kwargs["logger"] = self._default_logger(settings.default_root_dir)
         if self.subcommand == "fit" and not settings.fast_dev_run:
@@ -96,8 +97,8 @@ def _cli(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
         # Every method makes its own optimizers: `--optimizer` would replace them by a single one.
         auto_configure_optimizers=False,
         parser_kwargs={
-            "description": "Also: `pipeline FILE` runs fits in order, `calibrate --config FILE` shows what they would cost, `render FILE` writes "
-            "tables into documents; each has its own --help."
+            "description": "Also: `pipeline FILE` runs fits in order, `calibrate --config FILE` shows what they would "
+            "cost, `render FILE` writes tables into documents; each has its own --help."
         },
         args=find_configs(args),
         run=run,
@@ -114,6 +115,9 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
     """
     if args is not None:
         return run(args)
+    # What the libraries say to whoever builds on them is nothing for whoever types a command.
+    for message in ("LightningCLI.s args", ".*LeafSpec", ".*does not have many workers", "The number of training"):
+        warnings.filterwarnings("ignore", message=message)
     try:
         run(sys.argv[1:])
     except EXPECTED as error:

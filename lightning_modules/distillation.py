@@ -152,6 +152,7 @@ class DataFreeDistillation(LightningModule):
                 ledger=ledger,
                 num_records=records,
                 state=self._restored.get("annotator"),
+                teacher=self.teacher.bound,
             )
         if self.annotator.affordable(limit=1) < 1 and 0 < self.steps_done == self._calls_made():
             rank_zero_info(

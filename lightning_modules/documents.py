@@ -23,7 +23,9 @@ from privacy.guarantees import write_atomically
 
 __all__ = ["DocumentError", "render", "render_text", "results_table"]
 
-_BLOCK = re.compile(r"(?P<head><!-- results: (?P<names>[\w ]+) -->\n)(?P<body>.*?)(?P<tail><!-- end results -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r"(?P<head><!-- results: (?P<names>[\w ]+) -->\n)(?P<body>.*?)(?P<tail><!-- end results -->)", re.DOTALL
+)
 
 
 class DocumentError(ValueError):
@@ -59,8 +61,8 @@ def results_table(names: Sequence[str], folder: Path) -> str:
     commits = sorted({record["commit"] for record in records.values()})
     lines += [
         "",
-        f"Last step, no selection. δ = {', '.join(f'{delta:g}' for delta in deltas) or '–'}; unit: one training record; "
-        f"seed {', '.join(map(str, seeds))}; {'; '.join(shared)}; commit {', '.join(commits)}. "
+        f"Last step, no selection. δ = {', '.join(f'{delta:g}' for delta in deltas) or '–'}; unit: one training "
+        f"record; seed {', '.join(map(str, seeds))}; {'; '.join(shared)}; commit {', '.join(commits)}. "
         f"Records: `results/`.",
         "",
     ]
@@ -74,7 +76,9 @@ def render_text(text: str, folder: Path) -> str:
 
 def render(args: Sequence[str]) -> None:
     """The command `render FILE... [--check]`."""
-    parser = ArgumentParser(prog="LightningCLI render", description="Write the results blocks of documents from results/.")
+    parser = ArgumentParser(
+        prog="LightningCLI render", description="Write the results blocks of documents from results/."
+    )
     parser.add_argument("files", type=list[str], nargs="+", help="Documents.")
     parser.add_argument("--results", type=str, default="results", help="Folder of the records.")
     parser.add_argument("--check", action="store_true", help="Change nothing; fail where a document is out of date.")

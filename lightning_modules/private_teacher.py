@@ -12,6 +12,8 @@ from torch import nn
 
 from lightning_modules.components import build_network, check_network
 from lightning_modules.paths import find_config
+from privacy.pipelines import Bound, released
+from privacy.releases import release_from_dict
 
 __all__ = ["PrivateTeacher", "TeacherError"]
 
@@ -28,6 +30,8 @@ class PrivateTeacher:
         private_data: Public name of what it was trained on.
         num_records: Number of records it was trained on, where known.
         path: The file it came from, beside which the ledger lies.
+        bound: Its own record-level guarantee where it was trained with differential privacy; None where nothing bounds
+            it.
     """
 
     def __init__(
@@ -37,11 +41,13 @@ class PrivateTeacher:
         private_data: str,
         num_records: int | None = None,
         path: Path | None = None,
+        bound: Bound | None = None,
     ) -> None:
         self._network = network.eval().requires_grad_(False)
         self.private_data = private_data
         self.num_records = num_records
         self.path = path
+        self.bound = bound
 
     @torch.no_grad()
     def logits(self, images: torch.Tensor) -> torch.Tensor:
@@ -118,6 +124,7 @@ class PrivateTeacher:
             built,
             private_data=private_data or content.get("private_data") or f"training data of {file.name}",
             num_records=None if records is None else int(records),
+            bound=_bound(content),
             path=file,
         )
         teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
@@ -163,6 +170,14 @@ def _factory(spec: Any, file: Path) -> Callable[..., nn.Module]:
     parser.add_argument("--network", type=Callable[..., nn.Module])
     factory: Callable[..., nn.Module] = parser.instantiate_classes(parser.parse_object({"network": spec})).network
     return factory
+
+
+def _bound(content: Any) -> Bound | None:
+    """What a DP-SGD teacher's training released, as its checkpoint tells."""
+    releases = content.get("releases") if isinstance(content, dict) else None
+    if not releases:
+        return None
+    return released({release_from_dict(release): int(count) for release, count in releases})
 
 
 def _weights(content: Any, file: Path) -> dict[str, torch.Tensor]:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from privacy.checks import check_delta
 from privacy.claims import Claim, published_epsilon
-from privacy.composition import compose
 from privacy.ledger import Charge, Ledger
+from privacy.pipelines import Bound, post_processing, released
 from privacy.releases import Release, Unbounded
 
 __all__ = ["Accounting", "BudgetExceeded", "PrivacyAccount", "Scope"]
@@ -32,6 +32,8 @@ class PrivacyAccount:
         target_epsilon: Most that may be spent (natural logarithms), or None for no limit.
         accounting: Which figure the target is about: `record` (a bound) or `published` (a paper's claim).
         scope: Whether figures and target count every run on the private data or this run alone.
+        teacher: The teacher's own guarantee where it was trained with differential privacy: whatever is released about
+            it is post-processing, at most as costly as it. None for a teacher that nothing bounds.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -45,6 +47,7 @@ class PrivacyAccount:
         target_epsilon: float | None = None,
         accounting: Accounting = "record",
         scope: Scope = "private_data",
+        teacher: Bound | None = None,
     ) -> None:
         if target_epsilon is not None and not target_epsilon > 0:
             raise ValueError(f"target_epsilon must be above 0 or null, got {target_epsilon}")
@@ -57,6 +60,7 @@ class PrivacyAccount:
         self.target_epsilon = target_epsilon
         self.accounting: Accounting = accounting
         self.scope: Scope = scope
+        self.teacher = teacher
 
     def counts(self, *, scope: Scope | None = None) -> Counter[Charge]:
         """Charges in the chosen scope (this account's own where None)."""
@@ -68,7 +72,22 @@ class PrivacyAccount:
         releases: Counter[Release] = Counter()
         for charge, count in charges.items():
             releases[charge.release] += count
-        return compose(releases, self.delta).epsilon
+        if not releases:
+            return 0.0
+        return self._bound(releases).epsilon(self.delta)
+
+    def _bound(self, releases: Mapping[Release, int]) -> Bound:
+        answers = released(releases)
+        return answers if self.teacher is None else post_processing(answers, self.teacher)
+
+    def rests_on_teacher(self, *, counts: Mapping[Charge, int] | None = None) -> bool:
+        """Whether the record-level ε of `counts` is the teacher's own, smaller than that of the answers."""
+        if self.teacher is None:
+            return False
+        releases: Counter[Release] = Counter()
+        for charge, count in (self.counts() if counts is None else counts).items():
+            releases[charge.release] += count
+        return self.teacher.epsilon(self.delta) <= released(releases).epsilon(self.delta)
 
     def epsilon_published(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
         """ε that the papers' own theorems give at δ: claims, not bounds. `inf` where no theorem covers the charges."""
@@ -82,6 +101,8 @@ class PrivacyAccount:
     def unbounded(self, *, counts: Mapping[Charge, int] | None = None) -> list[str]:
         """Why no record-level ε holds for `counts`, by default for everything charged so far; empty where one does."""
         charges = self.counts() if counts is None else counts
+        if self.teacher is not None and self.teacher.bounded:
+            return []
         return sorted({_reason(charge) for charge in charges if not charge.release.bounded})
 
     def queries(self, *, scope: Scope | None = None) -> int:
@@ -134,7 +155,7 @@ class PrivacyAccount:
             f"room for one more step: spent {where}: {spent:.6g}; "
             f"with one more step: {self.epsilon_after(charge, 1):.6g}."
         )
-        if not charge.release.bounded:
+        if not charge.release.bounded and self.unbounded(counts={charge: 1}):
             text += f" No record-level ε holds here at all: {_reason(charge)}."
         elif self.accounting == "record":
             text += (

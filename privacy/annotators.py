@@ -12,16 +12,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 
 from privacy.account import Accounting, BudgetExceeded, PrivacyAccount, Scope
+from privacy.calibration import output_gradient_mu
 from privacy.checks import check_count, check_delta
 from privacy.claims import RdpSlope
 from privacy.ledger import Charge, Ledger
 from privacy.mechanisms import clip_rows, normalize_rows, zero_non_finite_rows
 from privacy.noise import NoiseSource, SystemNoise
+from privacy.pipelines import Bound
 from privacy.published import dpdfd_rdp_slope
 from privacy.releases import Gaussian, Unbounded
 
@@ -49,6 +51,9 @@ class Annotator(ABC):
     Raises:
         ValueError: A setting that has no meaning.
     """
+
+    noise_setting: ClassVar[str] = "noise_multiplier"
+    """Name of the setting that scales the noise, for calibration."""
 
     def __init__(
         self,
@@ -115,6 +120,7 @@ class Annotator(ABC):
         ledger: str | Path | None = None,
         num_records: int | None = None,
         state: Mapping[str, Any] | None = None,
+        teacher: Bound | None = None,
     ) -> None:
         """Opens the ledger of the private data and restores what a checkpoint remembers of this run.
 
@@ -123,6 +129,7 @@ class Annotator(ABC):
             ledger: Where the ledger lies unless the setting `ledger` says otherwise; None keeps it in memory.
             num_records: Number of private records N, public by assumption.
             state: What `state` gave when a checkpoint was saved.
+            teacher: The teacher's own guarantee, where it was trained with differential privacy.
 
         Raises:
             ValueError: δ is not below 1/N, or another setting has no meaning.
@@ -144,6 +151,7 @@ class Annotator(ABC):
             target_epsilon=self.target_epsilon,
             accounting=self.accounting,
             scope=self.scope,
+            teacher=teacher,
         )
         if state:
             account.restore(state)
@@ -266,11 +274,7 @@ class GradientAnnotator(Annotator):
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
         if not self.noise_multiplier:
             return Charge(release=Gaussian(mu=math.inf), queries=batch_size)
-        # In units of C, one record moves each row by 2, and the sum of the batch by 2B.
-        if self.release == "batch_mean":
-            mu = 2 * batch_size / self.noise_multiplier
-        else:
-            mu = 2 / self._noise_per_row(batch_size) * math.sqrt(batch_size)
+        mu = output_gradient_mu(self.release, batch_size, self.noise_multiplier)
         slope = dpdfd_rdp_slope(self.norm_bound, num_classes, batch_size, self.noise_multiplier)
         return Charge(release=Gaussian(mu=mu), claim=RdpSlope(source="C Theorem 3", slope=slope), queries=batch_size)
 

@@ -54,6 +54,17 @@ def write_atomically(path: str | Path, text: str) -> Path:
     return target
 
 
+_DP_SGD_RELATION = "add-or-remove of one training record"
+_DP_SGD_SOURCE = (
+    "post-processing of a teacher that was itself trained by DP-SGD: privacy-loss distribution of the Poisson-sampled "
+    "Gaussian (Abadi et al. 2016; Koskela et al. 2020), rounded pessimistically"
+)
+_DP_SGD_ASSUMPTION = (
+    "the teacher's file is the one its training wrote: its history of steps, noise and sample rates is true, and its "
+    "settings were chosen without looking at the private data"
+)
+
+
 @dataclass(frozen=True)
 class Guarantee:
     """A record-level statement, and beside it, marked as such, the paper's claim.
@@ -121,6 +132,7 @@ class Guarantee:
             )
             covered[annotator.charge] += max(0, planned_calls - sum(account.counts(scope="run").values()))
             covered = +covered
+        on_teacher = account.rests_on_teacher(counts=covered)
         if annotator.noise.secure:
             assumptions.append(_NOISE)
         if annotator.num_records is None:
@@ -139,15 +151,17 @@ class Guarantee:
                 "other runs from the same private data, if any of what they made is published too: the ledger's total "
                 "is given above"
             )
+        if on_teacher:
+            assumptions.append(_DP_SGD_ASSUMPTION)
         return cls(
             epsilon=account.epsilon(counts=covered),
             delta=account.delta,
             unit=words["unit"],
-            relation=words["relation"],
+            relation=_DP_SGD_RELATION if on_teacher else words["relation"],
             private_data=account.ledger.private_data,
             artefacts=tuple(artefacts),
             mechanism=words["mechanism"],
-            source=words["source"],
+            source=_DP_SGD_SOURCE if on_teacher else words["source"],
             assumptions=tuple(assumptions),
             not_covered=tuple(not_covered),
             epsilon_spent=account.epsilon(),

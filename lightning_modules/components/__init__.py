@@ -6,6 +6,7 @@ from lightning_modules.components.generators import DAFLGenerator
 from lightning_modules.components.networks import build_network, check_network
 from lightning_modules.components.priors import ImagePrior, StrokePrior
 from lightning_modules.components.resnet import ResNet18, ResNet34
+from lightning_modules.components.scattering import Scattering2d, ScatteringClassifier
 from lightning_modules.components.small_nets import DataLensClassifier, SmallCNN, TwoConvNet
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "ImagePrior",
     "ResNet18",
     "ResNet34",
+    "Scattering2d",
+    "ScatteringClassifier",
     "SmallCNN",
     "StrokePrior",
     "TwoConvNet",

@@ -1,0 +1,152 @@
+"""Poisson-sampled batches of private records, as the privacy analysis of DP-SGD assumes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from lightning import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from datamodules.base import Batches, ImageDataModule, require_at_least
+from datamodules.images import keep_batch
+from privacy.noise import NoiseSource, SystemNoise
+
+
+class PoissonBatches:
+    """Each step takes every record by a coin of its own; batches vary in size and may be empty.
+
+    Coins come from the operating system's cryptographic generator: a sample that follows the run's seed can be drawn
+    again, and with it the amplification by sampling is gone.
+    """
+
+    def __init__(self, *, records: int, sample_rate: float, steps: int, noise: NoiseSource | None = None) -> None:
+        """Sample ``steps`` times from ``records`` positions.
+
+        Raises:
+            ValueError: if ``sample_rate`` is not in (0, 1].
+        """
+        if not 0 < sample_rate <= 1:
+            raise ValueError(f"sample_rate must lie in (0, 1], got {sample_rate}")
+        self.records = records
+        self.steps = steps
+        self.sample_rate = sample_rate
+        self.noise = noise or SystemNoise()
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return self.steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield positions, one list a step."""
+        for _ in range(self.steps):
+            # Rounded down to 53 bits: never likelier than the analysis says.
+            coins = (self.noise.words(self.records) >> 11) * 2.0**-53
+            yield torch.nonzero(torch.from_numpy(coins < self.sample_rate))[:, 0].tolist()
+
+
+class Poisson(LightningDataModule):
+    """Private records for DP-SGD: Poisson sampling for training, everything else as in the wrapped data set."""
+
+    def __init__(
+        self,
+        *,
+        dataset: ImageDataModule,
+        batch_size: int = 2048,
+        steps_per_epoch: int | None = None,
+        noise: NoiseSource | None = None,
+    ) -> None:
+        """Remember the settings; no file is touched.
+
+        Args:
+            dataset: The private data set.
+            batch_size: Expected size of a batch; the sample rate is this over the number of training records.
+            steps_per_epoch: Steps that count as an epoch. Default: as many as see each record once on average.
+            noise: Where the coins come from; None is the operating system.
+        """
+        super().__init__()
+        self.dataset = dataset
+        self.batch_size = require_at_least(1, batch_size=batch_size)
+        self.steps_per_epoch = None if steps_per_epoch is None else require_at_least(1, steps_per_epoch=steps_per_epoch)
+        self.noise = noise
+        self.num_classes = dataset.num_classes
+        self.image_shape = dataset.image_shape
+        self.num_records = dataset.num_records
+        self.name = dataset.name
+        self.private_data = dataset.private_data
+        self._mapped: dict[str, _Mapped] = {}
+
+    def prepare_data(self) -> None:
+        """Download as the wrapped data set does."""
+        self.dataset.trainer = self.trainer
+        self.dataset.prepare_data()
+
+    def setup(self, stage: str) -> None:
+        """Open the splits that ``stage`` needs.
+
+        Raises:
+            ValueError: if the expected batch is larger than the training split.
+        """
+        self.dataset.setup(stage)
+        if stage == "fit" and self.batch_size > len(self.dataset.train_records):
+            raise ValueError(
+                f"batch_size must not exceed the {len(self.dataset.train_records)} training records of {self.name}, "
+                f"got {self.batch_size}"
+            )
+
+    @property
+    def sample_rate(self) -> float:
+        """Probability of each record to be in a batch; needs ``setup("fit")``."""
+        return self.batch_size / len(self.dataset.train_records)
+
+    def precompute(self, function: Callable[[Tensor], Tensor], *, piece: int = 512) -> None:
+        """Replace training and validation images by ``function`` of them, computed once.
+
+        For a fixed front of the network, applied to each image by itself.
+        """
+        for split, records in (("train", self.dataset.train_records), ("validation", self.dataset.validation_records)):
+            rows = torch.arange(len(records)).split(piece)
+            outputs = [function(records.__getitems__(part.tolist())[0]) for part in rows]
+            self._mapped[split] = _Mapped(torch.cat(outputs), records.labels)
+
+    def train_dataloader(self) -> Batches:
+        """Return Poisson batches."""
+        records: Dataset[tuple[Tensor, Tensor]] = self._mapped.get("train") or self.dataset.train_records
+        steps = self.steps_per_epoch or max(1, round(1 / self.sample_rate))
+        batches = PoissonBatches(
+            records=len(self.dataset.train_records), sample_rate=self.sample_rate, steps=steps, noise=self.noise
+        )
+        return DataLoader(records, batch_sampler=batches, collate_fn=keep_batch)
+
+    def val_dataloader(self) -> Batches:
+        """Return the validation batches, in order."""
+        mapped = self._mapped.get("validation")
+        if mapped is None:
+            return self.dataset.val_dataloader()
+        return DataLoader(mapped, batch_size=self.dataset.eval_batch_size, collate_fn=keep_batch)
+
+    def test_dataloader(self) -> Batches:
+        """Return the test batches, in order, always as images."""
+        return self.dataset.test_dataloader()
+
+
+class _Mapped(Dataset[tuple[Tensor, Tensor]]):
+    """What a function made of the images, and their labels."""
+
+    def __init__(self, inputs: Tensor, labels: Tensor) -> None:
+        self.inputs = inputs
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.labels[index]
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        return self.inputs[rows], self.labels[rows]
+
+
+__all__ = ["Poisson", "PoissonBatches"]
