@@ -412,6 +412,58 @@ class LaplaceVotes(Release):
 
 
 @dataclass(frozen=True)
+class DiscreteLaplaceVotes(Release):
+    """argmax(counts + integers of probability proportional to exp(-|x|/scale)): noise without low bits.
+
+    Two counts move by one, and one step of the integers has a loss of exactly +1/scale or -1/scale: two randomized
+    responses between two answers (the binary mechanism that has the largest delta of all with that epsilon). So it
+    costs **more** than :class:`LaplaceVotes` of the same scale, whose loss may lie in between, though pure epsilon is
+    the same.
+
+    >>> DiscreteLaplaceVotes(40.0).pure_epsilon
+    0.05
+    """
+
+    kind: ClassVar[str] = "discrete_laplace_votes"
+    scale: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", check_nonnegative("scale", self.scale, infinite=True))
+
+    @property
+    def _shift(self) -> float:
+        return 1.0 / self.scale if self.scale else math.inf
+
+    @property
+    def pure_epsilon(self) -> float:
+        return 2.0 * self._shift
+
+    @property
+    def bounded(self) -> bool:
+        return math.isfinite(self._shift)
+
+    @property
+    def lattice(self) -> float | None:
+        return 2.0 * self._shift if self._shift > 0.0 else None
+
+    @property
+    def loss_deviation(self) -> float:
+        return math.sqrt(2.0) * self._shift
+
+    def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
+        """Twice that of a randomized response between two answers, exact for the noisy counts."""
+        return 2.0 * RandomizedResponse(self._shift, 2).rdp(orders)
+
+    def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
+        step = self._shift
+        if step == 0.0:
+            return _null(interval), _null(interval)
+        up, down = RandomizedResponse(step, 2).probabilities
+        loss = pld.atoms(interval, [2.0 * step, 0.0, -2.0 * step], [up * up, 2.0 * up * down, down * down])
+        return loss, loss
+
+
+@dataclass(frozen=True)
 class SampledGaussian(Release):
     """One DP-SGD step: Poisson sampling, noise of ``noise_multiplier`` clipping norms, add-or-remove one record.
 
