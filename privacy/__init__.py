@@ -36,6 +36,7 @@ from privacy.composition import (
 from privacy.data_dependent import gnmax_data_dependent_rdp
 from privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from privacy.guarantees import Guarantee
+from privacy.latents import laplace_latents
 from privacy.ledger import Charge, Ledger, LedgerError
 from privacy.mechanisms import clip_rows, normalize_rows, zero_non_finite_rows
 from privacy.noise import NoiseSource, ReproducibleNoise, SystemNoise
@@ -49,6 +50,7 @@ from privacy.published import (
 )
 from privacy.rdp import rdp_epsilon, rdp_slope_epsilon
 from privacy.releases import (
+    DiscreteLaplaceVotes,
     Gaussian,
     GaussianVotes,
     LaplaceVector,
@@ -62,6 +64,7 @@ from privacy.releases import (
     release_from_dict,
     release_kinds,
 )
+from privacy.response import randomized_response, threshold_candidates, top_k_candidates
 from privacy.verification import (
     Verdict,
     dpsd_eq5_table,
@@ -70,14 +73,17 @@ from privacy.verification import (
     worst_case_delta,
     worst_case_epsilon,
 )
+from privacy.votes import REJECTED, VoteNoise, confident_votes, noisy_votes, vote_counts
 
 __all__ = [
+    "REJECTED",
     "Accounting",
     "Annotator",
     "BudgetExceeded",
     "Calibration",
     "Charge",
     "Claim",
+    "DiscreteLaplaceVotes",
     "Gaussian",
     "GaussianVotes",
     "GradientAnnotator",
@@ -101,6 +107,7 @@ __all__ = [
     "ThresholdCheck",
     "Unbounded",
     "Verdict",
+    "VoteNoise",
     "WholeRun",
     "calibrate_answers",
     "calibrate_candidates",
@@ -115,6 +122,7 @@ __all__ = [
     "clopper_pearson_interval",
     "compose",
     "compose_delta",
+    "confident_votes",
     "confident_votes_epsilon",
     "dpdfd_rdp_slope",
     "dpsd_eq5_table",
@@ -125,8 +133,10 @@ __all__ = [
     "gaussian_mu",
     "gaussian_votes_epsilon",
     "gnmax_data_dependent_rdp",
+    "laplace_latents",
     "laplace_votes_epsilon",
     "max_count",
+    "noisy_votes",
     "normalize_rows",
     "output_gradient_mu",
     "published_dgd_epsilon",
@@ -135,6 +145,7 @@ __all__ = [
     "published_dpsd_label_epsilon",
     "published_epsilon",
     "published_labeldp_epsilon",
+    "randomized_response",
     "randomized_response_epsilon",
     "randomized_response_table",
     "rdp_compose",
@@ -142,7 +153,10 @@ __all__ = [
     "rdp_slope_epsilon",
     "release_from_dict",
     "release_kinds",
+    "threshold_candidates",
+    "top_k_candidates",
     "verify_claim",
+    "vote_counts",
     "worst_case_delta",
     "worst_case_epsilon",
     "zero_non_finite_rows",
