@@ -19,6 +19,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
+from lightning_modules.results import role
 from privacy.guarantees import write_atomically
 
 __all__ = ["DocumentError", "render", "render_text", "results_table"]
@@ -48,11 +49,10 @@ def results_table(names: Sequence[str], folder: Path) -> str:
         "|---|---|---|---:|---:|---:|---:|---:|",
     ]
     for name, record in records.items():
-        student = record["method"] != "Teacher"
-        what = f"student by {record['method']}" if student else "teacher, private"
         lines.append(
-            f"| `{name}` | {what} | {record['dataset']} | {100 * record['accuracy']:.2f} % | "
-            f"{_figure(record['epsilon_published']) if student else '–'} | {_figure(record['epsilon_record'])} | "
+            f"| `{name}` | {role(record)} | {record['dataset']} | {100 * record['accuracy']:.2f} % | "
+            f"{_figure(record['epsilon_published']) if 'published_claim' in record else '–'} | "
+            f"{_figure(record['epsilon_record'])} | "
             f"{record['steps']:,} | {record['wall_seconds']:.0f} |"
         )
     shared = sorted({f"{record['hardware']}, torch {record['versions']['torch']}" for record in records.values()})

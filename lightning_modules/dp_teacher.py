@@ -19,10 +19,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from datamodules import Poisson
+from lightning_modules.runs import is_dev_run, run_folder
 from lightning_modules.teacher import Teacher
 from privacy.calibration import calibrate_noise
 from privacy.composition import compose
+from privacy.guarantees import Guarantee
 from privacy.noise import NoiseSource, SystemNoise
+from privacy.pipelines import released
 from privacy.releases import Release, SampledGaussian, Unbounded
 
 __all__ = ["DPSGDTeacher"]
@@ -184,6 +187,35 @@ class DPSGDTeacher(Teacher):
         """Record-level ε at δ of the steps taken."""
         return compose(self.releases, self.delta).epsilon
 
+    def guarantee(self) -> Guarantee:
+        """What may be said of the teacher itself; students of it inherit it."""
+        assert self.noise_multiplier is not None
+        planned = self.releases
+        taken = sum(planned.values())
+        if self.noise.secure and self.trainer.max_epochs is not None and self.trainer.max_epochs > 0:
+            steps = self.trainer.max_epochs * len(self._poisson.train_dataloader())
+            planned[SampledGaussian(self.noise_multiplier, self._poisson.sample_rate)] += max(0, steps - taken)
+        return Guarantee.of_dp_sgd(
+            released(self.releases),
+            planned=released(planned),
+            delta=self.delta,
+            private_data=self._poisson.private_data,
+            artefacts=("teacher", "whatever is computed from it"),
+            mechanism=(
+                f"sums of record gradients clipped to {self.max_grad_norm:g}, with Gaussian noise of deviation "
+                f"{self.noise_multiplier:.4g} x {self.max_grad_norm:g}, on Poisson samples at rate "
+                f"{self._poisson.sample_rate:.4g}"
+            ),
+            unbounded=[] if self.noise.secure else ["the noise can be drawn again by whoever knows its seed"],
+        )
+
+    def on_fit_end(self) -> None:
+        """Writes the guarantee beside the results."""
+        if self.trainer.is_global_zero and not is_dev_run(self.trainer):
+            guarantee = self.guarantee()
+            _, page = guarantee.write(run_folder(self.trainer))
+            rank_zero_info(f"\n{guarantee.headline()}\nThe whole statement: {page}")
+
     def forward_train(self, inputs: torch.Tensor) -> torch.Tensor:
         """Logits of what the loaders give: images, or features where the front was computed before."""
         if self._front_done:
@@ -228,8 +260,8 @@ class DPSGDTeacher(Teacher):
         """An empty Poisson batch takes a step of noise alone."""
         for parameter in self.network.parameters():
             if parameter.requires_grad:
-                empty = parameter.new_zeros(0, *parameter.shape)
-                parameter.grad_sample = empty  # type: ignore[attr-defined]
+                if self.clipping == "flat":
+                    parameter.grad_sample = parameter.new_zeros(0, *parameter.shape)  # type: ignore[attr-defined]
                 parameter.grad = torch.zeros_like(parameter)
 
     def _count_step(self) -> None:

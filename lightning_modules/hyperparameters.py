@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from lightning import LightningModule
@@ -13,10 +14,13 @@ def keep_plain_hyperparameters(module: LightningModule) -> None:
     """Drops from `module.hparams` what `torch.load(weights_only=True)` would refuse: networks, factories, annotators.
 
     Under the command line these are saved as `class_path` and `init_args`, which are plain and stay. In a script that
-    passes
-    objects, `load_from_checkpoint` needs the same objects again.
+    passes objects, `load_from_checkpoint` needs the same objects again.
+
+    Drops also what the class does not take: the command line offers every class all that the data tell, and a
+    checkpoint that remembered more than its class accepts could not be resumed.
     """
-    for name in [name for name, value in module.hparams.items() if not _plain(value)]:
+    taken = {*inspect.signature(type(module).__init__).parameters, "_class_path", "_instantiator"}
+    for name in [name for name, value in module.hparams.items() if not _plain(value) or name not in taken]:
         del module.hparams[name]
     initial = getattr(module, "_hparams_initial", None)
     if initial is not None:

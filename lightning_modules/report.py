@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_modules.figures import comparison, save_figure
+from lightning_modules.results import role
 
 __all__ = ["summary"]
 
@@ -36,16 +37,15 @@ def summary(folders: Mapping[str, Path], *, compare: str | None = None, folder: 
     for heading in ("fit", "what", "data", "test accuracy", "ε published", "ε record", "δ", "teacher queries"):
         table.add_column(heading, justify="left" if heading in ("fit", "what", "data") else "right")
     for name, record in records.items():
-        student = record["method"] != "Teacher"
         table.add_row(
             name,
-            f"{record['method']}, published" if student else "teacher, private",
+            role(record),
             record["dataset"],
             f"{100 * record['accuracy']:.2f} %",
-            _figure(record["epsilon_published"]) if student else "-",
+            _figure(record["epsilon_published"]) if "published_claim" in record else "-",
             _figure(record["epsilon_record"]),
-            f"{record['delta']:g}" if student else "-",
-            f"{record['queries']:,}" if student else "-",
+            f"{record['delta']:g}" if record["delta"] else "-",
+            f"{record['queries']:,}" if "queries" in record else "-",
         )
     stream = io.StringIO()
     console = Console(file=stream, width=118)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from torch import nn
 from lightning_modules.callbacks import Curves
 from lightning_modules.config import resolved_config
 from lightning_modules.distillation import DataFreeDistillation
+from lightning_modules.dp_teacher import DPSGDTeacher
 from lightning_modules.runs import callbacks_of, commit, datamodule_of, hardware, is_dev_run, run_folder, versions
 from privacy.guarantees import json_number, write_atomically
 
-__all__ = ["ResultRecord"]
+__all__ = ["ResultRecord", "role"]
 
 
 class ResultRecord(Callback):
@@ -85,13 +87,15 @@ class ResultRecord(Callback):
             }
         else:
             accuracy = accuracy_on(pl_module, loader, pl_module.device)
+            bound = pl_module.guarantee() if isinstance(pl_module, DPSGDTeacher) else None
+            epsilon = "inf" if bound is None else json_number(bound.epsilon)
             record |= {
                 "accuracy": accuracy,
                 "teacher_accuracy": accuracy,
                 "uncharged_looks": ["accuracy", "teacher_accuracy"],
-                "epsilon_record": "inf",
-                "epsilon_published": "inf",
-                "delta": 0.0,
+                "epsilon_record": epsilon,
+                "epsilon_published": epsilon,
+                "delta": 0.0 if bound is None else bound.delta,
                 "unit": "one training record",
                 "steps": trainer.global_step,
             }
@@ -119,6 +123,12 @@ class ResultRecord(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
         self._seconds_before = float(state_dict["seconds"])
+
+
+def role(record: Mapping[str, Any]) -> str:
+    """What a record is about, in words."""
+    teachers = {"Teacher": "teacher, private", "DPSGDTeacher": "teacher by DP-SGD"}
+    return teachers.get(record["method"], f"student by {record['method']}")
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from privacy.annotators import Annotator
+from privacy.pipelines import Bound
 
 __all__ = ["Guarantee", "json_number", "write_atomically"]
 
@@ -172,11 +173,61 @@ class Guarantee:
             claimed_source=words["published_source"],
         )
 
+    @classmethod
+    def of_dp_sgd(
+        cls,
+        bound: Bound,
+        *,
+        delta: float,
+        private_data: str,
+        artefacts: Sequence[str],
+        mechanism: str,
+        planned: Bound,
+        unbounded: Sequence[str] = (),
+    ) -> Guarantee:
+        """The guarantee of a model trained by DP-SGD.
+
+        Args:
+            bound: The steps made so far.
+            delta: δ.
+            private_data: Public name of the training data.
+            artefacts: What the training gave.
+            mechanism: What was released at each step.
+            planned: All steps that were planned before the first, which ε covers: whoever stopped early has seen
+                results.
+            unbounded: Why nothing holds, where nothing does.
+        """
+        return cls(
+            epsilon=planned.epsilon(delta),
+            delta=delta,
+            unit="one training record",
+            relation=_DP_SGD_RELATION,
+            private_data=private_data,
+            artefacts=tuple(artefacts),
+            mechanism=mechanism,
+            source="privacy-loss distribution of the Poisson-sampled Gaussian (Abadi et al. 2016; Koskela et al. 2020), "
+            "rounded pessimistically",
+            assumptions=(
+                _PUBLIC,
+                "the settings were chosen without the private data; each record was sampled by a coin of its own",
+                *([] if unbounded else [_NOISE]),
+                *(f"VOID: {reason}" for reason in unbounded),
+            ),
+            not_covered=(
+                "the accuracy on the validation split, which is private as well and was looked at without charge",
+                "other models trained on the same data, if they are published too",
+            ),
+            epsilon_spent=bound.epsilon(delta),
+            epsilon_all_runs=planned.epsilon(delta),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, infinities as "inf"; the paper's claim apart from the guarantee."""
         values = asdict(self)
         claim = {"epsilon": values.pop("claimed_epsilon"), "source": values.pop("claimed_source")}
         values = {key: json_number(value) if isinstance(value, float) else value for key, value in values.items()}
+        if not self.claimed_source:
+            return {"guarantee": values, "published_claim": None}
         return {
             "guarantee": values,
             "published_claim": {
@@ -214,14 +265,17 @@ class Guarantee:
             "It does not cover:",
             *(f"- {text}" for text in self.not_covered),
             "",
-            "## The paper's own figure for the same releases",
-            "",
-            f"ε = {_figure(self.claimed_epsilon)} at δ = {self.delta:g}, by {self.claimed_source}. This is a claim of "
-            "the paper, **not** a guarantee, and no part of the statement above: it counts as if a private record "
-            "touched one row of one batch, while a teacher trained without privacy may answer differently on every "
-            "row. It is given so that results can be compared with the papers' tables.",
-            "",
         ]
+        if self.claimed_source:
+            lines += [
+                "## The paper's own figure for the same releases",
+                "",
+                f"ε = {_figure(self.claimed_epsilon)} at δ = {self.delta:g}, by {self.claimed_source}. This is a claim of "
+                "the paper, **not** a guarantee, and no part of the statement above: it counts as if a private record "
+                "touched one row of one batch, while a teacher trained without privacy may answer differently on every "
+                "row. It is given so that results can be compared with the papers' tables.",
+                "",
+            ]
         return "\n".join(lines)
 
     def headline(self) -> str:

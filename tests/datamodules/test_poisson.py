@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from datamodules import Digits, Poisson, PoissonBatches
+from privacy.noise import ReproducibleNoise
+
+
+def inclusion(batches: PoissonBatches) -> np.ndarray:
+    """(steps, records) whether a record was in a step's batch."""
+    rows = np.zeros((len(batches), batches.records), dtype=bool)
+    for step, positions in enumerate(batches):
+        rows[step, positions] = True
+    return rows
+
+
+def test_coins_are_independent_and_have_the_rate() -> None:
+    rows = inclusion(PoissonBatches(records=400, sample_rate=0.3, steps=100, noise=ReproducibleNoise(seed=0)))
+
+    def p_value(rate: float) -> float:
+        return float(stats.binomtest(int(rows.sum()), rows.size, rate).pvalue)
+
+    assert p_value(0.3) > 1e-3
+    assert p_value(0.2) < 1e-20 and p_value(0.45) < 1e-20
+    # Batch sizes vary as coins do; a sampler of fixed size, or one that shuffles, would show none or other variance.
+    sizes = rows.sum(axis=1)
+    spread = (sizes.var(ddof=1) * 99) / (400 * 0.3 * 0.7)
+    assert 1e-3 < stats.chi2.cdf(spread, 99) < 1 - 1e-3
+    assert stats.chi2.cdf(np.zeros(1).var(), 99) < 1e-3
+
+
+def test_two_runs_of_one_seed_sample_differently() -> None:
+    torch.manual_seed(0)
+    first = list(PoissonBatches(records=100, sample_rate=0.5, steps=2))
+    torch.manual_seed(0)
+    assert first != list(PoissonBatches(records=100, sample_rate=0.5, steps=2))
+
+
+def test_a_batch_may_be_empty() -> None:
+    data = Poisson(dataset=Digits(), batch_size=1, steps_per_epoch=50, noise=ReproducibleNoise(seed=0))
+    data.setup("fit")
+    sizes = [len(labels) for _, labels in data.train_dataloader()]
+    assert len(sizes) == 50
+    assert 0 in sizes
+
+
+def test_epoch_and_rate() -> None:
+    data = Poisson(dataset=Digits(), batch_size=255)
+    data.setup("fit")
+    assert data.sample_rate == pytest.approx(255 / 1275)
+    assert len(data.train_dataloader()) == 5
+    assert (data.name, data.private_data, data.num_classes) == ("Digits", "Digits/train", 10)
+
+
+def test_precomputed_features_replace_images_but_not_those_of_the_test_split() -> None:
+    data = Poisson(dataset=Digits(), batch_size=100)
+    data.setup("fit")
+    data.setup("test")
+    data.precompute(lambda images: images.flatten(1) * 2)
+    inputs, _ = next(iter(data.train_dataloader()))
+    assert inputs.shape[1:] == (64,)
+    inputs, labels = next(iter(data.val_dataloader()))
+    images = data.dataset.validation_records.__getitems__(list(range(len(labels))))[0]
+    assert torch.equal(inputs, images.flatten(1) * 2)
+    assert next(iter(data.test_dataloader()))[0].shape[1:] == (1, 8, 8)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
+def test_rates_without_meaning(rate: float) -> None:
+    with pytest.raises(ValueError, match="sample_rate"):
+        PoissonBatches(records=10, sample_rate=rate, steps=1)
+
+
+def test_a_batch_larger_than_the_data_is_refused() -> None:
+    data = Poisson(dataset=Digits(), batch_size=5000)
+    with pytest.raises(ValueError, match="batch_size must not exceed"):
+        data.setup("fit")

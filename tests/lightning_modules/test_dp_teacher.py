@@ -1,0 +1,181 @@
+"""DP-SGD: the noise is there and of the stated scale, records are clipped, and students inherit the guarantee."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from opacus.accountants import PRVAccountant, RDPAccountant
+from scipy import stats
+from support.runs import checkpoint, distil, fit
+
+from lightning_modules import DPSGDTeacher
+from lightning_modules.components import SmallCNN
+from privacy import BudgetExceeded
+
+SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 8, "norm": "group", "activation": "tanh"}}
+PLAIN_SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 1.0}}
+
+
+def configuration(
+    folder: str = "run", *, epochs: int = 1, steps: int = 1, batch: int = 128, **model: Any
+) -> dict[str, Any]:
+    settings = {"network": SMALL, "optimizer": PLAIN_SGD, "noise_multiplier": 1.0, **model}
+    return {
+        "seed_everything": 3,
+        "trainer": {
+            "max_epochs": epochs,
+            "accelerator": "cpu",
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "default_root_dir": folder,
+        },
+        "model": {"class_path": "DPSGDTeacher", "init_args": settings},
+        "data": {
+            "class_path": "Poisson",
+            "init_args": {
+                "dataset": {"class_path": "Digits"},
+                "batch_size": batch,
+                "steps_per_epoch": steps,
+                "noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 5}},
+            },
+        },
+    }
+
+
+def weights(config: dict[str, Any]) -> torch.Tensor:
+    cli = fit(config)
+    assert cli.model is not None
+    return torch.cat([parameter.detach().flatten() for parameter in cli.model.network.parameters()])
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """The weights before the first step: those of a run whose step has no length."""
+    monkeypatch.chdir(tmp_path)
+    still = {"class_path": "torch.optim.SGD", "init_args": {"lr": 1e-30}}
+    return weights(configuration("still", optimizer=still))
+
+
+@pytest.mark.parametrize("clipping", ["flat", "ghost"])
+def test_a_step_has_noise_of_the_stated_scale(start: torch.Tensor, clipping: str) -> None:
+    moved = (weights(configuration(clipping=clipping, noise_multiplier=500.0, max_grad_norm=0.2)) - start).numpy()
+
+    def p_value(scale: float) -> float:
+        # So much noise that gradients of norm 0.2 do not show: sum of squares over the variance is chi-square.
+        share = float(np.square(moved / scale).sum())
+        return float(2 * min(stats.chi2.cdf(share, moved.size), stats.chi2.sf(share, moved.size)))
+
+    right = 500.0 * 0.2 / 128
+    assert p_value(right) > 1e-3
+    assert p_value(right * 2 / 3) < 1e-20
+    assert p_value(right * 3 / 2) < 1e-20
+
+
+def test_two_runs_of_one_seed_have_different_noise(start: torch.Tensor) -> None:
+    assert not torch.equal(weights(configuration("a")), weights(configuration("b")))
+
+
+@pytest.mark.parametrize("clipping", ["flat", "ghost"])
+def test_a_record_moves_a_step_by_no_more_than_its_clipping_norm(start: torch.Tensor, clipping: str) -> None:
+    def length(norm: float) -> float:
+        config = configuration(clipping=clipping, noise_multiplier=1e-6, max_grad_norm=norm, batch=1275)
+        return float((weights(config) - start).norm())
+
+    # All 1275 records take part, so the mean of clipped gradients is at most the clipping norm.
+    assert length(0.01) <= 0.01 * (1 + 1e-3)
+    # The twin: with a norm that clips nothing, a step is far longer.
+    assert length(1e6) > 0.1
+
+
+def test_virtual_batches_and_ghost_clipping_change_nothing(start: torch.Tensor) -> None:
+    noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
+    settings: dict[str, Any] = {"noise": noise, "steps": 3}
+    whole = weights(configuration("whole", **settings))
+    assert torch.allclose(weights(configuration("pieces", physical_batch_size=17, **settings)), whole, atol=1e-5)
+    assert torch.allclose(weights(configuration("ghost", clipping="ghost", **settings)), whole, atol=1e-4)
+    assert not torch.allclose(whole, start, atol=1e-3)
+
+
+@pytest.mark.parametrize("clipping", ["flat", "ghost"])
+def test_an_empty_batch_is_a_step_of_noise(start: torch.Tensor, clipping: str) -> None:
+    config = configuration(clipping=clipping, noise_multiplier=1.0, max_grad_norm=0.1, steps=5, batch=1)
+    moved = weights(config) - start
+    assert torch.isfinite(moved).all()
+    assert float(moved.std()) == pytest.approx(0.1 * math.sqrt(5), rel=0.2)
+
+
+def test_epsilon_is_that_of_opacus(start: torch.Tensor) -> None:
+    cli = fit(configuration(epochs=2, steps=20, noise_multiplier=1.5))
+    teacher = cli.model
+    assert isinstance(teacher, DPSGDTeacher)
+    assert teacher.history == [[1.5, pytest.approx(128 / 1275), 40]]
+    histories = [tuple(entry) for entry in teacher.history]
+    figures = {}
+    for name, accountant in (("prv", PRVAccountant()), ("rdp", RDPAccountant())):
+        accountant.history = [(noise, rate, int(steps)) for noise, rate, steps in histories]
+        figures[name] = accountant.get_epsilon(delta=1e-5)
+    assert teacher.epsilon() == pytest.approx(figures["prv"], rel=0.02)
+    assert teacher.epsilon() <= figures["rdp"]
+    guarantee = json.loads(Path("run/guarantee.json").read_text())
+    assert guarantee["guarantee"]["epsilon"] == pytest.approx(teacher.epsilon())
+    assert guarantee["guarantee"]["relation"] == "add-or-remove of one training record"
+    assert guarantee["published_claim"] is None
+
+
+def test_noise_is_calibrated_to_the_plan_and_the_plan_is_what_is_guaranteed(start: torch.Tensor) -> None:
+    cli = fit(configuration(epochs=3, steps=2, noise_multiplier=None, target_epsilon=2.0))
+    teacher = cli.model
+    assert isinstance(teacher, DPSGDTeacher)
+    assert 1.99 < teacher.epsilon() <= 2.0
+    teacher.history[0][2] = 1
+    assert teacher.guarantee().epsilon > 1.99
+    assert teacher.epsilon() < 1.5
+
+
+def test_history_survives_resume(start: torch.Tensor) -> None:
+    fit(configuration("part", epochs=1, steps=4))
+    fit(configuration("part", epochs=2, steps=4), "--ckpt_path=part/checkpoints/last.ckpt")
+    assert checkpoint("part")["dp_sgd"]["history"] == [[1.0, pytest.approx(128 / 1275), 8]]
+
+
+def test_a_student_inherits_the_smaller_epsilon(start: torch.Tensor) -> None:
+    fit(configuration("teacher", epochs=2, steps=5, noise_multiplier=None, target_epsilon=3.0))
+    teacher = "teacher/checkpoints/last.ckpt"
+    # Much noise: the answers alone are cheaper than the teacher.
+    distil("noisy", model={"teacher": teacher}, annotator={"noise_multiplier": 1e4, "release": "per_sample_full"})
+    assert json.loads(Path("noisy/guarantee.json").read_text())["guarantee"]["epsilon"] < 0.1
+    distil("student", model={"teacher": teacher}, annotator={"target_epsilon": 3.0, "noise_multiplier": 0.0})
+    guarantee = json.loads(Path("student/guarantee.json").read_text())["guarantee"]
+    assert 2.98 < guarantee["epsilon"] <= 3.0
+    assert "DP-SGD" in guarantee["source"]
+    assert json.loads(Path("student/result.json").read_text())["epsilon_record"] == guarantee["epsilon"]
+    # Below the teacher's own epsilon nothing helps but noise.
+    with pytest.raises(BudgetExceeded):
+        distil("refused", model={"teacher": teacher}, annotator={"target_epsilon": 2.0})
+
+
+def test_reproducible_noise_voids(start: torch.Tensor) -> None:
+    fit(configuration(noise={"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}))
+    guarantee = json.loads(Path("run/guarantee.json").read_text())["guarantee"]
+    assert guarantee["epsilon"] == "inf"
+    assert any("VOID" in text for text in guarantee["assumptions"])
+
+
+def test_what_is_refused(start: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"model\.network: DP-SGD needs each record by itself"):
+        DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), noise_multiplier=1.0, network=SmallCNN)
+    with pytest.raises(ValueError, match="one of target_epsilon and noise_multiplier"):
+        DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), target_epsilon=1.0, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="delta must lie below 1/N"):
+        fit(configuration(delta=1e-2))
+    plain = configuration()
+    plain["data"] = {"class_path": "Digits"}
+    with pytest.raises(ValueError, match="Poisson"):
+        fit(plain)
