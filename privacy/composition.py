@@ -15,7 +15,15 @@ from privacy import pld
 from privacy.checks import check_count, check_delta, check_nonnegative
 from privacy.gaussian import gaussian_delta, gaussian_epsilon
 from privacy.rdp import rdp_curve_epsilon
-from privacy.releases import Gaussian, GaussianVotes, LaplaceVotes, RandomizedResponse, Release, ThresholdCheck
+from privacy.releases import (
+    Gaussian,
+    GaussianVotes,
+    LaplaceVotes,
+    RandomizedResponse,
+    Release,
+    Repeated,
+    ThresholdCheck,
+)
 
 Items: TypeAlias = Sequence[tuple[Release, int]]
 
@@ -93,7 +101,9 @@ def _kept(counts: Mapping[Release, int]) -> frozenset[tuple[Release, int]]:
             raise ValueError(f"counts must map releases to how often they happened, got the key {release!r}")
         number = check_count("count", count)
         if number:
-            kept[release] = number
+            # Answers drawn at once cost what they cost one by one.
+            one, times = (release.release, release.count) if isinstance(release, Repeated) else (release, 1)
+            kept[one] = kept.get(one, 0) + number * times
     return frozenset(kept.items())
 
 

@@ -198,9 +198,14 @@ def laplace_loss(shift: float, interval: float) -> LossDistribution:
 
 def convolve_pair(loss: LossDistribution) -> LossDistribution:
     """The loss of two independent copies, by direct products: exact down to the smallest masses."""
-    masses = np.convolve(loss.masses, loss.masses)
-    infinite = loss.infinite * (2.0 - loss.infinite)
-    return LossDistribution(loss.interval, 2 * loss.offset, masses, infinite)
+    return convolve(loss, loss)
+
+
+def convolve(first: LossDistribution, second: LossDistribution) -> LossDistribution:
+    """The loss of two independent mechanisms on one grid, by direct products: exact down to the smallest masses."""
+    masses = np.convolve(first.masses, second.masses)
+    infinite = first.infinite + second.infinite - first.infinite * second.infinite
+    return LossDistribution(first.interval, first.offset + second.offset, masses, infinite)
 
 
 def sampled_gaussian_losses(

@@ -102,7 +102,7 @@ def release_from_dict(data: Mapping[str, Any]) -> Release:
     names = {field.name for field in dataclasses.fields(cls)}
     if set(values) != names:
         raise ValueError(f"fields of a {kind!r} release must be {sorted(names)}, got {sorted(values)}")
-    return cls(**{name: math.inf if value == "inf" else value for name, value in values.items()})
+    return cls(**{name: _from_plain(value) for name, value in values.items()})
 
 
 def release_kinds() -> dict[str, type[Release]]:
@@ -111,7 +111,15 @@ def release_kinds() -> dict[str, type[Release]]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Release):
+        return value.to_dict()
     return "inf" if isinstance(value, float) and math.isinf(value) else value
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return release_from_dict(value)
+    return math.inf if value == "inf" else value
 
 
 def _orders(orders: ArrayLike) -> NDArray[np.float64]:
@@ -321,6 +329,62 @@ class RandomizedResponse(Release):
         eps = self.epsilon
         loss = pld.atoms(interval, [eps, 0.0, -eps], [true, middle, other]) if eps else _null(interval)
         return loss, loss
+
+
+@dataclass(frozen=True)
+class Repeated(Release):
+    """``count`` releases of one kind made at once, such as the answers for a batch: one entry of a ledger, not many.
+
+    Costs exactly what they cost one by one: composition counts them so.
+
+    >>> Repeated(RandomizedResponse(1.0, 10), 256).pure_epsilon
+    256.0
+    """
+
+    kind: ClassVar[str] = "repeated"
+    release: Release
+    count: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.release, Release) or isinstance(self.release, Repeated):
+            raise ValueError(f"release must be a single release, got {self.release!r}")
+        object.__setattr__(self, "count", check_count("count", self.count, minimum=1))
+
+    def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
+        """``count`` times that of one."""
+        return self.count * self.release.rdp(orders)
+
+    @property
+    def gaussian_mu(self) -> float | None:
+        mu = self.release.gaussian_mu
+        return None if mu is None else math.sqrt(self.count) * mu
+
+    @property
+    def bounded(self) -> bool:
+        return self.release.bounded
+
+    @property
+    def pure_epsilon(self) -> float:
+        return self.count * self.release.pure_epsilon
+
+    @property
+    def lattice(self) -> float | None:
+        return self.release.lattice
+
+    @property
+    def loss_deviation(self) -> float:
+        return math.sqrt(self.count) * self.release.loss_deviation
+
+    @property
+    def loss_reach(self) -> float:
+        return self.count * self.release.loss_reach
+
+    def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
+        first, second = self.release.losses(interval)
+        if first is second:
+            total = _power(first, self.count)
+            return total, total
+        return _power(first, self.count), _power(second, self.count)
 
 
 @dataclass(frozen=True)
@@ -577,6 +641,14 @@ class RevealedGaussian(Release):
             return Gaussian(self.gaussian_mu).losses(interval)
         loss = pld.revealed_gaussian_loss(self.mu, self.sample_rate, interval)
         return loss, loss
+
+
+def _power(loss: pld.LossDistribution, count: int) -> pld.LossDistribution:
+    """The loss of ``count`` independent copies."""
+    if count == 1:
+        return loss
+    half = pld.convolve_pair(_power(loss, count // 2))
+    return pld.convolve(half, loss) if count % 2 else half
 
 
 def _null(interval: float) -> pld.LossDistribution:

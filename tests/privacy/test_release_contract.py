@@ -18,12 +18,14 @@ from privacy import (
     LaplaceVotes,
     RandomizedResponse,
     Release,
+    Repeated,
     RevealedGaussian,
     SampledGaussian,
     ThresholdCheck,
     Unbounded,
     compose,
     compose_delta,
+    pld,
     rdp_compose,
     release_from_dict,
     release_kinds,
@@ -45,6 +47,8 @@ PAIRS: list[tuple[Release, Release]] = [
     (SampledGaussian(0.8, 0.01), SampledGaussian(0.8, 0.009)),
     (SampledGaussian(2.0, 1.0), SampledGaussian(2.1, 1.0)),
     (RevealedGaussian(1.0, 0.05), RevealedGaussian(0.9, 0.05)),
+    (Repeated(RandomizedResponse(1.0, 10), 3), Repeated(RandomizedResponse(1.0, 10), 2)),
+    (Repeated(Gaussian(0.1), 4), Gaussian(0.19)),
 ]
 RELEASES = list(dict.fromkeys(release for release, _ in PAIRS))
 
@@ -115,6 +119,30 @@ def test_round_trip(release: Release) -> None:
     assert release_from_dict(plain) == release
     assert hash(release_from_dict(plain)) == hash(release)
     assert pickle.loads(pickle.dumps(release)) == release
+
+
+def test_answers_drawn_at_once_cost_what_they_cost_one_by_one() -> None:
+    answer = RandomizedResponse(1.0, 3)
+    batch = Repeated(answer, 50)
+    assert compose({batch: 2}, DELTA) == compose({answer: 100}, DELTA)
+    assert compose({batch: 1, answer: 50}, DELTA).epsilon == pytest.approx(67.9245, abs=5e-5)
+    assert compose_delta({batch: 2}, 60.0) == compose_delta({answer: 100}, 60.0)
+    # The twin that prices a batch as one answer, as a claim about labels would.
+    assert compose({answer: 2}, DELTA).epsilon < 3 < compose({batch: 2}, DELTA).epsilon
+
+
+@pytest.mark.parametrize("release", [RandomizedResponse(1.0, 3), Gaussian(0.3), LaplaceVotes(20.0)], ids=repr)
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_a_batch_has_the_losses_of_its_releases(release: Release, count: int) -> None:
+    interval = release.lattice or 1e-3
+    (one, _), (all_, _) = release.losses(interval), Repeated(release, count).losses(interval)
+    assert all_.delta(0.4) == pytest.approx(pld.compose_delta([(one, count)], 0.4), rel=1e-6)
+
+
+@pytest.mark.parametrize(("release", "count"), [(Repeated(Gaussian(1.0), 2), 2), (Gaussian(1.0), 0), ("x", 2)])
+def test_a_batch_without_meaning_is_refused(release: Release, count: int) -> None:
+    with pytest.raises(ValueError, match=r"release must|count must"):
+        Repeated(release, count)
 
 
 def test_round_trip_refuses_what_it_does_not_know() -> None:
