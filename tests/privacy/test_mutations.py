@@ -1,0 +1,261 @@
+"""Ways in which a private mechanism goes wrong: each check passes as the code is, and fails for the mutant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from support.seeded import Seeded
+
+import privacy.annotators
+from privacy import (
+    GradientAnnotator,
+    NoiseSource,
+    RandomizedResponse,
+    audit,
+    compose,
+    compose_delta,
+    dpsd_eq5_table,
+    gaussian_score,
+    randomized_response,
+    randomized_response_table,
+    rounds,
+    table_score,
+    top_k_candidates,
+    worst_case_epsilon,
+)
+from privacy.auditing import Score
+
+DELTA = 1e-5
+CONFIDENCE = 0.999
+TRIALS = 1500
+B, CLASSES = 4, 10
+#: σ of each release such that one step has μ = 0.5: its ε of 2 is in reach of a game of a thousand rounds.
+SIGMA = {"per_sample": 32.0, "per_sample_full": 8.0, "batch_mean": 16.0}
+
+ReleaseName = Literal["per_sample", "per_sample_full", "batch_mean"]
+
+
+def annotator(
+    release: ReleaseName, noise: NoiseSource | None = None, kind: type[GradientAnnotator] = GradientAnnotator
+) -> GradientAnnotator:
+    made = kind(release=release, noise_multiplier=SIGMA[release], noise=noise or Seeded())
+    made.bind(batch_size=B, num_classes=CLASSES)
+    made.open(private_data="digits/train")
+    assert made.charge.release.gaussian_mu == pytest.approx(0.5)
+    return made
+
+
+def rows(first: Sequence[float]) -> torch.Tensor:
+    """Gradients along one class: one row each."""
+    given = torch.zeros(B, CLASSES)
+    given[:, 0] = torch.tensor(first)
+    return given
+
+
+def charge_covers_what_leaves(
+    made: GradientAnnotator,
+    *,
+    there: torch.Tensor,
+    score: Score | None = None,
+    steps: int = 1,
+    charged: int | None = None,
+) -> bool:
+    """Audits `steps` calls on `there` against the same on its negative, and compares with what they are charged.
+
+    Args:
+        made: The annotator under test.
+        there: Gradients with the record; without it they are turned round.
+        score: The attacker's; by default the best for noise of one deviation on all coordinates.
+        steps: Calls that are released together.
+        charged: How many of them the ledger knows of; None is all.
+    """
+    claimed = compose({made.charge.release: steps if charged is None else charged}, DELTA).epsilon
+
+    def run(given: torch.Tensor) -> torch.Tensor:
+        return torch.stack([made.annotate(given) for _ in range(steps)]).sum(dim=0)
+
+    found = audit(
+        rounds(run, there),
+        rounds(run, -there),
+        trials=TRIALS,
+        delta=DELTA,
+        confidence=CONFIDENCE,
+        score=score or gaussian_score(there, -there),
+        method="gaussian",
+        release=made.charge.release,
+        claimed_epsilon=claimed,
+    )
+    return not found.fails
+
+
+RELEASES: tuple[ReleaseName, ...] = ("per_sample", "per_sample_full", "batch_mean")
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_halved_noise(release: ReleaseName) -> None:
+    there = rows([1e6] * B)
+    assert charge_covers_what_leaves(annotator(release), there=there)
+    assert not charge_covers_what_leaves(annotator(release, Seeded(factor=0.5)), there=there)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_skipped_normalisation(release: ReleaseName, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = rows([3.0] * B)
+    assert charge_covers_what_leaves(annotator(release), there=there)
+
+    def skipped(given: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
+        return norm_bound * given
+
+    monkeypatch.setattr(privacy.annotators, "normalize_rows", skipped)
+    assert not charge_covers_what_leaves(annotator(release), there=there)
+
+
+class SharedRow(Seeded):
+    """One draw for all rows of a batch."""
+
+    def gaussian(self, shape: Sequence[int]) -> torch.Tensor:
+        return super().gaussian(shape[-1:]).expand(tuple(shape))
+
+
+@pytest.mark.parametrize("release", ["per_sample", "per_sample_full"])
+def test_noise_shared_across_rows(release: ReleaseName) -> None:
+    """The record turns half of the rows the other way: in their differences, shared noise cancels."""
+    there = rows([1e6, -1e6] * (B // 2))
+    assert charge_covers_what_leaves(annotator(release), there=there)
+    assert not charge_covers_what_leaves(annotator(release, SharedRow()), there=there)
+
+
+class Forgetful(GradientAnnotator):
+    """Charges the first call alone."""
+
+    def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
+        if not self.account.counts():
+            return super().annotate(gradients)
+        account, hidden = self._account, annotator(self.release, self.noise)
+        self._account = hidden._account
+        try:
+            return super().annotate(gradients)
+        finally:
+            self._account = account
+
+
+@pytest.mark.parametrize("release", ["per_sample", "batch_mean"])
+def test_a_forgotten_charge(release: ReleaseName) -> None:
+    """Counted, and by attack: four steps give away more than the one that the ledger knows of."""
+    steps, there = 4, rows([1e6] * B)
+
+    def counted(kind: type[GradientAnnotator]) -> int:
+        made = annotator(release, kind=kind)
+        for _ in range(steps):
+            made.annotate(there)
+        charges = made.account.counts()
+        assert set(charges) == {made.charge}
+        return charges[made.charge]
+
+    assert counted(GradientAnnotator) == steps
+    assert counted(Forgetful) == 1
+    for kind, covered in ((GradientAnnotator, True), (Forgetful, False)):
+        assert charge_covers_what_leaves(annotator(release), there=there, steps=steps, charged=counted(kind)) == covered
+
+
+def candidates_from_student(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+    return top_k_candidates(student, k=3)
+
+
+def candidates_from_teacher(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+    """The mutant: the set itself tells what the teacher thinks."""
+    return top_k_candidates(teacher, k=3)
+
+
+def size_from_teacher(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+    """The mutant: the more certain the teacher, the fewer candidates."""
+    k = 2 + int((teacher.softmax(dim=1) > 0.05).sum(dim=1).clamp(0, 6))
+    return top_k_candidates(student, k=k)
+
+
+Choice = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+STUDENT = torch.arange(10.0).flip(0)[None]
+#: Teachers that one record may turn into one another, with logits of shape (1, 10).
+TEACHERS = [
+    torch.nn.functional.one_hot(torch.tensor([label]), 10).double() * height + tilt * torch.arange(10.0)
+    for label in range(10)
+    for height, tilt in ((20.0, 0.0), (0.5, 0.01), (20.0, 0.3))
+]
+
+
+def exactly_private(choose: Choice, epsilon: float) -> bool:
+    """By enumeration: the answer's distribution for each teacher, over all pairs of them."""
+    table = [
+        randomized_response_table(epsilon, choose(teacher, STUDENT)[0].numpy())[int(teacher.argmax())]
+        for teacher in TEACHERS
+    ]
+    return worst_case_epsilon(table) <= epsilon * (1 + 1e-9)
+
+
+def privately_answered(choose: Choice, epsilon: float, there: torch.Tensor, away: torch.Tensor) -> bool:
+    """By attack on the answers themselves."""
+    noise = Seeded()
+
+    def sampler(teacher: torch.Tensor) -> Callable[[int], torch.Tensor]:
+        candidates, label = choose(teacher, STUDENT), teacher.argmax(dim=1)
+        return lambda count: randomized_response(
+            label.expand(count), candidates.expand(count, 10), epsilon=epsilon, noise=noise
+        )
+
+    claimed = compose({RandomizedResponse(epsilon, 3): 1}, DELTA).epsilon
+    found = audit(
+        sampler(there), sampler(away), trials=TRIALS, delta=DELTA, confidence=CONFIDENCE, claimed_epsilon=claimed
+    )
+    return not found.fails
+
+
+def test_candidates_taken_from_the_teacher() -> None:
+    there, away = TEACHERS[0], TEACHERS[-1]
+    assert exactly_private(candidates_from_student, 1.0)
+    assert privately_answered(candidates_from_student, 1.0, there, away)
+    assert not exactly_private(candidates_from_teacher, 1.0)
+    assert not privately_answered(candidates_from_teacher, 1.0, there, away)
+
+
+def test_the_number_of_candidates_taken_from_the_teacher() -> None:
+    """The student's candidates, but the teacher's certainty says how many: k is then an answer of its own."""
+    certain, wavering = TEACHERS[0], TEACHERS[1]
+    assert int(size_from_teacher(certain, STUDENT).sum()) < int(size_from_teacher(wavering, STUDENT).sum())
+    assert not exactly_private(size_from_teacher, 1.0)
+    assert not privately_answered(size_from_teacher, 1.0, certain, wavering)
+    assert privately_answered(candidates_from_student, 1.0, certain, wavering)
+
+
+def test_answers_outside_the_candidates() -> None:
+    """D's Eq. (5) as printed, in place of the table that the code follows."""
+    mask = [True] * 3 + [False] * 7
+
+    def fails(table: Any) -> bool:
+        rng = np.random.default_rng(0)
+        found = audit(
+            lambda count: rng.choice(10, count, p=table[0]),
+            lambda count: rng.choice(10, count, p=table[9]),
+            trials=TRIALS,
+            delta=DELTA,
+            confidence=CONFIDENCE,
+            score=table_score(table[0], table[9]),
+            claimed_epsilon=1.0,
+        )
+        return found.fails
+
+    assert not fails(randomized_response_table(1.0, mask))
+    assert fails(dpsd_eq5_table(1.0, mask))
+
+
+def test_varying_sizes_charged_at_the_largest() -> None:
+    """The smallest k in use dominates; a ledger that writes down the largest one undercharges."""
+    table, at = randomized_response_table(1.0, [True] * 2 + [False] * 8), 0.5
+    # Over the two candidates, at an epsilon where δ is still positive.
+    exact = float(np.maximum(table[0] - math.exp(at) * table[1], 0.0).sum())
+    assert exact <= compose_delta({RandomizedResponse(1.0, 2): 1}, at) * (1 + 1e-6)
+    assert exact > compose_delta({RandomizedResponse(1.0, 10): 1}, at)
