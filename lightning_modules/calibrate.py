@@ -69,14 +69,15 @@ def calibration_table(annotator: Annotator, *, calls: int, targets: Sequence[flo
 def _noise(annotator: Annotator, calls: int, target: float, accounting: Accounting) -> tuple[str, str]:
     def spent(value: float) -> float:
         trial = copy.copy(annotator)
-        setattr(trial, annotator.noise_setting, value)
+        setattr(trial, annotator.noise_setting, value if annotator.more_is_noisier else 1 / value)
         return epsilon_of(trial, calls, accounting)
 
     try:
         found: Calibration = calibrate_noise(spent, target)
     except ValueError:
         return "none", "–"
-    return f"{found.value:.6g}", f"{found.epsilon:.5g}"
+    setting = found.value if annotator.more_is_noisier else 1 / found.value
+    return f"{setting:.6g}", f"{found.epsilon:.5g}"
 
 
 def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> None:

@@ -46,9 +46,10 @@ from privacy.composition import (
 from privacy.data_dependent import gnmax_data_dependent_rdp
 from privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from privacy.guarantees import Guarantee
+from privacy.label_annotator import LabelAnnotator
 from privacy.latents import laplace_latents
 from privacy.ledger import Charge, Ledger, LedgerError
-from privacy.mechanisms import clip_rows, normalize_rows, zero_non_finite_rows
+from privacy.mechanisms import clip_rows, keep_largest, normalize_rows, zero_non_finite_rows
 from privacy.noise import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.published import (
     dpdfd_rdp_slope,
@@ -100,6 +101,7 @@ __all__ = [
     "GaussianVotes",
     "GradientAnnotator",
     "Guarantee",
+    "LabelAnnotator",
     "LaplaceVector",
     "LaplaceVotes",
     "Ledger",
@@ -149,6 +151,7 @@ __all__ = [
     "gaussian_score",
     "gaussian_votes_epsilon",
     "gnmax_data_dependent_rdp",
+    "keep_largest",
     "laplace_latents",
     "laplace_score",
     "laplace_votes_epsilon",

@@ -12,16 +12,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 
 from privacy.account import Accounting, BudgetExceeded, PrivacyAccount, Scope
 from privacy.calibration import output_gradient_mu
 from privacy.checks import check_count, check_delta
-from privacy.claims import RdpSlope
+from privacy.claims import Claim, RdpSlope
 from privacy.ledger import Charge, Ledger
-from privacy.mechanisms import clip_rows, normalize_rows, zero_non_finite_rows
+from privacy.mechanisms import clip_rows, keep_largest, normalize_rows, zero_non_finite_rows
 from privacy.noise import NoiseSource, SystemNoise
 from privacy.pipelines import Bound
 from privacy.published import dpdfd_rdp_slope
@@ -30,9 +30,10 @@ from privacy.releases import Gaussian, Unbounded
 __all__ = ["Annotator", "GradientAnnotator"]
 
 _SMALLEST, _LARGEST = 1e-30, 1e30
+GradientReleases = Literal["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows"]
 _F = TypeVar("_F", bound=Callable[..., Any])
 # Named here with the type that torch leaves out.
-_uncompiled: Callable[[_F], _F] = torch.compiler.disable
+uncompiled: Callable[[_F], _F] = torch.compiler.disable
 
 
 class Annotator(ABC):
@@ -54,6 +55,8 @@ class Annotator(ABC):
 
     noise_setting: ClassVar[str] = "noise_multiplier"
     """Name of the setting that scales the noise, for calibration."""
+    more_is_noisier: ClassVar[bool] = True
+    """Whether a larger value of that setting is more noise."""
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class Annotator(ABC):
         self.noise = noise or SystemNoise()
         self._account: PrivacyAccount | None = None
         self._shape: tuple[int, int] | None = None
+        self._paper: str | None = None
         self.num_records: int | None = None
 
     @property
@@ -84,11 +88,36 @@ class Annotator(ABC):
         Raises:
             RuntimeError: `bind` has not been called.
         """
-        charge = self._charge_for(*self.shape)
+        return self._honest(self._charge_for(*self.shape))
+
+    def _honest(self, charge: Charge) -> Charge:
         if self.noise.secure:
             return charge
         # In the ledger, not in this run alone: whoever reads it next must know.
         return replace(charge, release=Unbounded(reason="the noise can be drawn again by whoever knows its seed"))
+
+    @property
+    def claim_of_reveal(self) -> Claim | None:
+        """What the paper's theorem counts for a use of the teacher outside of this mechanism; None: no theorem does."""
+        return None
+
+    def reveal(self, reason: str) -> None:
+        """Charges, once in a run, a use of the teacher that no noise covers, before it is made.
+
+        Args:
+            reason: Why nothing bounds it, printed wherever the infinite ε is shown.
+
+        Raises:
+            BudgetExceeded: The target allows no such thing: nothing may be used.
+        """
+        # No queries: not answers are taken, but the teacher as a whole.
+        charge = Charge(release=Unbounded(reason=reason), claim=self.claim_of_reveal, queries=0)
+        if not self.account.counts(scope="run")[charge]:
+            self.account.charge(charge)
+
+    def calls_made(self) -> int:
+        """Calls of this run so far, whatever each was charged."""
+        return sum(count for charge, count in self.account.counts(scope="run").items() if charge.queries)
 
     @abstractmethod
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
@@ -98,13 +127,20 @@ class Annotator(ABC):
     def describe(self) -> dict[str, Any]:
         """Plain words and figures on the mechanism, for the guarantee: `mechanism`, `source`, `relation`, `unit`."""
 
-    def bind(self, *, batch_size: int, num_classes: int) -> None:
-        """Fixes the shape (B, c) of every call, which the cost depends on; needs neither teacher nor data."""
+    def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
+        """Fixes the shape (B, c) of every call, which the cost depends on; needs neither teacher nor data.
+
+        Args:
+            batch_size: B.
+            num_classes: c.
+            paper: Letter of the paper whose method calls, and whose theorem the published figure is by.
+        """
         if batch_size < 1 or num_classes < 2:
             raise ValueError(
                 f"batch_size must be 1 or more and num_classes 2 or more, got {batch_size} and {num_classes}"
             )
         self._shape = (batch_size, num_classes)
+        self._paper = paper
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -194,7 +230,7 @@ class Annotator(ABC):
 
 
 class GradientAnnotator(Annotator):
-    """C Eq. 4 (D without its mask): bounded gradients of the loss by the student's outputs, plus Gaussian noise.
+    """C Eq. 4, D Eq. 3: bounded gradients of the loss by the student's outputs, plus Gaussian noise.
 
     Per row ḡ_i = C·g_i/(‖g_i‖₂ + e) (or clipped to C). One private record may change the teacher, hence **every** row
     of every batch, each by up to 2C: neighbours differ in one record (zero-out; replace-one and add-or-remove follow).
@@ -204,13 +240,16 @@ class GradientAnnotator(Annotator):
     | `per_sample` | ḡ_i + N(0, (σC/B)² I), independent rows: what the papers' accuracies need | B·(2B/σ)² |
     | `per_sample_full` | ḡ_i + N(0, σ²C² I), independent rows | B·(2/σ)² |
     | `batch_mean` | (1/B)(Σ ḡ_i + N(0, σ²C² I)), one vector: C Algorithm 1 to the letter | (2B/σ)² |
+    | `batch_mean_rows` | (1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector: D Eq. 3 to the letter | B·(2/σ)² |
 
-    `batch_mean` carries no label of any image and distils nothing.
+    The last two carry no label of any image and distil nothing.
 
-    C's Theorem 3, which gives the published figure, counts the same for all three.
+    The theorem that gives the published figure (C's Theorem 3, D's Theorem 1) counts the same for all of them.
 
     Args:
         release: See the table.
+        top_k: Of each gradient only its k entries of largest magnitude are kept, before it is bounded (D's M_k); None
+            keeps all. Which they are depends on the teacher, so the noise goes on **all** coordinates all the same.
         bounding: `normalize` or `clip`.
         norm_bound: C.
         noise_multiplier: σ. Zero releases the rows themselves: both ε are infinite.
@@ -230,7 +269,8 @@ class GradientAnnotator(Annotator):
     def __init__(
         self,
         *,
-        release: Literal["per_sample", "per_sample_full", "batch_mean"] = "per_sample",
+        release: GradientReleases = "per_sample",
+        top_k: int | None = None,
         bounding: Literal["normalize", "clip"] = "normalize",
         norm_bound: float = 1e-3,
         noise_multiplier: float = 100.0,
@@ -252,8 +292,10 @@ class GradientAnnotator(Annotator):
             ledger_block=ledger_block,
             noise=noise,
         )
-        if release not in ("per_sample", "per_sample_full", "batch_mean"):
-            raise ValueError(f"release must be per_sample, per_sample_full or batch_mean, got {release!r}")
+        if release not in get_args(GradientReleases):
+            raise ValueError(f"release must be one of {', '.join(get_args(GradientReleases))}, got {release!r}")
+        if top_k is not None:
+            check_count("top_k", top_k, minimum=1)
         if bounding not in ("normalize", "clip"):
             raise ValueError(f"bounding must be normalize or clip, got {bounding!r}")
         # Wide enough for any use, and nothing that is computed from them can overflow or vanish.
@@ -265,23 +307,44 @@ class GradientAnnotator(Annotator):
             )
         if not 0 <= stability <= _LARGEST:
             raise ValueError(f"stability must lie between 0 and {_LARGEST:g}, got {stability}")
-        self.release = release
+        self.release: GradientReleases = release
+        self.top_k = top_k
         self.bounding = bounding
         self.norm_bound = norm_bound
         self.noise_multiplier = noise_multiplier
         self.stability = stability
+
+    def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
+        """See `Annotator.bind`.
+
+        Raises:
+            ValueError: `top_k` exceeds the number of classes.
+        """
+        super().bind(batch_size=batch_size, num_classes=num_classes, paper=paper)
+        if self.top_k is not None and self.top_k > num_classes:
+            raise ValueError(f"top_k must be at most the number of classes {num_classes}, got {self.top_k}")
+
+    @property
+    def theorem(self) -> str:
+        """Paper and theorem of the published figure."""
+        return "D Theorem 1" if self._paper == "D" else "C Theorem 3"
+
+    @property
+    def claim_of_reveal(self) -> Claim | None:
+        """D counts its teacher as a discriminator (DPSD-T) for nothing; see `Annotator.claim_of_reveal`."""
+        return RdpSlope(source=self.theorem, slope=0.0) if self._paper == "D" else None
 
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
         if not self.noise_multiplier:
             return Charge(release=Gaussian(mu=math.inf), queries=batch_size)
         mu = output_gradient_mu(self.release, batch_size, self.noise_multiplier)
         slope = dpdfd_rdp_slope(self.norm_bound, num_classes, batch_size, self.noise_multiplier)
-        return Charge(release=Gaussian(mu=mu), claim=RdpSlope(source="C Theorem 3", slope=slope), queries=batch_size)
+        return Charge(release=Gaussian(mu=mu), claim=RdpSlope(source=self.theorem, slope=slope), queries=batch_size)
 
     def _noise_per_row(self, batch_size: int) -> float:
         return self.noise_multiplier / batch_size if self.release == "per_sample" else self.noise_multiplier
 
-    @_uncompiled
+    @uncompiled
     @torch.no_grad()
     def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
         """Charges one step, then releases the batch.
@@ -294,7 +357,8 @@ class GradientAnnotator(Annotator):
                 small that `stability` swamps them).
 
         Returns:
-            Shape (B, c), detached, with the dtype and device of `gradients`. For `batch_mean` all rows are equal.
+            Shape (B, c), detached, with the dtype and device of `gradients`. For `batch_mean` and `batch_mean_rows` all
+            rows are equal.
 
         Raises:
             ValueError: Not of the shape that was bound: nothing is charged.
@@ -306,6 +370,8 @@ class GradientAnnotator(Annotator):
             )
         self.account.charge(self.charge)
         rows = zero_non_finite_rows(gradients.cpu())
+        if self.top_k is not None:
+            rows = keep_largest(rows, k=self.top_k)
         if self.bounding == "normalize":
             rows = normalize_rows(rows, norm_bound=self.norm_bound, stability=self.stability)
         else:
@@ -317,6 +383,8 @@ class GradientAnnotator(Annotator):
         else:
             noise = self.noise.gaussian((batch_size, num_classes))
             rows = rows + noise * (self._noise_per_row(batch_size) * self.norm_bound)
+            if self.release == "batch_mean_rows":
+                rows = rows.mean(dim=0, keepdim=True).repeat(batch_size, 1)
         # First the dtype: not every device has float64.
         return rows.to(gradients.dtype).to(gradients.device)
 
@@ -328,12 +396,14 @@ class GradientAnnotator(Annotator):
             "per_sample": f"each row with Gaussian noise of deviation sigma*C/B = {per_row}",
             "per_sample_full": f"each row with Gaussian noise of deviation sigma*C = {per_row}",
             "batch_mean": "the batch mean with Gaussian noise of deviation sigma*C/B per coordinate",
+            "batch_mean_rows": "the batch mean of rows, each with Gaussian noise of deviation sigma*C per coordinate",
         }[self.release]
+        masked = "" if self.top_k is None else f"their {self.top_k} largest entries kept, "
         verb = "normalised" if self.bounding == "normalize" else "clipped"
         return {
             "mechanism": (
                 "gradients of the distillation loss with respect to the student's outputs, "
-                f"{verb} to C={self.norm_bound:g} per row, released as {released} "
+                f"{masked}{verb} to C={self.norm_bound:g} per row, released as {released} "
                 f"(sigma={self.noise_multiplier:g}, B={batch_size}, release={self.release})"
             ),
             "unit": "one training record of the teacher",
@@ -342,5 +412,8 @@ class GradientAnnotator(Annotator):
                 "Gaussian mechanism, one record moves every row by up to 2C; exact composition "
                 "(Balle and Wang 2018; Dong et al. 2022)"
             ),
-            "published_source": "C (model conversion via differentially private data-free distillation), Theorem 3",
+            "published_source": {
+                "C Theorem 3": "C (model conversion via differentially private data-free distillation), Theorem 3",
+                "D Theorem 1": "D (differentially private synthetic distillation), Theorem 1",
+            }[self.theorem],
         }

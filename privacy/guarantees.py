@@ -131,7 +131,7 @@ class Guarantee:
             assumptions.append(
                 "the number of steps planned before the first release was chosen without the private data"
             )
-            covered[annotator.charge] += max(0, planned_calls - sum(account.counts(scope="run").values()))
+            covered[annotator.charge] += max(0, planned_calls - annotator.calls_made())
             covered = +covered
         on_teacher = account.rests_on_teacher(counts=covered)
         if annotator.noise.secure:
@@ -205,8 +205,8 @@ class Guarantee:
             private_data=private_data,
             artefacts=tuple(artefacts),
             mechanism=mechanism,
-            source="privacy-loss distribution of the Poisson-sampled Gaussian (Abadi et al. 2016; Koskela et al. 2020), "
-            "rounded pessimistically",
+            source="privacy-loss distribution of the Poisson-sampled Gaussian (Abadi et al. 2016; Koskela et al. "
+            "2020), rounded pessimistically",
             assumptions=(
                 _PUBLIC,
                 "the settings were chosen without the private data; each record was sampled by a coin of its own",
@@ -270,8 +270,8 @@ class Guarantee:
             lines += [
                 "## The paper's own figure for the same releases",
                 "",
-                f"ε = {_figure(self.claimed_epsilon)} at δ = {self.delta:g}, by {self.claimed_source}. This is a claim of "
-                "the paper, **not** a guarantee, and no part of the statement above: it counts as if a private record "
+                f"ε = {_figure(self.claimed_epsilon)} at δ = {self.delta:g}, by {self.claimed_source}. This is a claim "
+                "of the paper, **not** a guarantee, and no part of the statement above: it counts as if a private record "
                 "touched one row of one batch, while a teacher trained without privacy may answer differently on every "
                 "row. It is given so that results can be compared with the papers' tables.",
                 "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["clip_rows", "normalize_rows", "zero_non_finite_rows"]
+__all__ = ["clip_rows", "keep_largest", "normalize_rows", "zero_non_finite_rows"]
 
 
 def zero_non_finite_rows(rows: torch.Tensor) -> torch.Tensor:
@@ -22,6 +22,22 @@ def zero_non_finite_rows(rows: torch.Tensor) -> torch.Tensor:
     rows = rows.detach().to(torch.float64)
     finite = torch.isfinite(rows).all(dim=1, keepdim=True)
     return torch.where(finite, rows, torch.zeros_like(rows))
+
+
+def keep_largest(rows: torch.Tensor, *, k: int) -> torch.Tensor:
+    """Sets all but the k entries of largest magnitude of each row to zero (D's M_k, on a gradient).
+
+    By magnitude: the largest by sign would leave out the teacher's own class, whose entry is negative.
+
+    Args:
+        rows: Shape (B, c).
+        k: From 1 to c.
+
+    Returns:
+        Shape (B, c), a new tensor.
+    """
+    kept = rows.abs().topk(k, dim=1).indices
+    return torch.zeros_like(rows).scatter_(1, kept, rows.gather(1, kept))
 
 
 def normalize_rows(rows: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:

@@ -21,14 +21,21 @@ from privacy.ledger import Charge, LedgerError
 from privacy.noise import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.releases import Gaussian, Unbounded
 
-RELEASES: tuple[Literal["per_sample", "per_sample_full", "batch_mean"], ...] = (
+RELEASES: tuple[Literal["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows"], ...] = (
     "per_sample",
     "per_sample_full",
     "batch_mean",
+    "batch_mean_rows",
 )
+ONE_VECTOR = ("batch_mean", "batch_mean_rows")
 B, C, CLASSES, SIGMA = 64, 1e-3, 10, 20.0
 #: Deviation per coordinate of what each release adds, by hand.
-DEVIATION = {"per_sample": SIGMA * C / B, "per_sample_full": SIGMA * C, "batch_mean": SIGMA * C / B}
+DEVIATION = {
+    "per_sample": SIGMA * C / B,
+    "per_sample_full": SIGMA * C,
+    "batch_mean": SIGMA * C / B,
+    "batch_mean_rows": SIGMA * C / math.sqrt(B),
+}
 
 
 def annotator(
@@ -66,7 +73,7 @@ def residuals(made: GradientAnnotator, calls: int) -> torch.Tensor:
     """What was added to the bounded gradients, shape (calls, B, c)."""
     rows = gradients().double()
     bounded = C * rows / (rows.norm(dim=1, keepdim=True) + made.stability)
-    if made.release == "batch_mean":
+    if made.release in ONE_VECTOR:
         bounded = bounded.mean(dim=0, keepdim=True).expand(B, CLASSES)
     return torch.stack([made.annotate(rows) - bounded for _ in range(calls)])
 
@@ -82,9 +89,9 @@ def test_noise_has_the_scale_that_is_charged_for(release: str) -> None:
     """Accepted as it is; refused at two thirds and at three halves, in the release and in its twins."""
 
     def draws(noise: NoiseSource) -> torch.Tensor:
-        calls = 400 if release == "batch_mean" else 7
+        calls = 400 if release in ONE_VECTOR else 7
         added = residuals(annotator(release=release, noise=noise), calls)
-        return added[:, :1] if release == "batch_mean" else added
+        return added[:, :1] if release in ONE_VECTOR else added
 
     right = draws(SystemNoise())
     assert right.numel() >= 4000
@@ -104,7 +111,7 @@ def test_the_charge_is_the_sensitivity_over_the_noise_that_is_there(release: str
     silent = Scaled(0.0)
     there, back = (annotator(release=release, noise=silent).annotate(sign * direction) for sign in (1, -1))
     moved = there - back
-    distance = float((moved[:1] if release == "batch_mean" else moved).norm())
+    distance = float((moved[:1] if release in ONE_VECTOR else moved).norm())
     expected = distance / DEVIATION[release]
     mu = annotator(release=release).charge.release.gaussian_mu
     assert mu is not None
@@ -123,10 +130,40 @@ def test_each_row_has_noise_of_its_own(release: str) -> None:
     assert not rows_are_independent(residuals(annotator(release=release, noise=SharedRow()), 100))
 
 
-def test_batch_mean_releases_one_vector() -> None:
-    out = annotator(release="batch_mean").annotate(gradients())
+@pytest.mark.parametrize("release", ONE_VECTOR)
+def test_batch_means_release_one_vector(release: str) -> None:
+    out = annotator(release=release).annotate(gradients())
     assert torch.equal(out, out[:1].expand(B, CLASSES))
-    assert not torch.equal(out[0], annotator(release="batch_mean").annotate(gradients())[0])
+    assert not torch.equal(out[0], annotator(release=release).annotate(gradients())[0])
+
+
+@pytest.mark.parametrize("release", ["per_sample", "per_sample_full"])
+def test_the_mask_keeps_the_largest_entries_and_the_noise_is_on_all(release: str) -> None:
+    """Which entries are kept depends on the teacher: noise on those alone would tell them."""
+    rows = gradients().double()
+    kept = annotator(release=release, top_k=3, noise=Scaled(0.0), stability=0.0).annotate(rows)
+    assert ((kept != 0).sum(dim=1) == 3).all()
+    assert torch.allclose(kept.norm(dim=1), torch.tensor(C, dtype=torch.float64))
+    weakest = rows.abs().masked_fill(kept == 0, math.inf).amin(dim=1)
+    assert (weakest >= rows.abs().masked_fill(kept != 0, 0).amax(dim=1)).all()
+    made = annotator(release=release, top_k=3, stability=0.0)
+    added = torch.stack([made.annotate(rows) - kept for _ in range(7)])
+    for entries in (added, added[:, kept == 0]):
+        assert scale_is(entries, DEVIATION[release])
+    masked = added * (kept != 0)  # the twin, whose noise is masked as well
+    assert not scale_is(masked, DEVIATION[release])
+    assert made.charge == annotator(release=release).charge
+
+
+def test_the_claim_is_the_paper_s_that_calls() -> None:
+    sources = {}
+    for paper in ("C", "D"):
+        made = annotator(ready=False)
+        made.bind(batch_size=B, num_classes=CLASSES, paper=paper)
+        assert made.charge.claim is not None
+        sources[paper] = made.charge.claim.source
+        assert f"{paper} (" in made.describe()["published_source"]
+    assert sources == {"C": "C Theorem 3", "D": "D Theorem 1"}
 
 
 def test_two_runs_of_one_seed_release_differently() -> None:
@@ -274,7 +311,7 @@ def test_broken_teachers_are_charged_and_released_like_any_other(
     assert failing.account.counts() == working.account.counts()
     silent = annotator(release=release, bounding=bounding, noise=Scaled(0.0)).annotate(rows)
     assert torch.isfinite(silent).all()
-    if release != "batch_mean":
+    if release not in ONE_VECTOR:
         assert (silent[~torch.isfinite(rows).all(dim=1)] == 0).all()
 
 
@@ -326,6 +363,7 @@ def test_extreme_settings_have_figures(noise_multiplier: float, norm_bound: floa
         ("noise_multiplier", [-1.0, math.nan, math.inf, 1e-31]),
         ("stability", [-1e-9, math.nan, math.inf]),
         ("release", ["rows"]),
+        ("top_k", [0]),
         ("bounding", ["none"]),
         ("delta", [0.0, 1.0]),
     ],
@@ -449,3 +487,8 @@ def test_the_description_names_the_mechanism() -> None:
         for part in (f"release={release}", "sigma=20", "B=64", "C=0.001", "normalised"):
             assert part in words["mechanism"]
     assert "clipped" in annotator(bounding="clip").describe()["mechanism"]
+
+
+def test_a_mask_of_more_entries_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match="top_k must be at most the number of classes 10, got 11"):
+        annotator(ready=False, top_k=11)
