@@ -35,9 +35,9 @@ CONFIDENCE = 0.999
 TRIALS = 1500
 B, CLASSES = 4, 10
 #: σ of each release such that one step has μ = 0.5: its ε of 2 is in reach of a game of a thousand rounds.
-SIGMA = {"per_sample": 32.0, "per_sample_full": 8.0, "batch_mean": 16.0}
+SIGMA = {"per_sample": 32.0, "per_sample_full": 8.0, "batch_mean": 16.0, "batch_mean_rows": 8.0}
 
-ReleaseName = Literal["per_sample", "per_sample_full", "batch_mean"]
+ReleaseName = Literal["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows"]
 
 
 def annotator(
@@ -93,7 +93,7 @@ def charge_covers_what_leaves(
     return not found.fails
 
 
-RELEASES: tuple[ReleaseName, ...] = ("per_sample", "per_sample_full", "batch_mean")
+RELEASES: tuple[ReleaseName, ...] = ("per_sample", "per_sample_full", "batch_mean", "batch_mean_rows")
 
 
 @pytest.mark.parametrize("release", RELEASES)
