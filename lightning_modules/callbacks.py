@@ -42,8 +42,13 @@ class BudgetStop(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Looks one step ahead."""
-        annotator = _distillation(pl_module).annotator
-        if annotator.target_epsilon is not None and not trainer.should_stop and annotator.affordable(limit=1) < 1:
+        module = _distillation(pl_module)
+        annotator, calls = module.annotator, module.next_calls
+        if (
+            annotator.target_epsilon is not None
+            and not trainer.should_stop
+            and annotator.affordable(limit=calls) < calls
+        ):
             rank_zero_info(
                 f"Stopped: one more step would exceed target_epsilon={annotator.target_epsilon:g} "
                 f"({annotator.accounting} accounting)."

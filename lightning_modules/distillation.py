@@ -1,26 +1,33 @@
-"""What all data-free methods share: student, private teacher kept apart, annotator, evaluation, resuming."""
+"""What all data-free methods share: student, synthetic images, private teacher kept apart, annotator, resuming."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning import Callback, LightningModule
+from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_modules.callbacks import default_callbacks
-from lightning_modules.components import SmallCNN, build_network
+from lightning_modules.components import DAFLGenerator, ImagePrior, SmallCNN, StrokePrior, build_network
+from lightning_modules.components.batchnorm import frozen_statistics
+from lightning_modules.components.losses import soft_cross_entropy
 from lightning_modules.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.private_teacher import PrivateTeacher
+from lightning_modules.randomness import stream
 from lightning_modules.runs import datamodule_of
 from privacy.annotators import Annotator
 from privacy.guarantees import Guarantee
 
-__all__ = ["DataFreeDistillation"]
+__all__ = ["DataFreeDistillation", "Images"]
+
+Images = Literal["generator", "prior", "both"]
 
 
 class DataFreeDistillation(LightningModule):
@@ -41,6 +48,15 @@ class DataFreeDistillation(LightningModule):
         private_data: Public name of the teacher's training data where its file does not say.
         student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
             `SmallCNN`.
+        generator: Builds the generator, called with `image_shape`. Default: `DAFLGenerator`.
+        images: Where synthetic images come from: `generator`, `prior`, or `both` (half of each batch); None for a
+            method that makes its own.
+        prior: Images drawn by rule, for `prior` and `both`. Default: `StrokePrior`.
+        student_optimizer: Default: Adam, rate 1e-3.
+        generator_optimizer: Default: Adam, rate 1e-3.
+
+    Raises:
+        ValueError: A setting that has no meaning.
 
     Attributes:
         paper: Letter of the paper in this project's documents.
@@ -61,6 +77,11 @@ class DataFreeDistillation(LightningModule):
         teacher_network: Callable[..., nn.Module] | None = None,
         private_data: str | None = None,
         student: Callable[..., nn.Module] | None = None,
+        generator: Callable[..., nn.Module] | None = None,
+        images: Images | None = None,
+        prior: ImagePrior | None = None,
+        student_optimizer: OptimizerCallable | None = None,
+        generator_optimizer: OptimizerCallable | None = None,
     ) -> None:
         super().__init__()
         # A network is neither a hyperparameter nor saved; Lightning would warn that it is.
@@ -71,7 +92,7 @@ class DataFreeDistillation(LightningModule):
         self.image_shape: tuple[int, int, int] = (image_shape[0], image_shape[1], image_shape[2])
         self.batch_size = batch_size
         self.annotator = annotator
-        self.annotator.bind(batch_size=batch_size, num_classes=num_classes)
+        self.annotator.bind(batch_size=batch_size, num_classes=num_classes, paper=self.paper or None)
         source: str | PrivateTeacher
         if isinstance(teacher, nn.Module):
             # Wrapped at once: as an attribute it would become part of the state_dict, and of every pickle of this
@@ -86,6 +107,21 @@ class DataFreeDistillation(LightningModule):
         self.student = build_network(
             student or SmallCNN, num_classes=num_classes, image_shape=self.image_shape, name="model.student"
         )
+        if images not in ("generator", "prior", "both", None):
+            raise ValueError(f"images must be generator, prior or both, got {images!r}")
+        if images == "both" and batch_size < 2:
+            raise ValueError(f"images='both' needs a batch_size of 2 or more, got {batch_size}")
+        self.images = images
+        self.prior = (prior or StrokePrior()) if images in ("prior", "both") else None
+        self.generator = (
+            (generator or DAFLGenerator)(image_shape=self.image_shape) if images in ("generator", "both") else None
+        )
+        if self.generator is not None:
+            self.published_artefacts = ("student", "generator", "synthetic images")
+        elif self.prior is not None:
+            self.published_artefacts = ("student", "synthetic images")
+        self.student_optimizer_factory = student_optimizer
+        self.generator_optimizer_factory = generator_optimizer
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.steps_done = 0
@@ -154,7 +190,9 @@ class DataFreeDistillation(LightningModule):
                 state=self._restored.get("annotator"),
                 teacher=self.teacher.bound,
             )
-        if self.annotator.affordable(limit=1) < 1 and 0 < self.steps_done == self._calls_made():
+        if not self.next_calls:
+            return
+        if self.annotator.affordable(limit=1) < 1 and 0 < self.steps_done == self.annotator.calls_made():
             rank_zero_info(
                 f"Nothing left to do: the checkpoint is of a run that had used its target up, at step "
                 f"{self.steps_done}."
@@ -167,12 +205,18 @@ class DataFreeDistillation(LightningModule):
         """Remembers where a step begins, to know one that was cut short."""
         self._steps_before_batch = self.steps_done
 
-    def _calls_made(self) -> int:
-        return sum(self.annotator.account.counts(scope="run").values())
+    @property
+    def next_calls(self) -> int:
+        """Calls of the annotator that the next step makes."""
+        return 1
+
+    def affordable_calls(self, steps: int) -> int:
+        """How many of the calls that a run of `steps` steps in all has yet to make stay within the target."""
+        return self.annotator.affordable(limit=max(0, steps - self.steps_done))
 
     def on_train_start(self) -> None:
         """Fixes how many calls this run plans, before its first: the guarantee is about the plan."""
-        made = self._calls_made()
+        made = self.annotator.calls_made()
         plan = None
         if (
             self.trainer.max_epochs is not None
@@ -180,7 +224,7 @@ class DataFreeDistillation(LightningModule):
             and math.isfinite(self.trainer.num_training_batches)
         ):
             total = self.trainer.max_epochs * int(self.trainer.num_training_batches)
-            plan = made + self.annotator.affordable(limit=max(0, total - self.steps_done))
+            plan = made + self.affordable_calls(total)
         elif self.annotator.target_epsilon is not None:
             plan = made + self.annotator.affordable(limit=10**9)
         before = self.planned_calls
@@ -191,6 +235,113 @@ class DataFreeDistillation(LightningModule):
             # cover.
             plan = made + self.annotator.affordable(limit=max(0, before - made))
         self.planned_calls = plan
+
+    def draw_latents(self, step: int) -> torch.Tensor | None:
+        """z, shape (n, latent_dim), where n is B, or B/2 for `images='both'`; None without a generator."""
+        if self.generator is None:
+            return None
+        count = self.batch_size if self.images == "generator" else self.batch_size // 2
+        assert self.draw_seed is not None
+        draw = stream(self.draw_seed, step, self.global_rank, "latents")
+        return torch.randn(count, self.latent_dim, generator=draw).to(self.device)
+
+    @property
+    def latent_dim(self) -> int:
+        """Width of the generator's input."""
+        return int(getattr(self.generator, "latent_dim"))  # noqa: B009 - nn.Module types every attribute as a tensor
+
+    @torch.no_grad()
+    def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:
+        """A batch of synthetic images, shape (B, C, H, W), generated ones first."""
+        parts = []
+        if self.generator is not None and latents is not None:
+            parts.append(self.generator(latents).float())
+        if self.prior is not None:
+            assert self.draw_seed is not None
+            draw = stream(self.draw_seed, step, self.global_rank, "prior")
+            count = self.batch_size - sum(len(part) for part in parts)
+            parts.append(self.prior.sample(count, image_shape=self.image_shape, generator=draw, device=self.device))
+        return torch.cat(parts)
+
+    def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        """What the student is fitted to, shape (B, c), detached, through the annotator.
+
+        Args:
+            outputs: The student's logits, shape (B, c), detached.
+            images: What they are of, shape (B, C, H, W).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no annotation")
+
+    def update_student(self, images: torch.Tensor) -> torch.Tensor:
+        """One step on what the annotator releases about `images`. Returns the released targets, shape (B, c)."""
+        optimizer = self._optimizers()[0]
+        with self.toggled_optimizer(optimizer):
+            outputs = self.student(images)
+            targets = self.annotate(outputs.detach(), images)
+            loss = soft_cross_entropy(outputs.float(), targets).mean()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        self.log("train/student_loss", loss.detach())
+        return targets
+
+    def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """What the generator makes small.
+
+        Args:
+            images: Generated images with their graph, shape (n, C, H, W).
+            targets: Released targets of these images, shape (n, c), held fixed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} trains no generator")
+
+    def update_generator(self, latents: torch.Tensor, targets: torch.Tensor) -> None:
+        """One step of the generator, the student held fixed.
+
+        Args:
+            latents: z of this step, shape (n, latent_dim).
+            targets: Released targets of their images, shape (n, c), detached: a gradient through them would carry the
+                teacher past the noise.
+        """
+        assert self.generator is not None
+        optimizer = self._optimizers()[1]
+        with self.toggled_optimizer(optimizer), frozen_statistics(self.student):
+            loss = self.generator_loss(self.generator(latents), targets)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        self.log("train/generator_loss", loss.detach())
+
+    def generator_parameters(self) -> Iterator[nn.Parameter]:
+        """What the generator's optimizer steps."""
+        assert self.generator is not None
+        return self.generator.parameters()
+
+    def synthetic_grid(self, count: int = 64) -> torch.Tensor:
+        """Images for a person to look at, shape (count, C, H, W): the same latents each time."""
+        images = self.images
+        draw = stream(self.draw_seed or 0, 0, 0, "grid")
+        parts = []
+        if self.generator is not None:
+            fake = count if images == "generator" else count // 2
+            latents = torch.randn(fake, self.latent_dim, generator=draw).to(self.device)
+            with torch.no_grad(), frozen_statistics(self.generator):
+                parts.append(self.generator(latents).float())
+        if self.prior is not None:
+            left = count - sum(len(part) for part in parts)
+            parts.append(self.prior.sample(left, image_shape=self.image_shape, generator=draw, device=self.device))
+        return torch.cat(parts)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """The student's optimizer, and the generator's if there is one."""
+        make_student = self.student_optimizer_factory or _adam
+        optimizers = [make_student(self.student.parameters())]
+        if self.generator is not None:
+            optimizers.append((self.generator_optimizer_factory or _adam)(self.generator_parameters()))
+        return optimizers
+
+    def _optimizers(self) -> list[Any]:
+        optimizers = self.optimizers()
+        return optimizers if isinstance(optimizers, list) else [optimizers]
 
     def log_privacy(self, *, on_epoch: bool = False) -> None:
         """Both ε figures and the number of queries, to every logger and the progress bar."""
@@ -266,3 +417,7 @@ class DataFreeDistillation(LightningModule):
         self.draw_seed = self._restored.get("draw_seed")
         self.planned_calls = self._restored.get("planned_calls")
         self.plan_changed = bool(self._restored.get("plan_changed"))
+
+
+def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=1e-3)

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torch.nn import functional as F
 
-from lightning_modules.components import DAFLGenerator, ImagePrior, StrokePrior, logits_and_features
-from lightning_modules.components.batchnorm import frozen_statistics
-from lightning_modules.components.losses import (
-    activation,
-    class_balance,
-    decoupled_kd,
-    one_hot_loss,
-    soft_cross_entropy,
-)
-from lightning_modules.distillation import DataFreeDistillation
-from lightning_modules.randomness import seeded, stream
+from lightning_modules.components import ImagePrior
+from lightning_modules.components.generator_terms import GeneratorTerms
+from lightning_modules.components.losses import decoupled_kd, output_gradients, soft_cross_entropy
+from lightning_modules.distillation import DataFreeDistillation, Images
+from lightning_modules.randomness import seeded
 from privacy.annotators import GradientAnnotator
 
 __all__ = ["DPDFD"]
@@ -54,9 +47,9 @@ class DPDFD(DataFreeDistillation):
         teacher_network: See `DataFreeDistillation`.
         private_data: See `DataFreeDistillation`.
         student: See `DataFreeDistillation`.
-        generator: Builds the generator, called with `image_shape`. Default: `DAFLGenerator`.
-        images: Where synthetic images come from: `generator`, `prior`, or `both` (half of each batch).
-        prior: Images drawn by rule, for `prior` and `both`. Default: `StrokePrior`.
+        generator: See `DataFreeDistillation`.
+        images: See `DataFreeDistillation`.
+        prior: See `DataFreeDistillation`.
         gamma: γ; None is 1/C, so that a step moves the logits by about one.
         dkd_alpha: Weight of the target-class part of decoupled distillation.
         dkd_beta: Weight of the other classes' part.
@@ -65,8 +58,8 @@ class DPDFD(DataFreeDistillation):
         activation_weight: β, of the student's activations, which are made larger; 0 switches it off.
         activation_norm: `l1` mean absolute feature, or `l2` mean row norm (C Eq. 5).
         student_loss_weight: Weight of L_S in the generator's step (1 in the paper's line 14).
-        student_optimizer: Default: Adam, rate 1e-3.
-        generator_optimizer: Default: Adam, rate 1e-3.
+        student_optimizer: See `DataFreeDistillation`.
+        generator_optimizer: See `DataFreeDistillation`.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -87,7 +80,7 @@ class DPDFD(DataFreeDistillation):
         private_data: str | None = None,
         student: Callable[..., nn.Module] | None = None,
         generator: Callable[..., nn.Module] | None = None,
-        images: Literal["generator", "prior", "both"] = "generator",
+        images: Images = "generator",
         prior: ImagePrior | None = None,
         gamma: float | None = None,
         dkd_alpha: float = 1.0,
@@ -110,157 +103,51 @@ class DPDFD(DataFreeDistillation):
             teacher_network=teacher_network,
             private_data=private_data,
             student=student,
+            generator=generator,
+            images=images,
+            prior=prior,
+            student_optimizer=student_optimizer,
+            generator_optimizer=generator_optimizer,
         )
-        if images not in ("generator", "prior", "both"):
-            raise ValueError(f"images must be generator, prior or both, got {images!r}")
-        if images == "both" and batch_size < 2:
-            raise ValueError(f"images='both' needs a batch_size of 2 or more, got {batch_size}")
         if gamma is not None and not gamma > 0:
             raise ValueError(f"gamma must be above 0 or null for 1/norm_bound, got {gamma}")
-        self.images: Literal["generator", "prior", "both"] = images
         self.gamma = 1 / annotator.norm_bound if gamma is None else gamma
         self.dkd_alpha, self.dkd_beta = dkd_alpha, dkd_beta
-        self.one_hot_weight = one_hot_weight
-        self.balance_weight = balance_weight
-        self.activation_weight = activation_weight
-        self.activation_norm: Literal["l1", "l2"] = activation_norm
-        self.student_loss_weight = student_loss_weight
-        self.student_optimizer_factory = student_optimizer
-        self.generator_optimizer_factory = generator_optimizer
-        self.prior = (prior or StrokePrior()) if images != "generator" else None
-        self.generator = (generator or DAFLGenerator)(image_shape=self.image_shape) if images != "prior" else None
-        self.published_artefacts = (
-            ("student", "synthetic images") if self.generator is None else ("student", "generator", "synthetic images")
+        self.generator_terms = GeneratorTerms(
+            one_hot_weight=one_hot_weight,
+            balance_weight=balance_weight,
+            activation_weight=activation_weight,
+            activation_norm=activation_norm,
         )
+        self.student_loss_weight = student_loss_weight
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One iteration of Algorithm 1. `batch` is a step index: no data set stands behind it."""
         assert self.draw_seed is not None
         with seeded(self.draw_seed, self.steps_done, self.global_rank, self.device):
-            latents = self.draw_latents(self.steps_done)
-            images = self.draw_images(self.steps_done, latents)
-            targets = self.update_student(images)
+            latents = self.draw_latents(self.steps_done)  # line 2
+            images = self.draw_images(self.steps_done, latents)  # line 3
+            targets = self.update_student(images)  # lines 4 to 12
             if latents is not None:
-                self.update_generator(latents, targets[: len(latents)])
+                self.update_generator(latents, targets[: len(latents)])  # lines 13 and 14
         self.log_privacy()
         self.steps_done += 1
 
-    def draw_latents(self, step: int) -> torch.Tensor | None:
-        """Line 2: z, shape (n, latent_dim), where n is B, or B/2 for `images='both'`; None without a generator."""
-        if self.generator is None:
-            return None
-        count = self.batch_size if self.images == "generator" else self.batch_size // 2
-        assert self.draw_seed is not None
-        draw = stream(self.draw_seed, step, self.global_rank, "latents")
-        return torch.randn(count, self.latent_dim, generator=draw).to(self.device)
-
-    @property
-    def latent_dim(self) -> int:
-        """Width of the generator's input."""
-        return int(getattr(self.generator, "latent_dim"))  # noqa: B009 - nn.Module types every attribute as a tensor
-
-    @torch.no_grad()
-    def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:
-        """Line 3: a batch of synthetic images, shape (B, C, H, W), generated ones first."""
-        parts = []
-        if self.generator is not None and latents is not None:
-            parts.append(self.generator(latents).float())
-        if self.prior is not None:
-            assert self.draw_seed is not None
-            draw = stream(self.draw_seed, step, self.global_rank, "prior")
-            count = self.batch_size - sum(len(part) for part in parts)
-            parts.append(self.prior.sample(count, image_shape=self.image_shape, generator=draw, device=self.device))
-        return torch.cat(parts)
-
-    def update_student(self, images: torch.Tensor) -> torch.Tensor:
-        """Lines 4 to 12. Returns the released targets y_s, shape (B, c), detached."""
-        optimizer = self._optimizers()[0]
-        with self.toggled_optimizer(optimizer):
-            outputs = self.student(images)
-            released = self.annotator.annotate(self.output_gradients(outputs, images))
-            targets = F.softmax(outputs.detach().float() - self.gamma * released, dim=1)
-            loss = soft_cross_entropy(outputs.float(), targets).mean()
-            optimizer.zero_grad()
-            self.manual_backward(loss)
-            optimizer.step()
-        self.log("train/student_loss", loss.detach())
-        return targets
+    def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        """Lines 5 to 10: y_s, shape (B, c)."""
+        released = self.annotator.annotate(self.output_gradients(outputs, images))
+        return F.softmax(outputs.float() - self.gamma * released, dim=1)
 
     def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Lines 5 and 6: ∂L_T/∂outputs for each row, shape (B, c), float32. **Private** until annotated."""
-        with torch.autocast(self.device.type, enabled=False), torch.enable_grad():
-            free = outputs.detach().float().requires_grad_()
-            loss = decoupled_kd(free, self.teacher.logits(images), alpha=self.dkd_alpha, beta=self.dkd_beta)
-            (gradients,) = torch.autograd.grad(loss.sum(), free)
-        return gradients
-
-    def update_generator(self, latents: torch.Tensor, targets: torch.Tensor) -> None:
-        """Lines 13 and 14, the student as a fixed discriminator.
-
-        Args:
-            latents: z of this step, shape (n, latent_dim).
-            targets: Released y_s of their images, shape (n, c), detached: a gradient through them would carry the
-                teacher past
-                the noise.
-        """
-        assert self.generator is not None
-        optimizer = self._optimizers()[1]
-        with self.toggled_optimizer(optimizer), frozen_statistics(self.student):
-            loss = self.generator_loss(self.generator(latents), targets)
-            optimizer.zero_grad()
-            self.manual_backward(loss)
-            optimizer.step()
-        self.log("train/generator_loss", loss.detach())
+        answers = self.teacher.logits(images)
+        return output_gradients(
+            outputs, lambda free: decoupled_kd(free, answers, alpha=self.dkd_alpha, beta=self.dkd_beta)
+        )
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """L_G of C Eq. 5 with a weight for each term, plus L_S if switched on.
-
-        Larger activations mean more realistic images, so their term is subtracted.
-
-        Args:
-            images: Generated images with their graph, shape (n, C, H, W).
-            targets: Released y_s, shape (n, c), held fixed.
-        """
-        logits, features = logits_and_features(self.student, images)
-        logits = logits.float()
-        loss = logits.new_zeros(())
-        if self.one_hot_weight:
-            loss = loss + self.one_hot_weight * one_hot_loss(logits)
-        if self.balance_weight:
-            loss = loss + self.balance_weight * class_balance(logits)
-        if self.activation_weight:
-            loss = loss - self.activation_weight * activation(features.float(), norm=self.activation_norm)
+        """L_G of C Eq. 5 with a weight for each term, plus L_S if switched on; see `DataFreeDistillation`."""
+        loss, logits = self.generator_terms(self.student, images)
         if self.student_loss_weight:
             loss = loss + self.student_loss_weight * soft_cross_entropy(logits, targets.detach()).mean()
         return loss
-
-    def synthetic_grid(self, count: int = 64) -> torch.Tensor:
-        """Images for a person to look at, shape (count, C, H, W): the same latents each time."""
-        images = self.images
-        draw = stream(self.draw_seed or 0, 0, 0, "grid")
-        parts = []
-        if self.generator is not None:
-            fake = count if images == "generator" else count // 2
-            latents = torch.randn(fake, self.latent_dim, generator=draw).to(self.device)
-            with torch.no_grad(), frozen_statistics(self.generator):
-                parts.append(self.generator(latents).float())
-        if self.prior is not None:
-            left = count - sum(len(part) for part in parts)
-            parts.append(self.prior.sample(left, image_shape=self.image_shape, generator=draw, device=self.device))
-        return torch.cat(parts)
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        """The student's optimizer, and the generator's if there is one."""
-        make_student = self.student_optimizer_factory or _adam
-        optimizers = [make_student(self.student.parameters())]
-        if self.generator is not None:
-            optimizers.append((self.generator_optimizer_factory or _adam)(self.generator.parameters()))
-        return optimizers
-
-    def _optimizers(self) -> list[Any]:
-        optimizers = self.optimizers()
-        return optimizers if isinstance(optimizers, list) else [optimizers]
-
-
-def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=1e-3)

@@ -12,6 +12,7 @@ from torch import nn
 
 from lightning_modules.components import build_network, check_network
 from lightning_modules.paths import find_config
+from privacy.annotators import Annotator
 from privacy.pipelines import Bound, released
 from privacy.releases import release_from_dict
 
@@ -59,6 +60,19 @@ class PrivateTeacher:
         with torch.autocast(images.device.type, enabled=False):
             outputs: torch.Tensor = self._network(images.detach().float())
         return outputs.float()
+
+    def unprotected(self, door: Annotator, *, reason: str) -> nn.Module:
+        """The network itself, for a gradient with respect to images; its own weights take none.
+
+        Args:
+            door: Charged first, once in a run, with a release that nothing bounds.
+            reason: What is done with it, in words.
+
+        Raises:
+            BudgetExceeded: The target allows no such thing.
+        """
+        door.reveal(reason)
+        return self._network.eval()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a private teacher is never written, copied or sent to another process")

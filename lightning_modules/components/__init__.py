@@ -1,5 +1,12 @@
 """Networks, image priors and losses that the methods are built of."""
 
+from lightning_modules.components.bn_statistics import logits_and_statistics
+from lightning_modules.components.candidates import (
+    CandidateSchedule,
+    ConfidentCandidates,
+    FixedCandidates,
+    LinearCandidates,
+)
 from lightning_modules.components.classifiers import ImageClassifier
 from lightning_modules.components.features import logits_and_features
 from lightning_modules.components.generators import DAFLGenerator
@@ -10,10 +17,14 @@ from lightning_modules.components.scattering import Scattering2d, ScatteringClas
 from lightning_modules.components.small_nets import DataLensClassifier, SmallCNN, TwoConvNet
 
 __all__ = [
+    "CandidateSchedule",
+    "ConfidentCandidates",
     "DAFLGenerator",
     "DataLensClassifier",
+    "FixedCandidates",
     "ImageClassifier",
     "ImagePrior",
+    "LinearCandidates",
     "ResNet18",
     "ResNet34",
     "Scattering2d",
@@ -24,4 +35,5 @@ __all__ = [
     "build_network",
     "check_network",
     "logits_and_features",
+    "logits_and_statistics",
 ]

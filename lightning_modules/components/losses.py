@@ -6,6 +6,7 @@ logits of any finite size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -153,3 +154,49 @@ def activation(features: Tensor, *, norm: Literal["l1", "l2"] = "l1") -> Tensor:
         rows: Tensor = torch.linalg.vector_norm(features, dim=1)
         return rows.mean()
     raise ValueError(f"norm must be l1 or l2, got {norm!r}")
+
+
+def output_gradients(outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    """Gradient of each row's own loss with respect to the student's outputs (C Algorithm 1 lines 5, 6; D Eq. 3).
+
+    Of a batch-mean loss they would be so small that the stability constant of their normalisation swamps them.
+
+    Args:
+        outputs: (B, c).
+        loss: gives the losses (B,) of outputs (B, c), each of its own row alone.
+
+    Returns:
+        (B, c), float32, detached.
+    """
+    with torch.autocast(outputs.device.type, enabled=False), torch.enable_grad():
+        free = outputs.detach().float().requires_grad_()
+        (gradients,) = torch.autograd.grad(loss(free).sum(), free)
+    return gradients.detach()
+
+
+def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """Classic knowledge distillation (Hinton et al. 2015), T² KL(teacher || student) at temperature T, for each row.
+
+    What D's Fig. 6 compares :func:`decoupled_kd` with.
+
+    Args:
+        student_logits: (B, c).
+        teacher_logits: (B, c); not detached here.
+        temperature: T.
+
+    Returns:
+        Losses (B,).
+
+    Raises:
+        ValueError: if the shapes differ or are not (B, c), or the temperature is not positive.
+    """
+    if student_logits.dim() != 2 or student_logits.shape != teacher_logits.shape:
+        raise ValueError(
+            "student_logits and teacher_logits must have one shape (B, c), got"
+            f" {tuple(student_logits.shape)} and {tuple(teacher_logits.shape)}"
+        )
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}")
+    student = functional.log_softmax(student_logits / temperature, 1)
+    teacher = functional.log_softmax(teacher_logits / temperature, 1)
+    return temperature**2 * (teacher.exp() * (teacher - student)).sum(1)

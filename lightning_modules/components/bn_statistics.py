@@ -1,0 +1,65 @@
+"""How far images are from those that a classifier's batch normalisation remembers (A Eq. 2, third term)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def logits_and_statistics(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Run ``model`` once and return its logits with the distance of its layers' inputs from their running statistics.
+
+    For each BatchNorm layer ‖mean - running_mean‖₂ + ‖var - running_var‖₂ over the channels of its input, summed over
+    layers. The hooks that catch the inputs are removed again.
+
+    Args:
+        model: a classifier with BatchNorm, in eval mode.
+        images: (N, C, H, W).
+
+    Returns:
+        Logits (N, c) and a scalar, both with their graph.
+
+    Raises:
+        ValueError: if the model has no BatchNorm that keeps statistics, or calls one of them not at all.
+    """
+    layers = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None
+    }
+    if not layers:
+        raise ValueError(
+            f"model: {type(model).__name__} has no BatchNorm layer with running statistics, which the statistics term"
+            " compares images with. Set statistics_weight to 0, or take a network with BatchNorm (ResNet34, SmallCNN)"
+        )
+    distances: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def watch(name: str) -> Any:
+        def caught(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            distances[name].append(_distance(layer, inputs[0].float()))
+
+        return caught
+
+    handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
+    try:
+        logits: Tensor = model(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if silent := [name for name, found in distances.items() if not found]:
+        raise ValueError(
+            f"model: {type(model).__name__} does not call its BatchNorm layers {', '.join(silent)} (or hides them from"
+            " hooks), so that their statistics cannot be compared with"
+        )
+    return logits, torch.stack([value for found in distances.values() for value in found]).sum()
+
+
+def _distance(layer: Any, inputs: Tensor) -> Tensor:
+    axes = [axis for axis in range(inputs.dim()) if axis != 1]
+    # One value per channel has no variance; the running one is of the unbiased estimate.
+    unbiased = int(inputs.numel() > inputs.shape[1])
+    variance, mean = torch.var_mean(inputs, dim=axes, correction=unbiased)
+    return torch.linalg.vector_norm(mean - layer.running_mean) + torch.linalg.vector_norm(variance - layer.running_var)
