@@ -14,6 +14,7 @@ from lightning_modules.components.networks import build_network, check_network
 from lightning_modules.components.priors import ImagePrior, StrokePrior
 from lightning_modules.components.resnet import ResNet18, ResNet34
 from lightning_modules.components.scattering import Scattering2d, ScatteringClassifier
+from lightning_modules.components.silhouettes import SilhouettePrior
 from lightning_modules.components.small_nets import DataLensClassifier, SmallCNN, TwoConvNet
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "ResNet34",
     "Scattering2d",
     "ScatteringClassifier",
+    "SilhouettePrior",
     "SmallCNN",
     "StrokePrior",
     "TwoConvNet",

@@ -44,6 +44,18 @@ class ImagePrior(ABC):
         """
 
 
+def check_sample(batch_size: int, image_shape: tuple[int, int, int]) -> None:
+    """Checks what every prior is asked for.
+
+    Raises:
+        ValueError: if ``batch_size`` or a size in ``image_shape`` is not positive.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size!r}")
+    if len(image_shape) != 3 or min(image_shape) < 1:
+        raise ValueError(f"image_shape must be three positive sizes (channels, height, width), got {image_shape!r}")
+
+
 class StrokePrior(ImagePrior):
     """Handwriting without data: a few joined cubic Bezier curves, drawn with a round pen.
 
@@ -120,10 +132,7 @@ class StrokePrior(ImagePrior):
         Raises:
             ValueError: if ``batch_size`` or a size in ``image_shape`` is not positive.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size!r}")
-        if len(image_shape) != 3 or min(image_shape) < 1:
-            raise ValueError(f"image_shape must be three positive sizes (channels, height, width), got {image_shape!r}")
+        check_sample(batch_size, image_shape)
         _, height, width = image_shape
         zoom = -(-_MIN_CANVAS // min(height, width)) if min(height, width) < _MIN_CANVAS else 1
         with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
