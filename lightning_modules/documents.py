@@ -21,6 +21,12 @@ from jsonargparse import ArgumentParser
 
 from lightning_modules.results import role
 from privacy.guarantees import write_atomically
+from privacy.matrix import methods_table, papers_table
+
+_COMPUTED = re.compile(
+    r"(?P<head><!-- privacy: (?P<name>\w+) -->\n)(?P<body>.*?)(?P<tail><!-- end privacy -->)", re.DOTALL
+)
+_TABLES = {"methods": methods_table, "papers": papers_table}
 
 __all__ = ["DocumentError", "render", "render_text", "results_table"]
 
@@ -70,7 +76,8 @@ def results_table(names: Sequence[str], folder: Path) -> str:
 
 
 def render_text(text: str, folder: Path) -> str:
-    """`text` with every results block written anew."""
+    """`text` with every results block and every computed privacy table written anew."""
+    text = _COMPUTED.sub(lambda block: block["head"] + _TABLES[block["name"]]() + block["tail"], text)
     return _BLOCK.sub(lambda block: block["head"] + results_table(block["names"].split(), folder) + block["tail"], text)
 
 
@@ -79,7 +86,7 @@ def render(args: Sequence[str]) -> None:
     parser = ArgumentParser(
         prog="LightningCLI render", description="Write the results blocks of documents from results/."
     )
-    parser.add_argument("files", type=list[str], nargs="+", help="Documents.")
+    parser.add_argument("files", type=str, nargs="+", help="Documents.")
     parser.add_argument("--results", type=str, default="results", help="Folder of the records.")
     parser.add_argument("--check", action="store_true", help="Change nothing; fail where a document is out of date.")
     options = parser.parse_args(list(args))
