@@ -1,0 +1,286 @@
+"""D: what each switch releases, what its candidates and its latent inputs come from, and what DPSD-T costs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning import Trainer, seed_everything
+from support.label_variants import (
+    BackDoorDPSD,
+    FixedLabels,
+    ForgetfulDPSD,
+    StuckLatentsDPSD,
+    UndetachedDPSD,
+    WellInformedDPSD,
+)
+from support.runs import BATCH_SIZE, checkpoint, distil, equal, leaks, networks, teacher_weights
+from support.variants import FixedAnnotator, MoodyTeacher
+
+from datamodules import Digits, Latent
+from lightning_modules import DPSD
+from lightning_modules.cli import TranscriptionCLI
+from lightning_modules.components import ConfidentCandidates, FixedCandidates, LinearCandidates
+from lightning_modules.components.losses import decoupled_kd, kd
+from privacy.annotators import GradientAnnotator
+from privacy.claims import RdpSlope, WholeRun
+from privacy.composition import compose
+from privacy.label_annotator import LabelAnnotator
+from privacy.releases import RandomizedResponse
+
+DATA = {"class_path": "GradientAnnotator", "init_args": {"top_k": 3}}
+LABEL = {"class_path": "LabelAnnotator", "init_args": {"smallest": 3}}
+LAST = "--ckpt_path=run/checkpoints/last.ckpt"
+
+
+def run(folder: str = "run", *arguments: str, kind: str = "DPSD", steps: int = 3, **model: Any) -> TranscriptionCLI:
+    path = kind if kind == "DPSD" else f"support.label_variants.{kind}"
+    return distil(folder, *arguments, class_path=path, steps=steps, model={"annotator": DATA, **model})
+
+
+def _module(**settings: Any) -> DPSD:
+    torch.manual_seed(1)
+    return DPSD(num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("annotator", "claim"), [(DATA, RdpSlope), (LABEL, WholeRun)], ids=["data switch", "label switch"]
+)
+@pytest.mark.parametrize("images", ["generator", "prior", "both"])
+def test_each_switch_runs_on_each_kind_of_images(folder: Path, annotator: Any, claim: type, images: str) -> None:
+    model = run(annotator=annotator, images=images).model
+    assert model.annotator.calls_made() == 3
+    (charge,) = model.annotator.account.counts()
+    assert isinstance(charge.claim, claim) and charge.claim.source.startswith("D Theorem")
+    assert 0 < model.annotator.account.epsilon() < math.inf
+    assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
+
+
+def test_the_switch_chooses_the_annotator_and_refuses_the_other_one() -> None:
+    assert isinstance(_module(privacy="label").annotator, LabelAnnotator)
+    assert _module(privacy="data").annotator.top_k == _module(privacy="label").annotator.smallest == 3
+    for privacy, annotator in (("label", GradientAnnotator()), ("data", LabelAnnotator())):
+        with pytest.raises(ValueError, match=f"privacy='{privacy}' does not go with the annotator"):
+            _module(privacy=privacy, annotator=annotator)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"privacy": "images"}, "privacy must be data or label"),
+        ({"discriminator": "nobody"}, "discriminator must be student or teacher"),
+        ({"distillation": "none"}, "distillation must be kd or dkd"),
+        ({"gamma": 0.0}, "gamma must be above 0"),
+        ({"images": "real"}, "images must be generator, prior or both"),
+    ],
+)
+def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _module(**settings)
+
+
+def test_both_losses_of_the_data_switch() -> None:
+    outputs, answers = torch.randn(6, 10), torch.randn(6, 10)
+    for name, loss in (("kd", kd), ("dkd", decoupled_kd)):
+        module = _module(distillation=name)
+
+        class Teacher:
+            def logits(self, images: torch.Tensor) -> torch.Tensor:
+                return answers
+
+        module._teacher = Teacher()  # type: ignore[assignment]
+        free = outputs.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(loss(free, answers).sum(), free)  # type: ignore[operator]
+        assert torch.allclose(module.output_gradients(outputs, outputs), expected)
+
+
+def _fitted(kind: type[DPSD], teacher: torch.nn.Module, annotator: Any, *, steps: int = 1, **settings: Any) -> DPSD:
+    seed_everything(5)
+    module = kind(num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=teacher, annotator=annotator, **settings)
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=steps, batch_size=8))
+    return module
+
+
+def _teachers() -> list[torch.nn.Module]:
+    torch.manual_seed(0)
+    return [torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)) for _ in range(2)]
+
+
+def _same_candidates(kind: type[DPSD]) -> bool:
+    annotators = [FixedLabels(smallest=3), FixedLabels(smallest=3)]
+    for teacher, annotator in zip(_teachers(), annotators, strict=True):
+        _fitted(kind, teacher, annotator, steps=4, schedule=LinearCandidates(begin=0, end=3), images="both")
+    first, second = (annotator.seen for annotator in annotators)
+    assert [int(rows[0].sum()) for rows in first] == [10, 8, 6, 3]
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_candidates_are_the_student_s_alone(folder: Path) -> None:
+    """Another teacher, the same answers: the same candidates, in every step."""
+    assert _same_candidates(DPSD)
+
+
+def test_candidates_that_know_the_teacher_are_noticed(folder: Path) -> None:
+    assert not _same_candidates(WellInformedDPSD)
+
+
+def _gap(kind: type[DPSD], annotator: type, **settings: Any) -> float:
+    """Largest difference between the generator's, and Z's, gradients under two teachers and one released target."""
+
+    def gradients(teacher: torch.nn.Module) -> list[torch.Tensor]:
+        module = _fitted(kind, teacher, annotator(), **settings)
+        assert module.latents is not None and module.latents.grad is not None
+        return [p.grad.clone() for p in module.generator_parameters() if p.grad is not None]
+
+    first, second = (gradients(teacher) for teacher in _teachers())
+    assert all(float(gradient.abs().max()) > 0 for gradient in (first[0], first[-1]))
+    return max(float((one - other).abs().max()) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("annotator", [FixedAnnotator, FixedLabels])
+def test_the_generator_learns_of_the_teacher_through_released_targets_alone(folder: Path, annotator: type) -> None:
+    assert _gap(DPSD, annotator, student_loss_weight=1.0) == 0
+
+
+@pytest.mark.parametrize("annotator", [FixedAnnotator, FixedLabels])
+def test_the_gap_shows_a_target_that_is_not_detached(folder: Path, annotator: type) -> None:
+    assert _gap(UndetachedDPSD, annotator) > 0
+
+
+def test_the_gap_shows_a_teacher_that_discriminates(folder: Path) -> None:
+    assert _gap(DPSD, FixedLabels, discriminator="teacher") > 0
+
+
+def _latents(cli: TranscriptionCLI) -> torch.Tensor:
+    kept: torch.Tensor = cli.model.latents.detach().clone()
+    return kept
+
+
+def test_latent_inputs_are_trained_and_kept(folder: Path) -> None:
+    begun = _latents(run("begun", steps=1))
+    ended = _latents(run("ended", steps=3))
+    assert begun.shape == (BATCH_SIZE, 8)
+    assert not torch.equal(begun, ended)
+    assert torch.equal(checkpoint("ended")["state_dict"]["latents"], ended)
+
+
+def test_latent_inputs_without_an_optimizer_are_noticed(folder: Path) -> None:
+    assert StuckLatentsDPSD.generator_parameters is not DPSD.generator_parameters
+    one, three = (_latents(run(str(steps), kind="StuckLatentsDPSD", steps=steps)) for steps in (1, 3))
+    assert torch.equal(one, three)
+
+
+@pytest.mark.parametrize("kind", [DPSD, ForgetfulDPSD])
+def test_latent_inputs_survive_an_interruption(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: type[DPSD]) -> None:
+    settings: dict[str, Any] = {
+        "annotator": {"class_path": "GradientAnnotator", "init_args": {"noise_multiplier": 0.0}},
+        "images": "both",
+        "student": {"class_path": "DataLensClassifier"},
+        "kind": kind.__name__,
+        "steps": 4,
+    }
+    whole = run("whole", **settings)
+    method = DPSD.on_train_batch_end
+
+    def failing(self: DPSD, *arguments: Any) -> None:
+        method(self, *arguments)
+        if self.steps_done == 2:
+            raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DPSD, "on_train_batch_end", failing)
+        with pytest.raises(InterruptedError):
+            run("run", **settings)
+    resumed = run("run", LAST, **settings)
+    same = equal(networks(whole), networks(resumed)) and torch.equal(_latents(whole), _latents(resumed))
+    assert same == (kind is DPSD)
+
+
+@pytest.mark.parametrize("annotator", [DATA, LABEL])
+def test_a_teacher_that_discriminates_is_bounded_by_nothing(folder: Path, annotator: Any) -> None:
+    cli = run(annotator=annotator, discriminator="teacher")
+    account = cli.model.annotator.account
+    assert account.epsilon() == math.inf
+    assert account.epsilon_published() == account.epsilon_published(counts={cli.model.annotator.charge: 3})
+    assert cli.model.annotator.calls_made() == 3 and not cli.model.plan_changed
+    assert "VOID: the generator was trained against the private teacher" in Path("run/guarantee.md").read_text()
+    assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
+
+
+def test_a_teacher_taken_by_the_back_door_would_look_bounded(folder: Path) -> None:
+    """The twin: what is charged at the door is all that the account can know."""
+    assert BackDoorDPSD.paper == "D"
+    assert run(kind="BackDoorDPSD", annotator=LABEL).model.annotator.account.epsilon() < math.inf
+
+
+def _epsilon(folder: str, schedule: dict[str, Any]) -> float:
+    value: float = run(folder, annotator=LABEL, schedule=schedule, images="prior").model.annotator.account.epsilon()
+    return value
+
+
+def test_sizes_fixed_beforehand_are_charged_as_they_are_and_others_as_the_smallest(folder: Path) -> None:
+    """Three steps of k = 10, 7 and 3; a schedule that follows the student stays at 10, but might not have."""
+    made = {k: BATCH_SIZE for k in (10, 7, 3)}
+    settings = {"class_path": "LinearCandidates", "init_args": {"begin": 0, "end": 2}}
+    expected = compose({RandomizedResponse(1.0, k): count for k, count in made.items()}, 1e-5).epsilon
+    assert _epsilon("linear", settings) == pytest.approx(expected)
+    smallest = compose({RandomizedResponse(1.0, 3): 3 * BATCH_SIZE}, 1e-5).epsilon
+    Path("teachers/digits.ckpt.ledger.jsonl").unlink()
+    assert _epsilon("confident", {"class_path": "ConfidentCandidates"}) == pytest.approx(smallest)
+    assert expected < smallest
+
+
+def test_the_plan_of_a_label_run_is_kept(folder: Path) -> None:
+    first = run(annotator=LABEL, images="prior")
+    assert (first.model.planned_calls, first.model.plan_changed) == (3, False)
+    longer = run("run", LAST, "--trainer.max_epochs=2", annotator=LABEL, images="prior")
+    assert longer.model.annotator.calls_made() == 6 and longer.model.plan_changed
+
+
+def test_schedules_reach_k_and_begin_with_all_classes() -> None:
+    vague, sure = torch.full((50, 10), 0.1), torch.eye(10).repeat(5, 1)
+
+    def sizes(schedule: Any, probabilities: torch.Tensor, steps: int = 40) -> list[int]:
+        return [schedule.size(probabilities, step=step, smallest=3, epsilon=1.0) for step in range(steps)]
+
+    assert set(sizes(FixedCandidates(), vague)) == {3}
+    linear = sizes(LinearCandidates(begin=5, end=20), vague)
+    assert linear[:6] == [10] * 6 and linear[20:] == [3] * 20 and linear == sorted(linear, reverse=True)
+    assert set(sizes(ConfidentCandidates(patience=3), vague)) == {10}
+    confident = sizes(ConfidentCandidates(patience=3), sure)
+    assert confident[0] == 10 and confident[-1] == 3 and confident == sorted(confident, reverse=True)
+
+
+def test_schedules_refuse_what_has_no_meaning() -> None:
+    for make in (
+        lambda: LinearCandidates(begin=5, end=4),
+        lambda: ConfidentCandidates(confidence=1.0),
+        lambda: ConfidentCandidates(patience=0),
+    ):
+        with pytest.raises(ValueError, match="must"):
+            make()
+
+
+def test_a_schedule_that_follows_the_student_goes_on_where_it_was() -> None:
+    first, sure = ConfidentCandidates(patience=3), torch.eye(10).repeat(5, 1)
+    for step in range(7):
+        first.size(sure, step=step, smallest=3, epsilon=1.0)
+    second = ConfidentCandidates(patience=3)
+    second.load_state_dict(first.state_dict())
+    steps = range(7, 20)
+    one, other = ([s.size(sure, step=n, smallest=3, epsilon=1.0) for n in steps] for s in (first, second))
+    assert one == other
+
+
+def test_the_student_outlives_its_teacher(folder: Path) -> None:
+    weights = networks(run(annotator=LABEL))
+    Path("teachers/digits.ckpt").unlink()
+    loaded = DPSD.load_from_checkpoint("run/checkpoints/last.ckpt", map_location="cpu")
+    assert all(torch.equal(loaded.state_dict()[name], value) for name, value in weights.items())

@@ -1,0 +1,227 @@
+"""A: stages that are labelled once, what they are charged, and what survives an interruption."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning import Trainer, seed_everything
+from support.label_variants import FixedLabels, WellInformedLabelDP
+from support.runs import BATCH_SIZE, checkpoint, distil, equal, leaks, networks, teacher_weights
+from support.variants import MoodyTeacher
+
+from datamodules import Digits, Latent
+from lightning_modules import LabelDP
+from lightning_modules.cli import TranscriptionCLI
+from privacy.annotators import GradientAnnotator
+from privacy.composition import compose
+from privacy.label_annotator import LabelAnnotator
+from privacy.releases import RandomizedResponse
+
+STEPS, STAGES = 4, 2
+LAST = "--ckpt_path=run/checkpoints/last.ckpt"
+QUIET: dict[str, Any] = {"student": {"class_path": "DataLensClassifier"}, "images": "prior"}
+
+
+def run(
+    folder: str = "run",
+    *arguments: str,
+    kind: str = "LabelDP",
+    epochs: int = STAGES,
+    annotator: Any = None,
+    **model: Any,
+) -> TranscriptionCLI:
+    path = kind if kind == "LabelDP" else f"support.label_variants.{kind}"
+    settings = {"annotator": {"class_path": "LabelAnnotator", "init_args": annotator or {}}, "pretraining_steps": 2}
+    return distil(folder, *arguments, class_path=path, steps=STEPS, epochs=epochs, model={**settings, **model})
+
+
+def _answers(calls: int) -> float:
+    return compose({RandomizedResponse(1.0, 2): calls * BATCH_SIZE}, 1e-5).epsilon
+
+
+@pytest.mark.parametrize("train_on", ["stage", "union"])
+def test_prior_images_cost_their_answers_and_nothing_else(folder: Path, train_on: str) -> None:
+    model = run(images="prior", train_on=train_on).model
+    account = model.annotator.account
+    assert model.annotator.calls_made() == STEPS * STAGES
+    assert account.epsilon() == pytest.approx(_answers(STEPS * STAGES))
+    assert account.epsilon_published() == 1.0
+    assert (model.planned_calls, model.plan_changed) == (STEPS * STAGES, False)
+    assert len(model.stage_labels) == BATCH_SIZE * STEPS * (STAGES if train_on == "union" else 1)
+
+
+@pytest.mark.parametrize("images", ["generator", "both"])
+def test_a_generator_that_saw_the_teacher_is_bounded_by_nothing(folder: Path, images: str) -> None:
+    cli = run(images=images)
+    account = cli.model.annotator.account
+    assert account.epsilon() == math.inf and account.epsilon_published() == 1.0
+    assert cli.model.annotator.calls_made() == STEPS * STAGES and not cli.model.plan_changed
+    assert "VOID: the generator was trained against the private teacher" in Path("run/guarantee.md").read_text()
+    assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
+
+
+def test_a_generator_that_saw_the_student_alone_is_bounded_by_the_answers(folder: Path) -> None:
+    account = run(images="both", discriminator="student", student_loss_weight=1.0).model.annotator.account
+    assert account.epsilon() == pytest.approx(_answers(STEPS * STAGES))
+
+
+def test_the_generator_is_pretrained_and_fine_tuned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    update = LabelDP.update_generator
+
+    def watched(self: LabelDP, latents: torch.Tensor, targets: torch.Tensor) -> None:
+        before = [value.clone() for value in self.generator.parameters()]  # type: ignore[union-attr]
+        update(self, latents, targets)
+        after = self.generator.parameters()  # type: ignore[union-attr]
+        assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+        seen.append((len(latents), len(targets)))
+
+    monkeypatch.setattr(LabelDP, "update_generator", watched)
+    run(images="both", pretraining_steps=3)
+    half = BATCH_SIZE // 2
+    assert seen == [(half, 0)] * 3 + [(half, half)] * STEPS * STAGES
+
+
+def _kept(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
+    return {**networks(cli), "images": cli.model.stage_images, "labels": cli.model.stage_labels}
+
+
+def _interrupted(monkeypatch: pytest.MonkeyPatch, step: int, **settings: Any) -> None:
+    method = LabelDP.on_train_batch_end
+
+    def failing(self: LabelDP, *arguments: Any) -> None:
+        method(self, *arguments)
+        if self.steps_done == step:
+            raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LabelDP, "on_train_batch_end", failing)
+        with pytest.raises(InterruptedError):
+            run("run", **settings)
+
+
+@pytest.mark.parametrize("images", ["prior", "both"])
+@pytest.mark.parametrize("train_on", ["stage", "union"])
+def test_a_stage_survives_an_interruption_and_is_not_paid_for_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, images: str, train_on: str
+) -> None:
+    settings = {**QUIET, "images": images, "train_on": train_on}
+    _interrupted(monkeypatch, STEPS + 1, **settings)
+    saved = checkpoint()["stage"]
+    assert (saved["begin"], saved["end"]) == (STEPS, 2 * STEPS)
+    resumed = run("run", LAST, **settings)
+    assert resumed.model.steps_done == STEPS * STAGES
+    assert resumed.model.annotator.calls_made() == STEPS * STAGES
+    assert not resumed.model.plan_changed
+    for name in ("images", "labels"):
+        assert torch.equal(saved[name], getattr(resumed.model, f"stage_{name}"))
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise that can be drawn again, so that two runs have the same answers; and its twin, that loses its stage."""
+    settings = {**QUIET, "annotator": {"noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}}}
+    whole = run("whole", epochs=1, **settings)
+    _interrupted(monkeypatch, 2, epochs=1, **settings)
+    assert equal(_kept(whole), _kept(run("run", LAST, epochs=1, **settings)))
+
+
+def test_a_stage_that_was_lost_is_paid_for_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # From the start, since a checkpoint knows its class.
+    _interrupted(monkeypatch, STEPS + 1, kind="ForgetfulLabelDP", **QUIET)
+    saved = checkpoint()["stage"]
+    resumed = run("run", LAST, kind="ForgetfulLabelDP", **QUIET).model
+    assert resumed.annotator.calls_made() == 3 * STEPS
+    assert not torch.equal(saved["labels"], resumed.stage_labels)
+
+
+def test_a_student_that_asks_at_every_step_pays_at_every_step(folder: Path) -> None:
+    """The twin of the cached answers."""
+    assert run(**QUIET, kind="AskingLabelDP").model.annotator.calls_made() == 2 * STEPS * STAGES
+
+
+def test_a_finished_stage_is_not_kept_in_checkpoints(folder: Path) -> None:
+    run(**QUIET)
+    assert len(checkpoint()["stage"]["labels"]) == 0
+    run("union", **QUIET, train_on="union")
+    assert len(checkpoint("union")["stage"]["labels"]) == BATCH_SIZE * STEPS * STAGES
+
+
+def _fitted(kind: type[LabelDP], teacher: torch.nn.Module) -> list[torch.Tensor]:
+    seed_everything(5)
+    annotator = FixedLabels()
+    module = kind(
+        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=teacher, annotator=annotator, images="prior",
+        threshold=0.1,
+    )  # fmt: skip
+    trainer = Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=2, batch_size=8))
+    return annotator.seen
+
+
+def _same_candidates(kind: type[LabelDP]) -> bool:
+    torch.manual_seed(0)
+    teachers = [torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)) for _ in range(2)]
+    first, second = (_fitted(kind, teacher) for teacher in teachers)
+    assert len(first) == 4 and all(int(rows.sum(dim=1).min()) >= 2 for rows in first)
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_candidates_are_the_student_s_alone(folder: Path) -> None:
+    assert _same_candidates(LabelDP)
+
+
+def test_candidates_that_know_the_teacher_are_noticed(folder: Path) -> None:
+    assert not _same_candidates(WellInformedLabelDP)
+
+
+def test_only_whole_stages_are_begun_under_a_target(folder: Path) -> None:
+    target = _answers(2 * STEPS + STEPS // 2)
+    cli = run(**QUIET, epochs=4, annotator={"target_epsilon": target})
+    assert cli.model.steps_done == 2 * STEPS == cli.model.annotator.calls_made() == cli.model.planned_calls
+    assert cli.model.annotator.account.epsilon() <= target
+    assert cli.model.stage_end == cli.model.steps_done
+
+
+def _module(**settings: Any) -> LabelDP:
+    return LabelDP(num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"threshold": 1.5}, r"threshold must lie in \[0, 1\]"),
+        ({"train_on": "all"}, "train_on must be stage or union"),
+        ({"discriminator": "nobody"}, "discriminator must be teacher or student"),
+        ({"pretraining_steps": -1}, "pretraining_steps must be 0 or more"),
+        ({"annotator": LabelAnnotator(smallest=3)}, "annotator.smallest must be 2"),
+        ({"annotator": GradientAnnotator()}, "annotator must be a LabelAnnotator"),
+    ],
+)
+def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _module(**settings)
+
+
+def test_a_teacher_without_batch_normalisation_is_told_what_is_missing(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no BatchNorm layer.*Set statistics_weight to 0"):
+        _fit_script(MoodyTeacher())
+    assert _fit_script(MoodyTeacher(), statistics_weight=0.0).steps_done == 1
+
+
+def _fit_script(teacher: torch.nn.Module, **settings: Any) -> LabelDP:
+    module = LabelDP(
+        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=teacher, pretraining_steps=1, **settings
+    )
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=1, batch_size=8))
+    return module

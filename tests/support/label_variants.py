@@ -1,0 +1,100 @@
+"""Methods on labels, and D's, that do what they must not: broken twins that tests configure by class path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lightning_modules import DPSD, LabelDP
+from lightning_modules.components.losses import soft_cross_entropy
+from privacy.label_annotator import LabelAnnotator
+
+
+class FixedLabels(LabelAnnotator):
+    """Charges, and then answers the same classes whatever the teacher says; remembers the candidates."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.seen: list[torch.Tensor] = []
+
+    def annotate(self, logits: torch.Tensor, candidates: torch.Tensor, *, size: int | None = None) -> torch.Tensor:
+        super().annotate(logits, candidates, size=size)
+        self.seen.append(candidates.clone())
+        return torch.arange(len(logits)) % logits.shape[1]
+
+
+class WellInformedDPSD(DPSD):
+    """Makes the teacher's class a candidate."""
+
+    def candidates(self, outputs: torch.Tensor) -> tuple[torch.Tensor, int]:
+        told = outputs + 1e3 * F.one_hot(self.teacher.logits(self._drawn).argmax(dim=1), self.num_classes)
+        return super().candidates(told)
+
+    def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        self._drawn = images
+        return super().annotate(outputs, images)
+
+
+class WellInformedLabelDP(LabelDP):
+    """Makes the teacher's class, and hardly any other, a candidate."""
+
+    def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:
+        self._drawn = super().draw_images(step, latents)
+        return self._drawn
+
+    def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
+        told = outputs + 1e3 * F.one_hot(self.teacher.logits(self._drawn).argmax(dim=1), self.num_classes)
+        return super().candidates(told)
+
+
+class UndetachedDPSD(DPSD):
+    """The released targets' values in the generator's loss, with the teacher still in their graph."""
+
+    def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        answer = self.teacher._network(images).softmax(dim=1)
+        return soft_cross_entropy(self.student(images), targets + answer - answer.detach()).mean()
+
+
+class BackDoorDPSD(DPSD):
+    """DPSD-T that takes the teacher without asking at the door."""
+
+    def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.generator_terms(self.teacher._network, images)[0]
+
+
+class StuckLatentsDPSD(DPSD):
+    """Its latent inputs belong to no optimizer."""
+
+    def generator_parameters(self) -> Iterator[nn.Parameter]:
+        assert self.generator is not None
+        return self.generator.parameters()
+
+
+class ForgetfulDPSD(DPSD):
+    """Draws its latent inputs anew when it is resumed."""
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        if self.latents is not None and self.steps_done:
+            with torch.no_grad():
+                self.latents.normal_()
+
+
+class ForgetfulLabelDP(LabelDP):
+    """Loses its stage when it is resumed."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self.stage_end = self.stage_begin
+
+
+class AskingLabelDP(LabelDP):
+    """Asks again at every step instead of looking at what it kept."""
+
+    def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        self._labels = self.annotator.annotate(self.teacher.logits(images), self.candidates(outputs))
+        return super().annotate(outputs, images)
