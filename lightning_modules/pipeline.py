@@ -64,6 +64,25 @@ class Fit:
         """Names of the fits that this one's settings refer to."""
         return sorted({match for value in self.set.values() for match in _PLACE.findall(json.dumps(value))})
 
+    def command(self, folder: Path, places: Mapping[str, str], *, resume: Path | None = None) -> list[str]:
+        """The arguments of the command line that makes it.
+
+        Args:
+            folder: Where its files go.
+            places: Folder of each fit that its settings refer to.
+            resume: Checkpoint to go on from.
+        """
+        arguments = ["fit"]
+        for config in self.config:
+            arguments += ["--config", config]
+        arguments.append(f"--trainer.default_root_dir={folder}")
+        for name, value in self.set.items():
+            filled = _fill(value, places)
+            arguments.append(f"--{name}={filled if isinstance(filled, str) else json.dumps(filled)}")
+        if resume is not None:
+            arguments.append(f"--ckpt_path={resume}")
+        return arguments
+
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -166,16 +185,7 @@ class Pipeline:
     def arguments(self, fit: Fit, *, resume: Path | None = None) -> list[str]:
         """The command line of one fit."""
         places = {other.name: str(self.folder / other.name) for other in self.fits}
-        arguments = ["fit"]
-        for config in fit.config:
-            arguments += ["--config", config]
-        arguments.append(f"--trainer.default_root_dir={self.folder / fit.name}")
-        for name, value in fit.set.items():
-            filled = _fill(value, places)
-            arguments.append(f"--{name}={filled if isinstance(filled, str) else json.dumps(filled)}")
-        if resume is not None:
-            arguments.append(f"--ckpt_path={resume}")
-        return arguments
+        return fit.command(self.folder / fit.name, places, resume=resume)
 
     def digest(self, fit: Fit, made: Mapping[str, str]) -> str:
         """Hash of a fit's files and settings, and of which making of each parent it builds on."""
