@@ -6,6 +6,7 @@ import json
 from functools import cached_property
 from typing import Any
 
+import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
@@ -31,6 +32,12 @@ class SaveConfig(SaveConfigCallback):
         for logger in trainer.loggers:
             logger.log_hyperparams(self.values)
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Adds the optimizers as they were made: where the configuration names none, a method fills in its own."""
+        if trainer.is_global_zero:
+            for logger in trainer.loggers:
+                logger.log_hyperparams({"optimizers": [_settings(optimizer) for optimizer in trainer.optimizers]})
+
     @cached_property
     def values(self) -> dict[str, Any]:
         """The configuration as plain values, which JSON can hold: an infinite number is the string "inf"."""
@@ -38,6 +45,15 @@ class SaveConfig(SaveConfigCallback):
         text = self.parser.dump(self.config, skip_none=False, format="json")
         loaded: dict[str, Any] = json.loads(text, parse_constant={"Infinity": "inf"}.get)
         return loaded
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    plain = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in optimizer.defaults.items()
+        if isinstance(value, (bool, int, float, str, tuple))
+    }
+    return {"class": type(optimizer).__name__, **plain}
 
 
 def resolved_config(trainer: Trainer) -> dict[str, Any] | None:

@@ -1,0 +1,60 @@
+"""What W&B shows of a run: name, group and tags by paper, data set and ε; and one W&B run for each fit of a process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from lightning import LightningModule
+from lightning.pytorch.loggers import Logger, WandbLogger
+
+__all__ = ["describe_runs", "end_wandb_run"]
+
+LONGEST = 64
+"""W&B refuses longer tags."""
+
+
+def describe_runs(loggers: Iterable[Logger], *, model: LightningModule, dataset: str) -> None:
+    """Names, groups and tags those W&B runs that were given none. It must come before their first use.
+
+    Args:
+        loggers: Loggers of any kind.
+        model: What they will be used for.
+        dataset: Name of the data.
+    """
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            # Lightning hands these to `wandb.init` when the logger is first used; groups cannot be changed after that.
+            settings = logger._wandb_init
+            # W&B's own process keeps the working folder in which it was started.
+            settings["dir"] = os.path.abspath(settings.get("dir") or ".")
+            for name, value in _description(model, dataset).items():
+                if not settings.get(name):
+                    settings[name] = value
+            logger._name = settings["name"]
+
+
+def end_wandb_run() -> None:
+    """Ends the W&B run of this process, if there is one: Lightning would let the next fit go on in it."""
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and wandb.run is not None:
+        wandb.finish()
+
+
+def _description(model: LightningModule, dataset: str) -> dict[str, Any]:
+    paper, method = str(getattr(model, "paper", "")), type(model).__name__
+    annotator = getattr(model, "annotator", None)
+    epsilon = getattr(annotator, "target_epsilon", None) or getattr(model, "target_epsilon", None)
+    budget = "none" if epsilon is None else f"{epsilon:g}"
+    tags = [f"method:{method}", f"dataset:{dataset}", f"epsilon:{budget}"]
+    if epsilon is not None and annotator is not None:
+        tags.append(f"accounting:{annotator.accounting}")
+    if paper:
+        tags.insert(0, f"paper:{paper}")
+    return {
+        "name": "-".join(filter(None, [paper, method, dataset, f"eps{budget}"])),
+        "group": "-".join(filter(None, [paper, method, dataset])),
+        "tags": [tag[:LONGEST] for tag in tags],
+    }
