@@ -78,6 +78,26 @@ format: $(INSTALLED) ## rewrite the code as ruff would have it
 .PHONY: all-checks
 all-checks: test lint types ## what has to be green before a commit
 
+# Tables and figures: which size, in how many processes.
+PRESET ?= smoke
+JOBS ?= 1
+TABLES := $(BIN)/LightningCLI tables
+
+.PHONY: list-tables
+list-tables: $(INSTALLED) ## tables and figures; `make table-NAME` or `make figure-NAME` runs one (PRESET=smoke|cpu|paper JOBS=1)
+	@$(TABLES) list
+
+table-%: $(INSTALLED)
+	$(TABLES) run $* --preset $(PRESET) --jobs $(JOBS) $(if $(DRY_RUN),--dry-run)
+
+figure-%: $(INSTALLED)
+	$(TABLES) run $* --preset $(PRESET) --jobs $(JOBS) $(if $(DRY_RUN),--dry-run)
+
+.PHONY: tables
+tables: $(INSTALLED) ## every table and figure: what is missing is run (DRY_RUN=1 shows what it costs), then docs/results.md
+	$(TABLES) run --preset $(PRESET) --jobs $(JOBS) $(if $(DRY_RUN),--dry-run)
+	$(if $(DRY_RUN),,$(TABLES) render)
+
 .PHONY: data
 data: ## where data sets are expected and how to get them
 	@echo "Digits come with scikit-learn: nothing to do (make demo uses them)."

@@ -23,6 +23,10 @@ from lightning_modules.paths import find_configs
 from lightning_modules.pipeline import PipelineError, pipeline
 from lightning_modules.private_teacher import TeacherError
 from lightning_modules.results import ResultRecord
+from lightning_modules.sweep import SweepError, sweep
+from lightning_modules.tables.command import tables
+from lightning_modules.tables.spec import SpecError
+from lightning_modules.wandb_runs import describe_runs
 from privacy.account import BudgetExceeded
 from privacy.ledger import LedgerError
 
@@ -32,10 +36,21 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "pipeline": pipeline,
     "render": render,
     "calibrate": lambda args: calibrate(args, build=lambda rest: _cli(rest, run=False)),
+    "tables": lambda args: tables(args, run=run),
+    "sweep": lambda args: sweep(args, run=run),
 }
 """Commands beside LightningCLI's own, each with a parser of its own since they need no model."""
 
-EXPECTED = (TeacherError, MissingDataError, BudgetExceeded, LedgerError, PipelineError, DocumentError)
+EXPECTED = (
+    TeacherError,
+    MissingDataError,
+    BudgetExceeded,
+    LedgerError,
+    PipelineError,
+    DocumentError,
+    SpecError,
+    SweepError,
+)
 """Errors that say all there is to say: on the command line they need no traceback."""
 
 LINKED = ("num_classes", "image_shape", "batch_size")
@@ -55,6 +70,9 @@ class TranscriptionCLI(LightningCLI):
         settings = self._get(self.config_init, "trainer")
         if settings.logger is None:
             kwargs["logger"] = self._default_logger(settings.default_root_dir)
+        else:
+            loggers = settings.logger if isinstance(settings.logger, (list, tuple)) else [settings.logger]
+            describe_runs(loggers, model=self.model, dataset=self._dataset)
         if self.subcommand == "fit" and not settings.fast_dev_run:
             given = settings.callbacks or []
             callbacks = list(given) if isinstance(given, (list, tuple)) else [given]
@@ -71,10 +89,11 @@ class TranscriptionCLI(LightningCLI):
             # Lightning's own would delete the curves of the run that is resumed or tested.
             fresh = self.subcommand == "fit" and not self.config_init[self.subcommand].get("ckpt_path")
             return (CSVLogger if fresh else ContinuedCSVLogger)(save_dir=folder, name="", version="")
-        data = self.datamodule
-        return CSVLogger(
-            save_dir="runs", name=f"{type(self.model).__name__}_{getattr(data, 'name', type(data).__name__)}".lower()
-        )
+        return CSVLogger(save_dir="runs", name=f"{type(self.model).__name__}_{self._dataset}".lower())
+
+    @property
+    def _dataset(self) -> str:
+        return str(getattr(self.datamodule, "name", type(self.datamodule).__name__))
 
 
 def run(args: Sequence[str]) -> TranscriptionCLI | None:
@@ -98,7 +117,8 @@ def _cli(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
         auto_configure_optimizers=False,
         parser_kwargs={
             "description": "Also: `pipeline FILE` runs fits in order, `calibrate --config FILE` shows what they would "
-            "cost, `render FILE` writes tables into documents; each has its own --help."
+            "cost, `render FILE` writes results into documents, `tables` runs and renders the papers' tables, "
+            "`sweep FILE` follows W&B's sweep files without a server; each has its own --help."
         },
         args=find_configs(args),
         run=run,
