@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from lightning import Callback, LightningModule
-from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
@@ -53,6 +53,7 @@ class DataFreeDistillation(LightningModule):
             method that makes its own.
         prior: Images drawn by rule, for `prior` and `both`. Default: `StrokePrior`.
         student_optimizer: Default: Adam, rate 1e-3.
+        student_lr_scheduler: Stepped once for each of the student's steps. Default: none.
         generator_optimizer: Default: Adam, rate 1e-3.
 
     Raises:
@@ -81,6 +82,7 @@ class DataFreeDistillation(LightningModule):
         images: Images | None = None,
         prior: ImagePrior | None = None,
         student_optimizer: OptimizerCallable | None = None,
+        student_lr_scheduler: LRSchedulerCallable | None = None,
         generator_optimizer: OptimizerCallable | None = None,
     ) -> None:
         super().__init__()
@@ -121,6 +123,7 @@ class DataFreeDistillation(LightningModule):
         elif self.prior is not None:
             self.published_artefacts = ("student", "synthetic images")
         self.student_optimizer_factory = student_optimizer
+        self.student_lr_scheduler_factory = student_lr_scheduler
         self.generator_optimizer_factory = generator_optimizer
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
@@ -282,6 +285,9 @@ class DataFreeDistillation(LightningModule):
             optimizer.zero_grad()
             self.manual_backward(loss)
             optimizer.step()
+        scheduler = self.lr_schedulers()
+        if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+            scheduler.step()
         self.log("train/student_loss", loss.detach())
         return targets
 
@@ -337,7 +343,9 @@ class DataFreeDistillation(LightningModule):
         optimizers = [make_student(self.student.parameters())]
         if self.generator is not None:
             optimizers.append((self.generator_optimizer_factory or _adam)(self.generator_parameters()))
-        return optimizers
+        if self.student_lr_scheduler_factory is None:
+            return optimizers
+        return optimizers, [self.student_lr_scheduler_factory(optimizers[0])]
 
     def _optimizers(self) -> list[Any]:
         optimizers = self.optimizers()

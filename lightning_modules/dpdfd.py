@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 from torch.nn import functional as F
 
@@ -59,6 +59,7 @@ class DPDFD(DataFreeDistillation):
         activation_norm: `l1` mean absolute feature, or `l2` mean row norm (C Eq. 5).
         student_loss_weight: Weight of L_S in the generator's step (1 in the paper's line 14).
         student_optimizer: See `DataFreeDistillation`.
+        student_lr_scheduler: See `DataFreeDistillation`.
         generator_optimizer: See `DataFreeDistillation`.
 
     Raises:
@@ -91,6 +92,7 @@ class DPDFD(DataFreeDistillation):
         activation_norm: Literal["l1", "l2"] = "l1",
         student_loss_weight: float = 0.0,
         student_optimizer: OptimizerCallable | None = None,
+        student_lr_scheduler: LRSchedulerCallable | None = None,
         generator_optimizer: OptimizerCallable | None = None,
     ) -> None:
         annotator = annotator or GradientAnnotator()
@@ -107,6 +109,7 @@ class DPDFD(DataFreeDistillation):
             images=images,
             prior=prior,
             student_optimizer=student_optimizer,
+            student_lr_scheduler=student_lr_scheduler,
             generator_optimizer=generator_optimizer,
         )
         if gamma is not None and not gamma > 0:

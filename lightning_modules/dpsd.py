@@ -6,14 +6,20 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
-from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules.components import ImagePrior
 from lightning_modules.components.candidates import CandidateSchedule, LinearCandidates
 from lightning_modules.components.generator_terms import GeneratorTerms
-from lightning_modules.components.losses import decoupled_kd, kd, output_gradients, soft_cross_entropy
+from lightning_modules.components.losses import (
+    decoupled_kd,
+    expected_labels,
+    kd,
+    output_gradients,
+    soft_cross_entropy,
+)
 from lightning_modules.distillation import DataFreeDistillation, Images
 from lightning_modules.randomness import seeded
 from privacy.annotators import GradientAnnotator
@@ -56,6 +62,8 @@ class DPSD(DataFreeDistillation):
             images, and a student trained on them, reveal, unless the teacher was trained by DP-SGD.
         fresh_latents: Draw new latent inputs each step in place of the persistent Z.
         schedule: Candidates over the course of the label switch. Default: `LinearCandidates`.
+        noise_correction: Fit the student to the classes that the noisy answers make likely (`expected_labels`), in
+            place of the answers themselves as the paper does. Computed from released answers alone.
         distillation: Loss of the data switch: `dkd` decoupled, or `kd` classic (the paper's Fig. 6).
         gamma: γ of Eq. 3; None is 1/β, so that a step moves the logits by about one.
         dkd_alpha: Weight of the target-class part of decoupled distillation.
@@ -66,6 +74,7 @@ class DPSD(DataFreeDistillation):
         activation_norm: See `GeneratorTerms`.
         student_loss_weight: Weight of L_s in the generator's step (1 in the paper).
         student_optimizer: See `DataFreeDistillation`.
+        student_lr_scheduler: See `DataFreeDistillation`.
         generator_optimizer: See `DataFreeDistillation`; it steps Z as well.
 
     Raises:
@@ -93,6 +102,7 @@ class DPSD(DataFreeDistillation):
         discriminator: Literal["student", "teacher"] = "student",
         fresh_latents: bool = False,
         schedule: CandidateSchedule | None = None,
+        noise_correction: bool = True,
         distillation: Literal["kd", "dkd"] = "dkd",
         gamma: float | None = None,
         dkd_alpha: float = 1.0,
@@ -103,6 +113,7 @@ class DPSD(DataFreeDistillation):
         activation_norm: Literal["l1", "l2"] = "l1",
         student_loss_weight: float = 0.0,
         student_optimizer: OptimizerCallable | None = None,
+        student_lr_scheduler: LRSchedulerCallable | None = None,
         generator_optimizer: OptimizerCallable | None = None,
     ) -> None:
         super().__init__(
@@ -118,6 +129,7 @@ class DPSD(DataFreeDistillation):
             images=images,
             prior=prior,
             student_optimizer=student_optimizer,
+            student_lr_scheduler=student_lr_scheduler,
             generator_optimizer=generator_optimizer,
         )
         for name, value, allowed in (
@@ -131,6 +143,7 @@ class DPSD(DataFreeDistillation):
         if isinstance(self.annotator, GradientAnnotator):
             self.gamma = 1 / self.annotator.norm_bound if gamma is None else gamma
         self.discriminator = discriminator
+        self.noise_correction = noise_correction
         self.distillation = distillation
         self.dkd_alpha, self.dkd_beta = dkd_alpha, dkd_beta
         self.generator_terms = GeneratorTerms(
@@ -168,16 +181,15 @@ class DPSD(DataFreeDistillation):
         answers = annotator.annotate(
             self.teacher.logits(images), candidates, size=size if self.schedule.fixed_beforehand else None
         )
+        if self.noise_correction:
+            return expected_labels(outputs.float(), answers, candidates, epsilon=annotator.epsilon)
         return F.one_hot(answers, self.num_classes).float()
 
     def candidates(self, outputs: torch.Tensor) -> tuple[torch.Tensor, int]:
         """I of each image, shape (B, c), bool, and their size: from the student's `outputs` and the step alone."""
         assert isinstance(self.annotator, LabelAnnotator)
         size = self.schedule.size(
-            outputs.float().softmax(dim=1),
-            step=self.steps_done,
-            smallest=self.annotator.smallest,
-            epsilon=self.annotator.epsilon,
+            outputs.float().softmax(dim=1), step=self.steps_done, smallest=self.annotator.smallest
         )
         self.log("train/candidates", float(size))
         return top_k_candidates(outputs, k=size), size

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules.components import ImagePrior
 from lightning_modules.components.bn_statistics import logits_and_statistics
-from lightning_modules.components.losses import class_balance, one_hot_loss, soft_cross_entropy
+from lightning_modules.components.losses import class_balance, expected_labels, one_hot_loss, soft_cross_entropy
 from lightning_modules.distillation import DataFreeDistillation, Images
 from lightning_modules.randomness import seeded, stream
 from privacy.account import BudgetExceeded
@@ -55,6 +55,9 @@ class LabelDP(DataFreeDistillation):
         images: See `DataFreeDistillation`.
         prior: See `DataFreeDistillation`.
         threshold: t, the student probability above which a class is a candidate; None is the paper's 1/(2c).
+        noise_correction: Fit the student to the classes that the noisy answers make likely (`expected_labels`): a
+            "learning algorithm that is robust to random label noise", which the paper asks for without naming one.
+            False fits it to the answers themselves.
         train_on: A stage's student is fitted to `stage`, that stage's data (Algorithm 1), or to the `union` of all so
             far.
         discriminator: What the generator is trained against, `teacher` or `student`.
@@ -64,6 +67,7 @@ class LabelDP(DataFreeDistillation):
         statistics_weight: β, of the distance to the teacher's BatchNorm statistics; not used with `student`.
         student_loss_weight: Weight of the student's loss on the stage's labels in fine-tuning.
         student_optimizer: See `DataFreeDistillation`.
+        student_lr_scheduler: See `DataFreeDistillation`.
         generator_optimizer: See `DataFreeDistillation`.
 
     Raises:
@@ -88,6 +92,7 @@ class LabelDP(DataFreeDistillation):
         images: Images = "generator",
         prior: ImagePrior | None = None,
         threshold: float | None = None,
+        noise_correction: bool = True,
         train_on: Literal["stage", "union"] = "stage",
         discriminator: Literal["teacher", "student"] = "teacher",
         pretraining_steps: int = 200,
@@ -96,6 +101,7 @@ class LabelDP(DataFreeDistillation):
         statistics_weight: float = 10.0,
         student_loss_weight: float = 0.0,
         student_optimizer: OptimizerCallable | None = None,
+        student_lr_scheduler: LRSchedulerCallable | None = None,
         generator_optimizer: OptimizerCallable | None = None,
     ) -> None:
         super().__init__(
@@ -111,6 +117,7 @@ class LabelDP(DataFreeDistillation):
             images=images,
             prior=prior,
             student_optimizer=student_optimizer,
+            student_lr_scheduler=student_lr_scheduler,
             generator_optimizer=generator_optimizer,
         )
         if not isinstance(self.annotator, LabelAnnotator):
@@ -129,6 +136,7 @@ class LabelDP(DataFreeDistillation):
         if pretraining_steps < 0:
             raise ValueError(f"pretraining_steps must be 0 or more, got {pretraining_steps}")
         self.threshold = threshold
+        self.noise_correction = noise_correction
         self.train_on = train_on
         self.discriminator = discriminator
         self.pretraining_steps = pretraining_steps
@@ -136,11 +144,13 @@ class LabelDP(DataFreeDistillation):
         self.balance_weight = balance_weight
         self.statistics_weight = statistics_weight
         self.student_loss_weight = student_loss_weight
-        #: Images (N, C, H, W) in half precision and their noisy labels (N,), what the student is fitted to.
+        #: What the student is fitted to: images (N, C, H, W) in half precision, their noisy labels (N,) and the
+        #: candidates (N, c) that these were answered among.
         self.stage_images = torch.empty(0, *self.image_shape, dtype=torch.float16)
         self.stage_labels = torch.empty(0, dtype=torch.int64)
+        self.stage_candidates = torch.empty(0, num_classes, dtype=torch.bool)
         self.stage_begin = self.stage_end = 0
-        self._labels = self.stage_labels
+        self._rows = torch.empty(0, dtype=torch.int64)
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One step of a stage of Algorithm 1; the stage's data are made before its first."""
@@ -150,7 +160,8 @@ class LabelDP(DataFreeDistillation):
                 self.pretrain_generator()  # line 1
             if self.steps_done >= self.stage_end:
                 self.begin_stage()  # line 2, a to c
-            images = self.take(self._rows())
+            self._rows = self.next_rows()
+            images = self.stage_images[self._rows].to(self.device).float()
             self.update_student(images)  # line 2, d
             latents = self.draw_latents(self.steps_done)
             if latents is not None:
@@ -178,7 +189,7 @@ class LabelDP(DataFreeDistillation):
         """
         if self.annotator.affordable(limit=self.stage_calls) < self.stage_calls:
             raise BudgetExceeded(self.annotator.account.refusal(self.annotator.charge))
-        images, labels = [], []
+        images, labels, sets = [], [], []
         was_training = self.student.training
         self.student.eval()
         for step in range(self.steps_done, self.steps_done + self.stage_calls):
@@ -188,10 +199,17 @@ class LabelDP(DataFreeDistillation):
             answers = self.annotator.annotate(self.teacher.logits(drawn.float()), candidates)
             images.append(drawn.cpu())
             labels.append(answers.cpu())
+            sets.append(candidates.cpu())
         self.student.train(was_training)
         if self.train_on == "union":
-            images, labels = [self.stage_images, *images], [self.stage_labels, *labels]
-        self.stage_images, self.stage_labels = torch.cat(images), torch.cat(labels)
+            images.insert(0, self.stage_images)
+            labels.insert(0, self.stage_labels)
+            sets.insert(0, self.stage_candidates)
+        self.stage_images, self.stage_labels, self.stage_candidates = (
+            torch.cat(images),
+            torch.cat(labels),
+            torch.cat(sets),
+        )
         self.stage_begin, self.stage_end = self.steps_done, self.steps_done + self.stage_calls
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -220,7 +238,8 @@ class LabelDP(DataFreeDistillation):
         left = super().affordable_calls(steps - max(0, self.stage_end - self.steps_done))
         return left - left % max(1, self.stage_calls)
 
-    def _rows(self) -> torch.Tensor:
+    def next_rows(self) -> torch.Tensor:
+        """Which of the kept images this step is on, shape (B,), int64."""
         if self.train_on == "union":
             assert self.draw_seed is not None
             draw = stream(self.draw_seed, self.steps_done, self.global_rank, "union")
@@ -228,17 +247,16 @@ class LabelDP(DataFreeDistillation):
         begin = (self.steps_done - self.stage_begin) * self.batch_size
         return torch.arange(begin, begin + self.batch_size)
 
-    def take(self, rows: torch.Tensor) -> torch.Tensor:
-        """Kept images, shape (B, C, H, W); their labels are what `annotate` then gives."""
-        self._labels = self.stage_labels[rows]
-        return self.stage_images[rows].to(self.device).float()
-
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """The kept labels as one-hot rows, shape (B, c): nothing is asked again.
+        """Targets from the kept labels, shape (B, c): nothing is asked again.
 
         KL to a one-hot distribution, Eq. 3, is the cross-entropy.
         """
-        return self._one_hot(self._labels)
+        labels = self.stage_labels[self._rows].to(self.device)
+        if not self.noise_correction:
+            return self._one_hot(labels)
+        candidates = self.stage_candidates[self._rows].to(self.device)
+        return expected_labels(outputs.float(), labels, candidates, epsilon=self.annotator.epsilon)
 
     def _one_hot(self, labels: torch.Tensor) -> torch.Tensor:
         return F.one_hot(labels, self.num_classes).float().to(self.device)
@@ -271,10 +289,11 @@ class LabelDP(DataFreeDistillation):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """With the stage's images and labels, which a resumed run must not draw again."""
         super().on_save_checkpoint(checkpoint)
-        needed = self.train_on == "union" or self.steps_done < self.stage_end
+        rows = slice(None) if self.train_on == "union" or self.steps_done < self.stage_end else slice(0)
         checkpoint["stage"] = {
-            "images": self.stage_images if needed else self.stage_images[:0],
-            "labels": self.stage_labels if needed else self.stage_labels[:0],
+            "images": self.stage_images[rows],
+            "labels": self.stage_labels[rows],
+            "candidates": self.stage_candidates[rows],
             "begin": self.stage_begin,
             "end": self.stage_end,
         }
@@ -284,4 +303,5 @@ class LabelDP(DataFreeDistillation):
         super().on_load_checkpoint(checkpoint)
         stage = checkpoint["stage"]
         self.stage_images, self.stage_labels = stage["images"], stage["labels"]
+        self.stage_candidates = stage["candidates"]
         self.stage_begin, self.stage_end = int(stage["begin"]), int(stage["end"])

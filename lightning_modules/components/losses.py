@@ -6,6 +6,7 @@ logits of any finite size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -200,3 +201,28 @@ def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1
     student = functional.log_softmax(student_logits / temperature, 1)
     teacher = functional.log_softmax(teacher_logits / temperature, 1)
     return temperature**2 * (teacher.exp() * (teacher - student)).sum(1)
+
+
+def expected_labels(outputs: Tensor, answers: Tensor, candidates: Tensor, *, epsilon: float) -> Tensor:
+    """What the teacher's classes probably are, given noisy answers: targets for the student, corrected for the noise.
+
+    Bayes' rule with the student's own prediction as the prior and randomized response as the channel: the answer y is
+    kept with probability e^ε/(e^ε + k - 1), is one of the other candidates with 1/(e^ε + k - 1), and uniform on the k
+    candidates where the class is none of them. The gradient of the cross-entropy to these targets is that of the
+    likelihood of the answers ("forward correction", Patrini et al. 2017), so a student that fits them expects the
+    teacher's classes and not the noise. All of it is computed from released answers: it costs nothing.
+
+    Args:
+        outputs: the student's logits (B, c), detached.
+        answers: (B,), int64.
+        candidates: (B, c), bool, two or more in each row.
+        epsilon: of one answer.
+
+    Returns:
+        Probabilities (B, c).
+    """
+    size = candidates.sum(1, keepdim=True).to(outputs.dtype)
+    log_other = -torch.log(math.exp(epsilon) + size - 1)
+    channel = torch.where(candidates, log_other.expand_as(outputs), -torch.log(size).expand_as(outputs))
+    channel = channel.scatter(1, answers[:, None], log_other + epsilon)
+    return functional.softmax(outputs + channel, dim=1)

@@ -248,35 +248,47 @@ def test_schedules_reach_k_and_begin_with_all_classes() -> None:
     vague, sure = torch.full((50, 10), 0.1), torch.eye(10).repeat(5, 1)
 
     def sizes(schedule: Any, probabilities: torch.Tensor, steps: int = 40) -> list[int]:
-        return [schedule.size(probabilities, step=step, smallest=3, epsilon=1.0) for step in range(steps)]
+        return [schedule.size(probabilities, step=step, smallest=3) for step in range(steps)]
 
     assert set(sizes(FixedCandidates(), vague)) == {3}
     linear = sizes(LinearCandidates(begin=5, end=20), vague)
     assert linear[:6] == [10] * 6 and linear[20:] == [3] * 20 and linear == sorted(linear, reverse=True)
-    assert set(sizes(ConfidentCandidates(patience=3), vague)) == {10}
-    confident = sizes(ConfidentCandidates(patience=3), sure)
-    assert confident[0] == 10 and confident[-1] == 3 and confident == sorted(confident, reverse=True)
+    assert set(sizes(ConfidentCandidates(), vague)) == {10}
+    assert set(sizes(ConfidentCandidates(), sure)) == {3}
+    half = 0.5 * vague + 0.5 * sure  # 0.55, and 0.05 of each other class
+    assert sizes(ConfidentCandidates(coverage=0.72), half, 1) == [5]
 
 
 def test_schedules_refuse_what_has_no_meaning() -> None:
     for make in (
         lambda: LinearCandidates(begin=5, end=4),
-        lambda: ConfidentCandidates(confidence=1.0),
-        lambda: ConfidentCandidates(patience=0),
+        lambda: ConfidentCandidates(coverage=1.0),
     ):
         with pytest.raises(ValueError, match="must"):
             make()
 
 
-def test_a_schedule_that_follows_the_student_goes_on_where_it_was() -> None:
-    first, sure = ConfidentCandidates(patience=3), torch.eye(10).repeat(5, 1)
-    for step in range(7):
-        first.size(sure, step=step, smallest=3, epsilon=1.0)
-    second = ConfidentCandidates(patience=3)
-    second.load_state_dict(first.state_dict())
-    steps = range(7, 20)
-    one, other = ([s.size(sure, step=n, smallest=3, epsilon=1.0) for n in steps] for s in (first, second))
-    assert one == other
+def test_noisy_answers_are_corrected_for_or_taken_as_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets: list[torch.Tensor] = []
+    annotate = DPSD.annotate
+
+    def watched(self: DPSD, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        targets.append(annotate(self, outputs, images))
+        return targets[-1]
+
+    monkeypatch.setattr(DPSD, "annotate", watched)
+    for correction in (True, False):
+        run(str(correction), annotator=LABEL, images="prior", steps=1, noise_correction=correction)
+    corrected, plain = targets
+    assert set(plain.unique().tolist()) == {0.0, 1.0}
+    assert ((corrected > 0) & (corrected < 1)).all() and torch.allclose(corrected.sum(dim=1), torch.ones(BATCH_SIZE))
+
+
+def test_a_schedule_of_the_rate_is_stepped_with_the_student(folder: Path) -> None:
+    rates = {"class_path": "torch.optim.lr_scheduler.CosineAnnealingLR", "init_args": {"T_max": 4}}
+    adam = {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}}
+    model = run(annotator=LABEL, student_optimizer=adam, student_lr_scheduler=rates, steps=2).model
+    assert [group["lr"] for group in model.optimizers()[0].param_groups] == [pytest.approx(0.005)]
 
 
 def test_the_student_outlives_its_teacher(folder: Path) -> None:

@@ -96,5 +96,5 @@ class AskingLabelDP(LabelDP):
     """Asks again at every step instead of looking at what it kept."""
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        self._labels = self.annotator.annotate(self.teacher.logits(images), self.candidates(outputs))
+        self.stage_labels[self._rows] = self.annotator.annotate(self.teacher.logits(images), self.candidates(outputs))
         return super().annotate(outputs, images)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from lightning_modules.components import losses
 from lightning_modules.components.losses import (
     activation,
     class_balance,
@@ -18,6 +19,7 @@ from lightning_modules.components.losses import (
     one_hot_loss,
     soft_cross_entropy,
 )
+from privacy.releases import RandomizedResponse
 
 FEW = settings(max_examples=40, deadline=None)
 
@@ -172,3 +174,58 @@ def test_activation_norms() -> None:
 def test_bad_arguments_are_named(call: object, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         call()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("size", [2, 4, 10])
+def test_expected_labels_are_bayes_rule(size: int) -> None:
+    """By the table of probabilities that the verifier enumerates."""
+    torch.manual_seed(size)
+    outputs, epsilon = torch.randn(40, 10).double(), 1.3
+    candidates = torch.zeros(40, 10, dtype=torch.bool).scatter_(1, torch.randn(40, 10).topk(size, dim=1).indices, True)
+    answers = torch.tensor([int(torch.nonzero(row)[i % size]) for i, row in enumerate(candidates)])
+    found = losses.expected_labels(outputs, answers, candidates, epsilon=epsilon)
+    keep, other = RandomizedResponse(epsilon, size).probabilities
+    for row in range(40):
+        likelihood = [(keep if c == answers[row] else other) if candidates[row, c] else 1 / size for c in range(10)]
+        joint = outputs[row].softmax(0) * torch.tensor(likelihood).double()
+        assert torch.allclose(found[row], joint / joint.sum())
+
+
+def test_the_gradient_of_expected_labels_is_that_of_the_likelihood_of_the_answers() -> None:
+    torch.manual_seed(0)
+    outputs = torch.randn(20, 10, dtype=torch.float64, requires_grad=True)
+    candidates = torch.zeros(20, 10, dtype=torch.bool).scatter_(1, torch.randn(20, 10).topk(3, dim=1).indices, True)
+    answers = candidates.double().argmax(1)
+    targets = losses.expected_labels(outputs.detach(), answers, candidates, epsilon=1.0)
+    (gradient,) = torch.autograd.grad(losses.soft_cross_entropy(outputs, targets).sum(), outputs)
+    keep, other = RandomizedResponse(1.0, 3).probabilities
+    channel = torch.where(candidates, other, 1 / 3).double().scatter(1, answers[:, None], keep)
+    (expected,) = torch.autograd.grad(-(outputs.softmax(1) * channel).sum(1).log().sum(), outputs)
+    assert torch.allclose(gradient, expected)
+    plain = torch.nn.functional.one_hot(answers, 10).double()
+    (twin,) = torch.autograd.grad(losses.soft_cross_entropy(outputs, plain).sum(), outputs)
+    assert not torch.allclose(twin, expected, atol=0.1)
+
+
+def test_kd_is_the_divergence_and_vanishes_where_both_agree() -> None:
+    torch.manual_seed(0)
+    student, teacher = torch.randn(5, 4), torch.randn(5, 4)
+    p, q = (teacher / 2).softmax(1), (student / 2).softmax(1)
+    assert torch.allclose(losses.kd(student, teacher, temperature=2.0), 4 * (p * (p / q).log()).sum(1), atol=1e-6)
+    assert torch.allclose(losses.kd(teacher, teacher), torch.zeros(5), atol=1e-6)
+    with pytest.raises(ValueError, match="one shape"):
+        losses.kd(student, teacher[:, :3])
+    with pytest.raises(ValueError, match="temperature"):
+        losses.kd(student, teacher, temperature=0.0)
+
+
+def test_output_gradients_are_of_each_row_alone() -> None:
+    torch.manual_seed(0)
+    outputs, answers = torch.randn(6, 4), torch.randn(6, 4)
+    whole = losses.output_gradients(outputs, lambda free: losses.decoupled_kd(free, answers))
+    alone = [
+        losses.output_gradients(outputs[i : i + 1], lambda free, i=i: losses.decoupled_kd(free, answers[i : i + 1]))
+        for i in range(6)
+    ]
+    assert torch.allclose(whole, torch.cat(alone), atol=1e-6)
+    assert not whole.requires_grad
