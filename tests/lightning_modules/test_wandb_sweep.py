@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 import yaml
 from support.idx_files import write_mnist
 from support.runs import QUIET, configuration, distil
@@ -97,11 +98,12 @@ def test_the_agent_runs_the_real_command_and_leaves_what_wandb_sync_accepts(mnis
     assert cli is not None and cli.model.images == point["model.images"]
     assert cli.trainer.optimizers[0].param_groups[0]["lr"] == point["model.student_optimizer.lr"]
     end_wandb_run()
+    wandb.teardown()  # as at the end of a process: W&B's own writes what it still holds
     (folder,) = Path("wandb").glob("offline-run-*")
     (file,) = folder.glob("run-*.wandb")
     records = list(datastore(file))
     kinds = {record.WhichOneof("record_type") for record in records}
-    assert {"run", "config", "history", "summary", "exit"} <= kinds | {"summary", "config"}
+    assert {"run", "history", "exit"} <= kinds
     run = next(record.run for record in records if record.WhichOneof("record_type") == "run")
     assert run.display_name == "C-DPDFD-MNIST-eps1" and run.run_group == "C-DPDFD-MNIST"
     assert set(run.tags) == {"paper:C", "method:DPDFD", "dataset:MNIST", "epsilon:1", "accounting:published"}
