@@ -14,6 +14,7 @@ from lightning_modules.tables.rendering import render_results, render_table
 from lightning_modules.tables.runner import Grid, duration, estimate, run_table, work
 from lightning_modules.tables.spec import TableSpec, list_specs
 from lightning_modules.tables.store import Store
+from privacy.guarantees import write_atomically
 
 __all__ = ["tables", "worker_arguments"]
 
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     render = commands.add_parser("render", help="Render all records again, and the document of all tables.")
     render.add_argument("--results", default="results/tables", help="Where the records are.")
+    render.add_argument("--check", action="store_true", help="Leave the document; fail where it is out of date.")
     render.add_argument("--document", default="docs/results.md", help="The document to write.")
     return parser
 
@@ -131,4 +133,11 @@ def _work(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
 
 
 def _render(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
-    print(render_results(options.results, options.document))
+    document = Path(options.document)
+    text = render_results(options.results, document)
+    if options.check:
+        if not document.is_file() or document.read_text(encoding="utf-8") != text:
+            sys.exit(f"error: {document} is not as {options.results} has it, run `LightningCLI tables render`")
+        return
+    write_atomically(document, text)
+    print(document)

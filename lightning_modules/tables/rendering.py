@@ -91,10 +91,12 @@ def render_table(spec: TableSpec, *, preset: str, results: str | Path = "results
     return written
 
 
-def render_results(results: str | Path = "results/tables", document: str | Path = "docs/results.md") -> Path:
-    """Renders every table that has records, and one document of all of them.
+def render_results(results: str | Path = "results/tables", document: str | Path = "docs/results.md") -> str:
+    """Renders every table that has records, and gives the text of one document of all of them.
 
-    Tables whose spec is gone keep their last rendering out of the document.
+    Args:
+        results: Where the records are. Tables whose spec is gone are left out.
+        document: Where the text will stand, for its links.
     """
     results, document = Path(results), Path(document)
     parts = [
@@ -114,8 +116,9 @@ def render_results(results: str | Path = "results/tables", document: str | Path 
         depth = "../" * (len(document.parent.parts) if not document.is_absolute() else 0)
         away = f"{depth}{records.parent.as_posix()}"
         parts += [text.replace("](figure.", f"]({away}/figure.").replace("# ", "## ", 1).rstrip(), ""]
-    write_atomically(document, "\n".join(parts))
-    return document
+    if len(parts) == 4:
+        parts += ["Nothing has been measured yet: `LightningCLI tables list` shows what can be.", ""]
+    return "\n".join(parts)
 
 
 def read_rows(spec: TableSpec, preset: str, folder: Path) -> list[Row]:

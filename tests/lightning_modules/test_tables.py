@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_modules.tables import SpecError, TableSpec, footnotes, published, render_results, render_table
+from lightning_modules.cli import _cli as build
+from lightning_modules.cli import main
+from lightning_modules.tables import SpecError, TableSpec, footnotes, published, render_table
 from lightning_modules.tables.published import Published
 from lightning_modules.tables.spec import list_specs
 
@@ -234,6 +236,23 @@ def test_one_document_of_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }  # fmt: skip
     (folder / f"{cell.name}.json").write_text(json.dumps(content))
     Path("results/tables/gone/smoke/records").mkdir(parents=True)
-    text = render_results().read_text()
+    with pytest.raises(SystemExit, match="not as"):
+        main(["tables", "render", "--check"])
+    main(["tables", "render"])
+    main(["tables", "render", "--check"])
+    text = Path("docs/results.md").read_text()
     assert text.startswith("# Measured results\n") and f"## {installed.title}" in text
     assert "](../results/tables/c2/smoke/figure.png)" in text and Path("results/tables/c2/smoke/figure.png").is_file()
+
+
+@pytest.mark.parametrize("installed", list_specs(), ids=lambda found: found.name)
+@pytest.mark.parametrize("preset", ["cpu", "paper"])
+def test_the_larger_presets_are_accepted_by_the_command_line(
+    installed: TableSpec, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for fit in installed.cells(preset)[-1].fit.lineage():
+        places = {name: str(tmp_path / name) for name in fit.parents}
+        command = fit.fit.command(tmp_path / fit.fit.name, places)
+        cli = build(command[1:], run=False)
+        assert cli.trainer.max_epochs and not list(tmp_path.iterdir())
