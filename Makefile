@@ -81,21 +81,23 @@ all-checks: test lint types ## what has to be green before a commit
 # Tables and figures: which size, in how many processes.
 PRESET ?= smoke
 JOBS ?= 1
+TABLE_ARGS ?=
 TABLES := $(BIN)/LightningCLI tables
+RUN_TABLES := $(TABLES) run --preset $(PRESET) --jobs $(JOBS) $(if $(DRY_RUN),--dry-run) $(TABLE_ARGS)
 
 .PHONY: list-tables
 list-tables: $(INSTALLED) ## tables and figures; `make table-NAME` or `make figure-NAME` runs one (PRESET=smoke|cpu|paper JOBS=1)
 	@$(TABLES) list
 
 table-%: $(INSTALLED)
-	$(TABLES) run $* --preset $(PRESET) --jobs $(JOBS) $(if $(DRY_RUN),--dry-run)
+	$(RUN_TABLES) $*
 
 figure-%: $(INSTALLED)
-	$(TABLES) run $* --preset $(PRESET) --jobs $(JOBS) $(if $(DRY_RUN),--dry-run)
+	$(RUN_TABLES) $*
 
 .PHONY: tables
 tables: $(INSTALLED) ## every table and figure: what is missing is run (DRY_RUN=1 shows what it costs), then docs/results.md
-	$(TABLES) run --preset $(PRESET) --jobs $(JOBS) $(if $(DRY_RUN),--dry-run)
+	$(RUN_TABLES)
 	$(if $(DRY_RUN),,$(TABLES) render)
 
 .PHONY: data
