@@ -62,11 +62,11 @@ def answers_fit(answers: torch.Tensor, candidates: torch.Tensor, *, epsilon: flo
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_answers_have_the_frequencies_that_are_charged_for(k: int, epsilon: float) -> None:
     """Accepted as they are; answers given at 3/2 of ε are refused."""
-    candidates = sets(k, 20_000)
-    right = annotator(rows=20_000, epsilon=epsilon).annotate(teacher(20_000), candidates)
+    candidates = sets(k, 100_000)
+    right = annotator(rows=100_000, epsilon=epsilon).annotate(teacher(100_000), candidates)
     assert answers_fit(right, candidates, epsilon=epsilon)
     for factor in (2 / 3, 3 / 2):
-        wrong = annotator(rows=20_000, epsilon=factor * epsilon).annotate(teacher(20_000), candidates)
+        wrong = annotator(rows=100_000, epsilon=factor * epsilon).annotate(teacher(100_000), candidates)
         assert not answers_fit(wrong, candidates, epsilon=epsilon)
 
 
