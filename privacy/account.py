@@ -159,8 +159,8 @@ class PrivacyAccount:
             text += f" No record-level ε holds here at all: {_reason(charge)}."
         elif self.accounting == "record":
             text += (
-                " The record-level ε is the one that bounds something. To stay within it, raise noise_multiplier, "
-                "lower the batch size, or transcribe a teacher that was itself trained with differential privacy; "
+                " The record-level ε is the one that bounds something. To stay within it, raise noise_multiplier "
+                "(of a label annotator: lower epsilon), lower the batch size, or transcribe a teacher that was itself trained with differential privacy; "
                 "`accounting: published` stops by the paper's figure instead, which bounds no record."
             )
         return text
