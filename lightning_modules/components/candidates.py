@@ -30,7 +30,7 @@ class CandidateSchedule(nn.Module, ABC):
 
 
 class FixedCandidates(CandidateSchedule):
-    """D to the letter: ``smallest`` from the first step on, which collapses.
+    """D to the letter: ``smallest`` from the first step on, which collapses where answers are taken as they are.
 
     The top 3 of a student that has learnt nothing seldom hold the label, and then the uniform answer confirms the
     student's own guess.
