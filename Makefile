@@ -15,7 +15,7 @@ INSTALLED := $(VENV)/.installed
 LOWEST := .venv-lowest
 LOCK := .venv-lock
 
-# One thread in tests: on a small machine that others use too, more threads are many times slower.
+# One thread for tests and for the demo's small networks: on a machine that others use too, more are many times slower.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 # Called as $(call create_venv,PYTHON,FOLDER).
@@ -44,7 +44,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 .PHONY: demo
 demo: $(INSTALLED) ## handwritten digits: teacher, student and both privacy figures, in minutes
-	$(BIN)/LightningCLI pipeline sweeps/demo.yaml
+	OMP_NUM_THREADS=1 $(BIN)/LightningCLI pipeline sweeps/demo.yaml
 
 .PHONY: test
 test: $(INSTALLED) ## the fast test suite, doctests included
