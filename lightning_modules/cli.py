@@ -33,7 +33,7 @@ from privacy.ledger import LedgerError
 __all__ = ["TranscriptionCLI", "main", "run"]
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    "pipeline": pipeline,
+    "pipeline": lambda args: pipeline(args, run=run),
     "render": render,
     "calibrate": lambda args: calibrate(args, build=lambda rest: _cli(rest, run=False)),
     "tables": lambda args: tables(args, run=run),

@@ -219,10 +219,13 @@ def _fill(value: Any, places: Mapping[str, str]) -> Any:
     return value
 
 
-def pipeline(args: Sequence[str]) -> None:
-    """The command `pipeline FILE [--force]`."""
-    from lightning_modules.cli import run  # the command line knows this command
+def pipeline(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
+    """The command `pipeline FILE [--force]`.
 
+    Args:
+        args: What follows the command.
+        run: Runs one `fit` command in this process.
+    """
     parser = ArgumentParser(
         prog="LightningCLI pipeline", description="Run fits in order, each once, in folders of their own."
     )

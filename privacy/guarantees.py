@@ -271,9 +271,9 @@ class Guarantee:
                 "## The paper's own figure for the same releases",
                 "",
                 f"ε = {_figure(self.claimed_epsilon)} at δ = {self.delta:g}, by {self.claimed_source}. This is a claim "
-                "of the paper, **not** a guarantee, and no part of the statement above: it counts as if a private "
-                "record touched one row of one batch, while a teacher trained without privacy may answer differently "
-                "on every row. It is given so that results can be compared with the papers' tables.",
+                "of the paper, **not** a guarantee, and no part of the statement above: it does not count that one "
+                "private record may have changed a teacher that was trained without privacy, and with it every "
+                "answer. It is given so that results can be compared with the papers' tables.",
                 "",
             ]
         return "\n".join(lines)

@@ -130,9 +130,7 @@ def papers_table() -> str:
         votes = released({LaplaceVotes(40.0): queries})
         rows.append((f"B, {queries} Laplace votes, b=40, without the baseline", published, votes))
     lines = ["| run | published ε (a claim) | record-level ε (a bound) |", "|---|---:|---:|"]
-    lines += [
-        f"| {name} | {_figure(published)} | {_figure(bound.epsilon(DELTA))} |" for name, published, bound in rows
-    ]
+    lines += [f"| {name} | {_figure(published)} | {_figure(bound.epsilon(DELTA))} |" for name, published, bound in rows]
     return "\n".join(lines) + "\n"
 
 

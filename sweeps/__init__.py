@@ -1,1 +1,1 @@
-"""Configuration files, one per paper and data set. Installed with the package, so that `--config sweeps/...` always finds them."""
+"""Configuration files, one per paper and data set, installed so that `--config sweeps/...` always finds them."""
