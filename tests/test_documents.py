@@ -1,0 +1,90 @@
+"""Documents say what the records and the code say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from lightning_modules.documents import DocumentError, render, render_text
+from privacy.matrix import methods_table, papers_table
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_a_document_is_as_results_have_it(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert render_text(text, ROOT / "results") == text, f"run: LightningCLI render {path.relative_to(ROOT)}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_pictures_exist(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (path.parent / target).exists(), target
+
+
+def test_a_changed_figure_is_noticed(tmp_path: Path) -> None:
+    record = {
+        "method": "DPDFD",
+        "dataset": "Digits",
+        "accuracy": 0.5,
+        "epsilon_published": 1.0,
+        "published_claim": "C Theorem 3",
+        "epsilon_record": "inf",
+        "delta": 1e-5,
+        "steps": 10,
+        "wall_seconds": 1.0,
+        "hardware": "CPU",
+        "versions": {"torch": "2"},
+        "seed": 0,
+        "commit": "abc",
+    }
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    document = tmp_path / "page.md"
+    document.write_text("before\n<!-- results: run -->\n<!-- end results -->\nafter\n")
+    options = ["--results", str(tmp_path)]
+    with pytest.raises(SystemExit, match="not as results/ has it"):
+        render([str(document), *options, "--check"])
+    render([str(document), *options])
+    text = document.read_text()
+    assert "50.00 %" in text and "| inf |" in text and text.startswith("before") and text.endswith("after\n")
+    render([str(document), *options, "--check"])
+    document.write_text(text.replace("50.00", "99.00"))
+    with pytest.raises(SystemExit):
+        render([str(document), *options, "--check"])
+    with pytest.raises(DocumentError, match="does not exist"):
+        render_text("<!-- results: other -->\n<!-- end results -->", tmp_path)
+
+
+def row(table: str, name: str) -> list[str]:
+    (line,) = [line for line in table.splitlines() if line.startswith(f"| {name}")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_matrix_has_the_figures_known_from_elsewhere() -> None:
+    table = methods_table()
+    assert row(table, "C, D data switch: `per_sample`")[1] == "676,029"
+    assert row(table, "the same, `per_sample_full`")[1:3] == ["28.84", "28.84"]
+    assert row(table, "D, DPSD-T")[1] == "inf"
+    assert row(table, "B, votes on a prior: 400 queries")[2] == "2.924"
+    assert row(table, "B, confident votes")[2] == "2.665"
+    assert row(table, "C Algorithm 3, for labels")[1] == "23.39"
+    # With a DP-SGD teacher no row costs more than the teacher alone, but for what reads the data anew.
+    alone = re.search(r"alone: ([\d.]+)", table)
+    assert alone is not None
+    for line in table.splitlines()[2:]:
+        last = line.strip("|").split("|")[-1].strip()
+        assert last in ("–", alone.group(1)) or "baseline" in line
+
+
+def test_the_papers_settings() -> None:
+    table = papers_table()
+    assert row(table, "C, D data switch, C=0.001, T=59,681, `per_sample_full`")[1:] == ["1", "3,388"]
+    assert row(table, "C, D data switch, C=0.005, T=139,273, `per_sample_full`")[1:] == ["10", "7,639"]
+    assert row(table, "B, 27 Laplace votes")[1:] == ["1.314", "0.6441"]
+    assert row(table, "A, D label switch")[2] == "1,697"
