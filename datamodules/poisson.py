@@ -96,6 +96,11 @@ class Poisson(LightningDataModule):
             )
 
     @property
+    def secure(self) -> bool:
+        """Whether nobody can draw the coins again; whoever can, knows who took part, and no amplification is left."""
+        return self.noise is None or self.noise.secure
+
+    @property
     def sample_rate(self) -> float:
         """Probability of each record to be in a batch; needs ``setup("fit")``."""
         return self.batch_size / len(self.dataset.train_records)

@@ -30,6 +30,8 @@ from privacy.releases import Release, SampledGaussian, Unbounded
 
 __all__ = ["DPSGDTeacher"]
 
+_INSECURE = "the noise or the sampling can be drawn again by whoever knows its seed"
+
 
 class DPSGDTeacher(Teacher):
     """DP-SGD (Abadi et al. 2016) through Opacus: clipping by record, Gaussian noise, Poisson sampling, virtual batches.
@@ -115,6 +117,7 @@ class DPSGDTeacher(Teacher):
         self.physical_batch_size = physical_batch_size
         self.noise = noise or SystemNoise()
         self.history: list[list[float]] = []
+        self.secure = True
         self._wrapped: tuple[GradSampleModule] | None = None
         self._front_done = False
 
@@ -177,10 +180,10 @@ class DPSGDTeacher(Teacher):
         """What has been released so far: the accountant's history as Poisson-sampled Gaussians."""
         counts: Counter[Release] = Counter()
         for noise, rate, steps in self.history:
-            if self.noise.secure:
+            if self.secure:
                 counts[SampledGaussian(noise, rate)] += int(steps)
             else:
-                counts[Unbounded("the noise can be drawn again by whoever knows its seed")] += int(steps)
+                counts[Unbounded(_INSECURE)] += int(steps)
         return counts
 
     def epsilon(self) -> float:
@@ -192,7 +195,7 @@ class DPSGDTeacher(Teacher):
         assert self.noise_multiplier is not None
         planned = self.releases
         taken = sum(planned.values())
-        if self.noise.secure and self.trainer.max_epochs is not None and self.trainer.max_epochs > 0:
+        if self.secure and self.trainer.max_epochs is not None and self.trainer.max_epochs > 0:
             steps = self.trainer.max_epochs * len(self._poisson.train_dataloader())
             planned[SampledGaussian(self.noise_multiplier, self._poisson.sample_rate)] += max(0, steps - taken)
         return Guarantee.of_dp_sgd(
@@ -206,7 +209,7 @@ class DPSGDTeacher(Teacher):
                 f"{self.noise_multiplier:.4g} x {self.max_grad_norm:g}, on Poisson samples at rate "
                 f"{self._poisson.sample_rate:.4g}"
             ),
-            unbounded=[] if self.noise.secure else ["the noise can be drawn again by whoever knows its seed"],
+            unbounded=[] if self.secure else [_INSECURE],
         )
 
     def on_fit_end(self) -> None:
@@ -266,6 +269,8 @@ class DPSGDTeacher(Teacher):
 
     def _count_step(self) -> None:
         assert self.noise_multiplier is not None
+        # Of all steps, those before a resume too: what one of them gave away, later ones do not take back.
+        self.secure = self.secure and self.noise.secure and self._poisson.secure
         entry = [self.noise_multiplier, self._poisson.sample_rate]
         if self.history and self.history[-1][:2] == entry:
             self.history[-1][2] += 1
@@ -315,7 +320,7 @@ class DPSGDTeacher(Teacher):
         checkpoint["dp_sgd"] = {
             "history": [list(entry) for entry in self.history],
             "noise_multiplier": self.noise_multiplier,
-            "secure_noise": self.noise.secure,
+            "secure_noise": self.secure,
         }
         checkpoint["releases"] = [[release.to_dict(), count] for release, count in self.releases.items()]
 
@@ -323,6 +328,7 @@ class DPSGDTeacher(Teacher):
         """Goes on with the history and the noise of the run that is resumed."""
         state = checkpoint.get("dp_sgd", {})
         self.history = [list(entry) for entry in state.get("history", [])]
+        self.secure = bool(state.get("secure_noise", True))
         self.noise_multiplier = state.get("noise_multiplier", self.noise_multiplier)
 
 

@@ -23,7 +23,7 @@ PLAIN_SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 1.0}}
 
 
 def configuration(
-    folder: str = "run", *, epochs: int = 1, steps: int = 1, batch: int = 128, **model: Any
+    folder: str = "run", *, epochs: int = 1, steps: int = 1, batch: int = 128, same_coins: bool = False, **model: Any
 ) -> dict[str, Any]:
     settings = {"network": SMALL, "optimizer": PLAIN_SGD, "noise_multiplier": 1.0, **model}
     return {
@@ -43,7 +43,7 @@ def configuration(
                 "dataset": {"class_path": "Digits"},
                 "batch_size": batch,
                 "steps_per_epoch": steps,
-                "noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 5}},
+                "noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 5}} if same_coins else None,
             },
         },
     }
@@ -96,7 +96,7 @@ def test_a_record_moves_a_step_by_no_more_than_its_clipping_norm(start: torch.Te
 
 def test_virtual_batches_and_ghost_clipping_change_nothing(start: torch.Tensor) -> None:
     noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
-    settings: dict[str, Any] = {"noise": noise, "steps": 3}
+    settings: dict[str, Any] = {"noise": noise, "steps": 3, "same_coins": True}
     whole = weights(configuration("whole", **settings))
     assert torch.allclose(weights(configuration("pieces", physical_batch_size=17, **settings)), whole, atol=1e-5)
     assert torch.allclose(weights(configuration("ghost", clipping="ghost", **settings)), whole, atol=1e-4)
@@ -166,6 +166,21 @@ def test_reproducible_noise_voids(start: torch.Tensor) -> None:
     guarantee = json.loads(Path("run/guarantee.json").read_text())["guarantee"]
     assert guarantee["epsilon"] == "inf"
     assert any("VOID" in text for text in guarantee["assumptions"])
+
+
+def test_reproducible_coins_void(start: torch.Tensor) -> None:
+    fit(configuration(same_coins=True))
+    assert json.loads(Path("run/guarantee.json").read_text())["guarantee"]["epsilon"] == "inf"
+
+
+def test_what_was_void_stays_void_on_resume(start: torch.Tensor) -> None:
+    noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
+    fit(configuration("part", noise=noise))
+    secure = configuration("part", epochs=2, noise={"class_path": "SystemNoise"})
+    cli = fit(secure, "--ckpt_path=part/checkpoints/last.ckpt")
+    assert isinstance(cli.model, DPSGDTeacher)
+    assert cli.model.epsilon() == math.inf
+    assert fit(configuration("other", epochs=2)).model.epsilon() < math.inf
 
 
 def test_what_is_refused(start: torch.Tensor) -> None:
