@@ -8,8 +8,11 @@ from lightning_modules.components.candidates import (
     LinearCandidates,
 )
 from lightning_modules.components.classifiers import ImageClassifier
+from lightning_modules.components.dead_leaves import DeadLeavesPrior
 from lightning_modules.components.features import logits_and_features
+from lightning_modules.components.fractals import FractalPrior
 from lightning_modules.components.generators import DAFLGenerator
+from lightning_modules.components.gradients import GradientPrior
 from lightning_modules.components.networks import build_network, check_network
 from lightning_modules.components.priors import ImagePrior, StrokePrior
 from lightning_modules.components.resnet import ResNet18, ResNet34
@@ -22,7 +25,10 @@ __all__ = [
     "ConfidentCandidates",
     "DAFLGenerator",
     "DataLensClassifier",
+    "DeadLeavesPrior",
     "FixedCandidates",
+    "FractalPrior",
+    "GradientPrior",
     "ImageClassifier",
     "ImagePrior",
     "LinearCandidates",
