@@ -13,6 +13,7 @@ from lightning_modules.components.features import logits_and_features
 from lightning_modules.components.fractals import FractalPrior
 from lightning_modules.components.generators import DAFLGenerator
 from lightning_modules.components.gradients import GradientPrior
+from lightning_modules.components.mixture import MixturePrior
 from lightning_modules.components.networks import build_network, check_network
 from lightning_modules.components.priors import ImagePrior, StrokePrior
 from lightning_modules.components.resnet import ResNet18, ResNet34
@@ -32,6 +33,7 @@ __all__ = [
     "ImageClassifier",
     "ImagePrior",
     "LinearCandidates",
+    "MixturePrior",
     "ResNet18",
     "ResNet34",
     "Scattering2d",
