@@ -85,6 +85,7 @@ from privacy.verification import (
     worst_case_delta,
     worst_case_epsilon,
 )
+from privacy.vote_annotator import VoteAnnotator, VoteMechanism
 from privacy.votes import REJECTED, VoteNoise, confident_votes, noisy_votes, vote_counts
 
 __all__ = [
@@ -122,6 +123,8 @@ __all__ = [
     "ThresholdCheck",
     "Unbounded",
     "Verdict",
+    "VoteAnnotator",
+    "VoteMechanism",
     "VoteNoise",
     "WholeRun",
     "audit",

@@ -123,8 +123,11 @@ def published_epsilon(counts: Mapping[Claim, int], delta: float) -> float:
     slopes = [(claim.slope, count) for claim, count in kept.items() if isinstance(claim, RdpSlope)]
     if slopes:
         return rdp_slope_epsilon(math.fsum(slope * count for slope, count in slopes), delta)
-    if len(kept) > 1:
-        return math.inf
+    # B counts some uses of private models for nothing; they are no votes either.
+    free = {claim for claim in kept if isinstance(claim, NoisyVotes) and not claim.epsilon0 and not claim.epsilon1}
+    kept = {claim: count for claim, count in kept.items() if claim not in free}
+    if len(kept) != 1:
+        return math.inf if kept else 0.0
     ((claim, count),) = kept.items()
     if isinstance(claim, NoisyVotes):
         return published_dgd_epsilon(count, claim.epsilon0, delta, claim.epsilon1)
