@@ -9,6 +9,7 @@ from datamodules.images import ImageDataset
 from datamodules.latent import Latent
 from datamodules.mnist import MNIST, FashionMNIST
 from datamodules.poisson import Poisson, PoissonBatches
+from datamodules.shards import ShardedRecords, Shards, shard_of
 
 __all__ = [
     "MNIST",
@@ -20,4 +21,7 @@ __all__ = [
     "MissingDataError",
     "Poisson",
     "PoissonBatches",
+    "ShardedRecords",
+    "Shards",
+    "shard_of",
 ]

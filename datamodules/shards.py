@@ -1,0 +1,216 @@
+"""Private records on disjoint shards by stable id: one for each teacher of an ensemble."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from lightning import LightningDataModule
+from torch import Tensor
+
+from datamodules.base import Batches, ImageDataModule, require_at_least
+from datamodules.images import ImageDataset
+from datamodules.latent import StepIndices
+from datamodules.splits import id_fraction
+
+__all__ = ["ShardedRecords", "Shards", "shard_of"]
+
+
+def shard_of(ids: Tensor, *, num_shards: int) -> Tensor:
+    """Return the shard of each record, decided by its stable id and the public number of shards, and by nothing else.
+
+    Args:
+        ids: (N,) int64, the stable ids.
+        num_shards: n.
+
+    Returns:
+        (N,) int64 in [0, n).
+
+    Raises:
+        ValueError: if ``num_shards`` is below 1, or for ids that ``id_fraction`` refuses.
+    """
+    require_at_least(1, num_shards=num_shards)
+    # A fraction just below 1 times n may round up to n.
+    return (id_fraction(ids, purpose="shard") * num_shards).to(torch.int64).clamp_(max=num_shards - 1)
+
+
+@dataclass(frozen=True)
+class ShardedRecords:
+    """Records in the order of shards, and within a shard of ids.
+
+    That order makes a shard's content the same whatever lies in the others, and wherever in a file its records stand.
+
+    Attributes:
+        records: all records.
+        starts: (n + 1,) int64, shard j is the positions from ``starts[j]`` to ``starts[j + 1]``.
+    """
+
+    records: ImageDataset
+    starts: Tensor
+
+    @classmethod
+    def of(cls, records: ImageDataset, *, num_shards: int) -> ShardedRecords:
+        """Sort records into ``num_shards`` shards."""
+        by_id = torch.argsort(records.ids)
+        shards = shard_of(records.ids[by_id], num_shards=num_shards)
+        order = by_id[torch.argsort(shards, stable=True)]
+        counts = torch.bincount(shards, minlength=num_shards)
+        return cls(
+            records=ImageDataset(
+                images=records.images[order], labels=records.labels[order], ids=records.ids[order], peak=records.peak
+            ),
+            starts=torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]),
+        )
+
+    def __len__(self) -> int:
+        """Return the number of shards."""
+        return len(self.starts) - 1
+
+    def positions(self, shard: int) -> range:
+        """Return where in ``records`` the records of one shard stand."""
+        return range(int(self.starts[shard]), int(self.starts[shard + 1]))
+
+    def to(self, device: torch.device) -> ShardedRecords:
+        """Return a copy on a device, so that batches are put together there."""
+        if device == self.records.images.device:
+            return self
+        images, labels, ids = (t.to(device) for t in (self.records.images, self.records.labels, self.records.ids))
+        return ShardedRecords(
+            records=ImageDataset(images=images, labels=labels, ids=ids, peak=self.records.peak), starts=self.starts
+        )
+
+
+class Shards(LightningDataModule):
+    """Private records for n teachers on disjoint shards; training batches are step indices.
+
+    Shard = hash of the record's stable id (``shard_of``), so that taking out, adding or replacing one record changes
+    one shard alone. The size of a teacher's batch and the number of its steps follow from settings, never from the size
+    of its shard or of the largest one: all of these would tell one teacher of another's records.
+
+    Whether a shard is refused (too small, or without one of the classes) depends on the records. It is a look at them
+    that nobody is charged for, as is whatever their owner does before the teachers are used.
+
+    Attributes:
+        batch_size: records per step of each teacher.
+        steps_per_epoch: steps of each teacher in training that make an epoch (progress, validation, checkpoint).
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: ImageDataModule,
+        num_teachers: int = 250,
+        batch_size: int = 32,
+        steps_per_epoch: int = 100,
+        require_all_classes: bool = True,
+        evaluation: Literal["test", "validation"] = "test",
+    ) -> None:
+        """Remember the settings; no file is touched.
+
+        Args:
+            dataset: The private data set.
+            num_teachers: n, the number of shards.
+            batch_size: Records in a batch of one teacher; no shard may have fewer.
+            steps_per_epoch: Steps that make an epoch.
+            require_all_classes: Refuse a shard in which a class is missing: its teacher could never vote for it.
+            evaluation: What is looked at while fitting. ``test``: the public test split, and teachers are trained on
+                all private records. ``validation``: records that are held out of the teachers' training.
+
+        Raises:
+            ValueError: if a setting is outside its range.
+        """
+        super().__init__()
+        if not isinstance(dataset, ImageDataModule):
+            raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
+        if evaluation not in ("test", "validation"):
+            raise ValueError(f"evaluation must be 'test' or 'validation', got {evaluation!r}")
+        self.dataset = dataset
+        self.num_teachers = require_at_least(1, num_teachers=num_teachers)
+        self.batch_size = require_at_least(1, batch_size=batch_size)
+        self.steps_per_epoch = require_at_least(1, steps_per_epoch=steps_per_epoch)
+        self.require_all_classes = require_all_classes
+        self.evaluation = evaluation
+        self.name = dataset.name
+        self.num_classes = dataset.num_classes
+        self.image_shape = dataset.image_shape
+        self.num_records = dataset.num_records
+        self.class_names = dataset.class_names
+        self._shards: ShardedRecords | None = None
+
+    @property
+    def private_data(self) -> str:
+        """Public name of what the teachers are trained on."""
+        return self.dataset.private_data
+
+    @property
+    def shards(self) -> ShardedRecords:
+        """The private records in shards; needs ``setup("fit")``."""
+        if self._shards is None:
+            raise RuntimeError(f"the shards of {self.name} are not open: call setup('fit') first")
+        return self._shards
+
+    def prepare_data(self) -> None:
+        """Download what is missing, if the data set's ``download`` is set."""
+        if self.dataset.download:
+            self.dataset.fetch("train")
+            self.dataset.fetch("test")
+
+    def setup(self, stage: str) -> None:
+        """Open what ``stage`` needs; before a fit, check every shard.
+
+        Raises:
+            ValueError: if a shard has fewer records than a batch, or lacks a class.
+        """
+        if stage == "fit" and self._shards is None:
+            if self.evaluation == "test":
+                records = self.dataset.read("train")
+            else:
+                self.dataset.setup("fit")
+                records = self.dataset.train_records
+            shards = ShardedRecords.of(records, num_shards=self.num_teachers)
+            self._check(shards)
+            self._shards = shards
+        looks_at_validation = self.evaluation == "validation" and stage in ("fit", "validate")
+        self.dataset.setup("validate" if looks_at_validation else "test")
+
+    def train_dataloader(self) -> StepIndices:
+        """Return the step indices of one epoch, each an int: teachers draw their batches by seed and step."""
+        return StepIndices(self.steps_per_epoch)
+
+    def val_dataloader(self) -> Batches:
+        """Return what is looked at while fitting."""
+        return self.dataset.val_dataloader() if self.evaluation == "validation" else self.dataset.test_dataloader()
+
+    def test_dataloader(self) -> Batches:
+        """Return the test batches."""
+        return self.dataset.test_dataloader()
+
+    def predict_dataloader(self) -> Batches:
+        """Return the test batches."""
+        return self.dataset.test_dataloader()
+
+    def _check(self, shards: ShardedRecords) -> None:
+        total = len(shards.records)
+        sizes = shards.starts.diff()
+        smallest = int(sizes.argmin())
+        if int(sizes[smallest]) < self.batch_size:
+            raise ValueError(
+                f"shard {smallest} of {self.name} has {int(sizes[smallest])} record(s), fewer than batch_size="
+                f"{self.batch_size} ({total} records on num_teachers={self.num_teachers} shards): lower "
+                "data.batch_size or data.num_teachers"
+            )
+        if not self.require_all_classes:
+            return
+        owners = torch.repeat_interleave(torch.arange(len(shards)), sizes)
+        held = torch.zeros(len(shards), self.num_classes, dtype=torch.bool)
+        held[owners, shards.records.labels] = True
+        missing = torch.nonzero(~held)
+        if len(missing):
+            shard, label = (int(index) for index in missing[0])
+            more = f" (and {len(missing) - 1} more such gaps)" if len(missing) > 1 else ""
+            raise ValueError(
+                f"shard {shard} of {self.name} has no record of class {label} ({self.class_names[label]!r}) among its "
+                f"{int(sizes[shard])}{more}, so that its teacher could never vote for it: lower data.num_teachers "
+                f"({self.num_teachers}), or allow it with data.require_all_classes=false"
+            )

@@ -1,0 +1,200 @@
+"""Many networks of one architecture, asked together: one at a time in threads on a CPU, by `vmap` on an accelerator.
+
+Measured with one CPU core and networks on 28x28 images, `vmap` over 16 of them takes 1.2 to 2.3 times as long as one
+after the other: a CPU is busy with one already. There the gain is in the cores. On an accelerator a loop of small
+networks waits for launches, which `vmap` makes once for all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+__all__ = ["NetworkStack", "in_threads", "one_thread", "stack_states", "vectorised_call"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@contextmanager
+def one_thread() -> Iterator[int]:
+    """Leave each operation one thread within the block, and yield how many there were before.
+
+    Threads that each run an operation of their own would otherwise fight for the cores, and a sum over more threads
+    adds up in another order: results would depend on the machine.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)
+
+
+def in_threads(function: Callable[[Item], Result], items: Sequence[Item], *, pool: Executor | None) -> list[Result]:
+    """Return ``function`` of each item, in order; without a pool, one after the other.
+
+    Waits for all of them also where one fails or the wait is interrupted, so that nothing goes on behind the caller.
+    """
+    if pool is None:
+        return [function(item) for item in items]
+    futures = [pool.submit(function, item) for item in items]
+    try:
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+            if not future.cancelled():
+                future.exception()
+
+
+def stack_states(networks: Sequence[nn.Module]) -> dict[str, Tensor]:
+    """Return weights and buffers of all networks, each (n, ...), as copies on the CPU; names as in a ``state_dict``."""
+    states = [network.state_dict() for network in networks]
+    return {name: torch.stack([state[name].detach().cpu() for state in states]) for name in states[0]} if states else {}
+
+
+def vectorised_call(
+    template: nn.Module, *, randomness: str = "error", shared_images: bool
+) -> Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor], Tensor]:
+    """Return what asks n networks in one call: stacked parameters, stacked buffers, images → logits (n, N, c).
+
+    Args:
+        template: the architecture, in the mode that the networks are to be in; its own weights are not used.
+        randomness: ``different`` where the networks draw (dropout), ``error`` where they must not.
+        shared_images: images are (N, C, H, W), the same for all; else (n, N, C, H, W).
+    """
+
+    def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], images: Tensor) -> Tensor:
+        logits: Tensor = functional_call(template, (parameters, buffers), (images,))
+        return logits
+
+    call: Any = torch.vmap(one, in_dims=(0, 0, None if shared_images else 0), randomness=randomness)
+    return call
+
+
+class NetworkStack:
+    """n networks of one architecture, and their logits.
+
+    It is no `nn.Module`, so that what holds one does not have the networks in its `state_dict`.
+
+    Args:
+        networks: the networks, n of them.
+        at_once: how many are asked in one call where it is vectorised: bounds the memory.
+        images_at_once: images in one call.
+        vectorised: by `vmap`; None decides by the device of the images.
+        workers: threads that ask one network each, where it is not vectorised; None as many as torch would use. Does
+            not change the result.
+
+    Raises:
+        ValueError: if there is no network, or a number is below 1.
+    """
+
+    def __init__(
+        self,
+        networks: Sequence[nn.Module],
+        *,
+        at_once: int = 25,
+        images_at_once: int = 1024,
+        vectorised: bool | None = None,
+        workers: int | None = None,
+    ) -> None:
+        if not networks:
+            raise ValueError("networks must hold at least one network, got none")
+        for name, value in (("at_once", at_once), ("images_at_once", images_at_once), ("workers", workers)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self._networks = [network.eval().requires_grad_(False) for network in networks]
+        self.at_once = at_once
+        self.images_at_once = images_at_once
+        self.vectorised = vectorised
+        self.workers = workers
+        self._stacked: tuple[torch.device, list[tuple[dict[str, Tensor], dict[str, Tensor]]]] | None = None
+        # Its weights take no memory and are never used.
+        self._template = copy.deepcopy(self._networks[0]).to("meta")
+
+    @classmethod
+    def from_states(cls, template: nn.Module, states: Mapping[str, Tensor], **settings: Any) -> NetworkStack:
+        """Rebuild from what `stack_states` gives.
+
+        Raises:
+            RuntimeError: if the states are of another architecture than ``template``, in PyTorch's own words.
+            ValueError: if their first axes differ.
+        """
+        counts = {len(values) for values in states.values()}
+        if len(counts) != 1:
+            raise ValueError(f"states must all be of the same number of networks, got {sorted(counts)}")
+        networks = []
+        for index in range(counts.pop()):
+            network = copy.deepcopy(template)
+            network.load_state_dict({name: values[index] for name, values in states.items()})
+            networks.append(network)
+        return cls(networks, **settings)
+
+    def __len__(self) -> int:
+        """Return n."""
+        return len(self._networks)
+
+    def network(self, index: int) -> nn.Module:
+        """Return one network by itself, in eval mode: its layers are called, and hooks on them fire."""
+        return self._networks[index].eval()
+
+    def states(self) -> dict[str, Tensor]:
+        """Return copies of all weights and buffers, (n, ...) each."""
+        return stack_states(self._networks)
+
+    @torch.no_grad()
+    def logits(self, images: Tensor) -> Tensor:
+        """Return logits (n, N, c) of images (N, C, H, W) in float32, on their device."""
+        images = images.detach().float()
+        by_vmap = images.device.type != "cpu" if self.vectorised is None else self.vectorised
+        pieces = list(images.split(self.images_at_once))
+        with torch.autocast(images.device.type, enabled=False):
+            found = self._by_vmap(pieces) if by_vmap else self._one_by_one(pieces)
+        return found.float()
+
+    def _one_by_one(self, pieces: list[Tensor]) -> Tensor:
+        def ask(index: int) -> Tensor:
+            # Neither is inherited by a thread.
+            with torch.no_grad():
+                network = self.network(index).to(pieces[0].device)
+                return torch.cat([network(piece) for piece in pieces])
+
+        with one_thread() as threads:
+            workers = min(self.workers or threads, len(self))
+            if workers == 1 or pieces[0].device.type != "cpu":
+                return torch.stack(in_threads(ask, range(len(self)), pool=None))
+            with ThreadPoolExecutor(workers) as pool:
+                return torch.stack(in_threads(ask, range(len(self)), pool=pool))
+
+    def _by_vmap(self, pieces: list[Tensor]) -> Tensor:
+        call = vectorised_call(self._template, shared_images=True)
+        chunks = self._on(pieces[0].device)
+        return torch.cat([torch.cat([call(*chunk, piece) for piece in pieces], dim=1) for chunk in chunks])
+
+    def _on(self, device: torch.device) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+        if self._stacked is None or self._stacked[0] != device:
+            chunks = []
+            for first in range(0, len(self), self.at_once):
+                chosen = self._networks[first : first + self.at_once]
+                parameters, buffers = (
+                    {
+                        name: torch.stack([values.detach() for values in same]).to(device)
+                        for name, same in _aligned([dict(getattr(network, kind)()) for network in chosen]).items()
+                    }
+                    for kind in ("named_parameters", "named_buffers")
+                )
+                chunks.append((parameters, buffers))
+            self._stacked = (device, chunks)
+        return self._stacked[1]
+
+
+def _aligned(tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, list[Tensor]]:
+    return {name: [values[name] for values in tensors] for name in tensors[0]}
