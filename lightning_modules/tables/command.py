@@ -68,9 +68,11 @@ def _specs(names: Sequence[str], preset: str) -> list[TableSpec]:
 
 
 def _list(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
-    for spec in list_specs():
+    specs = list_specs()
+    width = max(len(f"{spec.kind}-{spec.name}") for spec in specs)
+    for spec in specs:
         sizes = ", ".join(f"{name} ({len(spec.cells(name))})" for name in spec.presets)
-        print(f"{spec.kind}-{spec.name:<12} {spec.title}\n{'':<{len(spec.kind) + 14}}presets (cells): {sizes}")
+        print(f"{f'{spec.kind}-{spec.name}':<{width}}  {spec.title}\n{'':<{width}}  presets (cells): {sizes}")
 
 
 def _run(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:

@@ -62,12 +62,12 @@ class Published:
         )
 
     def matches(self, wanted: Mapping[str, str]) -> bool:
-        """Whether `dataset`, `method`, `setting` and `epsilon` are as wanted, those that are named."""
+        """Whether `dataset`, `method`, `setting`, `unit` and `epsilon` are as wanted, those that are named."""
         for name, value in wanted.items():
             if name == "epsilon":
                 if self.epsilon is None or self.epsilon != float(value):
                     return False
-            elif name in ("dataset", "method", "setting") and getattr(self, name) != value:
+            elif name in ("dataset", "method", "setting", "unit") and getattr(self, name) != value:
                 return False
         return True
 

@@ -170,6 +170,7 @@ def as_markdown(spec: TableSpec, preset: str, rows: Sequence[Row]) -> str:
     if any(row.outdated for row in rows):
         lines += ["† Measured before its configuration last changed; the command below measures it again.", ""]
     lines += _competitors(spec, rows, notes)
+    lines += _not_run(spec, rows, notes)
     lines += notes.lines()
     failures = [(row, error) for row in rows for error in row.errors]
     for row, error in failures:
@@ -230,33 +231,71 @@ def _printed(spec: TableSpec, labels: Mapping[str, str]) -> Published | None:
 
 def _competitors(spec: TableSpec, rows: Sequence[Row], notes: _Notes) -> list[str]:
     """What the same table prints for other methods at the same points, and anchors from other papers."""
-    columns: dict[tuple[str, str], None] = {}
-    for row in rows:
-        labels = dict(row.labels)
-        if "dataset" in labels and "epsilon" in labels:
-            columns[(labels["dataset"], labels["epsilon"])] = None
-    methods: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    columns, own = _columns(rows), _methods(spec, rows)
+    units = {row.printed.unit for row in rows if row.printed is not None}
+    methods: dict[str, dict[str, str]] = {}
     for entry in published():
-        same_table = entry.paper == spec.paper and entry.table == spec.table
-        if (entry.paper and not same_table) or entry.method == spec.method:
+        same_table = _of_table(entry, spec)
+        if (entry.paper and not same_table) or entry.method in own:
             continue
+        if not same_table and units and entry.unit not in units:
+            continue  # a bound for labels beside one for records would compare nothing
         for dataset, epsilon in columns:
             if entry.matches({"dataset": dataset, "epsilon": epsilon}):
-                where = "" if same_table else f" ({entry.table})"
+                name = entry.method if same_table else f"{entry.method} ({entry.table})"
                 text = _percent(entry.accuracy) + notes.marks(entry.notes)
-                methods.setdefault((entry.method, where), {})[(dataset, epsilon)] = text
+                methods.setdefault(name, {})[f"{dataset}, ε = {epsilon}"] = text
+    headings = [f"{dataset}, ε = {epsilon}" for dataset, epsilon in columns]
+    return _by_method("Other methods, as printed:", methods, headings)
+
+
+def _not_run(spec: TableSpec, rows: Sequence[Row], notes: _Notes) -> list[str]:
+    """What the same table prints at points that have no row here: other data sets, budgets, teachers."""
+    columns, own = _columns(rows), _methods(spec, rows)
+    shown = {row.printed for row in rows}
+    left = [
+        entry
+        for entry in published()
+        if _of_table(entry, spec)
+        and entry not in shown
+        and (
+            entry.method in own
+            or not any(entry.matches({"dataset": dataset, "epsilon": epsilon}) for dataset, epsilon in columns)
+        )
+    ]
+    several_units = len({entry.unit for entry in left if entry.unit}) > 1
+    methods: dict[str, dict[str, str]] = {}
+    headings: dict[str, None] = {}
+    for entry in left:
+        words = [entry.method, entry.setting, entry.unit if several_units else ""]
+        heading = entry.dataset if entry.epsilon is None else f"{entry.dataset}, ε = {entry.epsilon:g}"
+        headings[heading] = None
+        text = _percent(entry.accuracy) + notes.marks(entry.notes)
+        methods.setdefault(", ".join(filter(None, words)), {})[heading] = text
+    return _by_method("Printed in the same table and not run here:", methods, list(headings))
+
+
+def _by_method(caption: str, methods: Mapping[str, Mapping[str, str]], headings: Sequence[str]) -> list[str]:
     if not methods:
         return []
-    headings = [f"{dataset}, ε = {epsilon}" for dataset, epsilon in columns]
-    lines = [
-        "Other methods, as printed:",
-        "",
-        f"| method | {' | '.join(headings)} |",
-        "|---|" + "---:|" * len(headings),
-    ]
-    for (method, where), cells in methods.items():
-        lines.append(f"| {method}{where} | {' | '.join(cells.get(column, '–') for column in columns)} |")
+    lines = [caption, "", f"| method | {' | '.join(headings)} |", "|---|" + "---:|" * len(headings)]
+    for method, cells in methods.items():
+        lines.append(f"| {method} | {' | '.join(cells.get(heading, '–') for heading in headings)} |")
     return [*lines, ""]
+
+
+def _of_table(entry: Published, spec: TableSpec) -> bool:
+    return spec.table is not None and (entry.paper, entry.table) == (spec.paper, spec.table)
+
+
+def _columns(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    points = [dict(row.labels) for row in rows]
+    return list(dict.fromkeys((at["dataset"], at["epsilon"]) for at in points if {"dataset", "epsilon"} <= at.keys()))
+
+
+def _methods(spec: TableSpec, rows: Sequence[Row]) -> set[str | None]:
+    """The methods that are run here, as the paper names them."""
+    return {dict(row.labels).get("method", spec.method) for row in rows}
 
 
 def _provenance(spec: TableSpec, preset: str, records: Sequence[Mapping[str, Any]]) -> str:

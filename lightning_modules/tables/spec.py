@@ -13,6 +13,8 @@
         FashionMNIST: {teacher: {config: sweeps/teacher_fashionmnist.yaml}, student: {...}}
       epsilon:
         "1": {student: {model.annotator.target_epsilon: 1.0}}
+    skip:                       # points of the grid that have no meaning
+      - {dataset: FashionMNIST, epsilon: "10"}
     presets:
       cpu:
         seeds: [0, 1, 2]
@@ -20,8 +22,8 @@
         set: {student: {trainer.max_epochs: 15}}
         seconds: {teacher: 60, student: 300}
 
-Axes named `dataset`, `epsilon`, `setting` or `method` select the printed figure beside a cell. Only the last fit takes
-the cell's seed: parents are made once, with the seed of their file.
+Axes named `dataset`, `epsilon`, `setting`, `method` or `unit` (what ε is claimed to protect) select the printed figure
+beside a cell. Only the last fit takes the cell's seed: parents are made once, with the seed of their file.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ from lightning_modules.tables.published import published
 __all__ = ["Cell", "FitSpec", "Preset", "SpecError", "TableSpec", "list_specs"]
 
 KEYS = {
-    "title", "kind", "paper", "published", "method", "note", "fits", "axes", "seeds", "presets", "figure", "selection",
+    "title", "kind", "paper", "published", "method", "note", "fits", "axes", "skip", "seeds", "presets", "figure",
+    "selection",
 }  # fmt: skip
 PRESET_KEYS = {"seeds", "axes", "set", "seconds", "note"}
 FIGURE_KEYS = {"x", "log", "label"}
@@ -159,6 +162,7 @@ class TableSpec:
         fits: Fits in order: configuration files and parameters.
         presets: By name.
         figure: For figures: `x` (an axis of numbers), `log` and `label`.
+        skip: Values of axes whose combination is left out.
         selection: `last` step, or `best_on_test`, which the rendered table then says.
         path: What it was read by.
     """
@@ -173,6 +177,7 @@ class TableSpec:
     fits: Mapping[str, Mapping[str, Any]]
     presets: Mapping[str, Preset]
     figure: Mapping[str, Any] = field(default_factory=dict)
+    skip: Sequence[Mapping[str, str]] = ()
     selection: str = "last"
     path: str = ""
 
@@ -217,6 +222,7 @@ class TableSpec:
             fits=fits,
             presets=presets,
             figure=figure,
+            skip=_skip(values.get("skip") or [], axes, where),
             selection=selection,
             path=where,
         )
@@ -240,9 +246,11 @@ class TableSpec:
         """
         chosen = self.preset(preset)
         grid = [list(values) for values in chosen.axes.values()]
+        points = [dict(zip(chosen.axes, point, strict=True)) for point in itertools.product(*grid)]
         return [
-            self._cell(chosen, dict(zip(chosen.axes, point, strict=True)), seed)
-            for point in itertools.product(*grid)
+            self._cell(chosen, point, seed)
+            for point in points
+            if not any(left_out.items() <= point.items() for left_out in self.skip)
             for seed in (chosen.seeds if seeds is None else seeds)
         ]
 
@@ -322,6 +330,16 @@ def _fits(entries: Any, where: str) -> dict[str, Mapping[str, Any]]:
 
 def _values(entry: Any) -> dict[str, Patch]:
     return {str(value): patch or {} for value, patch in entry.items()}
+
+
+def _skip(entries: Any, axes: Mapping[str, Mapping[str, Patch]], where: str) -> list[Mapping[str, str]]:
+    for entry in entries:
+        _only(entry, set(axes), f"{where}, skip")
+        # Nothing to compare would leave out the whole grid.
+        if not entry or any(str(value) not in axes[axis] for axis, value in entry.items()):
+            known = {axis: sorted(values) for axis, values in axes.items()}
+            raise SpecError(f"{where}, skip: needs values of the axes {known}, got {entry}")
+    return [{axis: str(value) for axis, value in entry.items()} for entry in entries]
 
 
 def _preset(
