@@ -47,15 +47,29 @@ def test_images_differ_from_one_another() -> None:
     assert float(distance.min()) > 0.5
 
 
-@pytest.mark.parametrize("kind", range(5))
+@pytest.mark.parametrize("kind", range(6))
 def test_each_kind_can_be_drawn_alone(kind: int) -> None:
-    shares = tuple(float(number == kind) for number in range(5))
+    shares = tuple(float(number == kind) for number in range(6))
     images = draw(SilhouettePrior(shares=shares))
     assert torch.isfinite(images).all()
-    if kind in (0, 1, 3):
+    if kind in (0, 1, 2, 4):
         # What is worn on both sides of the body, and a bag, are as bright on the left as on the right, but for texture.
         plain = draw(SilhouettePrior(shares=shares, texture=0.0)) > -0.8
         assert (plain == plain.flip(-1)).float().mean() > 0.95
+
+
+def test_the_longest_side_fills_the_frame() -> None:
+    images = draw(SilhouettePrior(), count=200) > -0.8
+    rows, columns = images.any(dim=(1, 3)).sum(dim=1), images.any(dim=(1, 2)).sum(dim=1)
+    longest = torch.maximum(rows, columns)
+    assert (longest >= 25).float().mean() > 0.9
+    # What is narrow stays narrow.
+    assert (torch.minimum(rows, columns) < 20).float().mean() > 0.2
+
+
+def test_sharpening_makes_edges_steeper() -> None:
+    soft, sharp = (draw(SilhouettePrior(sharpening=amount)) for amount in (0.0, 3.0))
+    assert sharp.diff(dim=-1).abs().mean() > 1.1 * soft.diff(dim=-1).abs().mean()
 
 
 def test_no_data_set_is_imported() -> None:
@@ -66,9 +80,10 @@ def test_no_data_set_is_imported() -> None:
     ("settings", "message"),
     [
         ({"shares": (1.0, 1.0)}, "shares"),
-        ({"shares": (0.0,) * 5}, "shares"),
-        ({"shares": (-1.0, 1.0, 1.0, 1.0, 1.0)}, "shares"),
+        ({"shares": (0.0,) * 6}, "shares"),
+        ({"shares": (-1.0, 1.0, 1.0, 1.0, 1.0, 1.0)}, "shares"),
         ({"texture": 1.5}, "texture"),
+        ({"sharpening": -1.0}, "sharpening"),
     ],
 )
 def test_settings_without_meaning(settings: dict, message: str) -> None:
