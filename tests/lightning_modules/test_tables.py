@@ -15,7 +15,8 @@ from lightning_modules.cli import _cli as build
 from lightning_modules.cli import main
 from lightning_modules.tables import SpecError, TableSpec, footnotes, published, render_table
 from lightning_modules.tables.published import Published
-from lightning_modules.tables.spec import list_specs
+from lightning_modules.tables.spec import Cell, list_specs
+from privacy.published import published_dpdfd_epsilon
 
 
 def figure(**wanted: Any) -> Published:
@@ -170,6 +171,63 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
         # Of a curve the papers print a few points at most.
         found = [row.printed is not None for row in rows]
         assert any(found) if installed.kind == "figure" else all(found)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        ("d1", "c1", 24),  # all of C Table 1
+        ("d3", "d1", 9),
+        ("d9", "d1", 24),  # two budgets of five
+        ("d-fig6", "d1", 24),  # decoupled distillation
+        ("d6", "d1", 6),
+        ("d-discriminator", "d6", 6),
+        ("d-fig5-k", "d4", 12),
+        ("a2", "a1", 18),
+        ("a3", "a1", 6),
+    ],
+)
+def test_tables_share_the_cells_that_they_have_in_common(first: str, second: str, shared: int) -> None:
+    digests = [{cell.fit.digest for cell in TableSpec.read(name).cells("cpu")} for name in (first, second)]
+    assert len(digests[0] & digests[1]) == shared
+
+
+@pytest.mark.parametrize("preset", ["cpu", "paper"])
+def test_all_tables_have_one_teacher_for_each_data_set(preset: str) -> None:
+    teachers = {
+        cell.fit.parents["teacher"].digest: cell.labels["dataset"]
+        for installed in list_specs()
+        for cell in installed.cells(preset)
+    }
+    assert sorted(teachers.values()) == ["FashionMNIST", "MNIST"]
+
+
+BUDGET = ("noise_multiplier", "norm_bound", "target_epsilon")
+
+
+def _budgets() -> list[tuple[str, Cell]]:
+    """Cells of the `cpu` presets with a budget of gradients, each once, where σ was lowered to meet it."""
+    found = {}
+    for name in ("c1", "c-losses", "d1", "d3", "d6", "d9", "d-discriminator", "d-fig6"):
+        for cell in TableSpec.read(name).cells("cpu", seeds=[0]):
+            settings = cell.fit.fit.set
+            if "model.annotator.noise_multiplier" in settings:
+                found[tuple(settings.get(f"model.annotator.{setting}") for setting in BUDGET)] = (name, cell)
+    return list(found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"), _budgets(), ids=lambda value: value if isinstance(value, str) else value.name
+)
+def test_the_steps_at_hand_use_the_published_budget_up_and_no_more(name: str, cell: Cell) -> None:
+    settings = cell.fit.fit.set
+    sigma, bound, target = (settings[f"model.annotator.{setting}"] for setting in BUDGET)
+
+    def spent(sigma: float) -> float:
+        return published_dpdfd_epsilon(bound, 10, 256, 1500, sigma, 1e-5)  # D's Theorem 1 is C's Theorem 3
+
+    assert 0.99 * target < spent(sigma) <= target
+    assert spent(0.99 * sigma) > target
 
 
 def record(spec: TableSpec, preset: str, accuracies: dict[tuple[str, str, int], float], **more: Any) -> Path:
