@@ -15,9 +15,10 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_modules.callbacks import default_callbacks
-from lightning_modules.components import DAFLGenerator, ImagePrior, SmallCNN, StrokePrior, build_network
+from lightning_modules.components import DAFLGenerator, ImagePrior, Refiner, SmallCNN, StrokePrior, build_network
 from lightning_modules.components.batchnorm import frozen_statistics
 from lightning_modules.components.losses import soft_cross_entropy
+from lightning_modules.components.refiner import check_refiner
 from lightning_modules.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.private_teacher import PrivateTeacher
 from lightning_modules.randomness import stream
@@ -27,7 +28,7 @@ from privacy.guarantees import Guarantee
 
 __all__ = ["DataFreeDistillation", "Images"]
 
-Images = Literal["generator", "prior", "both"]
+Images = Literal["generator", "prior", "both", "refined"]
 
 
 class DataFreeDistillation(LightningModule):
@@ -48,10 +49,12 @@ class DataFreeDistillation(LightningModule):
         private_data: Public name of the teacher's training data where its file does not say.
         student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
             `SmallCNN`.
-        generator: Builds the generator, called with `image_shape`. Default: `DAFLGenerator`.
-        images: Where synthetic images come from: `generator`, `prior`, or `both` (half of each batch); None for a
+        generator: Builds the generator, called with `image_shape`. Default: `DAFLGenerator`; for `images: refined`
+            `Refiner`.
+        images: Where synthetic images come from: `generator`, `prior`, `both` (half of each batch), or `refined`
+            (images of the prior, changed by a small network that is trained in the generator's place); None for a
             method that makes its own.
-        prior: Images drawn by rule, for `prior` and `both`. Default: `StrokePrior`.
+        prior: Images drawn by rule, for `prior`, `both` and `refined`. Default: `StrokePrior`.
         student_optimizer: Default: Adam, rate 1e-3.
         student_lr_scheduler: Stepped once for each of the student's steps. Default: none.
         generator_optimizer: Default: Adam, rate 1e-3.
@@ -109,16 +112,16 @@ class DataFreeDistillation(LightningModule):
         self.student = build_network(
             student or SmallCNN, num_classes=num_classes, image_shape=self.image_shape, name="model.student"
         )
-        if images not in ("generator", "prior", "both", None):
-            raise ValueError(f"images must be generator, prior or both, got {images!r}")
+        if images not in ("generator", "prior", "both", "refined", None):
+            raise ValueError(f"images must be generator, prior or both, or refined, got {images!r}")
         if images == "both" and batch_size < 2:
             raise ValueError(f"images='both' needs a batch_size of 2 or more, got {batch_size}")
         self.images = images
-        self.prior = (prior or StrokePrior()) if images in ("prior", "both") else None
-        self.generator = (
-            (generator or DAFLGenerator)(image_shape=self.image_shape) if images in ("generator", "both") else None
-        )
-        if self.generator is not None:
+        self.prior = (prior or StrokePrior()) if images in ("prior", "both", "refined") else None
+        self.generator = self._build_generator(generator)
+        if images == "refined":
+            self.published_artefacts = ("student", "refiner", "synthetic images")
+        elif self.generator is not None:
             self.published_artefacts = ("student", "generator", "synthetic images")
         elif self.prior is not None:
             self.published_artefacts = ("student", "synthetic images")
@@ -133,6 +136,21 @@ class DataFreeDistillation(LightningModule):
         self.planned_calls: int | None = None
         self.plan_changed = False
         self._restored: dict[str, Any] = {}
+
+    def _build_generator(self, factory: Callable[..., nn.Module] | None) -> nn.Module | None:
+        """What makes or changes images, checked before anything is spent on it."""
+        if self.images == "refined":
+            refiner = (factory or Refiner)(image_shape=self.image_shape)
+            check_refiner(refiner, image_shape=self.image_shape)
+            return refiner
+        if self.images not in ("generator", "both"):
+            return None
+        generator = (factory or DAFLGenerator)(image_shape=self.image_shape)
+        if not hasattr(generator, "latent_dim"):
+            raise ValueError(
+                f"generator must have a latent_dim for images={self.images!r}, {type(generator).__name__} has none"
+            )
+        return generator
 
     @property
     def teacher(self) -> PrivateTeacher:
@@ -240,13 +258,26 @@ class DataFreeDistillation(LightningModule):
         self.planned_calls = plan
 
     def draw_latents(self, step: int) -> torch.Tensor | None:
-        """z, shape (n, latent_dim), where n is B, or B/2 for `images='both'`; None without a generator."""
+        """What the generator makes the images of this step from; None without a generator.
+
+        z, shape (n, latent_dim), where n is B, or B/2 for `images='both'`. For `images='refined'` those images of the
+        prior, shape (B, C, H, W), that `images='prior'` would have in this step.
+        """
         if self.generator is None:
             return None
-        count = self.batch_size if self.images == "generator" else self.batch_size // 2
         assert self.draw_seed is not None
-        draw = stream(self.draw_seed, step, self.global_rank, "latents")
+        count = self.batch_size // 2 if self.images == "both" else self.batch_size
+        draw = stream(self.draw_seed, step, self.global_rank, "prior" if self.images == "refined" else "latents")
+        return self._latents(count, draw)
+
+    def _latents(self, count: int, draw: torch.Generator) -> torch.Tensor:
+        if self.images == "refined":
+            return self._prior_images(count, draw)
         return torch.randn(count, self.latent_dim, generator=draw).to(self.device)
+
+    def _prior_images(self, count: int, draw: torch.Generator) -> torch.Tensor:
+        assert self.prior is not None
+        return self.prior.sample(count, image_shape=self.image_shape, generator=draw, device=self.device)
 
     @property
     def latent_dim(self) -> int:
@@ -259,11 +290,10 @@ class DataFreeDistillation(LightningModule):
         parts = []
         if self.generator is not None and latents is not None:
             parts.append(self.generator(latents).float())
-        if self.prior is not None:
+        left = self.batch_size - sum(len(part) for part in parts)
+        if left:
             assert self.draw_seed is not None
-            draw = stream(self.draw_seed, step, self.global_rank, "prior")
-            count = self.batch_size - sum(len(part) for part in parts)
-            parts.append(self.prior.sample(count, image_shape=self.image_shape, generator=draw, device=self.device))
+            parts.append(self._prior_images(left, stream(self.draw_seed, step, self.global_rank, "prior")))
         return torch.cat(parts)
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -304,7 +334,7 @@ class DataFreeDistillation(LightningModule):
         """One step of the generator, the student held fixed.
 
         Args:
-            latents: z of this step, shape (n, latent_dim).
+            latents: What this step's images are made from, see `draw_latents`.
             targets: Released targets of their images, shape (n, c), detached: a gradient through them would carry the
                 teacher past the noise.
         """
@@ -324,17 +354,15 @@ class DataFreeDistillation(LightningModule):
 
     def synthetic_grid(self, count: int = 64) -> torch.Tensor:
         """Images for a person to look at, shape (count, C, H, W): the same latents each time."""
-        images = self.images
         draw = stream(self.draw_seed or 0, 0, 0, "grid")
         parts = []
         if self.generator is not None:
-            fake = count if images == "generator" else count // 2
-            latents = torch.randn(fake, self.latent_dim, generator=draw).to(self.device)
+            latents = self._latents(count // 2 if self.images == "both" else count, draw)
             with torch.no_grad(), frozen_statistics(self.generator):
                 parts.append(self.generator(latents).float())
-        if self.prior is not None:
-            left = count - sum(len(part) for part in parts)
-            parts.append(self.prior.sample(left, image_shape=self.image_shape, generator=draw, device=self.device))
+        left = count - sum(len(part) for part in parts)
+        if left and self.prior is not None:
+            parts.append(self._prior_images(left, draw))
         return torch.cat(parts)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:

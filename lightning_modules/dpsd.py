@@ -60,7 +60,8 @@ class DPSD(DataFreeDistillation):
         prior: See `DataFreeDistillation`.
         discriminator: What the generator is trained against. `teacher` is the paper's DPSD-T: nothing bounds what its
             images, and a student trained on them, reveal, unless the teacher was trained by DP-SGD.
-        fresh_latents: Draw new latent inputs each step in place of the persistent Z.
+        fresh_latents: Draw new latent inputs each step in place of the persistent Z; `images: refined` always draws
+            new images of the prior.
         schedule: Candidates over the course of the label switch. Default: `LinearCandidates`.
         noise_correction: Fit the student to the classes that the noisy answers make likely (`expected_labels`), in
             place of the answers themselves as the paper does. Computed from released answers alone.
@@ -142,6 +143,11 @@ class DPSD(DataFreeDistillation):
             raise ValueError(f"gamma must be above 0 or null for 1/norm_bound, got {gamma}")
         if isinstance(self.annotator, GradientAnnotator):
             self.gamma = 1 / self.annotator.norm_bound if gamma is None else gamma
+        if images == "refined" and discriminator != "student":
+            raise ValueError(
+                f"images='refined' needs discriminator='student': refined images are post-processing of what was "
+                f"released, got discriminator={discriminator!r}"
+            )
         self.discriminator = discriminator
         self.noise_correction = noise_correction
         self.distillation = distillation
@@ -155,7 +161,7 @@ class DPSD(DataFreeDistillation):
         self.student_loss_weight = student_loss_weight
         self.schedule = schedule or LinearCandidates()
         self.latents: nn.Parameter | None = None
-        if self.generator is not None and not fresh_latents:
+        if self.generator is not None and images != "refined" and not fresh_latents:
             count = batch_size if images == "generator" else batch_size // 2
             self.latents = nn.Parameter(torch.randn(count, self.latent_dim))  # line 1: Z
 

@@ -133,6 +133,11 @@ class LabelDP(DataFreeDistillation):
             raise ValueError(f"train_on must be stage or union, got {train_on!r}")
         if discriminator not in ("teacher", "student"):
             raise ValueError(f"discriminator must be teacher or student, got {discriminator!r}")
+        if images == "refined" and discriminator != "student":
+            raise ValueError(
+                f"images='refined' needs discriminator='student': refined images are post-processing of what was "
+                f"released, and the pretraining against the private teacher is not, got discriminator={discriminator!r}"
+            )
         if pretraining_steps < 0:
             raise ValueError(f"pretraining_steps must be 0 or more, got {pretraining_steps}")
         self.threshold = threshold

@@ -16,14 +16,17 @@ from lightning_modules.components.gradients import GradientPrior
 from lightning_modules.components.mixture import MixturePrior
 from lightning_modules.components.networks import build_network, check_network
 from lightning_modules.components.priors import ImagePrior, StrokePrior
+from lightning_modules.components.refiner import Refiner
 from lightning_modules.components.resnet import ResNet18, ResNet34
 from lightning_modules.components.scattering import Scattering2d, ScatteringClassifier
 from lightning_modules.components.silhouettes import SilhouettePrior
 from lightning_modules.components.small_nets import DataLensClassifier, SmallCNN, TwoConvNet
+from lightning_modules.components.vae import ConvVAE
 
 __all__ = [
     "CandidateSchedule",
     "ConfidentCandidates",
+    "ConvVAE",
     "DAFLGenerator",
     "DataLensClassifier",
     "DeadLeavesPrior",
@@ -34,6 +37,7 @@ __all__ = [
     "ImagePrior",
     "LinearCandidates",
     "MixturePrior",
+    "Refiner",
     "ResNet18",
     "ResNet34",
     "Scattering2d",
