@@ -19,6 +19,7 @@ from lightning_modules.components import DAFLGenerator, ImagePrior, Refiner, Sma
 from lightning_modules.components.batchnorm import frozen_statistics
 from lightning_modules.components.losses import soft_cross_entropy
 from lightning_modules.components.refiner import check_refiner
+from lightning_modules.components.warm_start import fit_generator
 from lightning_modules.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.private_teacher import PrivateTeacher
 from lightning_modules.randomness import stream
@@ -54,7 +55,9 @@ class DataFreeDistillation(LightningModule):
         images: Where synthetic images come from: `generator`, `prior`, `both` (half of each batch), or `refined`
             (images of the prior, changed by a small network that is trained in the generator's place); None for a
             method that makes its own.
-        prior: Images drawn by rule, for `prior`, `both` and `refined`. Default: `StrokePrior`.
+        prior: Images drawn by rule, for `prior`, `both`, `refined` and a warm start. Default: `StrokePrior`.
+        generator_warm_start: Steps for which the generator is fitted to images of the prior before the first annotated
+            step, once in a run. Neither teacher nor data are asked; it costs time alone.
         student_optimizer: Default: Adam, rate 1e-3.
         student_lr_scheduler: Stepped once for each of the student's steps. Default: none.
         generator_optimizer: Default: Adam, rate 1e-3.
@@ -84,6 +87,7 @@ class DataFreeDistillation(LightningModule):
         generator: Callable[..., nn.Module] | None = None,
         images: Images | None = None,
         prior: ImagePrior | None = None,
+        generator_warm_start: int = 0,
         student_optimizer: OptimizerCallable | None = None,
         student_lr_scheduler: LRSchedulerCallable | None = None,
         generator_optimizer: OptimizerCallable | None = None,
@@ -119,6 +123,10 @@ class DataFreeDistillation(LightningModule):
         self.images = images
         self.prior = (prior or StrokePrior()) if images in ("prior", "both", "refined") else None
         self.generator = self._build_generator(generator)
+        self._check_warm_start(generator_warm_start)
+        self.generator_warm_start = generator_warm_start
+        self._warm_start_prior = self.prior or prior or StrokePrior()
+        self._generator_is_warm = False
         if images == "refined":
             self.published_artefacts = ("student", "refiner", "synthetic images")
         elif self.generator is not None:
@@ -151,6 +159,17 @@ class DataFreeDistillation(LightningModule):
                 f"generator must have a latent_dim for images={self.images!r}, {type(generator).__name__} has none"
             )
         return generator
+
+    def _check_warm_start(self, steps: int) -> None:
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+            raise ValueError(f"generator_warm_start must be 0 or more steps, got {steps!r}")
+        if steps and self.images not in ("generator", "both"):
+            raise ValueError(
+                f"generator_warm_start={steps} needs a generator to start: images must be generator or both, got "
+                f"{self.images!r}"
+            )
+        if steps and self.batch_size < 2:
+            raise ValueError(f"generator_warm_start needs a batch_size of 2 or more, got {self.batch_size}")
 
     @property
     def teacher(self) -> PrivateTeacher:
@@ -236,6 +255,32 @@ class DataFreeDistillation(LightningModule):
         return self.annotator.affordable(limit=max(0, steps - self.steps_done))
 
     def on_train_start(self) -> None:
+        """Fixes the plan, and fits the generator to the prior where the run has not done so."""
+        self._fix_plan()
+        self.warm_start()
+
+    def warm_start(self) -> None:
+        """Fits the generator to images of the prior, before the first annotated step and once in a run."""
+        if not self.generator_warm_start or self._generator_is_warm or self.steps_done:
+            return
+        assert self.generator is not None and self.draw_seed is not None
+        error = fit_generator(
+            self.generator,
+            self._warm_start_prior,
+            steps=self.generator_warm_start,
+            batch_size=self.batch_size,
+            image_shape=self.image_shape,
+            latent_dim=self.latent_dim,
+            seed=self.draw_seed,
+            device=self.device,
+        )
+        self._generator_is_warm = True
+        rank_zero_info(
+            f"Generator fitted to {type(self._warm_start_prior).__name__} for {self.generator_warm_start} steps: mean "
+            f"squared error {error:.3g}."
+        )
+
+    def _fix_plan(self) -> None:
         """Fixes how many calls this run plans, before its first: the guarantee is about the plan."""
         made = self.annotator.calls_made()
         plan = None
@@ -420,6 +465,7 @@ class DataFreeDistillation(LightningModule):
         checkpoint["distillation"] = {
             "steps_done": self.steps_done,
             "draw_seed": self.draw_seed,
+            "generator_is_warm": self._generator_is_warm,
             "planned_calls": self.planned_calls,
             "plan_changed": self.plan_changed,
             "annotator": self.annotator.account.state() if self.annotator.is_open else self._restored.get("annotator"),
@@ -451,6 +497,7 @@ class DataFreeDistillation(LightningModule):
         self._restored = checkpoint.get("distillation", {})
         self.steps_done = int(self._restored.get("steps_done", 0))
         self.draw_seed = self._restored.get("draw_seed")
+        self._generator_is_warm = bool(self._restored.get("generator_is_warm"))
         self.planned_calls = self._restored.get("planned_calls")
         self.plan_changed = bool(self._restored.get("plan_changed"))
 

@@ -50,6 +50,7 @@ class DPDFD(DataFreeDistillation):
         generator: See `DataFreeDistillation`.
         images: See `DataFreeDistillation`.
         prior: See `DataFreeDistillation`.
+        generator_warm_start: See `DataFreeDistillation`.
         gamma: γ; None is 1/C, so that a step moves the logits by about one.
         dkd_alpha: Weight of the target-class part of decoupled distillation.
         dkd_beta: Weight of the other classes' part.
@@ -83,6 +84,7 @@ class DPDFD(DataFreeDistillation):
         generator: Callable[..., nn.Module] | None = None,
         images: Images = "generator",
         prior: ImagePrior | None = None,
+        generator_warm_start: int = 0,
         gamma: float | None = None,
         dkd_alpha: float = 1.0,
         dkd_beta: float = 8.0,
@@ -108,6 +110,7 @@ class DPDFD(DataFreeDistillation):
             generator=generator,
             images=images,
             prior=prior,
+            generator_warm_start=generator_warm_start,
             student_optimizer=student_optimizer,
             student_lr_scheduler=student_lr_scheduler,
             generator_optimizer=generator_optimizer,

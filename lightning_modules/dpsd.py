@@ -58,6 +58,7 @@ class DPSD(DataFreeDistillation):
         generator: See `DataFreeDistillation`.
         images: See `DataFreeDistillation`.
         prior: See `DataFreeDistillation`.
+        generator_warm_start: See `DataFreeDistillation`.
         discriminator: What the generator is trained against. `teacher` is the paper's DPSD-T: nothing bounds what its
             images, and a student trained on them, reveal, unless the teacher was trained by DP-SGD.
         fresh_latents: Draw new latent inputs each step in place of the persistent Z; `images: refined` always draws
@@ -100,6 +101,7 @@ class DPSD(DataFreeDistillation):
         generator: Callable[..., nn.Module] | None = None,
         images: Images = "generator",
         prior: ImagePrior | None = None,
+        generator_warm_start: int = 0,
         discriminator: Literal["student", "teacher"] = "student",
         fresh_latents: bool = False,
         schedule: CandidateSchedule | None = None,
@@ -129,6 +131,7 @@ class DPSD(DataFreeDistillation):
             generator=generator,
             images=images,
             prior=prior,
+            generator_warm_start=generator_warm_start,
             student_optimizer=student_optimizer,
             student_lr_scheduler=student_lr_scheduler,
             generator_optimizer=generator_optimizer,

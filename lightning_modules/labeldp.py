@@ -54,6 +54,7 @@ class LabelDP(DataFreeDistillation):
         generator: See `DataFreeDistillation`.
         images: See `DataFreeDistillation`.
         prior: See `DataFreeDistillation`.
+        generator_warm_start: See `DataFreeDistillation`.
         threshold: t, the student probability above which a class is a candidate; None is the paper's 1/(2c).
         noise_correction: Fit the student to the classes that the noisy answers make likely (`expected_labels`): a
             "learning algorithm that is robust to random label noise", which the paper asks for without naming one.
@@ -91,6 +92,7 @@ class LabelDP(DataFreeDistillation):
         generator: Callable[..., nn.Module] | None = None,
         images: Images = "generator",
         prior: ImagePrior | None = None,
+        generator_warm_start: int = 0,
         threshold: float | None = None,
         noise_correction: bool = True,
         train_on: Literal["stage", "union"] = "stage",
@@ -116,6 +118,7 @@ class LabelDP(DataFreeDistillation):
             generator=generator,
             images=images,
             prior=prior,
+            generator_warm_start=generator_warm_start,
             student_optimizer=student_optimizer,
             student_lr_scheduler=student_lr_scheduler,
             generator_optimizer=generator_optimizer,
