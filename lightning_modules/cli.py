@@ -21,6 +21,7 @@ from lightning_modules.csv_logger import ContinuedCSVLogger
 from lightning_modules.documents import DocumentError, render
 from lightning_modules.paths import find_configs
 from lightning_modules.pipeline import PipelineError, pipeline
+from lightning_modules.prior_figures import priors
 from lightning_modules.private_teacher import TeacherError
 from lightning_modules.results import ResultRecord
 from lightning_modules.sweep import SweepError, sweep
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "calibrate": lambda args: calibrate(args, build=lambda rest: _cli(rest, run=False)),
     "tables": lambda args: tables(args, run=run),
     "sweep": lambda args: sweep(args, run=run),
+    "priors": priors,
 }
 """Commands beside LightningCLI's own, each with a parser of its own since they need no model."""
 
@@ -118,7 +120,8 @@ def _cli(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
         parser_kwargs={
             "description": "Also: `pipeline FILE` runs fits in order, `calibrate --config FILE` shows what they would "
             "cost, `render FILE` writes results into documents, `tables` runs and renders the papers' tables, "
-            "`sweep FILE` follows W&B's sweep files without a server; each has its own --help."
+            "`sweep FILE` follows W&B's sweep files without a server, `priors` draws what each image prior draws; each "
+            "has its own --help."
         },
         args=find_configs(args),
         run=run,
