@@ -138,9 +138,8 @@ def _trace(rows: RandomRows, height: int, width: int) -> Tensor:
     path = path + (1 - (path.amax(1, keepdim=True))) / 2  # centred along its shorter side
     column = (path[..., 0] * width).long().clamp(0, width - 1)
     row = (path[..., 1] * height).long().clamp(0, height - 1)
-    visits = torch.zeros(len(choice), height * width, device=choice.device)
-    visits.scatter_add_(1, row * width + column, torch.ones_like(path[..., 0]))
-    visits = visits.unflatten(1, (height, width))
+    place = batch * height * width + row * width + column
+    visits = torch.bincount(place.flatten(), minlength=len(choice) * height * width).float().view(-1, height, width)
     if min(height, width) >= _SMOOTH_FROM:
         # A few thousand points leave gaps where a fractal is thin: dust instead of a line.
         visits = functional.avg_pool2d(visits[:, None], 3, 1, 1)[:, 0]

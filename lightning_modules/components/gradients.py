@@ -63,7 +63,8 @@ class GradientPrior(ImagePrior):
             # Places of the stops: increasing, never closer than a small step, the last one in use at 1.
             gaps = 0.15 + rows.uniform(most)
             used = torch.arange(most, device=gaps.device) < count
-            place = (gaps * used).cumsum(1)
+            # No cumsum: on a GPU it is refused under `trainer.deterministic`.
+            place = ((gaps * used)[:, None] * torch.ones(most, most, device=gaps.device).tril()).sum(2)
             place = (place - place[:, :1]) / (place[:, -1:] - place[:, :1])
             bright, vivid = rows.uniform(most, 1), rows.uniform(1, 1, high=0.8)
             colours = (bright + vivid * rows.uniform(most, channels, low=-0.5, high=0.5)).clamp(0, 1)

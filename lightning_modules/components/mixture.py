@@ -97,7 +97,7 @@ class MixturePrior(ImagePrior):
         device: torch.device | str,
     ) -> Tensor:
         """One image of the mixture for each row, (B, C, H, W)."""
-        limits = torch.tensor(self.weights, device=device).cumsum(0)
+        limits = torch.tensor(self.weights).cumsum(0).to(device)
         kind = torch.bucketize(rows.uniform(1)[:, 0], limits[:-1], right=True)
         images = torch.empty(len(kind), *image_shape, device=device)
         for number, prior in enumerate(self.priors):
