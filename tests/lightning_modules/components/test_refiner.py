@@ -41,7 +41,7 @@ def test_a_refiner_starts_as_the_identity(shape: tuple[int, int, int]) -> None:
 
 def test_a_refiner_moves_where_it_is_pulled_and_stays_in_range() -> None:
     torch.manual_seed(0)
-    images, refiner = _images(), Refiner(image_shape=(1, 12, 12), width=8)
+    images, refiner = _images(), Refiner(image_shape=(1, 12, 12), width=8, reach=1.0)
     optimizer = torch.optim.Adam(refiner.parameters(), lr=1e-2)
     for goal in (1.0, -1.0):
         # From either end of the range: a pixel at -1 can rise, one at 1 can fall.
@@ -53,6 +53,17 @@ def test_a_refiner_moves_where_it_is_pulled_and_stays_in_range() -> None:
         refined = refiner(images)
         assert refined.amin() >= -1 and refined.amax() <= 1
         assert (refined - goal).abs().mean() < 0.2
+
+
+@pytest.mark.parametrize("reach", [0.2, 0.5, 1.0])
+def test_no_pixel_moves_farther_than_the_refiner_reaches(reach: float) -> None:
+    torch.manual_seed(0)
+    images, refiner = _images(), Refiner(image_shape=(1, 12, 12), reach=reach)
+    nn.init.normal_(refiner.layers[-1].weight, std=5.0)  # type: ignore[arg-type]
+    moved = refiner(images) - images
+    room = torch.where(moved > 0, 1 - images, 1 + images)
+    assert (moved.abs() <= reach * room + 1e-6).all()
+    assert moved.abs().amax() > 0.9 * reach * 2
 
 
 def test_rows_are_refined_one_by_one() -> None:
@@ -76,7 +87,7 @@ def test_a_network_that_is_no_refiner_is_refused(network: nn.Module, message: st
     assert network.training
 
 
-@pytest.mark.parametrize("settings", [{"width": 0}, {"image_shape": (1, 0, 8)}])
+@pytest.mark.parametrize("settings", [{"width": 0}, {"image_shape": (1, 0, 8)}, {"reach": 0.0}, {"reach": 1.5}])
 def test_bad_settings_are_named(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         Refiner(**settings)
@@ -91,7 +102,7 @@ def test_every_method_trains_the_refiner_and_nothing_else_makes_images(
 
     def recording(self: DPDFD, step: int, latents: torch.Tensor | None) -> torch.Tensor:
         images = draw(self, step, latents)
-        drawn[self.images].append(images)
+        drawn[str(self.images)].append(images)
         return images
 
     monkeypatch.setattr("lightning_modules.distillation.DataFreeDistillation.draw_images", recording)
