@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -41,7 +41,8 @@ def one_thread() -> Iterator[int]:
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item], *, pool: Executor | None) -> list[Result]:
     """Return ``function`` of each item, in order; without a pool, one after the other.
 
-    Waits for all of them also where one fails or the wait is interrupted, so that nothing goes on behind the caller.
+    Where one fails or the wait is interrupted, the others are brought to their end all the same: a step that some took
+    and others did not could not be resumed.
     """
     if pool is None:
         return [function(item) for item in items]
@@ -49,10 +50,7 @@ def in_threads(function: Callable[[Item], Result], items: Sequence[Item], *, poo
     try:
         return [future.result() for future in futures]
     finally:
-        for future in futures:
-            future.cancel()
-            if not future.cancelled():
-                future.exception()
+        wait(futures)
 
 
 def stack_states(networks: Sequence[nn.Module]) -> dict[str, Tensor]:
