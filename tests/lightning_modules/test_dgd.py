@@ -1,0 +1,501 @@
+"""B: phases in order and resumed in any, what is charged for them, and what never leaves."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning import Trainer, seed_everything
+from support.runs import BATCH_SIZE, QUIET, checkpoint, distil, equal, fit, leaks, teacher_weights
+from torch import nn
+
+from datamodules import Digits, Latent
+from lightning_modules.cli import TranscriptionCLI
+from lightning_modules.components import SmallCNN
+from lightning_modules.dgd import DGD
+from lightning_modules.private_ensemble import PrivateEnsemble
+from lightning_modules.private_teacher import TeacherError
+from lightning_modules.results import ResultRecord
+from privacy.account import BudgetExceeded
+from privacy.annotators import GradientAnnotator
+from privacy.composition import compose
+from privacy.published import published_dgd_epsilon
+from privacy.releases import GaussianVotes, LaplaceVotes, Release, SampledGaussian
+from privacy.vote_annotator import VoteAnnotator
+
+GENERATOR, VAE, QUERIES = 2, 2, 20
+ASKING = math.ceil(QUERIES / BATCH_SIZE)
+STEPS, EPOCHS = 5, 2
+BEFORE_STUDENT = GENERATOR + VAE + ASKING
+LAST = "--ckpt_path=run/checkpoints/last.ckpt"
+SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
+TEACHERS = 3
+
+
+@pytest.fixture(scope="module")
+def trained_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ensemble of the digits, trained once."""
+    folder, before = tmp_path_factory.mktemp("ensemble"), Path.cwd()
+    os.chdir(folder)
+    try:
+        fit(
+            {
+                "seed_everything": 0,
+                "trainer": {"max_epochs": -1, "default_root_dir": "run", "log_every_n_steps": 1},
+                "model": {"class_path": "TeacherEnsemble", "init_args": {"network": SMALL, "steps": 10, "workers": 1}},
+                "data": {
+                    "class_path": "Shards",
+                    "init_args": {
+                        "dataset": {"class_path": "Digits"},
+                        "num_teachers": TEACHERS,
+                        "batch_size": 40,
+                        "steps_per_epoch": 10,
+                    },
+                },
+            },
+            *QUIET,
+        )
+    finally:
+        os.chdir(before)
+    return folder / "run" / "checkpoints" / "last.ckpt"
+
+
+@pytest.fixture
+def place(folder: Path, trained_ensemble: Path) -> Path:
+    """A working folder with `teachers/digits.ckpt` and `teachers/ensemble.ckpt`."""
+    (folder / "teachers" / "ensemble.ckpt").write_bytes(trained_ensemble.read_bytes())
+    return folder
+
+
+def run(
+    folder: str = "run",
+    *arguments: str,
+    kind: str = "DGD",
+    epochs: int = EPOCHS,
+    votes: dict[str, Any] | None = None,
+    **model: Any,
+) -> TranscriptionCLI:
+    settings: dict[str, Any] = {
+        "teacher": "teachers/ensemble.ckpt",
+        "images": "prior",
+        "vae": {"class_path": "ConvVAE", "init_args": {"width": 4, "latent_dim": 8}},
+        "queries": QUERIES,
+        "generator_steps": GENERATOR,
+        "vae_steps": VAE,
+        "annotator": {"class_path": "VoteAnnotator", "init_args": votes or {}},
+    }
+    path = f"lightning_modules.dgd.{kind}" if kind == "DGD" else f"support.dgd_variants.{kind}"
+    return distil(folder, *arguments, class_path=path, steps=STEPS, epochs=epochs, model={**settings, **model})
+
+
+BASELINE = {"images": "generator", "baseline": "teachers/digits.ckpt"}
+
+
+def laplace(queries: int) -> float:
+    return compose({LaplaceVotes(40.0): queries}, 1e-5).epsilon
+
+
+def steps_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the phases, step by step."""
+    seen: list[str] = []
+    for phase in ("generator", "vae", "query", "student"):
+        method = getattr(DGD, f"{phase}_step")
+
+        def step(self: DGD, *, _phase: str = phase, _method: Any = method) -> None:
+            seen.append(_phase)
+            _method(self)
+
+        monkeypatch.setattr(DGD, f"{phase}_step", step)
+    return seen
+
+
+ORDER = ["generator"] * GENERATOR + ["vae"] * VAE + ["query"] * ASKING
+
+
+@pytest.mark.parametrize("kind", ["DGD", "UnchangedDGD"])
+def test_phases_follow_the_counter(place: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    seen = steps_of(monkeypatch)
+    model = run(kind=kind, **BASELINE).model
+    whole = ORDER + ["student"] * (STEPS * EPOCHS - BEFORE_STUDENT)
+    assert (seen == whole) is (kind == "DGD")
+    assert model.steps_done == STEPS * EPOCHS == len(seen)
+    if kind == "DGD":
+        assert model.annotator.calls_made() == len(model.query_labels) == model.planned_calls == QUERIES
+
+
+def test_each_phase_trains_its_own_network_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed: list[set[str]] = []
+    method = DGD.training_step
+
+    def watched(self: DGD, batch: int, batch_idx: int) -> None:
+        before = {name: value.detach().clone() for name, value in self.named_parameters()}
+        method(self, batch, batch_idx)
+        after = dict(self.named_parameters())
+        changed.append({name.split(".")[0] for name in before if not torch.equal(before[name], after[name])})
+
+    monkeypatch.setattr(DGD, "training_step", watched)
+    run(**BASELINE)
+    own = {"generator": {"generator"}, "vae": {"vae"}, "query": set()}
+    assert changed[:BEFORE_STUDENT] == [own[phase] for phase in ORDER]
+    assert changed[BEFORE_STUDENT:] == [{"student"}] * (STEPS * EPOCHS - BEFORE_STUDENT)
+
+
+def test_votes_on_a_prior_cost_their_queries_and_nothing_else(place: Path) -> None:
+    model = run(votes={"latent_epsilon": 0.01}).model
+    account = model.annotator.account
+    assert account.epsilon() == pytest.approx(laplace(QUERIES)) == model.guarantee().epsilon
+    assert account.epsilon_published() == pytest.approx(published_dgd_epsilon(QUERIES, 0.05, 1e-5, 0.01))
+    page = Path("run/guarantee.md").read_text()
+    assert "VOID" not in page and "moves two counts of each query by 1" in page
+    assert "teachers of different shards share nothing" in page
+
+
+def test_a_baseline_without_privacy_leaves_no_bound(place: Path) -> None:
+    model = run(**BASELINE).model
+    account = model.annotator.account
+    assert account.epsilon() == math.inf == model.guarantee().epsilon
+    assert account.epsilon_published() == pytest.approx(published_dgd_epsilon(QUERIES, 0.05, 1e-5))
+    assert "VOID: the generator was trained against a classifier" in Path("run/guarantee.md").read_text()
+
+
+def test_a_baseline_that_is_not_charged_is_noticed(place: Path) -> None:
+    """The twin: the figure would be that of the votes alone."""
+    assert run(kind="BackDoorDGD", **BASELINE).model.guarantee().epsilon < math.inf
+
+
+SGD: dict[Release, int] = {SampledGaussian(1.0, 0.01): 1000}
+
+
+def private_baseline() -> dict[str, Any]:
+    """The digits' teacher as if it had been trained by DP-SGD."""
+    content = torch.load("teachers/digits.ckpt", map_location="cpu", weights_only=True)
+    content["releases"] = [[release.to_dict(), count] for release, count in SGD.items()]
+    torch.save(content, "teachers/dp.ckpt")
+    return {"images": "generator", "baseline": "teachers/dp.ckpt"}
+
+
+def test_a_baseline_by_dp_sgd_composes_with_the_votes(place: Path) -> None:
+    guarantee = run(**private_baseline()).model.guarantee()
+    together = compose({LaplaceVotes(40.0): QUERIES, **SGD}, 1e-5).epsilon
+    assert guarantee.epsilon == pytest.approx(together)
+    assert guarantee.epsilon > max(laplace(QUERIES), compose(SGD, 1e-5).epsilon)
+    assert guarantee.relation == "add-or-remove of one training record"
+    assert not any("VOID" in text for text in guarantee.assumptions)
+    assert any("compose with the votes" in text for text in guarantee.assumptions)
+
+
+def test_a_baseline_is_charged_once_however_often_a_run_is_resumed(place: Path) -> None:
+    settings = private_baseline()
+    run(epochs=1, **settings)
+    account = run("run", LAST, **settings).model.annotator.account
+    assert account.epsilon() == pytest.approx(compose({LaplaceVotes(40.0): QUERIES, **SGD}, 1e-5).epsilon)
+
+
+def test_the_student_as_baseline_is_free_and_trains_the_generator_in_turn(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updates: list[str] = []
+    update = DGD.update_generator
+
+    def watched(self: DGD, latents: torch.Tensor, targets: torch.Tensor) -> None:
+        updates.append(self.phase)
+        update(self, latents, targets)
+
+    monkeypatch.setattr(DGD, "update_generator", watched)
+    model = run(images="both", baseline="student").model
+    assert model.guarantee().epsilon == pytest.approx(laplace(QUERIES))
+    assert updates == ["generator"] * GENERATOR + ["student"] * (STEPS * EPOCHS - BEFORE_STUDENT)
+
+
+def test_ensemble_and_baseline_of_other_data_are_refused(place: Path) -> None:
+    content = torch.load("teachers/digits.ckpt", map_location="cpu", weights_only=True)
+    torch.save({**content, "private_data": "Others/train"}, "teachers/others.ckpt")
+    with pytest.raises(ValueError, match="'Digits/train' and baseline of 'Others/train'"):
+        run(images="generator", baseline="teachers/others.ckpt")
+
+
+def ensemble_weights() -> list[torch.Tensor]:
+    weights = torch.load("teachers/ensemble.ckpt", map_location="cpu", weights_only=True)["ensemble"]["weights"]
+    each = [teacher for values in weights.values() if values.is_floating_point() for teacher in values]
+    return [values for values in each if values.numel() >= 4 and len(values.unique()) > 1]
+
+
+@pytest.mark.parametrize("kind", ["DGD", "LeakyDGD"])
+def test_no_file_holds_a_teacher_or_the_baseline(place: Path, kind: str) -> None:
+    run(kind=kind, **BASELINE)
+    found = leaks("run", ensemble_weights() + teacher_weights("teachers/digits.ckpt"))
+    assert bool(found) is (kind == "LeakyDGD")
+
+
+def _interrupted(monkeypatch: pytest.MonkeyPatch, step: int, **settings: Any) -> None:
+    method = DGD.on_train_batch_end
+
+    def failing(self: DGD, *arguments: Any) -> None:
+        method(self, *arguments)
+        if self.steps_done == step:
+            raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DGD, "on_train_batch_end", failing)
+        with pytest.raises(InterruptedError):
+            run("run", **settings)
+
+
+def kept(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
+    model = cli.model
+    return {**model.state_dict(), "asked": model.query_images, "answers": model.query_labels}
+
+
+QUIET_MODEL: dict[str, Any] = {**BASELINE, "student": {"class_path": "DataLensClassifier"}, "pseudo_label_weight": 0.5}
+
+
+@pytest.mark.parametrize("step", [1, GENERATOR + 1, BEFORE_STUDENT - 1, BEFORE_STUDENT + 1])
+def test_a_run_resumed_in_any_phase_ends_as_an_uninterrupted_one(
+    place: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    settings = {**QUIET_MODEL, "annotator": {"class_path": "support.dgd_variants.PlainVotes"}}
+    whole = run("whole", **settings)
+    _interrupted(monkeypatch, step, **settings)
+    saved = checkpoint()["dgd"]
+    resumed = run("run", LAST, **settings)
+    assert torch.equal(resumed.model.query_labels[: len(saved["query_labels"])], saved["query_labels"])
+    assert resumed.model.annotator.calls_made() == QUERIES and not resumed.model.plan_changed
+    assert equal(kept(whole), kept(resumed))
+
+
+@pytest.mark.parametrize("kind", ["DGD", "ForgetfulDGD"])
+def test_labels_that_are_kept_are_not_paid_for_again(place: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    _interrupted(monkeypatch, BEFORE_STUDENT, kind=kind, **BASELINE)
+    model = run("run", LAST, kind=kind, **BASELINE).model
+    assert model.annotator.calls_made() == (QUERIES if kind == "DGD" else 2 * QUERIES)
+    assert model.plan_changed is (kind != "DGD")
+
+
+def test_a_budget_that_is_used_up_ends_the_queries_and_not_the_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = steps_of(monkeypatch)
+    model = run(votes={"target_epsilon": laplace(11) * (1 + 1e-9)}).model
+    assert len(model.query_labels) == 11 == model.annotator.calls_made() == model.planned_calls
+    assert seen == ["vae"] * VAE + ["query"] * 2 + ["student"] * (STEPS * EPOCHS - VAE - 2)
+    assert model.guarantee().epsilon == pytest.approx(laplace(11))
+
+
+@pytest.mark.parametrize("settings", [{}, BASELINE])
+def test_a_budget_in_which_nothing_fits_is_refused_before_any_work(
+    place: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    seen = steps_of(monkeypatch)
+    target = 1e-6 if not settings else 100.0  # of a baseline without privacy, no target holds
+    with pytest.raises(BudgetExceeded):
+        run(votes={"target_epsilon": target}, **settings)
+    assert not seen
+
+
+def test_whoever_stops_early_has_used_the_whole_plan(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _interrupted(monkeypatch, VAE + 1)
+    assert laplace(QUERIES) == pytest.approx(
+        float(re.findall(r"ε \| ([\d.]+)", Path("run/guarantee.md").read_text())[0]), rel=1e-4
+    )
+
+
+def test_confident_votes_leave_queries_out_and_the_student_goes_on(place: Path) -> None:
+    votes = {"mechanism": "confident", "scale": 0.5, "threshold": 1.5, "threshold_scale": 0.5, "max_answers": 15}
+    model = run(votes=votes).model
+    labels = model.query_labels
+    answered = int((labels >= 0).sum())
+    assert len(labels) <= QUERIES and 0 < answered <= 15 and model.annotator.answers_made == answered
+    worst = model.annotator.account.epsilon(counts=model.annotator.covering(QUERIES))
+    assert model.guarantee().epsilon == worst >= model.annotator.account.epsilon()
+
+
+def test_no_answer_at_all_leaves_a_student_that_can_still_be_trained(place: Path) -> None:
+    votes = {"mechanism": "confident", "scale": 0.5, "threshold": 1e6, "threshold_scale": 0.5}
+    for weight in (0.0, 1.0):
+        model = run(f"run{weight}", votes=votes, vae_steps=0, pseudo_label_weight=weight).model
+        assert model.query_labels.tolist() == [-1] * QUERIES and model.steps_done == STEPS * EPOCHS
+
+
+POOL = {"images": "pool", "pool": {"class_path": "Digits"}}
+
+
+def test_a_public_pool_is_named_in_the_guarantee(place: Path) -> None:
+    model = run(**POOL).model
+    assert model.guarantee().epsilon == pytest.approx(laplace(QUERIES))
+    assert "the test part of Digits, is public" in Path("run/guarantee.md").read_text()
+    pool = Digits()
+    pool.setup("test")
+    images = pool.test_records.__getitems__(range(362))[0].half().flatten(1)
+    asked = model.query_images.flatten(1)
+    assert bool((asked[:, None] == images[None]).all(dim=2).any(dim=1).all())
+    assert len(asked.unique(dim=0)) == QUERIES
+
+
+def test_a_pool_that_is_the_private_data_leaves_no_bound(place: Path) -> None:
+    model = run(**POOL, pool_part="train").model
+    assert model.guarantee().epsilon == math.inf
+    assert model.annotator.account.epsilon_published() == pytest.approx(published_dgd_epsilon(QUERIES, 0.05, 1e-5))
+    assert "VOID: the pool" in Path("run/guarantee.md").read_text()
+
+
+def test_pate_is_a_pool_without_vae(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = steps_of(monkeypatch)
+    model = run(**POOL, vae_steps=0, votes={"mechanism": "gaussian"}).model
+    assert model.vae is None and seen[:ASKING] == ["query"] * ASKING and set(seen[ASKING:]) == {"student"}
+    assert model.guarantee().epsilon == pytest.approx(compose({GaussianVotes(40.0): QUERIES}, 1e-5).epsilon)
+    assert list(Path("run/figures").glob("synthetic_*.png"))
+
+
+@pytest.mark.parametrize("kind", ["DGD", "CuriousDGD"])
+def test_every_image_that_is_shown_is_charged_for(place: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    shown: list[int] = []
+    look = PrivateEnsemble.votes
+
+    def counted(self: PrivateEnsemble, images: torch.Tensor) -> torch.Tensor:
+        shown.append(len(images))
+        return look(self, images)
+
+    monkeypatch.setattr(PrivateEnsemble, "votes", counted)
+    monkeypatch.setattr(ResultRecord, "on_fit_end", lambda *_: None)
+    account = run(kind=kind, query_selection="spread", query_candidates=2).model.annotator.account
+    assert (sum(shown) == account.queries() == QUERIES) is (kind == "DGD")
+
+
+def told(folder: str, figure: float) -> list[str]:
+    """Files that hold the figure, to three digits."""
+    files = [path for path in Path(folder).rglob("*") if path.suffix in (".csv", ".json", ".md", ".yaml")]
+    numbers = {path: re.findall(r"\d+\.\d+(?:e[+-]?\d+)?", path.read_text()) for path in files}
+    return [str(path) for path, texts in numbers.items() if any(abs(float(t) / figure - 1) < 1e-3 for t in texts)]
+
+
+@pytest.mark.parametrize("kind", ["DGD", "TellingDGD"])
+def test_what_the_votes_themselves_bound_is_written_nowhere(place: Path, kind: str) -> None:
+    model = run(kind=kind, votes={"mechanism": "gaussian", "scale": 0.3, "data_dependent": True}).model
+    figure = model.annotator.data_dependent_epsilon()
+    assert figure != pytest.approx(model.annotator.account.epsilon(), rel=0.01)
+    assert bool(told("run", figure)) is (kind == "TellingDGD")
+
+
+def _votes(kind: type[DGD], teachers: list[nn.Module]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the annotator is given in a run on these teachers, and the images asked about."""
+    seed_everything(5, verbose=False)
+    given: list[torch.Tensor] = []
+
+    class Watching(VoteAnnotator):
+        def annotate(self, counts: torch.Tensor) -> torch.Tensor:
+            given.append(counts)
+            return super().annotate(counts)
+
+    module = kind(
+        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=nn.ModuleList(teachers), annotator=Watching(),
+        images="prior", queries=QUERIES, vae_steps=1, tangent_weight=0.1,
+    )  # fmt: skip
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=5, batch_size=8))
+    return torch.cat(given), module.query_images
+
+
+def _largest_change(kind: type[DGD]) -> tuple[int, bool]:
+    """Sum of the counts' changes in one query when one of seven teachers is another, and whether images stay."""
+    torch.manual_seed(0)
+    nets = [SmallCNN(image_shape=(1, 8, 8), width=4, hidden=16) for _ in range(8)]
+    first, images = _votes(kind, [*nets[:6], nets[6]])
+    second, others = _votes(kind, [*nets[:6], nets[7]])
+    return int((first - second).abs().sum(dim=1).max()), torch.equal(images, others)
+
+
+def test_one_changed_teacher_moves_two_counts_by_one_and_no_image(place: Path) -> None:
+    assert _largest_change(DGD) == (2, True)
+
+
+def test_queries_chosen_by_votes_are_noticed(place: Path) -> None:
+    from support.dgd_variants import GuidedDGD
+
+    change, same = _largest_change(GuidedDGD)
+    assert not same and change > 2
+
+
+def test_it_is_tested_without_any_teacher(place: Path) -> None:
+    run(**BASELINE)
+    for file in Path("teachers").iterdir():
+        file.unlink()
+    module = DGD.load_from_checkpoint("run/checkpoints/last.ckpt", weights_only=True, annotator=VoteAnnotator())
+    assert module(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"directions": "random", "entropy_term": "letter"}, {"votes": {"latent_epsilon": 0.01}}]
+)
+def test_the_letter_runs(place: Path, settings: dict[str, Any]) -> None:
+    assert run(**settings).model.steps_done == STEPS * EPOCHS
+
+
+def test_the_sign_of_the_entropy_term_is_flipped(place: Path) -> None:
+    module = _module(vae_steps=1, tangent_weight=0.0, normal_weight=0.0)
+    module.draw_seed = 0
+    images = torch.randn(6, 1, 8, 8)
+    works = float(module.triple_loss(images).detach())
+    module.entropy_term = "letter"
+    assert works > 0 and float(module.triple_loss(images).detach()) == pytest.approx(-works, rel=1e-4)
+
+
+def test_too_short_a_fit_is_told(place: Path) -> None:
+    with pytest.warns(UserWarning, match="5 steps are left in this fit, and 7 are needed"):
+        run(epochs=1, **BASELINE)
+
+
+def test_a_single_network_is_no_ensemble(place: Path) -> None:
+    module = _module(teacher=SmallCNN(image_shape=(1, 8, 8)))
+    with pytest.raises(TeacherError, match="must be the file of an ensemble"):
+        module.setup("fit")
+    with pytest.raises(TeacherError, match="holds no ensemble"):
+        run(teacher="teachers/digits.ckpt")
+
+
+def _module(**settings: Any) -> DGD:
+    given: dict[str, Any] = {"teacher": "teachers/none.ckpt", "images": "prior", **settings}
+    return DGD(num_classes=10, image_shape=(1, 8, 8), batch_size=6, **given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"images": "web"}, "images must be one of generator, prior, both, pool"),
+        ({"images": "generator"}, "baseline must be the file of a classifier"),
+        ({"baseline": "student"}, "baseline must be the file of a classifier"),
+        ({"images": "pool"}, "pool must be given"),
+        ({"pool": Digits()}, "pool must be given"),
+        ({"queries": 0}, "queries must be 1 or more"),
+        ({"vae_steps": -1}, "vae_steps must be 0 or more"),
+        ({"tangent_weight": -0.1}, "tangent_weight must be 0 or more"),
+        ({"normal_length": 0.0}, "tangent_length and normal_length must be positive"),
+        ({"query_selection": "best"}, "query_selection must be random or spread"),
+        ({"query_selection": "spread", "vae_steps": 0}, "needs the codes of a VAE"),
+        ({"entropy_term": "none"}, "entropy_term must be determinate or letter"),
+        ({"directions": "all"}, "directions must be adversarial or random"),
+        ({"annotator": GradientAnnotator()}, "annotator must be a VoteAnnotator"),
+    ],
+)
+def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _module(**settings)
+
+
+def test_a_pool_of_other_images_is_refused() -> None:
+    from datamodules import MNIST
+
+    with pytest.raises(ValueError, match="pool must have images of shape"):
+        _module(images="pool", pool=MNIST())
+
+
+def test_a_pool_that_is_too_small_is_refused(place: Path) -> None:
+    with pytest.raises(ValueError, match="queries must be at most the 362 images"):
+        run(**POOL, queries=400)

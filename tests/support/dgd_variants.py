@@ -1,0 +1,77 @@
+"""B that does what it must not: broken twins that tests configure by class path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lightning_modules.dgd import DGD
+from privacy.vote_annotator import VoteAnnotator
+
+
+class ForgetfulDGD(DGD):
+    """Loses the labels when it is resumed."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self.query_labels = self.query_labels[:0]
+        if self.phase == "student":
+            self.phase_index, self.phase_step = 2, 0
+
+
+class LeakyDGD(DGD):
+    """Holds the baseline as a submodule."""
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        assert self._baseline is not None
+        self.copy_of_baseline = self._baseline._network
+
+
+class BackDoorDGD(DGD):
+    """Takes the baseline without asking at the door."""
+
+    def _charge(self, bound: Any, *, reason: str) -> None:
+        pass
+
+
+class CuriousDGD(DGD):
+    """Looks at the votes for images that nobody is charged for."""
+
+    def on_train_epoch_end(self) -> None:
+        images = self.draw_images(0, self.draw_latents(0))
+        agree = self.teacher.votes(images).argmax(dim=1) == self(images).argmax(dim=1)
+        self.log("train/agreement", agree.float().mean())
+
+
+class TellingDGD(DGD):
+    """Logs what the votes themselves bound, which is private."""
+
+    def student_step(self) -> None:
+        super().student_step()
+        self.log("privacy/epsilon_data_dependent", self.annotator.data_dependent_epsilon())
+
+
+class UnchangedDGD(DGD):
+    """Never leaves its first phase."""
+
+    def _enter_next_phase(self) -> None:
+        if self.phase_step == 0:
+            super()._enter_next_phase()
+
+
+class GuidedDGD(DGD):
+    """Chooses what to ask by the votes."""
+
+    def choose_queries(self) -> torch.Tensor:
+        images = super().choose_queries()
+        return images[self.teacher.votes(images).amax(dim=1).argsort()]
+
+
+class PlainVotes(VoteAnnotator):
+    """Charges, and then says what most teachers say: ties and noise tell no two runs apart."""
+
+    def annotate(self, counts: torch.Tensor) -> torch.Tensor:
+        super().annotate(counts)
+        return counts.argmax(dim=1)
