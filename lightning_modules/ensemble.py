@@ -111,7 +111,7 @@ class TeacherEnsemble(LightningModule):
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
         network: Builds a teacher, called with those of `num_classes` and `image_shape` that it accepts. Default:
-            `TwoConvNet`, B's.
+            `TwoConvNet`, B's (for SVHN with `hidden: [384, 192]`).
         steps: Steps of each teacher.
         teachers_at_once: Teachers in training at a time: bounds the memory.
         optimizer: Default: Adam with the rate 3e-3.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -194,6 +195,21 @@ class SeparateTraining(Training):
         return [copy.deepcopy(network).cpu() for network in self._networks]
 
 
+@contextmanager
+def _fixed_order() -> Iterator[None]:
+    """Keeps cuDNN to kernels that add in a fixed order, chosen by shapes alone.
+
+    Others would give new bits to the teachers whose records did not change.
+    """
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
+
+
 class StackedTraining(Training):
     """All networks in one call of `vmap`: weights, BatchNorm's statistics and gradients are stacked, (m, ...) each.
 
@@ -251,11 +267,7 @@ class StackedTraining(Training):
 
     def backward(self, images: Tensor, labels: Tensor, *, step: int) -> Tensor:
         devices = [images.device] if images.device.type == "cuda" else []
-        # Kernels that add in no fixed order would give other bits to the teachers whose records did not change.
-        fixed_order = torch.backends.cudnn.flags(
-            enabled=torch.backends.cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=False
-        )
-        with torch.random.fork_rng(devices=devices, enabled=self.random), fixed_order:
+        with torch.random.fork_rng(devices=devices, enabled=self.random), _fixed_order():
             if self.random:
                 torch.manual_seed(key(self.seed, step, self.first, "dropout"))
             logits = self._call(self.parameters, self.buffers, images)
