@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from privacy.account import Accounting, BudgetExceeded, PrivacyAccount, Scope
 from privacy.annotators import Annotator, GradientAnnotator
+from privacy.answer_annotator import AnswerAnnotator
 from privacy.auditing import (
     AuditResult,
     audit,
@@ -92,6 +93,7 @@ __all__ = [
     "REJECTED",
     "Accounting",
     "Annotator",
+    "AnswerAnnotator",
     "AuditResult",
     "BudgetExceeded",
     "Calibration",

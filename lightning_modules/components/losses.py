@@ -203,6 +203,30 @@ def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1
     return temperature**2 * (teacher.exp() * (teacher - student)).sum(1)
 
 
+def logit_distance(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """Mean squared distance of logits up to a constant of each row, which no softmax sees.
+
+    Far from the private images a teacher is often sure; its logits still say how it got there (Ba and Caruana 2014).
+
+    Args:
+        student_logits: (B, c).
+        teacher_logits: (B, c).
+
+    Returns:
+        Losses (B,).
+
+    Raises:
+        ValueError: if the shapes differ or are not (B, c).
+    """
+    if student_logits.dim() != 2 or student_logits.shape != teacher_logits.shape:
+        raise ValueError(
+            "student_logits and teacher_logits must have one shape (B, c), got"
+            f" {tuple(student_logits.shape)} and {tuple(teacher_logits.shape)}"
+        )
+    difference = student_logits - teacher_logits
+    return (difference - difference.mean(dim=1, keepdim=True)).square().mean(dim=1)
+
+
 def expected_labels(outputs: Tensor, answers: Tensor, candidates: Tensor, *, epsilon: float) -> Tensor:
     """What the teacher's classes probably are, given noisy answers: targets for the student, corrected for the noise.
 

@@ -16,6 +16,7 @@ from lightning_modules.components.losses import (
     activation,
     class_balance,
     decoupled_kd,
+    logit_distance,
     one_hot_loss,
     soft_cross_entropy,
 )
@@ -229,3 +230,15 @@ def test_output_gradients_are_of_each_row_alone() -> None:
     ]
     assert torch.allclose(whole, torch.cat(alone), atol=1e-6)
     assert not whole.requires_grad
+
+
+def test_logit_distance_sees_no_constant_and_is_of_each_row() -> None:
+    first, second = torch.randn(5, 4), torch.randn(5, 4)
+    assert torch.allclose(logit_distance(first, first + torch.arange(5.0)[:, None]), torch.zeros(5), atol=1e-10)
+    moved = logit_distance(first, second + 3)
+    assert torch.allclose(moved, logit_distance(first, second), atol=1e-5)
+    # By hand: (1, -1, 0, 0) apart, mean 0.
+    apart = torch.tensor([[1.0, -1.0, 0.0, 0.0]])
+    assert logit_distance(apart, torch.zeros(1, 4)).item() == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="one shape"):
+        logit_distance(first, second[:, :3])
