@@ -23,7 +23,8 @@
         seconds: {teacher: 60, student: 300}
 
 Axes named `dataset`, `epsilon`, `setting`, `method` or `unit` (what ε is claimed to protect) select the printed figure
-beside a cell. Only the last fit takes the cell's seed: parents are made once, with the seed of their file.
+beside a cell. Only the last fit takes the cell's seed, and those named in `seeded`: other parents are made once, with
+the seed of their file.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ __all__ = ["Cell", "FitSpec", "Preset", "SpecError", "TableSpec", "list_specs"]
 
 KEYS = {
     "title", "kind", "paper", "published", "method", "note", "fits", "axes", "skip", "seeds", "presets", "figure",
-    "selection",
+    "seeded", "selection",
 }  # fmt: skip
 PRESET_KEYS = {"seeds", "axes", "set", "seconds", "note"}
 FIGURE_KEYS = {"x", "log", "label"}
@@ -163,6 +164,7 @@ class TableSpec:
         presets: By name.
         figure: For figures: `x` (an axis of numbers), `log` and `label`.
         skip: Values of axes whose combination is left out.
+        seeded: Fits that take the cell's seed.
         selection: `last` step, or `best_on_test`, which the rendered table then says.
         path: What it was read by.
     """
@@ -178,6 +180,7 @@ class TableSpec:
     presets: Mapping[str, Preset]
     figure: Mapping[str, Any] = field(default_factory=dict)
     skip: Sequence[Mapping[str, str]] = ()
+    seeded: Sequence[str] = ()
     selection: str = "last"
     path: str = ""
 
@@ -223,6 +226,7 @@ class TableSpec:
             presets=presets,
             figure=figure,
             skip=_skip(values.get("skip") or [], axes, where),
+            seeded=_seeded(values.get("seeded") or [], fits, where),
             selection=selection,
             path=where,
         )
@@ -263,7 +267,7 @@ class TableSpec:
                 change = dict(patch.get(name, {}))
                 config = change.pop("config", config)
                 parameters |= change
-            if name == list(self.fits)[-1]:
+            if name in self.seeded:
                 parameters["seed_everything"] = seed
             files = (config,) if isinstance(config, str) else tuple(config)
             fit = Fit(name=name, config=files, set=parameters)
@@ -278,6 +282,12 @@ class TableSpec:
                 seconds=preset.seconds.get(name),
             )
         return Cell(labels=labels, seed=seed, fit=made[list(self.fits)[-1]])
+
+
+def _seeded(given: Sequence[str], fits: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    if unknown := set(given) - set(fits):
+        raise SpecError(f"{where}, seeded: fits are {sorted(fits)}, got {sorted(unknown)}")
+    return (*given, list(fits)[-1])
 
 
 def list_specs() -> list[TableSpec]:
