@@ -103,9 +103,9 @@ class DGD(DataFreeDistillation):
         balance_weight: α of Eq. 2, see `GeneratorTerms`.
         activation_weight: β of Eq. 2, see `GeneratorTerms`.
         statistics_weight: Weight of the distance to the baseline's BatchNorm statistics (A Eq. 2); none in B.
-        tangent_weight: Of the tangent term of Eq. 6.
-        normal_weight: Of the normal term of Eq. 6.
-        entropy_weight: Of the entropy term of Eq. 6.
+        tangent_weight: Of the tangent term of Eq. 6; 1 in B, where it drowned the labels of the digits.
+        normal_weight: Of the normal term of Eq. 6; as above.
+        entropy_weight: Of the entropy term of Eq. 6; as above.
         entropy_term: Its sign, see above.
         tangent_length: Length of a tangent, in the latent space.
         normal_length: Length of a normal, in image space.
@@ -154,9 +154,9 @@ class DGD(DataFreeDistillation):
         balance_weight: float = 5.0,
         activation_weight: float = 0.1,
         statistics_weight: float = 0.0,
-        tangent_weight: float = 1.0,
-        normal_weight: float = 1.0,
-        entropy_weight: float = 1.0,
+        tangent_weight: float = 0.01,
+        normal_weight: float = 0.01,
+        entropy_weight: float = 0.01,
         entropy_term: Literal["determinate", "letter"] = "determinate",
         tangent_length: float = 1.0,
         normal_length: float = 1.0,

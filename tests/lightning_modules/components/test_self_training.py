@@ -1,4 +1,4 @@
-"""Pseudo-labels count where the guide is certain, distortions are drawn from their source, spread rows stand for all."""
+"""Pseudo-labels count where the guide is certain, distortions come from their source, spread rows stand for all."""
 
 from __future__ import annotations
 
