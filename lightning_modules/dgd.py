@@ -30,6 +30,7 @@ from lightning_modules.distillation import DataFreeDistillation
 from lightning_modules.private_ensemble import PrivateEnsemble
 from lightning_modules.private_teacher import PrivateTeacher, TeacherError
 from lightning_modules.randomness import seeded, stream
+from lightning_modules.runs import datamodule_of
 from lightning_modules.voting_teacher import VotingTeacher
 from privacy.guarantees import Guarantee
 from privacy.pipelines import Bound, composed
@@ -251,10 +252,9 @@ class DGD(DataFreeDistillation):
         self.generator_lr_scheduler_factory = generator_lr_scheduler
         self.vae_optimizer_factory = vae_optimizer
         self.vae = (vae or ConvVAE)(image_shape=self.image_shape) if vae_steps else None
+        self.published_artefacts = (*self.published_artefacts, "noisy labels of the queried images")
         if self.vae is not None:
             self.published_artefacts = (*self.published_artefacts, "VAE")
-        if images == "pool":
-            self.published_artefacts = tuple(name for name in self.published_artefacts if name != "synthetic images")
         self._baseline: PrivateTeacher | None = None
         self._pool_images = torch.empty(0, *self.image_shape)
         self._pool_is_private = False
@@ -293,7 +293,9 @@ class DGD(DataFreeDistillation):
             bound = None if bound is None or own is None else composed(bound, own)
         if self.pool is not None:
             self._open_pool(self.pool)
-            self._pool_is_private = self.pool_part == "train" and self.pool.private_data == ensemble.private_data
+            # A name that was given by hand must not make the private data public.
+            private = {ensemble.private_data, getattr(datamodule_of(self.trainer), "private_data", None)}
+            self._pool_is_private = self.pool_part == "train" and self.pool.private_data in private
             bound = None if self._pool_is_private else bound
         self._teacher = VotingTeacher(ensemble, bound=bound)
 
@@ -377,10 +379,9 @@ class DGD(DataFreeDistillation):
             "query": math.ceil((self.queries - len(self.query_labels)) / self.batch_size),
             "student": 0,
         }
-        own = 0 if self.phase == "query" else self.phase_step
-        return max(
-            0, sum(lengths[phase] for phase in PHASES[self.phase_index :]) - (own if self.phase_index < 3 else 0)
-        )
+        # The query phase's own steps are in how many labels there are.
+        own = self.phase_step if self.phase in ("generator", "vae") else 0
+        return sum(lengths[phase] for phase in PHASES[self.phase_index :]) - own
 
     def _fix_plan(self) -> None:
         made = self.annotator.calls_made()

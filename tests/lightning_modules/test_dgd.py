@@ -336,8 +336,9 @@ def test_a_public_pool_is_named_in_the_guarantee(place: Path) -> None:
     assert len(asked.unique(dim=0)) == QUERIES
 
 
-def test_a_pool_that_is_the_private_data_leaves_no_bound(place: Path) -> None:
-    model = run(**POOL, pool_part="train").model
+@pytest.mark.parametrize("name", [None, "by another name"])
+def test_a_pool_that_is_the_private_data_leaves_no_bound(place: Path, name: str | None) -> None:
+    model = run(**POOL, pool_part="train", private_data=name).model
     assert model.guarantee().epsilon == math.inf
     assert model.annotator.account.epsilon_published() == pytest.approx(published_dgd_epsilon(QUERIES, 0.05, 1e-5))
     assert "VOID: the pool" in Path("run/guarantee.md").read_text()
