@@ -230,16 +230,17 @@ class DataFreeDistillation(LightningModule):
                 state=self._restored.get("annotator"),
                 teacher=self.teacher.bound,
             )
-        if not self.next_calls:
+        calls = self.next_calls
+        if not calls:
             return
-        if self.annotator.affordable(limit=1) < 1 and 0 < self.steps_done == self.annotator.calls_made():
+        if self.annotator.affordable(limit=calls) < calls and 0 < self.steps_done == self.annotator.calls_made():
             rank_zero_info(
                 f"Nothing left to do: the checkpoint is of a run that had used its target up, at step "
                 f"{self.steps_done}."
             )
             self.trainer.should_stop = True
             return
-        self.annotator.require_affordable()
+        self.annotator.require_affordable(calls)
 
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
         """Remembers where a step begins, to know one that was cut short."""

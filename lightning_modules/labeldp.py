@@ -228,7 +228,8 @@ class LabelDP(DataFreeDistillation):
     def stage_calls(self) -> int:
         """Calls of the annotator that a stage makes: one for each of its steps, all of them at its start."""
         batches = self.trainer.num_training_batches
-        return int(batches) if math.isfinite(batches) else 1  # infinite until the fit has its data
+        # Infinite until the fit has its data: a resumed run takes its last stage's.
+        return int(batches) if math.isfinite(batches) else max(1, self.stage_end - self.stage_begin)
 
     @property
     def _stage_rows(self) -> int:

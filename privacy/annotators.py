@@ -210,13 +210,16 @@ class Annotator(ABC):
         """Whether `open` has been called."""
         return self._account is not None
 
-    def require_affordable(self) -> None:
+    def require_affordable(self, calls: int = 1) -> None:
         """Refuses a run in which not one step fits.
+
+        Args:
+            calls: Calls that its first step makes.
 
         Raises:
             BudgetExceeded: With the figures and what could be changed.
         """
-        if self.affordable(limit=1) < 1:
+        if self.affordable(limit=calls) < calls:
             raise BudgetExceeded(self.account.refusal(self.charge))
 
     def affordable(self, *, limit: int) -> int:

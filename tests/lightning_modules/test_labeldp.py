@@ -189,6 +189,13 @@ def test_only_whole_stages_are_begun_under_a_target(folder: Path) -> None:
     assert cli.model.stage_end == cli.model.steps_done
 
 
+def test_a_run_with_room_for_part_of_a_stage_ends_quietly_when_resumed(folder: Path) -> None:
+    settings: dict[str, Any] = {**QUIET, "epochs": 4, "annotator": {"target_epsilon": _answers(STEPS + STEPS // 2)}}
+    run(**settings)
+    again = run("run", "--ckpt_path=run/checkpoints/last.ckpt", **settings)
+    assert again.model.steps_done == STEPS == again.model.annotator.calls_made()
+
+
 def _module(**settings: Any) -> LabelDP:
     return LabelDP(num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), **settings)
 
