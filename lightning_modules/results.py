@@ -127,7 +127,11 @@ class ResultRecord(Callback):
 
 def role(record: Mapping[str, Any]) -> str:
     """What a record is about, in words."""
-    teachers = {"Teacher": "teacher, private", "DPSGDTeacher": "teacher by DP-SGD"}
+    teachers = {
+        "Teacher": "teacher, private",
+        "DPSGDTeacher": "teacher by DP-SGD",
+        "TeacherEnsemble": "ensemble of teachers, private",
+    }
     return teachers.get(record["method"], f"student by {record['method']}")
 
 
