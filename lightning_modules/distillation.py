@@ -351,13 +351,17 @@ class DataFreeDistillation(LightningModule):
         """
         raise NotImplementedError(f"{type(self).__name__} has no annotation")
 
+    def student_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """What the student makes small, for each row: the cross-entropy to the released targets, (B, c) → (B,)."""
+        return soft_cross_entropy(outputs, targets)
+
     def update_student(self, images: torch.Tensor) -> torch.Tensor:
         """One step on what the annotator releases about `images`. Returns the released targets, shape (B, c)."""
         optimizer = self._optimizers()[0]
         with self.toggled_optimizer(optimizer):
             outputs = self.student(images)
             targets = self.annotate(outputs.detach(), images)
-            loss = soft_cross_entropy(outputs.float(), targets).mean()
+            loss = self.student_loss(outputs.float(), targets).mean()
             optimizer.zero_grad()
             self.manual_backward(loss)
             optimizer.step()

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lightning_modules.components import ImagePrior
 from lightning_modules.components.generator_terms import GeneratorTerms
-from lightning_modules.components.losses import decoupled_kd, output_gradients, soft_cross_entropy
+from lightning_modules.components.losses import decoupled_kd, following, output_gradients, soft_cross_entropy
 from lightning_modules.distillation import DataFreeDistillation, Images
 from lightning_modules.randomness import seeded
 from privacy.annotators import GradientAnnotator
@@ -52,6 +52,9 @@ class DPDFD(DataFreeDistillation):
         prior: See `DataFreeDistillation`.
         generator_warm_start: See `DataFreeDistillation`.
         gamma: γ; None is 1/C, so that a step moves the logits by about one.
+        student_follows: `targets`, the cross-entropy to y_s as the paper has it; or `gradients`, the released gradients
+            themselves, propagated back through the student. The former multiplies them by the softmax's Jacobian, which
+            vanishes where the student is sure, right or wrong.
         dkd_alpha: Weight of the target-class part of decoupled distillation.
         dkd_beta: Weight of the other classes' part.
         one_hot_weight: Weight of the generator's cross-entropy to the student's own decision; 0 switches it off.
@@ -86,6 +89,7 @@ class DPDFD(DataFreeDistillation):
         prior: ImagePrior | None = None,
         generator_warm_start: int = 0,
         gamma: float | None = None,
+        student_follows: Literal["targets", "gradients"] = "targets",
         dkd_alpha: float = 1.0,
         dkd_beta: float = 8.0,
         one_hot_weight: float = 1.0,
@@ -117,7 +121,11 @@ class DPDFD(DataFreeDistillation):
         )
         if gamma is not None and not gamma > 0:
             raise ValueError(f"gamma must be above 0 or null for 1/norm_bound, got {gamma}")
+        if student_follows not in ("targets", "gradients"):
+            raise ValueError(f"student_follows must be targets or gradients, got {student_follows!r}")
         self.gamma = 1 / annotator.norm_bound if gamma is None else gamma
+        self.student_follows = student_follows
+        self._released: torch.Tensor | None = None
         self.dkd_alpha, self.dkd_beta = dkd_alpha, dkd_beta
         self.generator_terms = GeneratorTerms(
             one_hot_weight=one_hot_weight,
@@ -141,8 +149,15 @@ class DPDFD(DataFreeDistillation):
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Lines 5 to 10: y_s, shape (B, c)."""
-        released = self.annotator.annotate(self.output_gradients(outputs, images))
-        return F.softmax(outputs.float() - self.gamma * released, dim=1)
+        self._released = self.annotator.annotate(self.output_gradients(outputs, images))
+        return F.softmax(outputs.float() - self.gamma * self._released, dim=1)
+
+    def student_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Line 11, L_S; with `student_follows: gradients` one whose gradient by the outputs is γ times the released."""
+        if self.student_follows == "gradients":
+            assert self._released is not None
+            return following(outputs, self.gamma * self._released)
+        return super().student_loss(outputs, targets)
 
     def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Lines 5 and 6: ∂L_T/∂outputs for each row, shape (B, c), float32. **Private** until annotated."""

@@ -16,6 +16,7 @@ from lightning_modules.components.generator_terms import GeneratorTerms
 from lightning_modules.components.losses import (
     decoupled_kd,
     expected_labels,
+    following,
     kd,
     output_gradients,
     soft_cross_entropy,
@@ -68,6 +69,9 @@ class DPSD(DataFreeDistillation):
             place of the answers themselves as the paper does. Computed from released answers alone.
         distillation: Loss of the data switch: `dkd` decoupled, or `kd` classic (the paper's Fig. 6).
         gamma: γ of Eq. 3; None is 1/β, so that a step moves the logits by about one.
+        student_follows: `targets`, the cross-entropy to y_s as the paper has it; or `gradients`, the released gradients
+            themselves, propagated back through the student. The former multiplies them by the softmax's Jacobian, which
+            vanishes where the student is sure, right or wrong. Data switch only.
         dkd_alpha: Weight of the target-class part of decoupled distillation.
         dkd_beta: λ, weight of the other classes' part.
         one_hot_weight: See `GeneratorTerms`.
@@ -108,6 +112,7 @@ class DPSD(DataFreeDistillation):
         noise_correction: bool = True,
         distillation: Literal["kd", "dkd"] = "dkd",
         gamma: float | None = None,
+        student_follows: Literal["targets", "gradients"] = "targets",
         dkd_alpha: float = 1.0,
         dkd_beta: float = 8.0,
         one_hot_weight: float = 1.0,
@@ -139,11 +144,16 @@ class DPSD(DataFreeDistillation):
         for name, value, allowed in (
             ("discriminator", discriminator, ("student", "teacher")),
             ("distillation", distillation, ("kd", "dkd")),
+            ("student_follows", student_follows, ("targets", "gradients")),
         ):
             if value not in allowed:
                 raise ValueError(f"{name} must be {' or '.join(allowed)}, got {value!r}")
         if gamma is not None and not gamma > 0:
             raise ValueError(f"gamma must be above 0 or null for 1/norm_bound, got {gamma}")
+        if student_follows == "gradients" and not isinstance(self.annotator, GradientAnnotator):
+            raise ValueError("student_follows='gradients' needs the data switch: labels have no gradients to follow")
+        self.student_follows = student_follows
+        self._released: torch.Tensor | None = None
         if isinstance(self.annotator, GradientAnnotator):
             self.gamma = 1 / self.annotator.norm_bound if gamma is None else gamma
         if images == "refined" and discriminator != "student":
@@ -184,8 +194,8 @@ class DPSD(DataFreeDistillation):
         """Line 4: ŷ of Eq. 6, shape (B, c)."""
         annotator = self.annotator
         if isinstance(annotator, GradientAnnotator):
-            released = annotator.annotate(self.output_gradients(outputs, images))
-            return F.softmax(outputs.float() - self.gamma * released, dim=1)
+            self._released = annotator.annotate(self.output_gradients(outputs, images))
+            return F.softmax(outputs.float() - self.gamma * self._released, dim=1)
         candidates, size = self.candidates(outputs)
         answers = annotator.annotate(
             self.teacher.logits(images), candidates, size=size if self.schedule.fixed_beforehand else None
@@ -193,6 +203,13 @@ class DPSD(DataFreeDistillation):
         if self.noise_correction:
             return expected_labels(outputs.float(), answers, candidates, epsilon=annotator.epsilon)
         return F.one_hot(answers, self.num_classes).float()
+
+    def student_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Line 5, L_s; with `student_follows: gradients` one whose gradient by the outputs is γ times the released."""
+        if self.student_follows == "gradients":
+            assert self._released is not None
+            return following(outputs, self.gamma * self._released)
+        return super().student_loss(outputs, targets)
 
     def candidates(self, outputs: torch.Tensor) -> tuple[torch.Tensor, int]:
         """I of each image, shape (B, c), bool, and their size: from the student's `outputs` and the step alone."""

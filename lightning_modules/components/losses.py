@@ -203,6 +203,26 @@ def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1
     return temperature**2 * (teacher.exp() * (teacher - student)).sum(1)
 
 
+def following(outputs: Tensor, gradients: Tensor) -> Tensor:
+    """A loss whose gradient by the outputs is a given one.
+
+    Args:
+        outputs: (B, c).
+        gradients: (B, c), held fixed.
+
+    Returns:
+        Losses (B,): ⟨outputs, gradients⟩ of each row, whose value means nothing.
+
+    Raises:
+        ValueError: if the shapes differ or are not (B, c).
+    """
+    if outputs.dim() != 2 or outputs.shape != gradients.shape:
+        raise ValueError(
+            f"outputs and gradients must have one shape (B, c), got {tuple(outputs.shape)} and {tuple(gradients.shape)}"
+        )
+    return (outputs * gradients.detach()).sum(dim=1)
+
+
 def logit_distance(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Mean squared distance of logits up to a constant of each row, which no softmax sees.
 

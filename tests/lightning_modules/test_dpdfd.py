@@ -13,6 +13,7 @@ from support.variants import CarelessDPDFD, MoodyTeacher
 from lightning_modules import DPDFD
 from lightning_modules.components import logits_and_features
 from lightning_modules.components.losses import activation, class_balance, one_hot_loss, soft_cross_entropy
+from privacy.annotators import GradientAnnotator
 
 
 def _snapshot(module: torch.nn.Module) -> list[torch.Tensor]:
@@ -173,3 +174,27 @@ def test_two_classes(folder: Path) -> None:
     cli = distil(dataset="support.variants.TwoClasses", model={"teacher": "two/checkpoints/last.ckpt"})
     assert cli.model.student.head.out_features == 2
     assert all(bool(torch.isfinite(value).all()) for value in networks(cli).values())
+
+
+@pytest.mark.parametrize("follows", ["targets", "gradients"])
+def test_what_the_student_follows(follows: str) -> None:
+    """Where the student is sure and wrong, the released gradients move it and the paper's targets hardly do."""
+    teacher = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    annotator = GradientAnnotator(noise_multiplier=0.0)
+    settings: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 6}
+    module = DPDFD(**settings, teacher=teacher, annotator=annotator, student_follows=follows)
+    module.annotator.open(private_data="none")
+    module.setup("fit")
+    outputs = torch.zeros(6, 10)
+    outputs[:, 7] = 30.0
+    outputs.requires_grad_()
+    targets = module.annotate(outputs.detach(), torch.randn(6, 1, 8, 8))
+    module.student_loss(outputs, targets).sum().backward()
+    assert outputs.grad is not None
+    moved = outputs.grad.norm(dim=1)
+    assert bool((moved > 0.9).all()) if follows == "gradients" else bool((moved < 1e-3).all())
+
+
+def test_a_student_follows_something_known() -> None:
+    with pytest.raises(ValueError, match="student_follows"):
+        _module(student_follows="nothing")

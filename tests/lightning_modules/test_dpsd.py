@@ -46,6 +46,12 @@ def _module(**settings: Any) -> DPSD:
     return DPSD(num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), **settings)
 
 
+def test_labels_have_no_gradients_to_follow() -> None:
+    assert _module(student_follows="gradients").student_follows == "gradients"
+    with pytest.raises(ValueError, match="needs the data switch"):
+        _module(privacy="label", student_follows="gradients")
+
+
 @pytest.mark.parametrize(
     ("annotator", "claim"), [(DATA, RdpSlope), (LABEL, WholeRun)], ids=["data switch", "label switch"]
 )

@@ -16,6 +16,7 @@ from lightning_modules.components.losses import (
     activation,
     class_balance,
     decoupled_kd,
+    following,
     logit_distance,
     one_hot_loss,
     soft_cross_entropy,
@@ -242,3 +243,12 @@ def test_logit_distance_sees_no_constant_and_is_of_each_row() -> None:
     assert logit_distance(apart, torch.zeros(1, 4)).item() == pytest.approx(0.5)
     with pytest.raises(ValueError, match="one shape"):
         logit_distance(first, second[:, :3])
+
+
+def test_following_has_the_gradient_that_is_given() -> None:
+    outputs, gradients = torch.randn(5, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    following(outputs, gradients).sum().backward()
+    assert outputs.grad is not None and torch.equal(outputs.grad, gradients.detach())
+    assert gradients.grad is None
+    with pytest.raises(ValueError, match="one shape"):
+        following(outputs, gradients[:, :3])
