@@ -125,7 +125,10 @@ class Annotator(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Plain words and figures on the mechanism, for the guarantee: `mechanism`, `source`, `relation`, `unit`."""
+        """Plain words and figures on the mechanism, for the guarantee: `mechanism`, `source`, `relation`, `unit`.
+
+        And `noise`, how it was drawn, where that is not as floating-point numbers; empty where there is none.
+        """
 
     def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
         """Fixes the shape (B, c) of every call, which the cost depends on; needs neither teacher nor data.

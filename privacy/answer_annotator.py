@@ -57,5 +57,6 @@ class AnswerAnnotator(Annotator):
             "unit": "one training record of the teacher",
             "relation": "that of the teacher's own guarantee, where it has one",
             "source": "post-processing of the teacher",
+            "noise": "",
             "published_source": "no theorem of the papers is about answers without noise",
         }

@@ -24,10 +24,9 @@ _ONE_DOOR = (
     "everything about the teacher left through the annotator: no teacher accuracy, teacher loss or agreement was used "
     "to choose a setting, a checkpoint or a run"
 )
-_NOISE = (
-    "noise came from the operating system's cryptographic generator as floating-point Gaussians, which are not "
-    "hardened against attacks on their low bits"
-)
+_GENERATOR = "noise came from the operating system's cryptographic generator"
+_FLOATS = "as floating-point numbers, which are not hardened against attacks on their low bits"
+_NOISE = f"{_GENERATOR}, {_FLOATS}"
 
 
 def json_number(value: float) -> float | str:
@@ -134,8 +133,8 @@ class Guarantee:
             covered[annotator.charge] += max(0, planned_calls - annotator.calls_made())
             covered = +covered
         on_teacher = account.rests_on_teacher(counts=covered)
-        if annotator.noise.secure:
-            assumptions.append(_NOISE)
+        if annotator.noise.secure and (kind := words.get("noise", _FLOATS)):
+            assumptions.append(f"{_GENERATOR}, {kind}")
         if annotator.num_records is None:
             assumptions.append(
                 f"delta = {account.delta:g} lies below one over the number of private records, which was not given"

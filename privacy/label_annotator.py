@@ -155,5 +155,6 @@ class LabelAnnotator(Annotator):
             "unit": "one training record of the teacher",
             "relation": "zero-out of one record; the bound holds for replace-one and add-or-remove as well",
             "source": "randomized response, one record may change every answer; exact composition on the loss lattice",
+            "noise": "compared with whole-number thresholds that are rounded towards privacy",
             "published_source": _PUBLISHED[self._paper or "A"][1],
         }

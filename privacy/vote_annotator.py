@@ -362,7 +362,10 @@ class VoteAnnotator(Annotator):
                 f"votes ({most} may be answered)"
             )
         laplace = self.mechanism in ("laplace", "discrete_laplace")
+        whole = "as whole numbers, whose probabilities are right to about 1e-15 of their value"
+        exact = {"noise": whole} if self.mechanism == "discrete_laplace" else {}
         return {
+            **exact,
             "mechanism": (
                 f"one label for each queried image, the class of most votes among teachers on disjoint shards after "
                 f"{noise} was added to every count{answered} (mechanism={self.mechanism})"

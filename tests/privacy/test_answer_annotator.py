@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from privacy.account import BudgetExceeded
+from privacy.annotators import Annotator, GradientAnnotator
 from privacy.answer_annotator import AnswerAnnotator
+from privacy.guarantees import Guarantee
+from privacy.label_annotator import LabelAnnotator
 from privacy.pipelines import Bound, released
 from privacy.releases import SampledGaussian
 
@@ -57,3 +60,22 @@ def test_bad_answers_are_refused() -> None:
     with pytest.raises(ValueError, match="finite"):
         made.annotate(torch.full((4, 3), math.nan))
     assert made.calls_made() == 1
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (GradientAnnotator(), "floating-point"),
+        (LabelAnnotator(), "whole-number thresholds"),
+        (AnswerAnnotator(), None),
+    ],
+)
+def test_the_guarantee_says_how_noise_was_drawn(made: Annotator, said: str | None) -> None:
+    made.bind(batch_size=4, num_classes=3, paper="A" if isinstance(made, LabelAnnotator) else "C")
+    made.open(private_data="digits/train")
+    about = [
+        text
+        for text in Guarantee.of_run(made, artefacts=("student",), planned_calls=1).assumptions
+        if "noise came" in text
+    ]
+    assert len(about) == (said is not None) and all(str(said) in text for text in about)
