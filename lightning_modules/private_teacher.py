@@ -165,7 +165,8 @@ class PrivateTeacher:
 
 def _missing(file: Path) -> str:
     text = f"teacher checkpoint {file} does not exist."
-    recipe = f"sweeps/teacher_{file.stem}.yaml"
+    stem = file.stem
+    recipe = f"sweeps/dp_teacher_{stem[:-3]}.yaml" if stem.endswith("_dp") else f"sweeps/teacher_{stem}.yaml"
     if Path(find_config(recipe)).is_file():
         return f"{text} Make it with:  LightningCLI fit --config {recipe}"
     return (

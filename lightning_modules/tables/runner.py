@@ -165,7 +165,8 @@ def make(fit: FitSpec, store: Store, run: Callable[[list[str]], Any]) -> None:
         )
     finally:
         end_wandb_run()
-        if handler is not None and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A process in the background ignores it from the start: nothing is to be put back then.
+        if handler not in (None, signal.SIG_IGN) and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             signal.signal(signal.SIGINT, handler)
 
 

@@ -37,7 +37,9 @@ def teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe(teacher: str) -> list[str]:
-    """Arguments that make a teacher of this name, or an ensemble: that fit ends by itself when all are trained."""
+    """Arguments that make a teacher, by DP-SGD or not, or an ensemble, whose fit ends when all are trained."""
+    if teacher.endswith("_dp"):
+        return ["--config", f"sweeps/dp_teacher_{teacher.removesuffix('_dp')}.yaml", "--data.batch_size=4", *TINY]
     if not teacher.endswith("_ensemble"):
         return ["--config", f"sweeps/teacher_{teacher}.yaml", *TINY]
     few = ["--model.steps=1", "--data.num_teachers=4", "--data.require_all_classes=false", "--data.batch_size=4"]
@@ -54,6 +56,8 @@ def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.Mo
     arguments = ["--data.batch_size=4", f"--trainer.default_root_dir=runs/{path.stem}", *TINY]
     if config["data"]["class_path"] == "Shards":
         arguments += ["--data.num_teachers=4", "--data.require_all_classes=false"]
+    if config["model"]["class_path"] == "Distillation":
+        arguments += ["--model.pool_size=8"]
     teacher = config["model"].get("init_args", {}).get("teacher")
     if teacher is not None and not Path(teacher).exists():
         main(["fit", *recipe(Path(teacher).stem)])
