@@ -17,7 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lightning_modules.callbacks import default_callbacks
 from lightning_modules.components import DAFLGenerator, ImagePrior, Refiner, SmallCNN, StrokePrior, build_network
 from lightning_modules.components.batchnorm import frozen_statistics
-from lightning_modules.components.losses import soft_cross_entropy
+from lightning_modules.components.losses import following, soft_cross_entropy
 from lightning_modules.components.refiner import check_refiner
 from lightning_modules.components.warm_start import fit_generator
 from lightning_modules.hyperparameters import keep_plain_hyperparameters
@@ -141,6 +141,7 @@ class DataFreeDistillation(LightningModule):
         self.steps_done = 0
         self._steps_before_batch = -1
         self.draw_seed: int | None = None
+        self.followed: torch.Tensor | None = None  # released, (B, c); set in `annotate` by a method that follows it
         self.planned_calls: int | None = None
         self.plan_changed = False
         self._restored: dict[str, Any] = {}
@@ -352,7 +353,12 @@ class DataFreeDistillation(LightningModule):
         raise NotImplementedError(f"{type(self).__name__} has no annotation")
 
     def student_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """What the student makes small, for each row: the cross-entropy to the released targets, (B, c) → (B,)."""
+        """What the student makes small, for each row, (B, c) → (B,): the cross-entropy to the released targets.
+
+        Where `annotate` has left `followed`, a loss with that gradient instead.
+        """
+        if self.followed is not None:
+            return following(outputs, self.followed)
         return soft_cross_entropy(outputs, targets)
 
     def update_student(self, images: torch.Tensor) -> torch.Tensor:
@@ -361,15 +367,19 @@ class DataFreeDistillation(LightningModule):
         with self.toggled_optimizer(optimizer):
             outputs = self.student(images)
             targets = self.annotate(outputs.detach(), images)
-            loss = self.student_loss(outputs.float(), targets).mean()
-            optimizer.zero_grad()
-            self.manual_backward(loss)
-            optimizer.step()
+            self.step_student(self.student_loss(outputs.float(), targets).mean())
+        return targets
+
+    def step_student(self, loss: torch.Tensor) -> None:
+        """Backward, one step of the student's optimizer and of its schedule; inside `toggled_optimizer`."""
+        optimizer = self._optimizers()[0]
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
         scheduler = self.lr_schedulers()
         if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
             scheduler.step()
         self.log("train/student_loss", loss.detach())
-        return targets
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """What the generator makes small.

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lightning_modules.components import ImagePrior
 from lightning_modules.components.generator_terms import GeneratorTerms
-from lightning_modules.components.losses import decoupled_kd, following, output_gradients, soft_cross_entropy
+from lightning_modules.components.losses import decoupled_kd, output_gradients, soft_cross_entropy
 from lightning_modules.distillation import DataFreeDistillation, Images
 from lightning_modules.randomness import seeded
 from privacy.annotators import GradientAnnotator
@@ -125,7 +125,6 @@ class DPDFD(DataFreeDistillation):
             raise ValueError(f"student_follows must be targets or gradients, got {student_follows!r}")
         self.gamma = 1 / annotator.norm_bound if gamma is None else gamma
         self.student_follows = student_follows
-        self._released: torch.Tensor | None = None
         self.dkd_alpha, self.dkd_beta = dkd_alpha, dkd_beta
         self.generator_terms = GeneratorTerms(
             one_hot_weight=one_hot_weight,
@@ -149,15 +148,10 @@ class DPDFD(DataFreeDistillation):
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Lines 5 to 10: y_s, shape (B, c)."""
-        self._released = self.annotator.annotate(self.output_gradients(outputs, images))
-        return F.softmax(outputs.float() - self.gamma * self._released, dim=1)
-
-    def student_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Line 11, L_S; with `student_follows: gradients` one whose gradient by the outputs is γ times the released."""
+        step = self.gamma * self.annotator.annotate(self.output_gradients(outputs, images))
         if self.student_follows == "gradients":
-            assert self._released is not None
-            return following(outputs, self.gamma * self._released)
-        return super().student_loss(outputs, targets)
+            self.followed = step
+        return F.softmax(outputs.float() - step, dim=1)
 
     def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Lines 5 and 6: ∂L_T/∂outputs for each row, shape (B, c), float32. **Private** until annotated."""

@@ -16,7 +16,6 @@ from lightning_modules.components.generator_terms import GeneratorTerms
 from lightning_modules.components.losses import (
     decoupled_kd,
     expected_labels,
-    following,
     kd,
     output_gradients,
     soft_cross_entropy,
@@ -153,7 +152,6 @@ class DPSD(DataFreeDistillation):
         if student_follows == "gradients" and not isinstance(self.annotator, GradientAnnotator):
             raise ValueError("student_follows='gradients' needs the data switch: labels have no gradients to follow")
         self.student_follows = student_follows
-        self._released: torch.Tensor | None = None
         if isinstance(self.annotator, GradientAnnotator):
             self.gamma = 1 / self.annotator.norm_bound if gamma is None else gamma
         if images == "refined" and discriminator != "student":
@@ -194,8 +192,10 @@ class DPSD(DataFreeDistillation):
         """Line 4: ŷ of Eq. 6, shape (B, c)."""
         annotator = self.annotator
         if isinstance(annotator, GradientAnnotator):
-            self._released = annotator.annotate(self.output_gradients(outputs, images))
-            return F.softmax(outputs.float() - self.gamma * self._released, dim=1)
+            step = self.gamma * annotator.annotate(self.output_gradients(outputs, images))
+            if self.student_follows == "gradients":
+                self.followed = step
+            return F.softmax(outputs.float() - step, dim=1)
         candidates, size = self.candidates(outputs)
         answers = annotator.annotate(
             self.teacher.logits(images), candidates, size=size if self.schedule.fixed_beforehand else None
@@ -203,13 +203,6 @@ class DPSD(DataFreeDistillation):
         if self.noise_correction:
             return expected_labels(outputs.float(), answers, candidates, epsilon=annotator.epsilon)
         return F.one_hot(answers, self.num_classes).float()
-
-    def student_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Line 5, L_s; with `student_follows: gradients` one whose gradient by the outputs is γ times the released."""
-        if self.student_follows == "gradients":
-            assert self._released is not None
-            return following(outputs, self.gamma * self._released)
-        return super().student_loss(outputs, targets)
 
     def candidates(self, outputs: torch.Tensor) -> tuple[torch.Tensor, int]:
         """I of each image, shape (B, c), bool, and their size: from the student's `outputs` and the step alone."""

@@ -145,14 +145,7 @@ class Distillation(DataFreeDistillation):
         with self.toggled_optimizer(optimizer):
             outputs = self.student(inputs) if self._front is None else self._after_front(inputs)
             distance = logit_distance if self.loss == "logits" else kd
-            loss = distance(outputs.float(), answers).mean()
-            optimizer.zero_grad()
-            self.manual_backward(loss)
-            optimizer.step()
-        scheduler = self.lr_schedulers()
-        if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
-            scheduler.step()
-        self.log("train/student_loss", loss.detach())
+            self.step_student(distance(outputs.float(), answers).mean())
 
     def _after_front(self, features: torch.Tensor) -> torch.Tensor:
         after: Any = self.student.after_front
