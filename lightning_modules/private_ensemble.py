@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import nn
 
-from lightning_modules.components import build_network, check_network
+from lightning_modules.components import check_network
 from lightning_modules.components.stacked import NetworkStack
-from lightning_modules.private_teacher import TeacherError, _factory
+from lightning_modules.private_teacher import TeacherError, architecture, has_finite_weights
 from privacy.annotators import Annotator
 from privacy.pipelines import Bound
 from privacy.votes import vote_counts
@@ -141,17 +141,9 @@ class PrivateEnsemble:
                 f"{file} holds an unfinished ensemble, {done} of {wanted} teachers: go on with `LightningCLI fit "
                 f"--config ... --ckpt_path {file}`"
             )
-        try:
-            template = build_network(
-                network or _factory(content.get("hyper_parameters", {}).get("network"), file),
-                num_classes=num_classes,
-                image_shape=image_shape,
-                name="model.teacher_network",
-            )
-        except TeacherError:
-            raise
-        except (ValueError, TypeError) as error:
-            raise TeacherError(f"the architecture of the teachers in {file} cannot be built: {error}") from error
+        template = architecture(
+            network, content, file, whose=f"the teachers in {file}", num_classes=num_classes, image_shape=image_shape
+        )
         try:
             teachers = NetworkStack.from_states(
                 template, ensemble["weights"], at_once=teachers_at_once, workers=workers
@@ -182,8 +174,7 @@ class PrivateEnsemble:
         where = "the ensemble" if self.path is None else f"ensemble {self.path}"
         for index in range(self.num_teachers):
             network = self._teachers.network(index)
-            state: dict[str, Any] = network.state_dict()
-            if not all(bool(torch.isfinite(v).all()) for v in state.values() if v.is_floating_point()):
+            if not has_finite_weights(network):
                 raise TeacherError(
                     f"teacher {index} of {where} holds weights that are not finite; it was refused before anything was "
                     "charged. Train with a lower rate (model.optimizer)"

@@ -16,7 +16,7 @@ from privacy.annotators import Annotator
 from privacy.pipelines import Bound, released
 from privacy.releases import release_from_dict
 
-__all__ = ["PrivateTeacher", "TeacherError"]
+__all__ = ["PrivateTeacher", "TeacherError", "architecture", "has_finite_weights"]
 
 
 class TeacherError(ValueError):
@@ -110,19 +110,10 @@ class PrivateTeacher:
                 f"checkpoint of "
                 "`LightningCLI fit` with a Teacher, or a file written by torch.save(model.state_dict(), ...)"
             ) from error
-        spec = content.get("hyper_parameters", {}).get("network") if isinstance(content, dict) else None
         weights = _weights(content, file)
-        try:
-            built = build_network(
-                network or _factory(spec, file),
-                num_classes=num_classes,
-                image_shape=image_shape,
-                name="model.teacher_network",
-            )
-        except TeacherError:
-            raise
-        except (ValueError, TypeError) as error:
-            raise TeacherError(f"the architecture of teacher {file} cannot be built: {error}") from error
+        built = architecture(
+            network, content, file, whose=f"teacher {file}", num_classes=num_classes, image_shape=image_shape
+        )
         try:
             built.load_state_dict(weights)
         except RuntimeError as error:
@@ -151,16 +142,54 @@ class PrivateTeacher:
             TeacherError: Weights that are not finite, or not (N, c) finite logits for blank images.
         """
         name = "the teacher" if self.path is None else f"teacher {self.path}"
-        if not all(
-            bool(torch.isfinite(value).all())
-            for value in self._network.state_dict().values()
-            if value.is_floating_point()
-        ):
+        if not has_finite_weights(self._network):
             raise TeacherError(f"{name} holds weights that are not finite; it was refused before anything was charged")
         try:
             check_network(self._network, num_classes=num_classes, image_shape=image_shape, name="model.teacher")
         except ValueError as error:
             raise TeacherError(f"{name} is of no use here: {error}") from error
+
+
+def architecture(
+    network: Callable[..., nn.Module] | None,
+    content: Any,
+    file: Path,
+    *,
+    whose: str,
+    num_classes: int,
+    image_shape: tuple[int, int, int],
+) -> nn.Module:
+    """The network that a checkpoint's weights belong to, freshly initialised.
+
+    Args:
+        network: Builds it; None takes what the checkpoint says.
+        content: The checkpoint.
+        file: Where it lies, for messages.
+        whose: Of whom, for messages.
+        num_classes: c that the run expects.
+        image_shape: (C, H, W) that the run expects.
+
+    Raises:
+        TeacherError: The checkpoint does not say, or it cannot be built.
+    """
+    spec = content.get("hyper_parameters", {}).get("network") if isinstance(content, dict) else None
+    try:
+        return build_network(
+            network or _factory(spec, file),
+            num_classes=num_classes,
+            image_shape=image_shape,
+            name="model.teacher_network",
+        )
+    except TeacherError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise TeacherError(f"the architecture of {whose} cannot be built: {error}") from error
+
+
+def has_finite_weights(network: nn.Module) -> bool:
+    """Whether every weight and buffer is finite."""
+    values = (value for value in network.state_dict().values() if value.is_floating_point())
+    return all(bool(torch.isfinite(value).all()) for value in values)
 
 
 def _missing(file: Path) -> str:
