@@ -23,15 +23,13 @@ from lightning_modules.components.batchnorm import frozen_statistics
 from lightning_modules.components.generator_terms import GeneratorTerms
 from lightning_modules.components.self_training import distort, pseudo_label_loss
 from lightning_modules.components.spread import spread_rows
-from lightning_modules.components.stacked import NetworkStack
 from lightning_modules.components.tangent_normal import entropy, feature_distance, find_directions
 from lightning_modules.components.vae import negative_elbo, sample_codes
 from lightning_modules.distillation import DataFreeDistillation
-from lightning_modules.private_ensemble import PrivateEnsemble
-from lightning_modules.private_teacher import PrivateTeacher, TeacherError
+from lightning_modules.ensemble_teacher import EnsembleTeacher
+from lightning_modules.private_teacher import PrivateTeacher
 from lightning_modules.randomness import seeded, stream
 from lightning_modules.runs import datamodule_of
-from lightning_modules.voting_teacher import VotingTeacher
 from privacy.guarantees import Guarantee
 from privacy.pipelines import Bound, composed
 from privacy.vote_annotator import VoteAnnotator
@@ -270,10 +268,10 @@ class DGD(DataFreeDistillation):
         return PHASES[self.phase_index]
 
     @property
-    def teacher(self) -> VotingTeacher:
+    def teacher(self) -> EnsembleTeacher:
         """The private ensemble, while a fit runs; see `DataFreeDistillation.teacher`."""
         teacher = super().teacher
-        assert isinstance(teacher, VotingTeacher)
+        assert isinstance(teacher, EnsembleTeacher)
         return teacher
 
     def setup(self, stage: str) -> None:
@@ -285,7 +283,7 @@ class DGD(DataFreeDistillation):
         """
         if stage != "fit" or self._teacher is not None:
             return
-        ensemble = self._load_ensemble()
+        ensemble = self.load_ensemble()
         bound = ensemble.bound
         if self.generator_steps and self.baseline not in (None, "student"):
             self._baseline = self._load_baseline(ensemble.private_data)
@@ -297,25 +295,7 @@ class DGD(DataFreeDistillation):
             private = {ensemble.private_data, getattr(datamodule_of(self.trainer), "private_data", None)}
             self._pool_is_private = self.pool_part == "train" and self.pool.private_data in private
             bound = None if self._pool_is_private else bound
-        self._teacher = VotingTeacher(ensemble, bound=bound)
-
-    def _load_ensemble(self) -> PrivateEnsemble:
-        source, network, private_data = self._teacher_source
-        if not isinstance(source, PrivateTeacher):
-            return PrivateEnsemble.load(
-                source,
-                num_classes=self.num_classes,
-                image_shape=self.image_shape,
-                network=network,
-                private_data=private_data,
-            )
-        if not isinstance(source._network, nn.ModuleList):
-            raise TeacherError("teacher must be the file of an ensemble, or an nn.ModuleList of networks in a script")
-        ensemble = PrivateEnsemble(
-            NetworkStack(list(source._network)), num_classes=self.num_classes, private_data=source.private_data
-        )
-        ensemble.require_usable(num_classes=self.num_classes, image_shape=self.image_shape)
-        return ensemble
+        self._teacher = EnsembleTeacher(ensemble, bound=bound)
 
     def _load_baseline(self, private_data: str) -> PrivateTeacher:
         assert self.baseline is not None

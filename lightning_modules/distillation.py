@@ -20,7 +20,9 @@ from lightning_modules.components.batchnorm import frozen_statistics
 from lightning_modules.components.losses import following, soft_cross_entropy
 from lightning_modules.components.refiner import check_refiner
 from lightning_modules.components.warm_start import fit_generator
+from lightning_modules.ensemble_teacher import load_ensemble
 from lightning_modules.hyperparameters import keep_plain_hyperparameters
+from lightning_modules.private_ensemble import PrivateEnsemble
 from lightning_modules.private_teacher import PrivateTeacher
 from lightning_modules.randomness import stream
 from lightning_modules.runs import datamodule_of
@@ -202,6 +204,21 @@ class DataFreeDistillation(LightningModule):
             self._teacher = source
             return
         self._teacher = PrivateTeacher.load(
+            source,
+            num_classes=self.num_classes,
+            image_shape=self.image_shape,
+            network=network,
+            private_data=private_data,
+        )
+
+    def load_ensemble(self) -> PrivateEnsemble:
+        """The teacher where it is many, for `setup` of a method that asks them all.
+
+        Raises:
+            TeacherError: The file is missing, or holds no ensemble of use.
+        """
+        source, network, private_data = self._teacher_source
+        return load_ensemble(
             source,
             num_classes=self.num_classes,
             image_shape=self.image_shape,

@@ -30,7 +30,7 @@ from privacy.releases import Gaussian, Unbounded
 __all__ = ["Annotator", "GradientAnnotator"]
 
 _SMALLEST, _LARGEST = 1e-30, 1e30
-GradientReleases = Literal["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows"]
+GradientReleases = Literal["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows", "ensemble"]
 _F = TypeVar("_F", bound=Callable[..., Any])
 # Named here with the type that torch leaves out.
 uncompiled: Callable[[_F], _F] = torch.compiler.disable
@@ -248,7 +248,10 @@ class GradientAnnotator(Annotator):
     | `batch_mean` | (1/B)(Σ ḡ_i + N(0, σ²C² I)), one vector: C Algorithm 1 to the letter | (2B/σ)² |
     | `batch_mean_rows` | (1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector: D Eq. 3 to the letter | B·(2/σ)² |
 
-    The last two carry no label of any image and distil nothing.
+    | `ensemble` | (1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) of n teachers on disjoint shards: C Algorithm 2 | B·(2/σ)² |
+
+    `batch_mean` and `batch_mean_rows` carry no label of any image and distil nothing. For `ensemble` one record changes
+    one teacher, whose row of each image moves by up to 2C; all others stay equal to the last bit.
 
     The theorem that gives the published figure (C's Theorem 3, D's Theorem 1) counts the same for all of them.
 
@@ -355,12 +358,12 @@ class GradientAnnotator(Annotator):
     def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
         """Charges one step, then releases the batch.
 
-        Computed in float64 on the CPU, whatever precision the run has: the batch is a few kilobytes, and sensitivity
-        must not depend on rounding.
+        Computed in float64 on the CPU, whatever precision the run has: the batch is small, and sensitivity must not
+        depend on rounding.
 
         Args:
             gradients: g, shape (B, c), gradients of each row's own loss (not of the batch mean: those would be so
-                small that `stability` swamps them).
+                small that `stability` swamps them). For `ensemble` g_ij of every teacher j, shape (n, B, c).
 
         Returns:
             Shape (B, c), detached, with the dtype and device of `gradients`. For `batch_mean` and `batch_mean_rows` all
@@ -370,20 +373,14 @@ class GradientAnnotator(Annotator):
             ValueError: Not of the shape that was bound: nothing is charged.
             BudgetExceeded: The target does not allow one more step: nothing is charged or released.
         """
-        if tuple(gradients.shape) != self.shape:
-            raise ValueError(
-                f"gradients must have the shape (B, c) = {self.shape} that is charged for, got {tuple(gradients.shape)}"
-            )
+        self._require_shape(gradients)
         self.account.charge(self.charge)
-        rows = zero_non_finite_rows(gradients.cpu())
-        if self.top_k is not None:
-            rows = keep_largest(rows, k=self.top_k)
-        if self.bounding == "normalize":
-            rows = normalize_rows(rows, norm_bound=self.norm_bound, stability=self.stability)
-        else:
-            rows = clip_rows(rows, norm_bound=self.norm_bound)
+        rows = self._bounded(gradients.cpu().flatten(0, -2))
         batch_size, num_classes = self.shape
-        if self.release == "batch_mean":
+        if self.release == "ensemble":
+            noise = self.noise.gaussian((batch_size, num_classes)) * (self.noise_multiplier * self.norm_bound)
+            rows = (rows.view(-1, batch_size, num_classes).sum(dim=0) + noise) / len(gradients)
+        elif self.release == "batch_mean":
             noise = self.noise.gaussian((num_classes,)) * (self.noise_multiplier * self.norm_bound)
             rows = ((rows.sum(dim=0) + noise) / batch_size).repeat(batch_size, 1)
         else:
@@ -394,6 +391,25 @@ class GradientAnnotator(Annotator):
         # First the dtype: not every device has float64.
         return rows.to(gradients.dtype).to(gradients.device)
 
+    def _require_shape(self, gradients: torch.Tensor) -> None:
+        expected, shape = self.shape, tuple(gradients.shape)
+        if self.release != "ensemble" and shape != expected:
+            raise ValueError(f"gradients must have the shape (B, c) = {expected} that is charged for, got {shape}")
+        if self.release == "ensemble" and (len(shape) != 3 or shape[1:] != expected or shape[0] < 1):
+            raise ValueError(
+                f"gradients of an ensemble must have the shape (n, B, c) with (B, c) = {expected} that is charged for, "
+                f"got {shape}"
+            )
+
+    def _bounded(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Rows (N, c) in float64, of norm C at most."""
+        rows = zero_non_finite_rows(gradients)
+        if self.top_k is not None:
+            rows = keep_largest(rows, k=self.top_k)
+        if self.bounding == "normalize":
+            return normalize_rows(rows, norm_bound=self.norm_bound, stability=self.stability)
+        return clip_rows(rows, norm_bound=self.norm_bound)
+
     def describe(self) -> dict[str, Any]:
         """See `Annotator.describe`."""
         batch_size, _ = self.shape
@@ -403,8 +419,10 @@ class GradientAnnotator(Annotator):
             "per_sample_full": f"each row with Gaussian noise of deviation sigma*C = {per_row}",
             "batch_mean": "the batch mean with Gaussian noise of deviation sigma*C/B per coordinate",
             "batch_mean_rows": "the batch mean of rows, each with Gaussian noise of deviation sigma*C per coordinate",
+            "ensemble": f"the sum over all teachers with Gaussian noise of deviation sigma*C = {per_row}, divided by n",
         }[self.release]
         masked = "" if self.top_k is None else f"their {self.top_k} largest entries kept, "
+        many = self.release == "ensemble"
         verb = "normalised" if self.bounding == "normalize" else "clipped"
         return {
             "mechanism": (
@@ -412,11 +430,14 @@ class GradientAnnotator(Annotator):
                 f"{masked}{verb} to C={self.norm_bound:g} per row, released as {released} "
                 f"(sigma={self.noise_multiplier:g}, B={batch_size}, release={self.release})"
             ),
-            "unit": "one training record of the teacher",
-            "relation": "zero-out of one record; the bound holds for replace-one and add-or-remove as well",
+            "unit": "one training record of one teacher" if many else "one training record of the teacher",
+            "relation": (
+                "zero-out of one record; the bound holds for replace-one and add-or-remove as well"
+                + (", since a record's id alone decides its shard" if many else "")
+            ),
             "source": (
-                "Gaussian mechanism, one record moves every row by up to 2C; exact composition "
-                "(Balle and Wang 2018; Dong et al. 2022)"
+                f"Gaussian mechanism, one record moves {'one row of each image' if many else 'every row'} by up to 2C; "
+                "exact composition (Balle and Wang 2018; Dong et al. 2022)"
             ),
             "published_source": {
                 "C Theorem 3": "C (model conversion via differentially private data-free distillation), Theorem 3",
