@@ -65,7 +65,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         """Return image (C, H, W) float32 in [-1, 1] and label () int64 of one position."""
         return self._normalise(self.images[index]), self.labels[index]
 
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
         """Return images (B, C, H, W) float32 in [-1, 1] and labels (B,) int64 of many positions."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
         return self._normalise(self.images[rows]), self.labels[rows]
@@ -79,6 +79,11 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         if mask.shape != (len(self),) or mask.dtype != torch.bool:
             raise ValueError(f"mask must be ({len(self)},) bool, got {tuple(mask.shape)} of {mask.dtype}")
         return ImageDataset(images=self.images[mask], labels=self.labels[mask], ids=self.ids[mask], peak=self.peak)
+
+    def to(self, device: torch.device) -> ImageDataset:
+        """Return a copy on a device, so that batches are put together there."""
+        images, labels, ids = (values.to(device) for values in (self.images, self.labels, self.ids))
+        return ImageDataset(images=images, labels=labels, ids=ids, peak=self.peak)
 
     def _normalise(self, pixels: Tensor) -> Tensor:
         # Dividing by half the peak is exact at both ends: 0 becomes -1 and the peak becomes 1, to the last bit.

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from datamodules.base import Batches, ImageDataModule, require_at_least
 from datamodules.images import keep_batch
+from datamodules.mapped import MappedRecords
 from privacy.noise import NoiseSource, SystemNoise
 
 
@@ -75,7 +76,7 @@ class Poisson(LightningDataModule):
         self.num_records = dataset.num_records
         self.name = dataset.name
         self.private_data = dataset.private_data
-        self._mapped: dict[str, _Mapped] = {}
+        self._mapped: dict[str, MappedRecords] = {}
 
     def prepare_data(self) -> None:
         """Download as the wrapped data set does."""
@@ -111,9 +112,7 @@ class Poisson(LightningDataModule):
         For a fixed front of the network, applied to each image by itself.
         """
         for split, records in (("train", self.dataset.train_records), ("validation", self.dataset.validation_records)):
-            rows = torch.arange(len(records)).split(piece)
-            outputs = [function(records.__getitems__(part.tolist())[0]) for part in rows]
-            self._mapped[split] = _Mapped(torch.cat(outputs), records.labels)
+            self._mapped[split] = MappedRecords.of(records, function, piece=piece)
 
     def train_dataloader(self) -> Batches:
         """Return Poisson batches."""
@@ -134,24 +133,6 @@ class Poisson(LightningDataModule):
     def test_dataloader(self) -> Batches:
         """Return the test batches, in order, always as images."""
         return self.dataset.test_dataloader()
-
-
-class _Mapped(Dataset[tuple[Tensor, Tensor]]):
-    """What a function made of the images, and their labels."""
-
-    def __init__(self, inputs: Tensor, labels: Tensor) -> None:
-        self.inputs = inputs
-        self.labels = labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.inputs[index], self.labels[index]
-
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        rows = torch.as_tensor(indices, dtype=torch.int64)
-        return self.inputs[rows], self.labels[rows]
 
 
 __all__ = ["Poisson", "PoissonBatches"]

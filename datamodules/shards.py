@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from datamodules.base import Batches, ImageDataModule, require_at_least
 from datamodules.images import ImageDataset
 from datamodules.latent import StepIndices
+from datamodules.mapped import MappedRecords
 from datamodules.splits import id_fraction
 
 __all__ = ["ShardedRecords", "Shards", "shard_of"]
@@ -42,11 +44,11 @@ class ShardedRecords:
     That order makes a shard's content the same whatever lies in the others, and wherever in a file its records stand.
 
     Attributes:
-        records: all records.
+        records: all records, or what a function made of their images.
         starts: (n + 1,) int64, shard j is the positions from ``starts[j]`` to ``starts[j + 1]``.
     """
 
-    records: ImageDataset
+    records: ImageDataset | MappedRecords
     starts: Tensor
 
     @classmethod
@@ -72,13 +74,17 @@ class ShardedRecords:
         return range(int(self.starts[shard]), int(self.starts[shard + 1]))
 
     def to(self, device: torch.device) -> ShardedRecords:
-        """Return a copy on a device, so that batches are put together there."""
-        if device == self.records.images.device:
-            return self
-        images, labels, ids = (t.to(device) for t in (self.records.images, self.records.labels, self.records.ids))
-        return ShardedRecords(
-            records=ImageDataset(images=images, labels=labels, ids=ids, peak=self.records.peak), starts=self.starts
-        )
+        """Return a copy on a device."""
+        return ShardedRecords(records=self.records.to(device), starts=self.starts)
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> ShardedRecords:
+        """Return a copy with ``function`` of each image, computed once and kept in half precision, in its place.
+
+        Shard by shard: how many images are in one call may decide the last bits, and must not tell of another shard.
+        """
+        images = [self.records.__getitems__(torch.as_tensor(self.positions(shard)))[0] for shard in range(len(self))]
+        inputs = torch.cat([function(part).half() for part in images])
+        return ShardedRecords(records=MappedRecords(inputs, self.records.labels), starts=self.starts)
 
 
 class Shards(LightningDataModule):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from datamodules import ShardedRecords, Shards
 from lightning_modules.components import TwoConvNet, build_network
-from lightning_modules.components.stacked import NetworkStack, stack_states
+from lightning_modules.components.stacked import NetworkStack, stack_states, with_front, without_front
 from lightning_modules.components.trained_together import (
     JointOptimizer,
     SeparateTraining,
@@ -111,7 +111,8 @@ class TeacherEnsemble(LightningModule):
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
         network: Builds a teacher, called with those of `num_classes` and `image_shape` that it accepts. Default:
-            `TwoConvNet`, B's (for SVHN with `hidden: [384, 192]`).
+            `TwoConvNet`, B's (for SVHN with `hidden: [384, 192]`). One with a fixed `front` (such as
+            `ScatteringClassifier`) has the front computed once for all teachers.
         steps: Steps of each teacher.
         teachers_at_once: Teachers in training at a time: bounds the memory.
         optimizer: Default: Adam with the rate 3e-3.
@@ -163,7 +164,13 @@ class TeacherEnsemble(LightningModule):
         self.image_shape: tuple[int, int, int] = (image_shape[0], image_shape[1], image_shape[2])
         self.network_factory = network or TwoConvNet
         # Tried at once, so that a network which does not fit is told before any data are read.
-        self._fresh_network(seed=0, teacher=0)
+        # In a list: registered, it would stand in the checkpoint as if it had been learnt.
+        self._front = [without_front(self._whole_network(seed=0, teacher=0))[1]]
+        if shift and self._front[0] is not None:
+            raise ValueError(
+                f"shift={shift} moves images anew in each step, and the fixed front of model.network is computed once: "
+                "set shift to 0"
+            )
         if self.hparams.get("network", "") is None:
             self.hparams["network"] = {"class_path": f"{TwoConvNet.__module__}.{TwoConvNet.__name__}"}
         self.steps = steps
@@ -213,7 +220,7 @@ class TeacherEnsemble(LightningModule):
 
         It is private; `PrivateEnsemble.unprotected` hands one out where an annotator is charged for it.
         """
-        return self.trained[index].eval()
+        return with_front(self.trained[index].eval(), self._front[0])
 
     def forward(self, images: Tensor) -> Tensor:
         """Votes of the trained teachers, (N, C, H, W) → (N, c), int64; of those in training while there are no others.
@@ -273,8 +280,12 @@ class TeacherEnsemble(LightningModule):
         return self._joint
 
     def on_fit_start(self) -> None:
-        """Puts the records where the teachers are trained."""
-        self._records = self.shards.shards.to(self.device)
+        """Puts the records, or a fixed front's features of them, where the teachers are trained."""
+        shards = self.shards.shards
+        if self._front[0] is not None:
+            rank_zero_info("Computing the fixed features of all private images once.")
+            shards = shards.mapped(self._front[0])
+        self._records = shards.to(self.device)
 
     def on_train_start(self) -> None:
         """Ends at once where nothing is left to do."""
@@ -304,7 +315,7 @@ class TeacherEnsemble(LightningModule):
         if self._planned is None or self._planned[0] != step // block:
             self._planned = (step // block, *self._plan(step // block * block, block))
         chosen, moves = (drawn[step % block] for drawn in self._planned[1:])
-        images, labels = self._records.records.__getitems__(chosen.flatten())  # type: ignore[arg-type]
+        images, labels = self._records.records.__getitems__(chosen.flatten())
         if self.shift:
             images = shifted(images, moves.flatten(0, 1))
         return images.unflatten(0, chosen.shape), labels.unflatten(0, chosen.shape)
@@ -325,6 +336,9 @@ class TeacherEnsemble(LightningModule):
         return torch.stack(rows, dim=1).to(self.device), torch.stack(moves, dim=1).to(self.device)
 
     def _fresh_network(self, *, seed: int, teacher: int) -> nn.Module:
+        return without_front(self._whole_network(seed=seed, teacher=teacher))[0]
+
+    def _whole_network(self, *, seed: int, teacher: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key(seed, 0, teacher, "teacher"))
             return build_network(
@@ -360,7 +374,7 @@ class TeacherEnsemble(LightningModule):
             "label_smoothing": self.label_smoothing,
             "seed": self.draw_seed,
             "first": self.chunk.start,
-            "random": draws_at_random(networks[0], image_shape=self.image_shape),
+            "random": draws_at_random(with_front(networks[0], self._front[0]), image_shape=self.image_shape),
         }
         if by_vmap:
             return StackedTraining(networks, device=self.device, **settings)
@@ -373,7 +387,13 @@ class TeacherEnsemble(LightningModule):
         self.trainer.should_stop = self.trainer.should_stop or not self.chunk
 
     def _stack(self, teachers: list[nn.Module]) -> NetworkStack:
-        return NetworkStack(teachers, at_once=self.teachers_at_once, vectorised=self.vectorised, workers=self.workers)
+        return NetworkStack(
+            teachers,
+            at_once=self.teachers_at_once,
+            vectorised=self.vectorised,
+            workers=self.workers,
+            front=self._front[0],
+        )
 
     def on_validation_epoch_start(self) -> None:
         """Forgets what is counted anew: a fit judges each teacher once, when it is done."""

@@ -17,7 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-__all__ = ["NetworkStack", "in_threads", "one_thread", "stack_states", "vectorised_call"]
+__all__ = [
+    "NetworkStack",
+    "in_threads",
+    "one_thread",
+    "stack_states",
+    "vectorised_call",
+    "with_front",
+    "without_front",
+]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -78,6 +86,32 @@ def vectorised_call(
     return call
 
 
+def without_front(network: nn.Module) -> tuple[nn.Module, nn.Module | None]:
+    """Take a fixed front out of a network that was built for it, in place.
+
+    A front (`network.front`, such as scattering features) learns nothing and is the same in every network of an
+    architecture: computed once for all of them, it is no longer most of the work.
+
+    Returns:
+        The network, which now takes what the front gives, and the front; None where it has none.
+    """
+    front = getattr(network, "front", None)
+    if not isinstance(front, nn.Module) or isinstance(front, nn.Identity) or next(front.parameters(), None) is not None:
+        return network, None
+    network.front = nn.Identity()
+    return network, front
+
+
+def with_front(network: nn.Module, front: nn.Module | None) -> nn.Module:
+    """Return the network as it was before `without_front`: a copy, its weights shared."""
+    if front is None:
+        return network
+    whole = copy.copy(network)
+    # A shallow copy has the original's own table of modules.
+    whole._modules = {**network._modules, "front": front}
+    return whole
+
+
 class NetworkStack:
     """n networks of one architecture, and their logits.
 
@@ -90,6 +124,7 @@ class NetworkStack:
         vectorised: by `vmap`; None decides by the device of the images.
         workers: threads that ask one network each, where it is not vectorised; None as many as torch would use. Does
             not change the result.
+        front: what all of them share (see `without_front`): it is asked once, and the networks about what it gives.
 
     Raises:
         ValueError: if there is no network, or a number is below 1.
@@ -103,6 +138,7 @@ class NetworkStack:
         images_at_once: int = 1024,
         vectorised: bool | None = None,
         workers: int | None = None,
+        front: nn.Module | None = None,
     ) -> None:
         if not networks:
             raise ValueError("networks must hold at least one network, got none")
@@ -114,13 +150,14 @@ class NetworkStack:
         self.images_at_once = images_at_once
         self.vectorised = vectorised
         self.workers = workers
+        self._front = front
         self._stacked: tuple[torch.device, list[tuple[dict[str, Tensor], dict[str, Tensor]]]] | None = None
         # Its weights take no memory and are never used.
         self._template = copy.deepcopy(self._networks[0]).to("meta")
 
     @classmethod
     def from_states(cls, template: nn.Module, states: Mapping[str, Tensor], **settings: Any) -> NetworkStack:
-        """Rebuild from what `stack_states` gives.
+        """Rebuild from what `stack_states` gives; a fixed front of the template is kept once for all.
 
         Raises:
             RuntimeError: if the states are of another architecture than ``template``, in PyTorch's own words.
@@ -129,12 +166,13 @@ class NetworkStack:
         counts = {len(values) for values in states.values()}
         if len(counts) != 1:
             raise ValueError(f"states must all be of the same number of networks, got {sorted(counts)}")
+        template, front = without_front(copy.deepcopy(template))
         networks = []
         for index in range(counts.pop()):
             network = copy.deepcopy(template)
             network.load_state_dict({name: values[index] for name, values in states.items()})
             networks.append(network)
-        return cls(networks, **settings)
+        return cls(networks, front=front, **settings)
 
     def __len__(self) -> int:
         """Return n."""
@@ -142,7 +180,7 @@ class NetworkStack:
 
     def network(self, index: int) -> nn.Module:
         """Return one network by itself, in eval mode: its layers are called, and hooks on them fire."""
-        return self._networks[index].eval()
+        return with_front(self._networks[index].eval(), self._front)
 
     def states(self) -> dict[str, Tensor]:
         """Return copies of all weights and buffers, (n, ...) each."""
@@ -155,6 +193,9 @@ class NetworkStack:
         by_vmap = images.device.type != "cpu" if self.vectorised is None else self.vectorised
         pieces = list(images.split(self.images_at_once))
         with torch.autocast(images.device.type, enabled=False):
+            if self._front is not None:
+                front = self._front.to(images.device)
+                pieces = [front(piece).float() for piece in pieces]
             found = self._by_vmap(pieces) if by_vmap else self._one_by_one(pieces)
         return found.float()
 
@@ -162,7 +203,7 @@ class NetworkStack:
         def ask(index: int) -> Tensor:
             # Neither is inherited by a thread.
             with torch.no_grad():
-                network = self.network(index).to(pieces[0].device)
+                network = self._networks[index].eval().to(pieces[0].device)
                 return torch.cat([network(piece) for piece in pieces])
 
         with one_thread() as threads:

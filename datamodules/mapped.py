@@ -1,0 +1,62 @@
+"""What a function made of images, computed once, in the place of the images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from datamodules.images import ImageDataset
+
+__all__ = ["MappedRecords"]
+
+
+class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
+    """Inputs and labels in memory, fetched a batch at a time.
+
+    Attributes:
+        inputs: (N, ...), what the function made of each image by itself.
+        labels: (N,) int64.
+    """
+
+    def __init__(self, inputs: Tensor, labels: Tensor) -> None:
+        """Hold them.
+
+        Raises:
+            ValueError: if there is not one label for each input.
+        """
+        if len(inputs) != len(labels):
+            raise ValueError(f"inputs and labels must be of one length, got {len(inputs)} and {len(labels)}")
+        self.inputs = inputs
+        self.labels = labels
+
+    @classmethod
+    def of(cls, records: ImageDataset, function: Callable[[Tensor], Tensor], *, piece: int = 512) -> MappedRecords:
+        """Compute ``function`` of all records' images.
+
+        Args:
+            records: The records.
+            function: Maps images (B, C, H, W) to (B, ...), each image by itself.
+            piece: Images in one call.
+        """
+        rows = torch.arange(len(records)).split(piece)
+        return cls(torch.cat([function(records.__getitems__(part)[0]) for part in rows]), records.labels)
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return input (...) float32 and label () int64 of one position."""
+        return self.inputs[index].float(), self.labels[index]
+
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs (B, ...) float32 and labels (B,) int64 of many positions."""
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        return self.inputs[rows].float(), self.labels[rows]
+
+    def to(self, device: torch.device) -> MappedRecords:
+        """Return a copy on a device."""
+        return MappedRecords(self.inputs.to(device), self.labels.to(device))
