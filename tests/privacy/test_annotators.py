@@ -21,20 +21,23 @@ from privacy.ledger import Charge, LedgerError
 from privacy.noise import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.releases import Gaussian, Unbounded
 
-RELEASES: tuple[Literal["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows"], ...] = (
+RELEASES: tuple[Literal["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows", "ensemble"], ...] = (
     "per_sample",
     "per_sample_full",
     "batch_mean",
     "batch_mean_rows",
+    "ensemble",
 )
 ONE_VECTOR = ("batch_mean", "batch_mean_rows")
 B, C, CLASSES, SIGMA = 64, 1e-3, 10, 20.0
+TEACHERS = 3  # of `ensemble`
 #: Deviation per coordinate of what each release adds, by hand.
 DEVIATION = {
     "per_sample": SIGMA * C / B,
     "per_sample_full": SIGMA * C,
     "batch_mean": SIGMA * C / B,
     "batch_mean_rows": SIGMA * C / math.sqrt(B),
+    "ensemble": SIGMA * C / TEACHERS,
 }
 
 
@@ -50,6 +53,11 @@ def annotator(
 
 def gradients(seed: int = 0, batch_size: int = B) -> torch.Tensor:
     return torch.randn(batch_size, CLASSES, generator=torch.Generator().manual_seed(seed))
+
+
+def answers(release: str, rows: torch.Tensor) -> torch.Tensor:
+    """Gradients of the shape that a release takes: `rows`, and for `ensemble` two other teachers that have none."""
+    return rows if release != "ensemble" else torch.stack([rows, torch.zeros_like(rows), torch.zeros_like(rows)])
 
 
 class Scaled(SystemNoise):
@@ -75,7 +83,9 @@ def residuals(made: GradientAnnotator, calls: int) -> torch.Tensor:
     bounded = C * rows / (rows.norm(dim=1, keepdim=True) + made.stability)
     if made.release in ONE_VECTOR:
         bounded = bounded.mean(dim=0, keepdim=True).expand(B, CLASSES)
-    return torch.stack([made.annotate(rows) - bounded for _ in range(calls)])
+    if made.release == "ensemble":
+        bounded = bounded / TEACHERS
+    return torch.stack([made.annotate(answers(made.release, rows)) - bounded for _ in range(calls)])
 
 
 def scale_is(draws: torch.Tensor, deviation: float) -> bool:
@@ -105,11 +115,13 @@ def test_noise_has_the_scale_that_is_charged_for(release: str) -> None:
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_charge_is_the_sensitivity_over_the_noise_that_is_there(release: str) -> None:
-    """Worst neighbours: every row turns round. Measured, not taken from the code's own formula."""
+    """Worst neighbours: every row of a teacher turns round. Measured, not taken from the code's own formula."""
     direction = torch.zeros(B, CLASSES, dtype=torch.float64)
     direction[:, 0] = 1e6
     silent = Scaled(0.0)
-    there, back = (annotator(release=release, noise=silent).annotate(sign * direction) for sign in (1, -1))
+    there, back = (
+        annotator(release=release, noise=silent).annotate(answers(release, sign * direction)) for sign in (1, -1)
+    )
     moved = there - back
     distance = float((moved[:1] if release in ONE_VECTOR else moved).norm())
     expected = distance / DEVIATION[release]
@@ -124,7 +136,7 @@ def rows_are_independent(added: torch.Tensor) -> bool:
     return abs(float(np.corrcoef(first.numpy(), second.numpy())[0, 1])) < 5 / math.sqrt(first.numel())
 
 
-@pytest.mark.parametrize("release", ["per_sample", "per_sample_full"])
+@pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "ensemble"])
 def test_each_row_has_noise_of_its_own(release: str) -> None:
     assert rows_are_independent(residuals(annotator(release=release), 100))
     assert not rows_are_independent(residuals(annotator(release=release, noise=SharedRow()), 100))
@@ -137,17 +149,18 @@ def test_batch_means_release_one_vector(release: str) -> None:
     assert not torch.equal(out[0], annotator(release=release).annotate(gradients())[0])
 
 
-@pytest.mark.parametrize("release", ["per_sample", "per_sample_full"])
+@pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "ensemble"])
 def test_the_mask_keeps_the_largest_entries_and_the_noise_is_on_all(release: str) -> None:
     """Which entries are kept depends on the teacher: noise on those alone would tell them."""
     rows = gradients().double()
-    kept = annotator(release=release, top_k=3, noise=Scaled(0.0), stability=0.0).annotate(rows)
+    kept = annotator(release=release, top_k=3, noise=Scaled(0.0), stability=0.0).annotate(answers(release, rows))
+    share = 1 / TEACHERS if release == "ensemble" else 1.0
     assert ((kept != 0).sum(dim=1) == 3).all()
-    assert torch.allclose(kept.norm(dim=1), torch.tensor(C, dtype=torch.float64))
+    assert torch.allclose(kept.norm(dim=1), torch.tensor(C * share, dtype=torch.float64))
     weakest = rows.abs().masked_fill(kept == 0, math.inf).amin(dim=1)
     assert (weakest >= rows.abs().masked_fill(kept != 0, 0).amax(dim=1)).all()
     made = annotator(release=release, top_k=3, stability=0.0)
-    added = torch.stack([made.annotate(rows) - kept for _ in range(7)])
+    added = torch.stack([made.annotate(answers(release, rows)) - kept for _ in range(7)])
     for entries in (added, added[:, kept == 0]):
         assert scale_is(entries, DEVIATION[release])
     masked = added * (kept != 0)  # the twin, whose noise is masked as well
@@ -205,6 +218,7 @@ def test_a_source_changed_on_the_way_changes_the_charge() -> None:
         ("per_sample", 200, 676_029, 1.0),
         ("batch_mean", 1, 34.2, 0.05),
         ("per_sample_full", 1, 1.2151, 5e-5),
+        ("ensemble", 200, 28.838725, 5e-6),
     ],
 )
 def test_the_record_level_figures_of_the_papers_settings(
@@ -304,12 +318,12 @@ def test_broken_teachers_are_charged_and_released_like_any_other(
     rows: torch.Tensor, release: str, bounding: str
 ) -> None:
     working, failing = (annotator(release=release, bounding=bounding) for _ in range(2))
-    working.annotate(gradients())
-    out = failing.annotate(rows)
+    working.annotate(answers(release, gradients()))
+    out = failing.annotate(answers(release, rows))
     assert torch.isfinite(out).all()
     assert out.shape == (B, CLASSES)
     assert failing.account.counts() == working.account.counts()
-    silent = annotator(release=release, bounding=bounding, noise=Scaled(0.0)).annotate(rows)
+    silent = annotator(release=release, bounding=bounding, noise=Scaled(0.0)).annotate(answers(release, rows))
     assert torch.isfinite(silent).all()
     if release not in ONE_VECTOR:
         assert (silent[~torch.isfinite(rows).all(dim=1)] == 0).all()
@@ -320,7 +334,7 @@ def test_released_detached_in_the_callers_dtype(dtype: torch.dtype) -> None:
     rows = gradients().to(dtype).requires_grad_()
     before = rows.detach().clone()
     for release in RELEASES:
-        out = annotator(release=release).annotate(rows)
+        out = annotator(release=release).annotate(answers(release, rows))
         assert out.dtype == dtype
         assert not out.requires_grad
         out.add_(1)
@@ -351,7 +365,7 @@ def test_no_noise_is_released_as_it_is_and_bounded_by_nothing() -> None:
 @pytest.mark.parametrize("release", RELEASES)
 def test_extreme_settings_have_figures(noise_multiplier: float, norm_bound: float, release: str) -> None:
     made = annotator(release=release, noise_multiplier=noise_multiplier, norm_bound=norm_bound)
-    made.annotate(gradients().double())
+    made.annotate(answers(release, gradients().double()))
     for figure in (made.account.epsilon(), made.account.epsilon_published()):
         assert figure >= 0
 

@@ -85,8 +85,14 @@ def annotator(release: Any, batch_size: int, sigma: float, factor: float = 1.0) 
     return made
 
 
+def beside_others(changing: torch.Tensor) -> torch.Tensor:
+    """Gradients (n, B, c) of four teachers of whom a record changes one."""
+    others = torch.randn(3, *changing.shape, generator=torch.Generator().manual_seed(0))
+    return torch.cat([changing[None], others])
+
+
 def gradient_case(name: str, release: str, batch_size: int, sigma: float) -> Case:
-    """A teacher whose every answer one record turns round, through the door of a real run."""
+    """A teacher, alone or one of four, whose every answer one record turns round, through the door of a real run."""
     rows = gradients(batch_size)
 
     def play(factor: float) -> Players:
@@ -94,7 +100,7 @@ def gradient_case(name: str, release: str, batch_size: int, sigma: float) -> Cas
         released = 1 if release.startswith("batch_mean") else batch_size  # all rows of a mean are copies
 
         def annotate(given: torch.Tensor) -> torch.Tensor:
-            return made.annotate(given)[:released]
+            return made.annotate(given if release != "ensemble" else beside_others(given))[:released]
 
         return rounds(annotate, rows), rounds(annotate, -rows), gaussian_score(rows[:released], -rows[:released])
 
@@ -185,6 +191,7 @@ CASES = [
     gradient_case("batch_mean_rows", "batch_mean_rows", 16, 10.0),
     gradient_case("per_sample", "per_sample", 8, 60.0),
     gradient_case("per_sample_full", "per_sample_full", 16, 10.0),
+    gradient_case("ensemble", "ensemble", 16, 10.0),
     answers_case("one_answer", 1, sound=True),
     answers_case("twenty_answers", 20, sound=False),
     votes_case("laplace", 2.0, LaplaceVotes(2.0), published_dgd_epsilon(3, 1.0, DELTA)),

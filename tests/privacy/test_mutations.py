@@ -35,9 +35,10 @@ CONFIDENCE = 0.999
 TRIALS = 1500
 B, CLASSES = 4, 10
 #: σ of each release such that one step has μ = 0.5: its ε of 2 is in reach of a game of a thousand rounds.
-SIGMA = {"per_sample": 32.0, "per_sample_full": 8.0, "batch_mean": 16.0, "batch_mean_rows": 8.0}
+SIGMA = {"per_sample": 32.0, "per_sample_full": 8.0, "batch_mean": 16.0, "batch_mean_rows": 8.0, "ensemble": 8.0}
+ENSEMBLE = 5
 
-ReleaseName = Literal["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows"]
+ReleaseName = Literal["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows", "ensemble"]
 
 
 def annotator(
@@ -57,6 +58,12 @@ def rows(first: Sequence[float]) -> torch.Tensor:
     return given
 
 
+def of_teachers(changing: torch.Tensor, *, changed: int) -> torch.Tensor:
+    """Gradients (n, B, c) of an ensemble whose first teachers give `changing`, and the others what they always give."""
+    others = torch.randn(ENSEMBLE - changed, B, CLASSES, generator=torch.Generator().manual_seed(0))
+    return torch.cat([changing.expand(changed, B, CLASSES), others])
+
+
 def charge_covers_what_leaves(
     made: GradientAnnotator,
     *,
@@ -64,6 +71,7 @@ def charge_covers_what_leaves(
     score: Score | None = None,
     steps: int = 1,
     charged: int | None = None,
+    changed: int = 1,
 ) -> bool:
     """Audits `steps` calls on `there` against the same on its negative, and compares with what they are charged.
 
@@ -73,11 +81,13 @@ def charge_covers_what_leaves(
         score: The attacker's; by default the best for noise of one deviation on all coordinates.
         steps: Calls that are released together.
         charged: How many of them the ledger knows of; None is all.
+        changed: How many teachers of an ensemble the record changes.
     """
     claimed = compose({made.charge.release: steps if charged is None else charged}, DELTA).epsilon
 
     def run(given: torch.Tensor) -> torch.Tensor:
-        return torch.stack([made.annotate(given) for _ in range(steps)]).sum(dim=0)
+        asked = given if made.release != "ensemble" else of_teachers(given, changed=changed)
+        return torch.stack([made.annotate(asked) for _ in range(steps)]).sum(dim=0)
 
     found = audit(
         rounds(run, there),
@@ -93,7 +103,7 @@ def charge_covers_what_leaves(
     return not found.fails
 
 
-RELEASES: tuple[ReleaseName, ...] = ("per_sample", "per_sample_full", "batch_mean", "batch_mean_rows")
+RELEASES: tuple[ReleaseName, ...] = ("per_sample", "per_sample_full", "batch_mean", "batch_mean_rows", "ensemble")
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -122,12 +132,19 @@ class SharedRow(Seeded):
         return super().gaussian(shape[-1:]).expand(tuple(shape))
 
 
-@pytest.mark.parametrize("release", ["per_sample", "per_sample_full"])
+@pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "ensemble"])
 def test_noise_shared_across_rows(release: ReleaseName) -> None:
     """The record turns half of the rows the other way: in their differences, shared noise cancels."""
     there = rows([1e6, -1e6] * (B // 2))
     assert charge_covers_what_leaves(annotator(release), there=there)
     assert not charge_covers_what_leaves(annotator(release, SharedRow()), there=there)
+
+
+def test_a_record_in_two_shards() -> None:
+    """Shards that overlap: the record changes two teachers, and is charged for one."""
+    there = rows([1e6] * B)
+    assert charge_covers_what_leaves(annotator("ensemble"), there=there, changed=1)
+    assert not charge_covers_what_leaves(annotator("ensemble"), there=there, changed=2)
 
 
 class Forgetful(GradientAnnotator):
@@ -144,7 +161,7 @@ class Forgetful(GradientAnnotator):
             self._account = account
 
 
-@pytest.mark.parametrize("release", ["per_sample", "batch_mean"])
+@pytest.mark.parametrize("release", ["per_sample", "batch_mean", "ensemble"])
 def test_a_forgotten_charge(release: ReleaseName) -> None:
     """Counted, and by attack: four steps give away more than the one that the ledger knows of."""
     steps, there = 4, rows([1e6] * B)
@@ -152,7 +169,7 @@ def test_a_forgotten_charge(release: ReleaseName) -> None:
     def counted(kind: type[GradientAnnotator]) -> int:
         made = annotator(release, kind=kind)
         for _ in range(steps):
-            made.annotate(there)
+            made.annotate(there if release != "ensemble" else of_teachers(there, changed=1))
         charges = made.account.counts()
         assert set(charges) == {made.charge}
         return charges[made.charge]
