@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from datamodules import ShardedRecords, Shards
 from lightning_modules.components import TwoConvNet, build_network
+from lightning_modules.components.ridge import check_linear, solve_head
 from lightning_modules.components.stacked import NetworkStack, stack_states, with_front, without_front
 from lightning_modules.components.trained_together import (
     JointOptimizer,
@@ -120,6 +121,9 @@ class TeacherEnsemble(LightningModule):
         shift: Pixels by which each image is moved at most, up or down and to either side, anew in each step. On 240
             MNIST digits of 28x28 pixels, 2 is worth more than anything else here; it is not in B.
         label_smoothing: Between 0 and 1.
+        ridge: Penalty of a closed form in the place of training, see `solve_ridge`: for a network of which a linear head
+            is all that learns. A step then makes a whole chunk of teachers, each of its whole shard; `steps`,
+            `optimizer`, `schedule` and `label_smoothing` play no part. None trains.
         vectorised: Train a chunk by `vmap`; None does so except on a CPU, where it is slower.
         workers: Threads on a CPU; None as many as torch would use.
 
@@ -144,6 +148,7 @@ class TeacherEnsemble(LightningModule):
         schedule: Schedule = "one_cycle",
         shift: int = 0,
         label_smoothing: float = 0.0,
+        ridge: float | None = None,
         vectorised: bool | None = None,
         workers: int | None = None,
     ) -> None:
@@ -171,6 +176,10 @@ class TeacherEnsemble(LightningModule):
                 f"shift={shift} moves images anew in each step, and the fixed front of model.network is computed once: "
                 "set shift to 0"
             )
+        if ridge is not None:
+            if not ridge > 0:
+                raise ValueError(f"ridge must be above 0, or null to train, got {ridge}")
+            check_linear(self._fresh_network(seed=0, teacher=0))
         if self.hparams.get("network", "") is None:
             self.hparams["network"] = {"class_path": f"{TwoConvNet.__module__}.{TwoConvNet.__name__}"}
         self.steps = steps
@@ -179,6 +188,7 @@ class TeacherEnsemble(LightningModule):
         self.schedule: Schedule = schedule
         self.shift = shift
         self.label_smoothing = label_smoothing
+        self.ridge = ridge
         self.vectorised = vectorised
         self.workers = workers
         # Lists of networks register nothing: no `state_dict` holds a teacher.
@@ -262,15 +272,16 @@ class TeacherEnsemble(LightningModule):
             "evaluation": data.evaluation,
             "batch_size": data.batch_size,
             "steps": self.steps,
+            "ridge": self.ridge,
         }
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One that stands for those of all teachers in training."""
         if before := self._restored.get("settings"):
             for name, value in self._settings.items():
-                if before[name] != value:
+                if before.get(name) != value:
                     raise ValueError(
-                        f"{name} was {before[name]!r} when the checkpoint's first teachers were trained, and is "
+                        f"{name} was {before.get(name)!r} when the checkpoint's first teachers were trained, and is "
                         f"{value!r} now: resume with the same, or begin anew without --ckpt_path"
                     )
         if self.draw_seed is None:
@@ -293,10 +304,15 @@ class TeacherEnsemble(LightningModule):
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One step of each teacher in training, on a batch (B, C, H, W) of its own shard."""
-        if self.training_now is None:
-            return
         optimizer = self.optimizers()
         assert self._joint is not None and not isinstance(optimizer, list)
+        if self.ridge is not None:
+            self._solve_chunk()
+            # Without parts it changes nothing; Lightning writes no checkpoint where its count of steps has not moved.
+            optimizer.step()
+            return
+        if self.training_now is None:
+            return
         images, labels = self.draw_batches(self.step_in_chunk)
         self._joint.set_rate(rate_factor(self.schedule, step=self.step_in_chunk, steps=self.steps))
         optimizer.zero_grad()
@@ -353,7 +369,7 @@ class TeacherEnsemble(LightningModule):
             self.training_now = None
         self._planned = None
         self.step_in_chunk = 0
-        if self.chunk:
+        if self.chunk and self.ridge is None:
             networks = [self._fresh_network(seed=self.draw_seed, teacher=teacher) for teacher in self.chunk]
             if active := self._restored.pop("active", None):
                 self.step_in_chunk = int(active["step"])
@@ -379,6 +395,17 @@ class TeacherEnsemble(LightningModule):
         if by_vmap:
             return StackedTraining(networks, device=self.device, **settings)
         return SeparateTraining([network.to(self.device) for network in networks], workers=self.workers, **settings)
+
+    def _solve_chunk(self) -> None:
+        """The next teachers in closed form, each of its own shard alone."""
+        assert self._records is not None and self.draw_seed is not None and self.ridge is not None
+        for teacher in self.chunk:
+            inputs, labels = self._records.records.__getitems__(torch.as_tensor(self._records.positions(teacher)))
+            network = self._fresh_network(seed=self.draw_seed, teacher=teacher)
+            solve_head(network, inputs.cpu(), labels.cpu(), penalty=self.ridge)
+            self.trained.append(network.eval().requires_grad_(False))
+        self.log("ensemble/teachers_done", float(len(self.trained)), prog_bar=True)
+        self.trainer.should_stop = self.trainer.should_stop or not self.chunk
 
     def _finish_chunk(self) -> None:
         assert self.training_now is not None

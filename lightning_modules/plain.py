@@ -1,4 +1,4 @@
-"""Distillation without noise, of a teacher whose own training bounds what it reveals."""
+"""Distillation of what may be published: a teacher by DP-SGD, or what an ensemble's noisy answers tell."""
 
 from __future__ import annotations
 
@@ -11,35 +11,46 @@ from lightning.pytorch.utilities import rank_zero_info
 from rich.progress import track
 from torch import nn
 
-from lightning_modules.components import ImagePrior
+from lightning_modules.components import ImagePrior, ScatteringClassifier, build_network, logits_and_features
 from lightning_modules.components.losses import kd, logit_distance
+from lightning_modules.components.noisy_regression import fit_noisy_answers
 from lightning_modules.distillation import DataFreeDistillation
+from lightning_modules.ensemble_teacher import EnsembleTeacher
 from lightning_modules.randomness import seeded, stream
 from privacy.answer_annotator import AnswerAnnotator
+from privacy.mean_answer_annotator import MeanAnswerAnnotator
 
 __all__ = ["Distillation"]
 
 
 class Distillation(DataFreeDistillation):
-    """A student of a teacher that was trained by DP-SGD, on images drawn by rule: post-processing, free of charge.
+    """A student of answers on images drawn by rule, as many and for as long as wanted: post-processing, free of charge.
 
-    The teacher answers a pool of synthetic images once; the student is then fitted to the kept answers for as long as
-    wanted. Where the teacher was trained without privacy the guarantee says so: ε is infinite.
+    Which answers those are, the annotator decides:
+
+    - `AnswerAnnotator`: those of one teacher as they are. Where it was trained by DP-SGD, its guarantee is the
+      student's; where it was trained without privacy the guarantee says so: ε is infinite.
+    - `MeanAnswerAnnotator`: those of an ensemble on disjoint shards, which is **private**. It is asked about `queries`
+      images, each mean answer is released with noise, and a linear function of fixed scattering features is fitted to
+      them (`fit_noisy_answers`), which averages the noise away and chooses by itself how much it must. That function
+      then answers the pool. How many queries there are makes little difference: at one ε the noise on each grows with
+      their root.
 
     Args:
         num_classes: See `DataFreeDistillation`.
         image_shape: See `DataFreeDistillation`.
-        batch_size: Images per step.
-        teacher: See `DataFreeDistillation`.
+        batch_size: Images per step, and in each call of the annotator.
+        teacher: See `DataFreeDistillation`; for `MeanAnswerAnnotator` the file of a `TeacherEnsemble`.
         annotator: Budget and ledger. Default: `AnswerAnnotator`.
         teacher_network: See `DataFreeDistillation`.
         private_data: See `DataFreeDistillation`.
         student: See `DataFreeDistillation`. One with a fixed `front` and `after_front` (such as `ScatteringClassifier`)
             has the front computed once.
         prior: Where the images come from. Default: `StrokePrior`.
-        pool_size: Images that the teacher answers, rounded up to whole batches.
+        pool_size: Images with an answer that the student is fitted to, rounded up to whole batches.
+        queries: Images that an ensemble is asked about, rounded up to whole batches; None for one teacher.
         balance: Images are drawn with a weight of n_y to the power of minus this, where n_y of the pool are of the
-            class that the teacher answered: 0 takes them as they come, 1 every class equally often.
+            class that they were answered with: 0 takes them as they come, 1 every class equally often.
         loss: `logits`, squared distance of logits up to a constant of each row; or `kl`, at temperature 1.
         student_optimizer: Default: Adam, rate 1e-3.
         student_lr_scheduler: See `DataFreeDistillation`.
@@ -48,7 +59,7 @@ class Distillation(DataFreeDistillation):
         ValueError: A setting that has no meaning.
     """
 
-    annotator: AnswerAnnotator
+    annotator: AnswerAnnotator | MeanAnswerAnnotator
 
     def __init__(
         self,
@@ -57,12 +68,13 @@ class Distillation(DataFreeDistillation):
         image_shape: tuple[int, int, int],
         batch_size: int,
         teacher: str | nn.Module,
-        annotator: AnswerAnnotator | None = None,
+        annotator: AnswerAnnotator | MeanAnswerAnnotator | None = None,
         teacher_network: Callable[..., nn.Module] | None = None,
         private_data: str | None = None,
         student: Callable[..., nn.Module] | None = None,
         prior: ImagePrior | None = None,
         pool_size: int = 50_000,
+        queries: int | None = None,
         balance: float = 0.5,
         loss: Literal["logits", "kl"] = "logits",
         student_optimizer: OptimizerCallable | None = None,
@@ -82,30 +94,52 @@ class Distillation(DataFreeDistillation):
             student_optimizer=student_optimizer,
             student_lr_scheduler=student_lr_scheduler,
         )
-        if not isinstance(self.annotator, AnswerAnnotator):
-            raise ValueError(f"annotator must be an AnswerAnnotator, got {type(self.annotator).__name__}")
+        if not isinstance(self.annotator, AnswerAnnotator | MeanAnswerAnnotator):
+            raise ValueError(
+                f"annotator must be an AnswerAnnotator or a MeanAnswerAnnotator, got {type(self.annotator).__name__}"
+            )
         if pool_size < 1:
             raise ValueError(f"pool_size must be 1 or more, got {pool_size}")
         if not 0 <= balance <= 1:
             raise ValueError(f"balance must lie in [0, 1], got {balance}")
         if loss not in ("logits", "kl"):
             raise ValueError(f"loss must be logits or kl, got {loss!r}")
+        self.of_ensemble = isinstance(self.annotator, MeanAnswerAnnotator)
+        if (queries is not None) != self.of_ensemble:
+            raise ValueError(
+                f"queries must be given for a MeanAnswerAnnotator, and for no other, got queries={queries} with "
+                f"{type(self.annotator).__name__}"
+            )
+        if queries is not None and queries < 2:
+            raise ValueError(f"queries must be 2 or more, got {queries}")
         self.pool_calls = -(-pool_size // batch_size)
+        self.charged_calls = self.pool_calls if queries is None else -(-queries // batch_size)
         self.balance = balance
         self.loss: Literal["logits", "kl"] = loss
         self._front = getattr(self.student, "front", None)
         self._pool: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        #: What an ensemble's answers were released as, (N, c): paid for once, and kept in checkpoints.
+        self.noisy_answers: torch.Tensor | None = None
+        if self.of_ensemble:
+            self.published_artefacts = (*self.published_artefacts, "noisy answers")
+
+    def setup(self, stage: str) -> None:
+        """See `DataFreeDistillation.setup`; for a `MeanAnswerAnnotator` loads the ensemble."""
+        if not self.of_ensemble:
+            super().setup(stage)
+        elif stage == "fit" and self._teacher is None:
+            self._teacher = EnsembleTeacher(self.load_ensemble(), bound=None)
 
     @property
     def next_calls(self) -> int:
-        """The whole pool before the first step of a fit, none after it."""
-        return self.pool_calls if self._pool is None else 0
+        """All that are charged before the first step of a fit, none after it."""
+        return self.charged_calls if self._pool is None and self.noisy_answers is None else 0
 
     def affordable_calls(self, steps: int) -> int:
         """See `DataFreeDistillation.affordable_calls`; only a whole pool is begun."""
-        if self._pool is not None or steps <= self.steps_done:
+        if not self.next_calls or steps <= self.steps_done:
             return 0
-        return self.pool_calls if self.annotator.affordable(limit=self.pool_calls) == self.pool_calls else 0
+        return self.charged_calls if self.annotator.affordable(limit=self.charged_calls) == self.charged_calls else 0
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One step on kept answers. `batch` is a step index: no data set stands behind it."""
@@ -124,14 +158,16 @@ class Distillation(DataFreeDistillation):
     def answer_pool(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Images, or the student's fixed features of them, in half precision; answers (n, c); weights (n,); on the CPU.
 
-        A resumed run draws the same images and asks again: the ledger counts what was asked, at no further cost.
+        A resumed run draws the same images. One teacher is asked again: the ledger counts what was asked, at no further
+        cost. An ensemble is not.
         """
-        rank_zero_info(f"The teacher answers {self.pool_calls * self.batch_size:,} images once.")
+        respond = self.fit_answers() if self.of_ensemble else self._ask_teacher
+        rank_zero_info(f"{self.pool_calls * self.batch_size:,} images are answered once.")
         inputs, answers = [], []
-        for call in track(range(self.pool_calls), description="answers", disable=not self.trainer.is_global_zero):
+        for call in self._tracked(self.pool_calls, "answers"):
             # In half precision from the start: what is kept is what was answered.
             images = self.draw_images(call, None).half().float()
-            answers.append(self.annotator.annotate(self.teacher.logits(images)).cpu())
+            answers.append(respond(images).cpu())
             kept = images if self._front is None else self._front(images)
             inputs.append(kept.half().cpu())
         logits = torch.cat(answers)
@@ -139,8 +175,42 @@ class Distillation(DataFreeDistillation):
         counts = torch.bincount(classes, minlength=self.num_classes).clamp_min(1)
         return torch.cat(inputs), logits, counts[classes].double().pow(-self.balance)
 
+    def _ask_teacher(self, images: torch.Tensor) -> torch.Tensor:
+        return self.annotator.annotate(self.teacher.logits(images))
+
+    @torch.no_grad()
+    def fit_answers(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Asks the ensemble, unless that is done, and returns a public function that answers as it seems to.
+
+        Images (B, C, H, W) → (B, c).
+        """
+        teacher, annotator = self.teacher, self.annotator
+        assert isinstance(teacher, EnsembleTeacher) and isinstance(annotator, MeanAnswerAnnotator)
+        describe = build_network(
+            ScatteringClassifier, num_classes=self.num_classes, image_shape=self.image_shape, name="features"
+        ).to(self.device)
+        released, features = [], []
+        if self.noisy_answers is None:
+            rank_zero_info(f"The ensemble is asked about {self.charged_calls * self.batch_size:,} images.")
+        for call in self._tracked(self.charged_calls, "queries"):
+            # Steps below 0 are of no image of the pool.
+            images = self.draw_images(-1 - call, None).half().float()
+            features.append(logits_and_features(describe, images)[1].cpu())
+            if self.noisy_answers is None:
+                released.append(annotator.annotate(teacher.each(images)).cpu())
+        if self.noisy_answers is None:
+            self.noisy_answers = torch.cat(released)
+        fitted = fit_noisy_answers(
+            torch.cat(features), self.noisy_answers, deviation=annotator.deviation(teacher.num_teachers)
+        )
+        rank_zero_info(f"Fitted to noisy answers: noise over signal variance {fitted.ratio:.3g}.")
+        return lambda images: fitted(logits_and_features(describe, images)[1])
+
+    def _tracked(self, calls: int, description: str) -> Any:
+        return track(range(calls), description=description, disable=not self.trainer.is_global_zero)
+
     def fit_student(self, inputs: torch.Tensor, answers: torch.Tensor) -> None:
-        """One step of the student on images (or features of its front) and the teacher's logits (B, c)."""
+        """One step of the student on images (or features of its front) and their answers (B, c)."""
         optimizer = self._optimizers()[0]
         with self.toggled_optimizer(optimizer):
             outputs = self.student(inputs) if self._front is None else self._after_front(inputs)
@@ -151,3 +221,13 @@ class Distillation(DataFreeDistillation):
         after: Any = self.student.after_front
         logits: torch.Tensor = after(features)
         return logits
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """With the noisy answers, which a resumed run must not pay for again."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["noisy_answers"] = self.noisy_answers
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Inverse of `on_save_checkpoint`."""
+        super().on_load_checkpoint(checkpoint)
+        self.noisy_answers = checkpoint.get("noisy_answers")

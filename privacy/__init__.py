@@ -50,6 +50,7 @@ from privacy.guarantees import Guarantee
 from privacy.label_annotator import LabelAnnotator
 from privacy.latents import laplace_latents
 from privacy.ledger import Charge, Ledger, LedgerError
+from privacy.mean_answer_annotator import MeanAnswerAnnotator
 from privacy.mechanisms import clip_rows, keep_largest, normalize_rows, zero_non_finite_rows
 from privacy.noise import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.published import (
@@ -109,6 +110,7 @@ __all__ = [
     "LaplaceVotes",
     "Ledger",
     "LedgerError",
+    "MeanAnswerAnnotator",
     "NoiseSource",
     "NoisyVotes",
     "PrivacyAccount",
