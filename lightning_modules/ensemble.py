@@ -121,8 +121,8 @@ class TeacherEnsemble(LightningModule):
         shift: Pixels by which each image is moved at most, up or down and to either side, anew in each step. On 240
             MNIST digits of 28x28 pixels, 2 is worth more than anything else here; it is not in B.
         label_smoothing: Between 0 and 1.
-        ridge: Penalty of a closed form in the place of training, see `solve_ridge`: for a network of which a linear head
-            is all that learns. A step then makes a whole chunk of teachers, each of its whole shard; `steps`,
+        ridge: Penalty of a closed form in the place of training, see `solve_ridge`: for a network that learns a linear
+            head and nothing else. A step then makes a whole chunk of teachers, each of its whole shard; `steps`,
             `optimizer`, `schedule` and `label_smoothing` play no part. None trains.
         vectorised: Train a chunk by `vmap`; None does so except on a CPU, where it is slower.
         workers: Threads on a CPU; None as many as torch would use.
