@@ -1,0 +1,392 @@
+"""C Algorithm 2 through the real entry points: what the annotator is given, charged, written, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning import Trainer, seed_everything
+from support.runs import BATCH_SIZE, QUIET, checkpoint, distil, equal, fit, leaks, networks
+from torch import nn
+
+from datamodules import Digits, Latent
+from lightning_modules import DPDFD, DPSD
+from lightning_modules.cli import TranscriptionCLI
+from lightning_modules.components import SmallCNN
+from lightning_modules.components.losses import decoupled_kd, output_gradients
+from lightning_modules.ensemble_teacher import EnsembleTeacher
+from lightning_modules.private_ensemble import PrivateEnsemble
+from lightning_modules.private_teacher import TeacherError
+from privacy.annotators import GradientAnnotator
+from privacy.composition import compose
+from privacy.published import published_dpdfd_epsilon
+from privacy.releases import Gaussian
+
+TEACHERS, STEPS, SIGMA = 3, 3, 20.0
+SHAPE = (1, 8, 8)
+LAST = "--ckpt_path=run/checkpoints/last.ckpt"
+SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
+
+
+@pytest.fixture(scope="module")
+def trained_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ensemble of the digits, trained once."""
+    folder, before = tmp_path_factory.mktemp("ensemble"), Path.cwd()
+    os.chdir(folder)
+    try:
+        fit(
+            {
+                "seed_everything": 0,
+                "trainer": {"max_epochs": -1, "default_root_dir": "run", "log_every_n_steps": 1},
+                "model": {"class_path": "TeacherEnsemble", "init_args": {"network": SMALL, "steps": 20, "workers": 1}},
+                "data": {
+                    "class_path": "Shards",
+                    "init_args": {
+                        "dataset": {"class_path": "Digits"},
+                        "num_teachers": TEACHERS,
+                        "batch_size": 40,
+                        "steps_per_epoch": 20,
+                    },
+                },
+            },
+            *QUIET,
+        )
+    finally:
+        os.chdir(before)
+    return folder / "run" / "checkpoints" / "last.ckpt"
+
+
+@pytest.fixture
+def place(folder: Path, trained_ensemble: Path) -> Path:
+    """A working folder with `teachers/digits.ckpt` and `teachers/ensemble.ckpt`."""
+    (folder / "teachers" / "ensemble.ckpt").write_bytes(trained_ensemble.read_bytes())
+    return folder
+
+
+def run(
+    folder: str = "run", *arguments: str, annotator: dict[str, Any] | None = None, epochs: int = 1, **model: Any
+) -> TranscriptionCLI:
+    settings: dict[str, Any] = {"teacher": "teachers/ensemble.ckpt", "images": "prior", **model}
+    release = {"release": "ensemble", "noise_multiplier": SIGMA, **(annotator or {})}
+    return distil(folder, *arguments, model=settings, annotator=release, steps=STEPS, epochs=epochs)
+
+
+def bound(steps: int) -> float:
+    return compose({Gaussian(mu=2 * math.sqrt(BATCH_SIZE) / SIGMA): steps}, 1e-5).epsilon
+
+
+@pytest.mark.parametrize("images", ["prior", "both"])
+def test_a_run_is_charged_and_says_for_whom(place: Path, images: str) -> None:
+    model = run(images=images).model
+    account = model.annotator.account
+    assert account.counts() == {model.annotator.charge: STEPS}
+    assert account.epsilon() == pytest.approx(bound(STEPS)) == model.guarantee().epsilon
+    record = json.loads(Path("run/result.json").read_text())
+    guarantee = json.loads(Path("run/guarantee.json").read_text())["guarantee"]
+    assert record["epsilon_record"] == pytest.approx(bound(STEPS))
+    assert record["epsilon_published"] == pytest.approx(
+        published_dpdfd_epsilon(1e-3, 10, BATCH_SIZE, STEPS, SIGMA, 1e-5)
+    )
+    assert (record["steps"], record["queries"], record["paper"]) == (STEPS, STEPS * BATCH_SIZE, "C")
+    assert record["published_claim"].startswith("C ") and record["published_claim"].endswith("Theorem 3")
+    assert 0 <= record["accuracy"] <= 1 and record["teacher_accuracy"] > 0.2
+    assert record["unit"] == "one training record of one teacher"
+    assert guarantee["epsilon"] == pytest.approx(bound(STEPS))
+    assert guarantee["unit"] == "one training record of one teacher"
+    page = Path("run/guarantee.md").read_text()
+    assert "the sum over all teachers" in page and "one record moves one row of each image by up to 2C" in page
+    assert "VOID" not in page
+
+
+def test_the_ledger_lies_beside_the_ensemble(place: Path) -> None:
+    run("first", annotator={"scope": "run"})
+    second = run("second").model.annotator.account
+    assert Path("teachers/ensemble.ckpt.ledger.jsonl").is_file()
+    assert second.epsilon() == pytest.approx(bound(2 * STEPS))
+    assert second.epsilon(scope="run") == pytest.approx(bound(STEPS))
+
+
+def test_the_number_of_records_is_of_all_shards_together(place: Path) -> None:
+    model = run().model
+    assert model.annotator.num_records == 1435
+    with pytest.raises(ValueError, match=r"delta must lie below 1/N .* 1435 records"):
+        run("other", annotator={"delta": 1e-3})
+
+
+def ensemble_weights() -> list[torch.Tensor]:
+    weights = torch.load("teachers/ensemble.ckpt", map_location="cpu", weights_only=True)["ensemble"]["weights"]
+    each = [teacher for values in weights.values() if values.is_floating_point() for teacher in values]
+    return [values for values in each if values.numel() >= 4 and len(values.unique()) > 1]
+
+
+def let_the_run_hold_a_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin in which one of them is a submodule."""
+    setup = DPDFD.setup
+
+    def leaky(self: DPDFD, stage: str) -> None:
+        setup(self, stage)
+        teacher = self.teacher
+        assert isinstance(teacher, EnsembleTeacher)
+        self.copy_of_teacher = teacher._ensemble._teachers.network(1)
+
+    monkeypatch.setattr(DPDFD, "setup", leaky)
+
+
+@pytest.mark.parametrize("leaky", [False, True])
+def test_no_file_holds_a_teacher(place: Path, monkeypatch: pytest.MonkeyPatch, leaky: bool) -> None:
+    if leaky:
+        let_the_run_hold_a_teacher(monkeypatch)
+    run()
+    assert bool(leaks("run", ensemble_weights())) is leaky
+
+
+def test_a_budget_ends_the_run(place: Path) -> None:
+    target = bound(2) * (1 + 1e-9)
+    model = run(annotator={"target_epsilon": target}).model
+    assert model.steps_done == 2 and model.annotator.account.epsilon() <= target
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, step: int, go: Callable[[], Any]) -> None:
+    method = DPDFD.on_train_batch_end
+
+    def failing(self: DPDFD, *arguments: Any) -> None:
+        method(self, *arguments)
+        if self.steps_done == step:
+            raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DPDFD, "on_train_batch_end", failing)
+        with pytest.raises(InterruptedError):
+            go()
+
+
+def quiet(folder: str, *arguments: str) -> TranscriptionCLI:
+    """Without noise; dropout in the student is drawn again."""
+    student = {"class_path": "DataLensClassifier"}
+    return run(folder, *arguments, annotator={"noise_multiplier": 0.0}, epochs=2, images="both", student=student)
+
+
+@pytest.mark.parametrize("step", [1, STEPS, STEPS + 2])
+def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    whole = networks(quiet("whole"))
+    interrupted(monkeypatch, step, lambda: quiet("run"))
+    assert checkpoint()["distillation"]["steps_done"] == step
+    resumed = quiet("run", LAST)
+    assert resumed.model.steps_done == 2 * STEPS
+    assert equal(whole, networks(resumed))
+
+
+def test_a_resumed_run_pays_for_every_step_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(monkeypatch, 2, lambda: run(epochs=2))
+    model = run("run", LAST, epochs=2).model
+    assert model.annotator.calls_made() == 2 * STEPS == model.planned_calls and not model.plan_changed
+    assert model.annotator.account.epsilon() == pytest.approx(bound(2 * STEPS))
+
+
+def test_a_file_of_one_teacher_is_refused_before_anything_is_charged(place: Path) -> None:
+    with pytest.raises(TeacherError, match=r"digits\.ckpt holds no ensemble: give a checkpoint of .* TeacherEnsemble"):
+        run(teacher="teachers/digits.ckpt")
+    with pytest.raises(TeacherError, match=r"none\.ckpt of an ensemble does not exist.*sweeps/ensemble_"):
+        run(teacher="teachers/none.ckpt")
+    assert not list(Path("teachers").glob("*.jsonl"))
+
+
+def test_a_file_of_many_teachers_is_refused_by_a_release_of_one(place: Path) -> None:
+    with pytest.raises(TeacherError, match=r"ensemble\.ckpt holds"):
+        run(annotator={"release": "per_sample"})
+    assert not list(Path("teachers").glob("*.jsonl"))
+
+
+def test_one_network_of_a_script_is_no_ensemble() -> None:
+    module = DPDFD(
+        num_classes=10, image_shape=SHAPE, batch_size=4, teacher=SmallCNN(image_shape=SHAPE), images="prior",
+        annotator=GradientAnnotator(release="ensemble"),
+    )  # fmt: skip
+    with pytest.raises(TeacherError, match=r"must be the file of an ensemble, or an nn\.ModuleList"):
+        module.setup("fit")
+
+
+def test_one_unusable_teacher_is_refused_before_anything_is_charged(place: Path) -> None:
+    content = torch.load("teachers/ensemble.ckpt", weights_only=True)
+    content["ensemble"]["weights"]["head.bias"][2, 0] = torch.nan
+    torch.save(content, "teachers/ensemble.ckpt")
+    with pytest.raises(TeacherError, match=r"teacher 2 of ensemble .* not finite"):
+        run()
+    assert not list(Path("teachers").glob("*.jsonl"))
+
+
+def test_dpsd_has_one_teacher() -> None:
+    with pytest.raises(ValueError, match=r"annotator\.release must not be ensemble for DPSD.* DPDFD takes many"):
+        DPSD(
+            num_classes=10, image_shape=SHAPE, batch_size=4, teacher="teachers/digits.ckpt", images="prior",
+            annotator=GradientAnnotator(release="ensemble"),
+        )  # fmt: skip
+
+
+def test_it_is_tested_without_any_teacher(place: Path) -> None:
+    run()
+    for file in Path("teachers").iterdir():
+        file.unlink()
+    module = DPDFD.load_from_checkpoint(
+        "run/checkpoints/last.ckpt", weights_only=True, annotator=GradientAnnotator(release="ensemble")
+    )
+    assert module(torch.zeros(2, *SHAPE)).shape == (2, 10)
+
+
+class Watching(GradientAnnotator):
+    """Keeps what it is given and what it gives."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
+        released = super().annotate(gradients)
+        self.seen.append((gradients.clone(), released.clone()))
+        return released
+
+
+def small_networks(count: int) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [SmallCNN(image_shape=SHAPE, width=4, hidden=16).eval() for _ in range(count)]
+
+
+def script(teachers: list[nn.Module], *, kind: type[DPDFD] = DPDFD, steps: int = 2) -> tuple[DPDFD, list[torch.Tensor]]:
+    """A run without noise on these teachers, and the images of each of its steps."""
+    images: list[torch.Tensor] = []
+
+    class Looking(kind):  # type: ignore[misc, valid-type]
+        def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:
+            images.append(super().draw_images(step, latents))
+            return images[-1]
+
+    seed_everything(5, verbose=False)
+    module = Looking(
+        num_classes=10, image_shape=SHAPE, batch_size=BATCH_SIZE, teacher=nn.ModuleList(teachers), images="prior",
+        annotator=Watching(release="ensemble", noise_multiplier=0.0), student=SmallCNN, dkd_alpha=0.7, dkd_beta=3.0,
+    )  # fmt: skip
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0, callbacks=[],
+    )  # fmt: skip
+    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=steps, batch_size=BATCH_SIZE))
+    return module, images[:steps]
+
+
+def each_alone(teachers: list[nn.Module], outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """Gradients of the distillation loss to each network by itself, asked without any ensemble: (n, B, c)."""
+    with torch.no_grad():
+        answers = [network.eval()(images) for network in teachers]
+    return torch.stack(
+        [
+            output_gradients(outputs, lambda free, answer=answer: decoupled_kd(free, answer, alpha=0.7, beta=3.0))  # type: ignore[misc]
+            for answer in answers
+        ]
+    )
+
+
+class MeanOfTeachers(DPDFD):
+    """The twin that asks all teachers for one answer: each row is then one that every record moves."""
+
+    def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.teacher, EnsembleTeacher)
+        answers = self.teacher.each(images)
+        mean = answers.mean(dim=0)
+        rows = output_gradients(outputs, lambda free: decoupled_kd(free, mean, alpha=0.7, beta=3.0))
+        return rows.expand_as(answers)
+
+
+@pytest.mark.parametrize("kind", [DPDFD, MeanOfTeachers])
+def test_the_annotator_is_given_each_teachers_own_gradients(kind: type[DPDFD], monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs: list[torch.Tensor] = []
+    annotate = DPDFD.annotate
+
+    def watched(self: DPDFD, given: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        outputs.append(given.clone())
+        return annotate(self, given, images)
+
+    monkeypatch.setattr(DPDFD, "annotate", watched)
+    teachers = small_networks(4)
+    module, images = script(teachers, kind=kind)
+    assert isinstance(module.annotator, Watching) and len(module.annotator.seen) == 2 == len(images)
+    for (gradients, released), asked, shown in zip(module.annotator.seen, outputs, images, strict=True):
+        assert gradients.shape == (4, BATCH_SIZE, 10) and not gradients.requires_grad
+        own = each_alone(teachers, asked, shown)
+        assert torch.allclose(gradients, own, atol=1e-5) is (kind is DPDFD)
+        assert not torch.allclose(gradients, own.flip(0), atol=1e-5)
+        # Without noise what is released is the mean of the rows, each normalised by itself.
+        rows = own.double()
+        mean = (1e-3 * rows / (rows.norm(dim=2, keepdim=True) + 1e-4)).mean(dim=0)
+        assert torch.allclose(released.double(), mean, atol=1e-8) is (kind is DPDFD)
+
+
+@pytest.mark.parametrize("kind", [DPDFD, MeanOfTeachers])
+def test_one_other_teacher_changes_one_teachers_gradients_and_no_others_bits(kind: type[DPDFD]) -> None:
+    """What the price is computed for, on the run itself; later images follow from what was released."""
+    networks = small_networks(5)
+    (first, images), (second, others) = (script([*networks[:3], last], kind=kind, steps=1) for last in networks[3:])
+    assert torch.equal(images[0], others[0])
+    assert isinstance(first.annotator, Watching) and isinstance(second.annotator, Watching)
+    one, other = first.annotator.seen[0][0], second.annotator.seen[0][0]
+    changed = [not torch.equal(one[number], other[number]) for number in range(4)]
+    assert changed == ([False] * 3 + [True] if kind is DPDFD else [True] * 4)
+    farthest = float((first.annotator.seen[0][1] - second.annotator.seen[0][1]).norm(dim=1).max())
+    assert farthest > 0
+    if kind is DPDFD:
+        assert farthest <= 2 * 1e-3 / 4 * (1 + 1e-5)
+
+
+def test_a_script_may_give_networks() -> None:
+    module, _ = script(small_networks(3))
+    assert module.steps_done == 2 and module.annotator.account.counts() == {module.annotator.charge: 2}
+    assert isinstance(module.teacher, EnsembleTeacher) and module.teacher.num_teachers == 3
+    assert not any("teacher" in name for name in module.state_dict())
+
+
+def test_a_script_of_networks_that_do_not_fit_is_refused() -> None:
+    with pytest.raises(TeacherError, match="teacher 1 of the ensemble is of no use here"):
+        script([small_networks(1)[0], SmallCNN(image_shape=SHAPE, num_classes=3)])
+
+
+class Moody(nn.Module):
+    """Finite on blank images, NaN on every other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        flat = images.flatten(1)
+        logits: torch.Tensor = self.head(flat)
+        return torch.where(flat.abs().sum(dim=1, keepdim=True) > 0, torch.full_like(logits, torch.nan), logits)
+
+
+def test_a_teacher_that_breaks_on_images_neither_stops_the_run_nor_moves_the_others() -> None:
+    networks = small_networks(4)
+    broken, _ = script([*networks[:3], Moody()], steps=1)
+    working, _ = script(networks, steps=1)
+    assert isinstance(broken.annotator, Watching) and isinstance(working.annotator, Watching)
+    (one, released), (other, _) = broken.annotator.seen[0], working.annotator.seen[0]
+    assert torch.isfinite(one).all() and torch.isfinite(released).all()
+    assert torch.equal(one[:3], other[:3]) and not torch.equal(one[3], other[3])
+    assert broken.annotator.account.counts() == working.annotator.account.counts()
+
+
+def test_many_teachers_are_asked_for_the_images_that_are_charged(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[int] = []
+    look = PrivateEnsemble.logits
+
+    def counted(self: PrivateEnsemble, images: torch.Tensor) -> torch.Tensor:
+        shown.append(len(images))
+        return look(self, images)
+
+    monkeypatch.setattr(PrivateEnsemble, "logits", counted)
+    monkeypatch.setattr("lightning_modules.results.ResultRecord.on_fit_end", lambda *_: None)
+    account = run().model.annotator.account
+    assert shown == [BATCH_SIZE] * STEPS and account.queries() == STEPS * BATCH_SIZE
