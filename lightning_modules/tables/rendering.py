@@ -87,7 +87,7 @@ def render_table(spec: TableSpec, *, preset: str, results: str | Path = "results
     if spec.kind == "figure":
         figure = _figure(spec, rows)
         written += [save_figure(figure, place / "figure.svg"), save_figure(figure, place / "figure.png")]
-    write_atomically(written[1], as_markdown(spec, preset, rows))
+    write_atomically(written[1], as_markdown(spec, preset, rows, beside=_beside(spec, preset, rows, Path(results))))
     return written
 
 
@@ -145,8 +145,15 @@ def read_rows(spec: TableSpec, preset: str, folder: Path) -> list[Row]:
     return rows
 
 
-def as_markdown(spec: TableSpec, preset: str, rows: Sequence[Row]) -> str:
-    """The table, its competitors, footnotes and where it comes from."""
+def as_markdown(spec: TableSpec, preset: str, rows: Sequence[Row], *, beside: Sequence[str] = ()) -> str:
+    """The table, its competitors, footnotes and where it comes from.
+
+    Args:
+        spec: The table.
+        preset: Name of the preset.
+        rows: Its rows.
+        beside: Lines below it, on other tables.
+    """
     notes = _Notes()
     axes = [axis for axis, _ in rows[0].labels]
     lines = [f"# {spec.title}", ""]
@@ -169,6 +176,7 @@ def as_markdown(spec: TableSpec, preset: str, rows: Sequence[Row]) -> str:
     lines += ["", LEGEND, ""]
     if any(row.outdated for row in rows):
         lines += ["† Measured before its configuration last changed; the command below measures it again.", ""]
+    lines += beside
     lines += _competitors(spec, rows, notes)
     lines += _not_run(spec, rows, notes)
     lines += notes.lines()
@@ -227,6 +235,27 @@ def _printed(spec: TableSpec, labels: Mapping[str, str]) -> Published | None:
     wanted = {"method": spec.method or "", **labels}
     found = [row for row in published() if row.paper == spec.paper and row.table == spec.table and row.matches(wanted)]
     return found[0] if len(found) == 1 else None
+
+
+def _beside(spec: TableSpec, preset: str, rows: Sequence[Row], results: Path) -> list[str]:
+    """Rows of other tables at the same points, each with both of its ε, where they have been measured."""
+    columns = _columns(rows)
+    methods: dict[str, dict[str, str]] = {}
+    for entry in spec.beside:
+        other = TableSpec.read(str(entry["table"]))
+        folder = results / other.name / preset / "records"
+        if preset not in other.presets or not folder.is_dir():
+            continue
+        for row in read_rows(other, preset, folder):
+            at = dict(row.labels)
+            heading = f"{at.get('dataset')}, ε = {at.get('epsilon')}"
+            chosen = all(at.get(axis) == str(value) for axis, value in (entry.get("cell") or {}).items())
+            if chosen and row.records and (at.get("dataset"), at.get("epsilon")) in columns:
+                methods.setdefault(str(entry["label"]), {})[heading] = (
+                    f"{_ours(row)} (record-level ε = {_number(row.largest('epsilon_record'))})"
+                )
+    headings = [f"{dataset}, ε = {epsilon}" for dataset, epsilon in columns]
+    return _by_method("Ours, from other tables:", methods, headings)
 
 
 def _competitors(spec: TableSpec, rows: Sequence[Row], notes: _Notes) -> list[str]:

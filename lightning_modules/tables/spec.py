@@ -51,7 +51,7 @@ __all__ = ["Cell", "FitSpec", "Preset", "SpecError", "TableSpec", "list_specs"]
 
 KEYS = {
     "title", "kind", "paper", "published", "method", "note", "fits", "axes", "skip", "seeds", "presets", "figure",
-    "seeded", "selection",
+    "seeded", "selection", "beside",
 }  # fmt: skip
 PRESET_KEYS = {"seeds", "axes", "set", "seconds", "note"}
 FIGURE_KEYS = {"x", "log", "label"}
@@ -165,6 +165,7 @@ class TableSpec:
         figure: For figures: `x` (an axis of numbers), `log` and `label`.
         skip: Values of axes whose combination is left out.
         seeded: Fits that take the cell's seed.
+        beside: Rows of other tables that are shown with this one: `table`, `label`, and `cell`, labels to choose by.
         selection: `last` step, or `best_on_test`, which the rendered table then says.
         path: What it was read by.
     """
@@ -181,6 +182,7 @@ class TableSpec:
     figure: Mapping[str, Any] = field(default_factory=dict)
     skip: Sequence[Mapping[str, str]] = ()
     seeded: Sequence[str] = ()
+    beside: Sequence[Mapping[str, Any]] = ()
     selection: str = "last"
     path: str = ""
 
@@ -226,6 +228,7 @@ class TableSpec:
             presets=presets,
             figure=figure,
             skip=_skip(values.get("skip") or [], axes, where),
+            beside=_beside(values.get("beside") or [], where),
             seeded=_seeded(values.get("seeded") or [], fits, where),
             selection=selection,
             path=where,
@@ -288,6 +291,15 @@ def _seeded(given: Sequence[str], fits: Mapping[str, Any], where: str) -> tuple[
     if unknown := set(given) - set(fits):
         raise SpecError(f"{where}, seeded: fits are {sorted(fits)}, got {sorted(unknown)}")
     return (*given, list(fits)[-1])
+
+
+def _beside(entries: Any, where: str) -> tuple[Mapping[str, Any], ...]:
+    for entry in entries:
+        _only(entry, {"table", "label", "cell"}, f"{where}, beside")
+        if missing := {"table", "label"} - set(entry):
+            raise SpecError(f"{where}, beside: `{'`, `'.join(sorted(missing))}` needed")
+        _locate(str(entry["table"]))
+    return tuple(entries)
 
 
 def list_specs() -> list[TableSpec]:

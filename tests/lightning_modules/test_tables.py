@@ -318,6 +318,17 @@ def test_anchors_that_protect_another_unit_are_left_out(spec: TableSpec) -> None
     assert "PSG (Chen et al. 2022)" in section(file.read_text(), "Other methods, as printed:")
 
 
+def test_rows_of_another_table_stand_beside(spec: TableSpec) -> None:
+    record(spec, "cpu", {("MNIST", "1", 0): 0.5, ("FashionMNIST", "1", 0): 0.25})
+    chosen = [{"table": "t.yaml", "label": "ours elsewhere", "cell": {"dataset": "MNIST"}}]
+    Path("other.yaml").write_text(yaml.safe_dump({**SPEC, "title": "Another", "beside": chosen}, sort_keys=False))
+    _, file = render_table(TableSpec.read("other.yaml"), preset="cpu", results="results")
+    cells = section(file.read_text(), "Ours, from other tables:")
+    assert "| ours elsewhere | 50.00 % (record-level ε =" in cells and "25.00 %" not in cells
+    with pytest.raises(SpecError, match="`label` needed"):
+        written({**SPEC, "beside": [{"table": "t.yaml"}]})
+
+
 def test_figures_of_an_earlier_configuration_are_marked(spec: TableSpec) -> None:
     record(spec, "smoke", {("MNIST", "1", 0): 0.5})
     _, text = render_table(spec, preset="smoke", results="results")
