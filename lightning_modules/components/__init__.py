@@ -22,6 +22,7 @@ from lightning_modules.components.scattering import Scattering2d, ScatteringClas
 from lightning_modules.components.silhouettes import SilhouettePrior
 from lightning_modules.components.small_nets import DataLensClassifier, SmallCNN, TwoConvNet
 from lightning_modules.components.vae import ConvVAE
+from lightning_modules.components.whitening import WhitenedScatteringClassifier
 
 __all__ = [
     "CandidateSchedule",
@@ -46,6 +47,7 @@ __all__ = [
     "SmallCNN",
     "StrokePrior",
     "TwoConvNet",
+    "WhitenedScatteringClassifier",
     "build_network",
     "check_network",
     "logits_and_features",

@@ -178,7 +178,9 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
 
         rows = read_rows(installed, "paper", Path("nowhere"))
         # Of a curve the papers print a few points at most.
-        found = [row.printed is not None for row in rows]
+        # B Table II is of a data set alone that is not at hand: it stands below ours.
+        datasets = {row.dataset for row in published() if (row.paper, row.table) == (installed.paper, installed.table)}
+        found = [row.printed is not None for row in rows if dict(row.labels)["dataset"] in datasets]
         assert any(found) if installed.kind == "figure" else all(found)
 
 
@@ -208,6 +210,7 @@ def test_all_tables_have_one_teacher_for_each_data_set(preset: str) -> None:
         for installed in list_specs()
         if "teacher" not in installed.seeded
         for cell in installed.cells(preset)
+        if "teacher" in cell.fit.parents  # B has ensembles
     }
     assert sorted(teachers.values()) == ["FashionMNIST", "MNIST"]
 

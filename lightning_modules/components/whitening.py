@@ -1,0 +1,195 @@
+"""Fixed features whose scale in every direction is evened out by statistics of images drawn by rule: free of charge."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lightning_modules.components.classifiers import ImageClassifier
+from lightning_modules.components.priors import ImagePrior, StrokePrior
+from lightning_modules.components.scattering import Scattering2d
+
+__all__ = ["WhitenedScattering", "WhitenedScatteringClassifier", "whitening_of"]
+
+#: Features of a prior's images, by all that decides them: a teacher and its student look at the same.
+_DRAWN: dict[tuple[object, ...], Tensor] = {}
+
+
+def whitening_of(features: Tensor, *, power: float, floor: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, directions and gains that even the features' variances out.
+
+    A direction of variance v is multiplied by (v + f)^-power, f = floor times the mean variance; directions that no
+    feature vector has a part in count as v = 0. With power 0.5 and no floor that is whitening; less leaves some of the
+    difference, which is where the signal is.
+
+    Args:
+        features: (N, F), of public images.
+        power: at least 0.
+        floor: above 0.
+
+    Returns:
+        Mean (F,); orthonormal directions (F, k), k < N; and gains (k,) relative to that of all other directions, which
+        is 1. float32.
+    """
+    middle = features.double().mean(dim=0)
+    rows = (features.double() - middle) / max(1, len(features)) ** 0.5
+    squares, vectors = torch.linalg.eigh(rows @ rows.T)
+    least = floor * squares.sum() / features.shape[1]
+    # Below a hundredth of the floor a direction is like those that are left out.
+    kept = squares > 0.01 * least
+    squares, vectors = squares[kept], vectors[:, kept]
+    directions = rows.T @ vectors / squares.sqrt()
+    gains = (1 + squares / least) ** -power
+    return middle.float(), directions.float(), gains.float()
+
+
+class WhitenedScattering(nn.Module):
+    """Scattering features, normalised by groups within each image, then whitened by a prior's statistics.
+
+    What whitening needs is taken from images that nobody owns, so a teacher by DP-SGD on these features costs what it
+    costs on plain ones, and its noise is spent on directions that have been made alike. The statistics are buffers: a
+    checkpoint holds them, whatever later versions of the prior draw.
+
+    Args:
+        image_shape: channels, height, width.
+        prior: images of about the kind that will be classified.
+        scales: see `Scattering2d`.
+        angles: see `Scattering2d`.
+        groups: see `ScatteringClassifier`.
+        power: see `whitening_of`.
+        floor: see `whitening_of`.
+        images: how many of the prior's are looked at.
+    """
+
+    mean: Tensor
+    directions: Tensor
+    gains: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        *,
+        image_shape: tuple[int, int, int],
+        prior: ImagePrior,
+        scales: int,
+        angles: int,
+        groups: int,
+        power: float,
+        floor: float,
+        images: int,
+    ) -> None:
+        super().__init__()
+        self.scattering = Scattering2d(image_shape=image_shape, scales=scales, angles=angles)
+        channels, height, width = self.scattering.output_shape
+        if groups < 1 or channels % groups:
+            raise ValueError(f"groups must divide the {channels} scattering channels, got {groups}")
+        if not power >= 0 or not floor > 0 or images < 2:
+            raise ValueError(
+                f"power must be 0 or more, floor above 0 and images 2 or more, got {power}, {floor} and {images}"
+            )
+        self.norm = nn.GroupNorm(groups, channels, affine=False)
+        self.output_shape = (channels * height * width,)
+        drawn = self._features_of(prior, tuple(image_shape), images)
+        mean, directions, gains = whitening_of(drawn, power=power, floor=floor)
+        # As long as the plain features are on the average, so that rates and clipping norms mean the same.
+        self.register_buffer("mean", mean)
+        self.register_buffer("directions", directions)
+        self.register_buffer("gains", gains)
+        self.register_buffer("scale", torch.ones(()))
+        self.scale = drawn.norm(dim=1).mean() / self._whitened(drawn).norm(dim=1).mean()
+
+    def _features_of(self, prior: ImagePrior, shape: tuple[int, ...], count: int) -> Tensor:
+        """Features (count, F) before whitening of the prior's first images."""
+        settings = tuple(sorted(vars(prior).items()))
+        plain = all(isinstance(value, int | float | str | tuple | None) for _, value in settings)
+        key = (
+            type(prior),
+            settings,
+            shape,
+            self.scattering.scales,
+            self.scattering.angles,
+            self.norm.num_groups,
+            count,
+        )
+        if plain and key in _DRAWN:
+            return _DRAWN[key]
+        draw = torch.Generator().manual_seed(0)
+        pieces = [min(500, count - start) for start in range(0, count, 500)]
+        size = (shape[0], shape[1], shape[2])
+        drawn = [prior.sample(n, image_shape=size, generator=draw, device=torch.device("cpu")) for n in pieces]
+        features = torch.cat([self.plain(images) for images in drawn])
+        if plain:
+            _DRAWN.clear()
+            _DRAWN[key] = features
+        return features
+
+    @torch.no_grad()
+    def plain(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to features (N, F) before whitening."""
+        features: Tensor = self.norm(self.scattering(images)).flatten(1)
+        return features
+
+    def _whitened(self, features: Tensor) -> Tensor:
+        centred = features - self.mean
+        along = centred @ self.directions
+        return self.scale * (centred + (along * (self.gains - 1)) @ self.directions.T)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to features (N, F)."""
+        return self._whitened(self.plain(images))
+
+
+class WhitenedScatteringClassifier(ImageClassifier):
+    """A linear classifier on whitened scattering features, for training by DP-SGD and for students of such teachers.
+
+    Args:
+        num_classes: number of classes c.
+        image_shape: channels, height, width.
+        prior: images by whose statistics the features are whitened. Default: `StrokePrior`.
+        scales: J.
+        angles: L.
+        groups: see `ScatteringClassifier`.
+        power: how far variances are evened out, 0 to 0.5; see `whitening_of`.
+        floor: see `whitening_of`.
+        images: how many images of the prior are looked at.
+
+    Raises:
+        ValueError: a setting that does not fit.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int = 10,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        prior: ImagePrior | None = None,
+        scales: int = 2,
+        angles: int = 8,
+        groups: int = 27,
+        power: float = 0.25,
+        floor: float = 0.01,
+        images: int = 1000,
+    ) -> None:
+        super().__init__()
+        self.front = WhitenedScattering(
+            image_shape=image_shape,
+            prior=prior or StrokePrior(),
+            scales=scales,
+            angles=angles,
+            groups=groups,
+            power=power,
+            floor=floor,
+            images=images,
+        )
+        self.head = nn.Linear(self.front.output_shape[0], num_classes)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to the head's input (N, F)."""
+        features: Tensor = self.front(images)
+        return features
+
+    def after_front(self, features: Tensor) -> Tensor:
+        """Map what `front` gives of images, (N, F), to logits (N, c)."""
+        logits: Tensor = self.head(features)
+        return logits

@@ -1,0 +1,100 @@
+"""What a function made of images in their place: computed once, each image by itself, each shard by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from datamodules import Digits, ImageDataset, ShardedRecords, shard_of
+from datamodules.mapped import MappedRecords
+
+N = 10
+
+
+@pytest.fixture
+def records() -> ImageDataset:
+    return Digits().read("train")
+
+
+class Watched:
+    """Rows and columns added up, and how many images were in each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def __call__(self, images: Tensor) -> Tensor:
+        self.calls.append(len(images))
+        return torch.cat([images.sum(dim=2), images.sum(dim=3)], dim=2).flatten(1)
+
+
+def test_inputs_are_what_the_function_makes_of_each_image(records: ImageDataset) -> None:
+    function = Watched()
+    mapped = MappedRecords.of(records, function, piece=500)
+    assert function.calls == [500, 500, 435] and len(mapped) == len(records) == 1435
+    images, labels = records.__getitems__([3, 1400, 3])
+    inputs, same = mapped.__getitems__([3, 1400, 3])
+    assert inputs.shape == (3, 16) and torch.equal(inputs, Watched()(images)) and torch.equal(same, labels)
+    one, label = mapped[1400]
+    assert torch.equal(one, inputs[1]) and torch.equal(label, labels[1])
+    # By a tensor as by a list.
+    assert torch.equal(mapped.__getitems__(torch.tensor([3, 1400, 3]))[0], inputs)
+    # A twin whose rows are out of step is another set of records.
+    assert not torch.equal(MappedRecords(mapped.inputs.roll(1, dims=0), mapped.labels).__getitems__([3])[0], inputs[:1])
+
+
+def test_what_is_kept_in_half_precision_is_given_in_full() -> None:
+    mapped = MappedRecords(torch.rand(4, 2, 3).half(), torch.arange(4))
+    for inputs in (mapped[2][0], mapped.__getitems__([2])[0][0], mapped.to(torch.device("cpu"))[2][0]):
+        assert inputs.dtype == torch.float32 and torch.equal(inputs, mapped.inputs[2].float())
+
+
+def test_a_label_for_each_input() -> None:
+    with pytest.raises(ValueError, match="inputs and labels must be of one length, got 3 and 2"):
+        MappedRecords(torch.zeros(3, 1), torch.zeros(2, dtype=torch.int64))
+
+
+def test_the_shards_of_mapped_records_are_those_of_the_images(records: ImageDataset) -> None:
+    plain = ShardedRecords.of(records, num_shards=N)
+    function = Watched()
+    mapped = plain.mapped(function)
+    assert len(mapped) == N and torch.equal(mapped.starts, plain.starts)
+    # Shard by shard: what is in one call must not tell of another shard.
+    assert function.calls == [len(plain.positions(shard)) for shard in range(N)]
+    for shard in range(N):
+        rows = torch.tensor(mapped.positions(shard))
+        images, labels = plain.records.__getitems__(rows)
+        inputs, same = mapped.records.__getitems__(rows)
+        assert torch.equal(inputs, Watched()(images).half().float()) and torch.equal(same, labels)
+    assert torch.equal(mapped.to(torch.device("cpu")).records.__getitems__([0, 99])[0], mapped.records.__getitems__([0, 99])[0])
+
+
+class OfTheCall:
+    """Looks at all images of a call, as a matrix product's last bits may."""
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return images.flatten(1) + len(images) * 1e-3
+
+
+def changed(first: ShardedRecords, second: ShardedRecords) -> list[int]:
+    found = []
+    for shard in range(len(first)):
+        one, other = (kept.records.__getitems__(torch.tensor(kept.positions(shard)))[0] for kept in (first, second))
+        if one.shape != other.shape or not torch.equal(one, other):
+            found.append(shard)
+    return found
+
+
+@pytest.mark.parametrize("position", [0, 700, 1434])
+def test_taking_a_record_out_changes_the_features_of_its_shard_alone(records: ImageDataset, position: int) -> None:
+    fewer = records.select(torch.arange(len(records)) != position)
+    first, second = (ShardedRecords.of(kept, num_shards=N) for kept in (records, fewer))
+    owner = int(shard_of(records.ids, num_shards=N)[position])
+    assert changed(first.mapped(OfTheCall()), second.mapped(OfTheCall())) == [owner]
+
+    # The twin asks about all shards in one call.
+    def at_once(shards: ShardedRecords) -> ShardedRecords:
+        assert isinstance(shards.records, ImageDataset)
+        return ShardedRecords(MappedRecords.of(shards.records, OfTheCall(), piece=10_000), shards.starts)
+
+    assert changed(at_once(first), at_once(second)) == list(range(N))
