@@ -247,7 +247,6 @@ class GradientAnnotator(Annotator):
     | `per_sample_full` | ḡ_i + N(0, σ²C² I), independent rows | B·(2/σ)² |
     | `batch_mean` | (1/B)(Σ ḡ_i + N(0, σ²C² I)), one vector: C Algorithm 1 to the letter | (2B/σ)² |
     | `batch_mean_rows` | (1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector: D Eq. 3 to the letter | B·(2/σ)² |
-
     | `ensemble` | (1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) of n teachers on disjoint shards: C Algorithm 2 | B·(2/σ)² |
 
     `batch_mean` and `batch_mean_rows` carry no label of any image and distil nothing. For `ensemble` one record changes

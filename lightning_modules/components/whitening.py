@@ -169,7 +169,7 @@ class WhitenedScatteringClassifier(ImageClassifier):
         groups: int = 27,
         power: float = 0.25,
         floor: float = 0.01,
-        images: int = 1000,
+        images: int = 2000,
     ) -> None:
         super().__init__()
         self.front = WhitenedScattering(
