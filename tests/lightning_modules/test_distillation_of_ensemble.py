@@ -1,0 +1,461 @@
+"""Distillation of many private teachers: asked once through the door, paid once, and public from there on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import BATCH_SIZE, QUIET, checkpoint, equal, fit, leaks, networks
+from support.seeded import Seeded
+from torch import Tensor, nn
+
+from lightning_modules import Distillation
+from lightning_modules.cli import TranscriptionCLI, main
+from lightning_modules.components import SmallCNN
+from lightning_modules.ensemble_teacher import EnsembleTeacher
+from lightning_modules.private_ensemble import PrivateEnsemble
+from lightning_modules.private_teacher import TeacherError
+from privacy import BudgetExceeded, Gaussian, compose
+from privacy.answer_annotator import AnswerAnnotator
+from privacy.calibration import calibrate_noise
+from privacy.mean_answer_annotator import MeanAnswerAnnotator
+
+SHAPE = (1, 8, 8)
+LAST = "--ckpt_path=run/checkpoints/last.ckpt"
+SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
+#: 20 images are three batches of 8.
+QUERIES, CALLS, STEPS = 20, 3, 4
+
+
+def bound(calls: int, *, sigma: float) -> float:
+    return compose({Gaussian(mu=2 * math.sqrt(BATCH_SIZE) / sigma): calls}, 1e-5).epsilon
+
+
+SIGMA = calibrate_noise(lambda sigma: bound(CALLS, sigma=sigma), 10.0).value
+
+
+@pytest.fixture(scope="module")
+def linear_teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 linear teachers of the digits, made once by the command that a user would type."""
+    folder, before = tmp_path_factory.mktemp("linear"), Path.cwd()
+    os.chdir(folder)
+    try:
+        main(["fit", "--config", "sweeps/ensemble_linear_digits.yaml", "--trainer.default_root_dir=made", *QUIET])
+    finally:
+        os.chdir(before)
+    return folder / "teachers" / "digits_linear_ensemble.ckpt"
+
+
+@pytest.fixture
+def place(tmp_path: Path, linear_teachers: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with the ensemble's file, and no ledger yet."""
+    (tmp_path / "teachers").mkdir()
+    (tmp_path / "teachers" / "digits_linear_ensemble.ckpt").write_bytes(linear_teachers.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def configuration(
+    folder: str = "run", *, epochs: int = 1, annotator: dict[str, Any] | None = None, **model: Any
+) -> dict[str, Any]:
+    door = {"noise_multiplier": SIGMA, **(annotator or {})}
+    return {
+        "seed_everything": 3,
+        "trainer": {
+            "max_epochs": epochs,
+            "accelerator": "cpu",
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "log_every_n_steps": 1,
+            "default_root_dir": folder,
+        },
+        "model": {
+            "class_path": "Distillation",
+            "init_args": {
+                "teacher": "teachers/digits_linear_ensemble.ckpt",
+                "student": SMALL,
+                "pool_size": 30,
+                "queries": QUERIES,
+                "annotator": {"class_path": "MeanAnswerAnnotator", "init_args": door},
+                **model,
+            },
+        },
+        "data": {
+            "class_path": "Latent",
+            "init_args": {"dataset": {"class_path": "Digits"}, "steps_per_epoch": STEPS, "batch_size": BATCH_SIZE},
+        },
+    }
+
+
+def run(folder: str = "run", *arguments: str, **settings: Any) -> TranscriptionCLI:
+    return fit(configuration(folder, **settings), *arguments)
+
+
+def test_a_run_costs_what_it_was_calibrated_for(place: Path) -> None:
+    model = run(annotator={"target_epsilon": 10.0, "scope": "run"}, epochs=2).model
+    account = model.annotator.account
+    assert model.steps_done == 2 * STEPS
+    assert account.counts() == {model.annotator.charge: CALLS} and model.planned_calls == CALLS
+    assert account.queries() == CALLS * BATCH_SIZE and model.noisy_answers.shape == (CALLS * BATCH_SIZE, 10)
+    assert 9.9999 < account.epsilon() <= 10.0
+    assert account.epsilon() == pytest.approx(bound(CALLS, sigma=SIGMA)) == model.guarantee().epsilon
+    record = json.loads(Path("run/result.json").read_text())
+    assert record["epsilon_record"] == pytest.approx(account.epsilon())
+    assert (record["queries"], record["steps"]) == (CALLS * BATCH_SIZE, 2 * STEPS)
+    assert record["unit"] == "one training record of one teacher"
+    guarantee = json.loads(Path("run/guarantee.json").read_text())["guarantee"]
+    assert guarantee["epsilon"] == pytest.approx(account.epsilon())
+    assert set(guarantee["artefacts"]) == {"student", "synthetic images", "noisy answers"}
+    page = Path("run/guarantee.md").read_text()
+    assert "one training record of one teacher" in page and "directions of their logits" in page and "VOID" not in page
+    # As many steps as wanted: they are free.
+    longer = run("longer", annotator={"target_epsilon": 10.0, "scope": "run"}, epochs=5).model
+    assert longer.annotator.account.epsilon(scope="run") == account.epsilon() and longer.steps_done == 5 * STEPS
+
+
+def test_a_second_student_of_the_same_teachers_adds_up(place: Path) -> None:
+    run("first")
+    second = run("second").model.annotator.account
+    assert Path("teachers/digits_linear_ensemble.ckpt.ledger.jsonl").is_file()
+    assert second.epsilon() == pytest.approx(bound(2 * CALLS, sigma=SIGMA))
+    assert second.epsilon(scope="run") == pytest.approx(bound(CALLS, sigma=SIGMA))
+    with pytest.raises(BudgetExceeded):
+        run("third", annotator={"target_epsilon": 15.0})
+
+
+def test_the_sweep_on_digits(place: Path) -> None:
+    """At an ε of 10 the student is far above chance."""
+    cli = main(
+        [
+            "fit", "--config", "sweeps/distillation_ensemble_digits.yaml", "--trainer.max_epochs=2",
+            "--model.pool_size=1000", "--data.steps_per_epoch=50", "--trainer.default_root_dir=run", *QUIET,
+        ]
+    )  # fmt: skip
+    assert cli is not None
+    account = cli.model.annotator.account
+    assert account.queries() == 2048 and 9.99 < account.epsilon() <= 10.0
+    assert float(cli.trainer.callback_metrics["val/accuracy"]) > 0.6
+
+
+class Interrupted(RuntimeError):
+    pass
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, step: int, go: Callable[[], Any]) -> None:
+    method = Distillation.on_train_batch_end
+
+    def failing(self: Distillation, *arguments: Any) -> None:
+        method(self, *arguments)
+        if self.steps_done == step:
+            raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Distillation, "on_train_batch_end", failing)
+        with pytest.raises(Interrupted):
+            go()
+
+
+def repeatable(folder: str, *arguments: str, **settings: Any) -> TranscriptionCLI:
+    """The same noise in every process that draws any; dropout in the student is drawn again."""
+    noise = {"noise": {"class_path": "support.seeded.Seeded"}}
+    student = {"class_path": "DataLensClassifier"}
+    return run(folder, *arguments, annotator=noise, student=student, epochs=2, **settings)
+
+
+def forget_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin that asks again when it is resumed."""
+    load = Distillation.on_load_checkpoint
+
+    def forgetful(self: Distillation, content: dict[str, Any]) -> None:
+        load(self, content)
+        self.noisy_answers = None
+
+    monkeypatch.setattr(Distillation, "on_load_checkpoint", forgetful)
+
+
+@pytest.mark.parametrize("step", [1, STEPS, STEPS + 2])
+def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    whole = networks(repeatable("whole"))
+    interrupted(monkeypatch, step, lambda: repeatable("run"))
+    assert checkpoint()["distillation"]["steps_done"] == step
+    resumed = repeatable("run", LAST)
+    assert resumed.model.steps_done == 2 * STEPS
+    assert equal(whole, networks(resumed))
+
+
+@pytest.mark.parametrize("forgetful", [False, True])
+def test_a_resumed_run_does_not_pay_again(place: Path, monkeypatch: pytest.MonkeyPatch, forgetful: bool) -> None:
+    interrupted(monkeypatch, 2, lambda: run(epochs=2))
+    released = checkpoint()["noisy_answers"]
+    assert released.shape == (CALLS * BATCH_SIZE, 10)
+    if forgetful:
+        forget_the_answers(monkeypatch)
+    model = run("run", LAST, epochs=2).model
+    times = 2 if forgetful else 1
+    assert model.annotator.account.counts() == {model.annotator.charge: times * CALLS}
+    assert model.annotator.account.epsilon() == pytest.approx(bound(times * CALLS, sigma=SIGMA))
+    assert model.guarantee().epsilon == pytest.approx(bound(times * CALLS, sigma=SIGMA))
+    assert torch.equal(model.noisy_answers, released) is not forgetful
+    assert model.plan_changed is forgetful
+
+
+def test_a_resumed_run_goes_on_where_the_target_is_used_up(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"annotator": {"target_epsilon": 10.0}, "epochs": 2}
+    interrupted(monkeypatch, 2, lambda: run(**settings))
+    assert run("run", LAST, **settings).model.steps_done == 2 * STEPS
+
+
+def interrupted_in_call(monkeypatch: pytest.MonkeyPatch, call: int, go: Callable[[], Any]) -> None:
+    """Fails after so many calls were answered."""
+    annotate, made = MeanAnswerAnnotator.annotate, 0
+
+    def failing(self: MeanAnswerAnnotator, logits: Tensor) -> Tensor:
+        nonlocal made
+        if made == call:
+            raise Interrupted
+        made += 1
+        return annotate(self, logits)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MeanAnswerAnnotator, "annotate", failing)
+        with pytest.raises(Interrupted):
+            go()
+
+
+def test_what_was_answered_before_a_crash_stays_paid(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first step there is no checkpoint: whoever begins anew asks anew, and the ledger knows both."""
+    interrupted_in_call(monkeypatch, 2, run)
+    with pytest.raises(BudgetExceeded):
+        run("again", annotator={"target_epsilon": 10.0})
+    model = run("again").model
+    assert model.annotator.account.counts() == {model.annotator.charge: 2 + CALLS}
+    assert model.annotator.account.epsilon() == pytest.approx(bound(2 + CALLS, sigma=SIGMA))
+    assert model.guarantee().epsilon == pytest.approx(bound(2 + CALLS, sigma=SIGMA))
+
+
+def ask_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin in which the teachers themselves answer the pool."""
+
+    def each(self: Distillation) -> Callable[[Tensor], Tensor]:
+        fit_answers(self)
+        teacher = self.teacher
+        assert isinstance(teacher, EnsembleTeacher)
+        return lambda images: teacher.each(images).mean(dim=0)
+
+    fit_answers = Distillation.fit_answers
+    monkeypatch.setattr(Distillation, "fit_answers", each)
+
+
+@pytest.mark.parametrize("peeking", [False, True])
+def test_other_teachers_change_nothing_once_the_answers_are_out(
+    place: Path, monkeypatch: pytest.MonkeyPatch, peeking: bool
+) -> None:
+    """What makes all that follows post-processing."""
+    if peeking:
+        ask_without_noise(monkeypatch)
+    interrupted(monkeypatch, 2, lambda: run(epochs=2))
+    before = Path("run/checkpoints/last.ckpt").read_bytes()
+    ends = []
+    for factor in (1.0, -3.0):
+        content = torch.load("teachers/digits_linear_ensemble.ckpt", weights_only=True)
+        content["ensemble"]["weights"]["head.weight"] *= factor
+        torch.save(content, "teachers/digits_linear_ensemble.ckpt")
+        Path("run/checkpoints/last.ckpt").write_bytes(before)
+        ends.append(networks(run("run", LAST, epochs=2)))
+    assert equal(*ends) is not peeking
+
+
+def test_the_ensemble_is_asked_about_the_queries_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Tensor] = []
+    drawn: list[int] = []
+    look, draw = PrivateEnsemble.logits, Distillation.draw_images
+
+    def watched(self: PrivateEnsemble, images: Tensor) -> Tensor:
+        asked.append(images)
+        return look(self, images)
+
+    def drawing(self: Distillation, step: int, latents: Tensor | None) -> Tensor:
+        drawn.append(step)
+        return draw(self, step, latents)
+
+    monkeypatch.setattr(PrivateEnsemble, "logits", watched)
+    monkeypatch.setattr(Distillation, "draw_images", drawing)
+    monkeypatch.setattr("lightning_modules.results.ResultRecord.on_fit_end", lambda *_: None)
+    model = run().model
+    assert [len(images) for images in asked] == [BATCH_SIZE] * CALLS
+    assert model.annotator.account.queries() == CALLS * BATCH_SIZE
+    # Other images than the pool's, and no image twice.
+    assert sorted(drawn[:7]) == [-3, -2, -1, 0, 1, 2, 3]
+    rows = torch.cat([*asked, model._pool[0].float()]).flatten(1)
+    assert len(torch.unique(rows, dim=0)) == len(rows)
+
+
+class Watching(MeanAnswerAnnotator):
+    """Keeps what it is given and what it gives."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    def annotate(self, logits: Tensor) -> Tensor:
+        released = super().annotate(logits)
+        self.seen.append((logits.clone(), released.clone()))
+        return released
+
+
+def script(
+    teachers: list[nn.Module], annotator: MeanAnswerAnnotator, *, kind: type[Distillation] = Distillation
+) -> Distillation:
+    """A module that is ready to ask these networks."""
+    module = kind(
+        num_classes=10, image_shape=SHAPE, batch_size=50, teacher=nn.ModuleList(teachers), annotator=annotator,
+        pool_size=200, queries=150,
+    )  # fmt: skip
+    module.draw_seed = 0
+    module.annotator.open(private_data="none")
+    module._trainer = type("Trainer", (), {"is_global_zero": False, "global_rank": 0})()  # type: ignore[assignment]
+    module.setup("fit")
+    return module
+
+
+def small_networks(count: int) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [SmallCNN(image_shape=SHAPE, width=4, hidden=16).eval() for _ in range(count)]
+
+
+class OneForAll(EnsembleTeacher):
+    """The twin that gives the teachers' mean in the place of each: a row that every record moves."""
+
+    def each(self, images: Tensor) -> Tensor:
+        rows = super().each(images)
+        return rows.mean(dim=0).expand_as(rows)
+
+
+@pytest.mark.parametrize("kind", [EnsembleTeacher, OneForAll])
+def test_the_annotator_is_given_each_teachers_own_answers(
+    monkeypatch: pytest.MonkeyPatch, kind: type[EnsembleTeacher]
+) -> None:
+    monkeypatch.setattr("lightning_modules.plain.EnsembleTeacher", kind)
+    monkeypatch.setattr("lightning_modules.ensemble_teacher.EnsembleTeacher", kind)
+    teachers = small_networks(4)
+    annotator = Watching(noise_multiplier=1.0, noise=Seeded(factor=0.0))
+    module = script(teachers, annotator)
+    module._pool = module.answer_pool()
+    assert len(annotator.seen) == 3 and module.next_calls == 0
+    for call, (given, released) in enumerate(annotator.seen):
+        images = module.draw_images(-1 - call, None).half().float()
+        with torch.no_grad():
+            own = torch.stack([network(images) for network in teachers])
+        assert given.shape == (4, 50, 10) and torch.allclose(given, own, atol=1e-5) is (kind is EnsembleTeacher)
+        centred = own - own.mean(dim=2, keepdim=True)
+        mean = (centred / centred.norm(dim=2, keepdim=True)).mean(dim=0)
+        assert torch.allclose(released, mean, atol=1e-5) is (kind is EnsembleTeacher)
+    assert module.noisy_answers is not None
+    assert torch.equal(module.noisy_answers, torch.cat([released for _, released in annotator.seen]))
+
+
+def agreement(sigma: float) -> float:
+    """How often the pool's answers are what the teachers together say."""
+    teachers = small_networks(1) * 5
+    module = script(teachers, MeanAnswerAnnotator(noise_multiplier=sigma, noise=Seeded()))
+    _, answers, _ = module.answer_pool()
+    images = torch.cat([module.draw_images(call, None).half().float() for call in range(4)])
+    with torch.no_grad():
+        said = teachers[0](images).argmax(dim=1)
+    return float((answers.argmax(dim=1) == said).float().mean())
+
+
+def test_the_answers_are_what_the_teachers_say_but_for_the_noise() -> None:
+    assert agreement(1e-3) > 0.8 > 0.5 > agreement(1e4)
+
+
+def ensemble_weights() -> list[Tensor]:
+    weights = torch.load("teachers/digits_linear_ensemble.ckpt", weights_only=True)["ensemble"]["weights"]
+    return [values for values in weights["head.weight"]] + [values for values in weights["head.bias"]]
+
+
+@pytest.mark.parametrize("leaky", [False, True])
+def test_no_file_holds_a_teacher(place: Path, monkeypatch: pytest.MonkeyPatch, leaky: bool) -> None:
+    if leaky:
+        setup = Distillation.setup
+
+        def holding(self: Distillation, stage: str) -> None:
+            setup(self, stage)
+            teacher = self.teacher
+            assert isinstance(teacher, EnsembleTeacher)
+            self.copy_of_teacher = teacher._ensemble._teachers.network(1)
+
+        monkeypatch.setattr(Distillation, "setup", holding)
+    run()
+    private = ensemble_weights()
+    assert len(private) == 96 and bool(leaks("run", private)) is leaky
+    assert leaks("teachers", private) == ["teachers/digits_linear_ensemble.ckpt"]
+
+
+def test_it_is_tested_without_any_teacher(place: Path) -> None:
+    run()
+    for file in Path("teachers").iterdir():
+        file.unlink()
+    module = Distillation.load_from_checkpoint(
+        "run/checkpoints/last.ckpt", weights_only=True, annotator=MeanAnswerAnnotator(noise_multiplier=SIGMA)
+    )
+    assert module(torch.zeros(2, *SHAPE)).shape == (2, 10)
+
+
+def test_a_budget_in_which_the_queries_do_not_fit_is_refused_before_any_charge(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(PrivateEnsemble, "logits", lambda self, images: asked.append(len(images)))
+    with pytest.raises(BudgetExceeded):
+        run(annotator={"target_epsilon": 0.999 * bound(CALLS, sigma=SIGMA)})
+    assert not asked and charges() == 0
+
+
+def charges() -> int:
+    """Lines of the ledger that are of releases."""
+    files = list(Path("teachers").glob("*.jsonl"))
+    return sum("release" in line for file in files for line in file.read_text().splitlines())
+
+
+def test_files_of_no_ensemble_are_refused_before_any_charge(folder: Path) -> None:
+    with pytest.raises(TeacherError, match=r"digits\.ckpt holds no ensemble: give a checkpoint of .* TeacherEnsemble"):
+        run(teacher="teachers/digits.ckpt")
+    with pytest.raises(TeacherError, match=r"none\.ckpt of an ensemble does not exist.*sweeps/ensemble_"):
+        run(teacher="teachers/none.ckpt")
+    assert charges() == 0
+
+
+def test_one_teacher_answers_for_no_ensemble(place: Path) -> None:
+    with pytest.raises(TeacherError, match=r"digits_linear_ensemble\.ckpt holds"):
+        fit(of_one_teacher())
+    assert charges() == 0
+
+
+def of_one_teacher() -> dict[str, Any]:
+    config = configuration()
+    config["model"]["init_args"]["annotator"] = {"class_path": "AnswerAnnotator"}
+    del config["model"]["init_args"]["queries"]
+    return config
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"annotator": MeanAnswerAnnotator(noise_multiplier=1.0)}, "queries must be given for a MeanAnswerAnnotator"),
+        ({"annotator": AnswerAnnotator(), "queries": 8}, "and for no other, got queries=8 with AnswerAnnotator"),
+        ({"queries": 8}, "and for no other"),
+        ({"annotator": MeanAnswerAnnotator(noise_multiplier=1.0), "queries": 1}, "queries must be 2 or more, got 1"),
+        ({"annotator": MeanAnswerAnnotator(noise_multiplier=1.0), "queries": 0}, "queries must be 2 or more, got 0"),
+    ],
+)
+def test_queries_go_with_mean_answers(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Distillation(num_classes=10, image_shape=SHAPE, batch_size=4, teacher="none.ckpt", **settings)
