@@ -22,6 +22,9 @@ from privacy.mean_answer_annotator import MeanAnswerAnnotator
 
 __all__ = ["Distillation"]
 
+#: What answers that were fitted to directions are scaled to, about that of a classifier's logits.
+_LOGIT_DEVIATION = 3.0
+
 
 class Distillation(DataFreeDistillation):
     """A student of answers on images drawn by rule, as many and for as long as wanted: post-processing, free of charge.
@@ -204,7 +207,10 @@ class Distillation(DataFreeDistillation):
             torch.cat(features), self.noisy_answers, deviation=annotator.deviation(teacher.num_teachers)
         )
         rank_zero_info(f"Fitted to noisy answers: noise over signal variance {fitted.ratio:.3g}.")
-        return lambda images: fitted(logits_and_features(describe, images)[1])
+        # Directions are at most 1 long: students at the rates that suit logits learn next to nothing from them (MNIST, 200
+        # steps: 31 against 92 %).
+        scale = _LOGIT_DEVIATION / fitted(torch.cat(features)).std().clamp_min(1e-6)
+        return lambda images: scale.to(images) * fitted(logits_and_features(describe, images)[1])
 
     def _tracked(self, calls: int, description: str) -> Any:
         return track(range(calls), description=description, disable=not self.trainer.is_global_zero)
