@@ -207,8 +207,8 @@ class Distillation(DataFreeDistillation):
             torch.cat(features), self.noisy_answers, deviation=annotator.deviation(teacher.num_teachers)
         )
         rank_zero_info(f"Fitted to noisy answers: noise over signal variance {fitted.ratio:.3g}.")
-        # Directions are at most 1 long: students at the rates that suit logits learn next to nothing from them (MNIST, 200
-        # steps: 31 against 92 %).
+        # Directions are at most 1 long: students at the rates that suit logits learn next to nothing from them (MNIST,
+        # 200 steps: 31 against 92 %).
         scale = _LOGIT_DEVIATION / fitted(torch.cat(features)).std().clamp_min(1e-6)
         return lambda images: scale.to(images) * fitted(logits_and_features(describe, images)[1])
 

@@ -97,7 +97,9 @@ class MeanAnswerAnnotator(Annotator):
             )
         self.account.charge(self.charge)
         rows = zero_non_finite_rows(logits.cpu().flatten(0, 1))
-        directions = normalize_rows(rows - rows.mean(dim=1, keepdim=True), norm_bound=1.0, stability=0.0)
+        # Once more: the largest of numbers overflow in their mean.
+        centred = zero_non_finite_rows(rows - rows.mean(dim=1, keepdim=True))
+        directions = normalize_rows(centred, norm_bound=1.0, stability=0.0)
         noise = self.noise_multiplier * self.noise.gaussian(self.shape)
         released = (directions.view(len(logits), *self.shape).sum(dim=0) + noise) / len(logits)
         return released.to(logits.dtype).to(logits.device)

@@ -55,6 +55,7 @@ def solve_head(network: nn.Module, inputs: Tensor, labels: Tensor, *, penalty: f
         ValueError: a network with other weights than those of a linear head.
     """
     head = check_linear(network)
+    network.eval()  # dropout would draw, from a generator that all teachers share
     with torch.no_grad():
         features = network.forward_features(inputs)  # type: ignore[operator]
         weight, bias = solve_ridge(features, labels, num_classes=head.out_features, penalty=penalty)

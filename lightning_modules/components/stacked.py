@@ -89,17 +89,18 @@ def vectorised_call(
 def without_front(network: nn.Module) -> tuple[nn.Module, nn.Module | None]:
     """Take a fixed front out of a network that was built for it, in place.
 
-    A front (`network.front`, such as scattering features) learns nothing and is the same in every network of an
-    architecture: computed once for all of them, it is no longer most of the work.
+    A front (`network.front`, such as scattering features) without any state is the same in every network of an
+    architecture: computed once for all of them, it is no longer most of the work. One with weights or buffers that a
+    `state_dict` holds stays where it is: it may differ, and would be lost.
 
     Returns:
         The network, which now takes what the front gives, and the front; None where it has none.
     """
     front = getattr(network, "front", None)
-    if not isinstance(front, nn.Module) or isinstance(front, nn.Identity) or next(front.parameters(), None) is not None:
+    if not isinstance(front, nn.Module) or isinstance(front, nn.Identity) or front.state_dict():
         return network, None
     network.front = nn.Identity()
-    return network, front
+    return network, front.eval()
 
 
 def with_front(network: nn.Module, front: nn.Module | None) -> nn.Module:
@@ -151,6 +152,7 @@ class NetworkStack:
         self.vectorised = vectorised
         self.workers = workers
         self._front = front
+        self._moved: tuple[torch.device, nn.Module] | None = None
         self._stacked: tuple[torch.device, list[tuple[dict[str, Tensor], dict[str, Tensor]]]] | None = None
         # Its weights take no memory and are never used.
         self._template = copy.deepcopy(self._networks[0]).to("meta")
@@ -194,10 +196,19 @@ class NetworkStack:
         pieces = list(images.split(self.images_at_once))
         with torch.autocast(images.device.type, enabled=False):
             if self._front is not None:
-                front = self._front.to(images.device)
+                front = self._front_on(images.device)
                 pieces = [front(piece).float() for piece in pieces]
             found = self._by_vmap(pieces) if by_vmap else self._one_by_one(pieces)
         return found.float()
+
+    def _front_on(self, device: torch.device) -> nn.Module:
+        # A copy elsewhere: the front itself belongs to whole networks on the CPU.
+        assert self._front is not None
+        if device.type == "cpu":
+            return self._front
+        if self._moved is None or self._moved[0] != device:
+            self._moved = (device, copy.deepcopy(self._front).to(device))
+        return self._moved[1]
 
     def _one_by_one(self, pieces: list[Tensor]) -> Tensor:
         def ask(index: int) -> Tensor:

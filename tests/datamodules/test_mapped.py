@@ -66,7 +66,9 @@ def test_the_shards_of_mapped_records_are_those_of_the_images(records: ImageData
         images, labels = plain.records.__getitems__(rows)
         inputs, same = mapped.records.__getitems__(rows)
         assert torch.equal(inputs, Watched()(images).half().float()) and torch.equal(same, labels)
-    assert torch.equal(mapped.to(torch.device("cpu")).records.__getitems__([0, 99])[0], mapped.records.__getitems__([0, 99])[0])
+    assert torch.equal(
+        mapped.to(torch.device("cpu")).records.__getitems__([0, 99])[0], mapped.records.__getitems__([0, 99])[0]
+    )
 
 
 class OfTheCall:
