@@ -28,18 +28,20 @@ def whitening_of(features: Tensor, *, power: float, floor: float) -> tuple[Tenso
         floor: above 0.
 
     Returns:
-        Mean (F,); orthonormal directions (F, k), k < N; and gains (k,) relative to that of all other directions, which
-        is 1. float32.
+        Mean (F,); orthonormal directions (F, k), k = min(N - 1, F), some of them zero; and gains (k,) relative to that
+        of all other directions, which is 1. float32.
     """
     middle = features.double().mean(dim=0)
     rows = (features.double() - middle) / max(1, len(features)) ** 0.5
     squares, vectors = torch.linalg.eigh(rows @ rows.T)
     least = floor * squares.sum() / features.shape[1]
-    # Below a hundredth of the floor a direction is like those that are left out.
+    # As many for every prior, so that any state fits; largest first.
+    count = min(len(features) - 1, features.shape[1])
+    squares, vectors = squares.flip(0)[:count], vectors.flip(1)[:, :count]
+    # Below a hundredth of the floor a direction is like those that no image has a part in.
     kept = squares > 0.01 * least
-    squares, vectors = squares[kept], vectors[:, kept]
-    directions = rows.T @ vectors / squares.sqrt()
-    gains = (1 + squares / least) ** -power
+    directions = torch.where(kept, rows.T @ vectors / squares.clamp_min(1e-300).sqrt(), torch.zeros(()).double())
+    gains = torch.where(kept, (1 + squares / least) ** -power, torch.ones(()).double())
     return middle.float(), directions.float(), gains.float()
 
 
@@ -91,7 +93,7 @@ class WhitenedScattering(nn.Module):
         self.output_shape = (channels * height * width,)
         drawn = self._features_of(prior, tuple(image_shape), images)
         mean, directions, gains = whitening_of(drawn, power=power, floor=floor)
-        # As long as the plain features are on the average, so that rates and clipping norms mean the same.
+        # As long as the plain features of these images are on the average, so that rates mean about the same.
         self.register_buffer("mean", mean)
         self.register_buffer("directions", directions)
         self.register_buffer("gains", gains)
