@@ -136,7 +136,7 @@ def _work(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
 
 def _render(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
     document = Path(options.document)
-    text = render_results(options.results, document)
+    text = render_results(options.results, document, write=not options.check)
     if options.check:
         if not document.is_file() or document.read_text(encoding="utf-8") != text:
             sys.exit(f"error: {document} is not as {options.results} has it, run `LightningCLI tables render`")

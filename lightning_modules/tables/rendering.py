@@ -91,12 +91,15 @@ def render_table(spec: TableSpec, *, preset: str, results: str | Path = "results
     return written
 
 
-def render_results(results: str | Path = "results/tables", document: str | Path = "docs/results.md") -> str:
+def render_results(
+    results: str | Path = "results/tables", document: str | Path = "docs/results.md", *, write: bool = True
+) -> str:
     """Renders every table that has records, and gives the text of one document of all of them.
 
     Args:
         results: Where the records are. Tables whose spec is gone are left out.
         document: Where the text will stand, for its links.
+        write: Write the files beside the records, too.
     """
     results, document = Path(results), Path(document)
     parts = [
@@ -111,8 +114,10 @@ def render_results(results: str | Path = "results/tables", document: str | Path 
             spec = TableSpec.read(name)
         except SpecError:
             continue
-        files = render_table(spec, preset=preset, results=results)
-        text = next(file for file in files if file.suffix == ".md").read_text(encoding="utf-8")
+        if write:
+            render_table(spec, preset=preset, results=results)
+        rows = read_rows(spec, preset, records)
+        text = as_markdown(spec, preset, rows, beside=_beside(spec, preset, rows, results))
         depth = "../" * (len(document.parent.parts) if not document.is_absolute() else 0)
         away = f"{depth}{records.parent.as_posix()}"
         parts += [text.replace("](figure.", f"]({away}/figure.").replace("# ", "## ", 1).rstrip(), ""]

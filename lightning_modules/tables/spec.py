@@ -123,7 +123,9 @@ class Cell:
     @property
     def name(self) -> str:
         """File name of its record."""
-        words = [re.sub(r"[^A-Za-z0-9.]+", "-", value).strip("-") for value in self.labels.values()]
+        # PATE and PATE+ are two methods.
+        labels = [value.replace("+", "plus") for value in self.labels.values()]
+        words = [re.sub(r"[^A-Za-z0-9.]+", "-", value).strip("-") for value in labels]
         return "_".join([*words, f"seed{self.seed}"])
 
 
@@ -254,12 +256,17 @@ class TableSpec:
         chosen = self.preset(preset)
         grid = [list(values) for values in chosen.axes.values()]
         points = [dict(zip(chosen.axes, point, strict=True)) for point in itertools.product(*grid)]
-        return [
+        cells = [
             self._cell(chosen, point, seed)
             for point in points
             if not any(left_out.items() <= point.items() for left_out in self.skip)
             for seed in (chosen.seeds if seeds is None else seeds)
         ]
+        if len({cell.name for cell in cells}) < len(cells):
+            raise SpecError(
+                f"{self.name}: two cells of preset {preset} would write one record; name their values apart"
+            )
+        return cells
 
     def _cell(self, preset: Preset, labels: Mapping[str, str], seed: int) -> Cell:
         made: dict[str, FitSpec] = {}

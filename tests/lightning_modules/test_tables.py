@@ -122,6 +122,16 @@ def test_points_without_a_meaning_are_left_out(spec: TableSpec) -> None:
     assert {tuple(cell.labels.values()) for cell in spec.cells("cpu")} == points | {("FashionMNIST", "10")}
 
 
+def test_cells_of_one_name_are_refused(spec: TableSpec) -> None:
+    """Their records would be one file, the last to be written."""
+    plus = {"dataset": {"PATE": None, "PATE+": None}, "epsilon": {"1": None}}
+    names = [cell.name for cell in written({**SPEC, "axes": plus, "presets": {"cpu": {}}}).cells("cpu")]
+    assert names == ["PATE_1_seed0", "PATEplus_1_seed0"]
+    with pytest.raises(SpecError, match="would write one record"):
+        alike = {"dataset": {"a b": None, "a-b": None}, "epsilon": {"1": None}}
+        written({**SPEC, "axes": alike, "presets": {"cpu": {}}}).cells("cpu")
+
+
 def test_a_teacher_may_take_the_cells_seed(spec: TableSpec) -> None:
     cells = written({**SPEC, "seeded": ["teacher"]}).cells("cpu")
     assert len({cell.fit.parents["teacher"].digest for cell in cells}) == 4  # two data sets, two seeds
