@@ -82,8 +82,8 @@ class ShardedRecords:
 
         Shard by shard: how many images are in one call may decide the last bits, and must not tell of another shard.
         """
-        images = [self.records.__getitems__(torch.as_tensor(self.positions(shard)))[0] for shard in range(len(self))]
-        inputs = torch.cat([function(part).half() for part in images])
+        shards = (torch.as_tensor(self.positions(shard)) for shard in range(len(self)))
+        inputs = torch.cat([function(self.records.__getitems__(rows)[0]).half() for rows in shards])
         return ShardedRecords(records=MappedRecords(inputs, self.records.labels), starts=self.starts)
 
 

@@ -55,6 +55,9 @@ def calibration_table(annotator: Annotator, *, calls: int, targets: Sequence[flo
         table.add_column(heading, justify="right")
     for target in targets:
         for accounting in ACCOUNTINGS:
+            if math.isinf(epsilon_of(annotator, 1, accounting)):
+                table.add_row(f"{target:g}", accounting, "none", "–", "none", "–")
+                continue
             count = calibrate_count(lambda n: epsilon_of(annotator, n, accounting), target)  # noqa: B023 - used at once
             table.add_row(
                 f"{target:g}",
@@ -98,7 +101,7 @@ def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> 
     if not isinstance(cli.model, DataFreeDistillation):
         raise ValueError(f"calibrate needs a model with an annotator, got {type(cli.model).__name__}")
     annotator = cli.model.annotator
-    calls = int(cli.trainer.max_epochs) * len(cli.datamodule.train_dataloader())
+    calls = cli.model.calls_of(int(cli.trainer.max_epochs) * len(cli.datamodule.train_dataloader()))
     if calls < 1:
         raise ValueError("trainer.max_epochs must be set, so that the number of planned steps is known")
     console = Console(width=118)

@@ -377,6 +377,10 @@ class DGD(DataFreeDistillation):
             plan = before
         self.planned_calls = plan
 
+    def calls_of(self, steps: int) -> int:
+        """See `DataFreeDistillation.calls_of`: a call is one query."""
+        return self.queries if steps else 0
+
     @property
     def next_calls(self) -> int:
         """Queries of the next step, as far as the budget allows them; 0 outside of their phase."""

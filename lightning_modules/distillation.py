@@ -269,6 +269,10 @@ class DataFreeDistillation(LightningModule):
         """Calls of the annotator that the next step makes."""
         return 1
 
+    def calls_of(self, steps: int) -> int:
+        """Calls of the annotator that a run of `steps` steps makes if no budget ends it."""
+        return steps
+
     def affordable_calls(self, steps: int) -> int:
         """How many of the calls that a run of `steps` steps in all has yet to make stay within the target."""
         return self.annotator.affordable(limit=max(0, steps - self.steps_done))

@@ -123,7 +123,8 @@ class TeacherEnsemble(LightningModule):
         label_smoothing: Between 0 and 1.
         ridge: Penalty of a closed form in the place of training, see `solve_ridge`: for a network that learns a linear
             head and nothing else. A step then makes a whole chunk of teachers, each of its whole shard; `steps`,
-            `optimizer`, `schedule` and `label_smoothing` play no part. None trains.
+            `optimizer`, `schedule` and `label_smoothing` play no part, and `data.batch_size` is but the fewest records
+            that a shard may have. None trains.
         vectorised: Train a chunk by `vmap`; None does so except on a CPU, where it is slower.
         workers: Threads on a CPU; None as many as torch would use.
 
@@ -171,6 +172,12 @@ class TeacherEnsemble(LightningModule):
         # Tried at once, so that a network which does not fit is told before any data are read.
         # In a list: registered, it would stand in the checkpoint as if it had been learnt.
         self._front = [without_front(self._whole_network(seed=0, teacher=0))[1]]
+        kept = getattr(self._fresh_network(seed=0, teacher=0), "front", None)
+        if isinstance(kept, nn.Module) and kept.state_dict():
+            raise ValueError(
+                f"model.network: the front ({type(kept).__name__}) has weights or buffers, which would be kept once "
+                "for each teacher: take one without, such as ScatteringClassifier"
+            )
         if shift and self._front[0] is not None:
             raise ValueError(
                 f"shift={shift} moves images anew in each step, and the fixed front of model.network is computed once: "

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from rich.progress import track
 from torch import nn
 
@@ -119,10 +119,13 @@ class Distillation(DataFreeDistillation):
         self.charged_calls = self.pool_calls if queries is None else -(-queries // batch_size)
         self.balance = balance
         self.loss: Literal["logits", "kl"] = loss
-        self._front = getattr(self.student, "front", None)
+        # In a tuple: registered, it would stand in the checkpoint twice.
+        self._front = (getattr(self.student, "front", None),)
         self._pool: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         #: What an ensemble's answers were released as, (N, c): paid for once, and kept in checkpoints.
         self.noisy_answers: torch.Tensor | None = None
+        #: Standard deviation of the noise on each of them.
+        self.answer_deviation = 0.0
         if self.of_ensemble:
             self.published_artefacts = (*self.published_artefacts, "noisy answers")
 
@@ -143,6 +146,10 @@ class Distillation(DataFreeDistillation):
         if not self.next_calls or steps <= self.steps_done:
             return 0
         return self.charged_calls if self.annotator.affordable(limit=self.charged_calls) == self.charged_calls else 0
+
+    def calls_of(self, steps: int) -> int:
+        """See `DataFreeDistillation.calls_of`: the pool is asked about once, or the queries."""
+        return self.charged_calls if steps else 0
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One step on kept answers. `batch` is a step index: no data set stands behind it."""
@@ -171,7 +178,7 @@ class Distillation(DataFreeDistillation):
             # In half precision from the start: what is kept is what was answered.
             images = self.draw_images(call, None).half().float()
             answers.append(respond(images).cpu())
-            kept = images if self._front is None else self._front(images)
+            kept = images if self._front[0] is None else self._front[0](images)
             inputs.append(kept.half().cpu())
         logits = torch.cat(answers)
         classes = logits.argmax(dim=1)
@@ -203,10 +210,15 @@ class Distillation(DataFreeDistillation):
                 released.append(annotator.annotate(teacher.each(images)).cpu())
         if self.noisy_answers is None:
             self.noisy_answers = torch.cat(released)
-        fitted = fit_noisy_answers(
-            torch.cat(features), self.noisy_answers, deviation=annotator.deviation(teacher.num_teachers)
-        )
+            self.answer_deviation = annotator.deviation(teacher.num_teachers)
+        fitted = fit_noisy_answers(torch.cat(features), self.noisy_answers, deviation=self.answer_deviation)
         rank_zero_info(f"Fitted to noisy answers: noise over signal variance {fitted.ratio:.3g}.")
+        if not fitted.learnt:
+            rank_zero_warn(
+                f"Nothing could be learnt from {len(self.noisy_answers):,} answers with noise of deviation "
+                f"{self.answer_deviation:.3g}: the student will be of no use. Lower noise_multiplier or train more "
+                "teachers"
+            )
         # Directions are at most 1 long: students at the rates that suit logits learn next to nothing from them (MNIST,
         # 200 steps: 31 against 92 %).
         scale = _LOGIT_DEVIATION / fitted(torch.cat(features)).std().clamp_min(1e-6)
@@ -219,7 +231,7 @@ class Distillation(DataFreeDistillation):
         """One step of the student on images (or features of its front) and their answers (B, c)."""
         optimizer = self._optimizers()[0]
         with self.toggled_optimizer(optimizer):
-            outputs = self.student(inputs) if self._front is None else self._after_front(inputs)
+            outputs = self.student(inputs) if self._front[0] is None else self._after_front(inputs)
             distance = logit_distance if self.loss == "logits" else kd
             self.step_student(distance(outputs.float(), answers).mean())
 
@@ -231,9 +243,32 @@ class Distillation(DataFreeDistillation):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """With the noisy answers, which a resumed run must not pay for again."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["noisy_answers"] = self.noisy_answers
+        checkpoint["noisy_answers"] = None
+        if self.noisy_answers is not None:
+            checkpoint["noisy_answers"] = {
+                "answers": self.noisy_answers,
+                "deviation": self.answer_deviation,
+                "batch_size": self.batch_size,
+                "prior": repr(self.hparams.get("prior")),
+            }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Inverse of `on_save_checkpoint`."""
+        """Inverse of `on_save_checkpoint`.
+
+        Raises:
+            ValueError: The images that the answers are about would not be drawn again.
+        """
         super().on_load_checkpoint(checkpoint)
-        self.noisy_answers = checkpoint.get("noisy_answers")
+        kept = checkpoint.get("noisy_answers")
+        if kept is None:
+            return
+        now = {"batch_size": self.batch_size, "prior": repr(self.hparams.get("prior"))}
+        now["queries"] = self.charged_calls * self.batch_size if self.of_ensemble else 0
+        for name, value in now.items():
+            before = len(kept["answers"]) if name == "queries" else kept[name]
+            if before != value:
+                raise ValueError(
+                    f"{name} was {before} when the ensemble was asked, and is {value} now: the answers are about "
+                    "images that would not be drawn again. Resume with the same"
+                )
+        self.noisy_answers, self.answer_deviation = kept["answers"], float(kept["deviation"])

@@ -34,6 +34,11 @@ GradientReleases = Literal["per_sample", "per_sample_full", "batch_mean", "batch
 _F = TypeVar("_F", bound=Callable[..., Any])
 # Named here with the type that torch leaves out.
 uncompiled: Callable[[_F], _F] = torch.compiler.disable
+DISJOINT_SHARDS = (
+    "teachers of different shards share nothing: each record was seen by one of them alone, which its stable id "
+    "decides, and where a record is added, removed or replaced the ids of all others stay as they are"
+)
+"""What every bound on answers of an ensemble rests on."""
 
 
 class Annotator(ABC):
@@ -127,7 +132,8 @@ class Annotator(ABC):
     def describe(self) -> dict[str, Any]:
         """Plain words and figures on the mechanism, for the guarantee: `mechanism`, `source`, `relation`, `unit`.
 
-        And `noise`, how it was drawn, where that is not as floating-point numbers; empty where there is none.
+        And `noise`, how it was drawn, where that is not as floating-point numbers; empty where there is none. And
+        `assumption`, where the bound rests on one of the mechanism's own.
         """
 
     def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
@@ -424,6 +430,7 @@ class GradientAnnotator(Annotator):
         many = self.release == "ensemble"
         verb = "normalised" if self.bounding == "normalize" else "clipped"
         return {
+            **({"assumption": DISJOINT_SHARDS} if many else {}),
             "mechanism": (
                 "gradients of the distillation loss with respect to the student's outputs, "
                 f"{masked}{verb} to C={self.norm_bound:g} per row, released as {released} "

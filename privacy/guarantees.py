@@ -135,6 +135,8 @@ class Guarantee:
         on_teacher = account.rests_on_teacher(counts=covered)
         if annotator.noise.secure and (kind := words.get("noise", _FLOATS)):
             assumptions.append(f"{_GENERATOR}, {kind}")
+        if assumption := words.get("assumption"):
+            assumptions.append(assumption)
         if annotator.num_records is None:
             assumptions.append(
                 f"delta = {account.delta:g} lies below one over the number of private records, which was not given"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from privacy.account import Accounting, Scope
-from privacy.annotators import Annotator, uncompiled
+from privacy.annotators import DISJOINT_SHARDS, Annotator, uncompiled
 from privacy.calibration import output_gradient_mu
 from privacy.ledger import Charge
 from privacy.mechanisms import normalize_rows, zero_non_finite_rows
@@ -107,6 +107,7 @@ class MeanAnswerAnnotator(Annotator):
     def describe(self) -> dict[str, Any]:
         """See `Annotator.describe`."""
         return {
+            "assumption": DISJOINT_SHARDS,
             "mechanism": (
                 "the mean over teachers on disjoint shards of the directions of their logits (less their mean, of norm "
                 f"1 at most), with Gaussian noise of deviation sigma={self.noise_multiplier:g} on the sum of each "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +21,20 @@ class LinearAnswers:
     Attributes:
         weights: (F, c).
         offset: (c,).
-        ratio: assumed noise variance over signal variance; large where little could be learnt.
+        ratio: assumed noise variance over signal variance; large where little could be learnt, inf where the features
+            have no direction.
+        evidence: by how much these weights explain the answers better than noise alone, in nats.
     """
 
     weights: Tensor
     offset: Tensor
     ratio: float
+    evidence: float
+
+    @property
+    def learnt(self) -> bool:
+        """Whether the answers told of anything besides their mean."""
+        return self.evidence > 2
 
     def __call__(self, features: Tensor) -> Tensor:
         """Map features (N, F) to answers (N, c)."""
@@ -64,7 +73,9 @@ def fit_noisy_answers(features: Tensor, answers: Tensor, *, deviation: float) ->
     kept = squares > 1e-10 * squares.amax().clamp_min(torch.finfo(torch.float64).tiny)
     squares, vectors = squares[kept], vectors[:, kept]
     if not len(squares):
-        return LinearAnswers(weights=torch.zeros(rows.shape[1], answers.shape[1]), offset=offset.float(), ratio=0.0)
+        return LinearAnswers(
+            weights=torch.zeros(rows.shape[1], answers.shape[1]), offset=offset.float(), ratio=math.inf
+        )
     # Targets in the basis of left singular vectors; what is orthogonal to them has the same likelihood for every a.
     moved = vectors.T @ targets if wide else (vectors.T @ (rows.T @ targets)) / squares.sqrt()[:, None]
     penalties = _RATIOS * squares.mean()
@@ -74,6 +85,10 @@ def fit_noisy_answers(features: Tensor, answers: Tensor, *, deviation: float) ->
     best = int(evidence.argmax())
     shrunk = moved / (squares + penalties[best])[:, None]
     weights = rows.T @ (vectors @ shrunk) if wide else vectors @ (shrunk * squares.sqrt()[:, None])
+    alone = -0.5 * (energy.sum() / deviation**2 + answers.shape[1] * len(energy) * math.log(deviation**2))
     return LinearAnswers(
-        weights=weights.float(), offset=(offset - middle @ weights).float(), ratio=float(_RATIOS[best])
+        weights=weights.float(),
+        offset=(offset - middle @ weights).float(),
+        ratio=float(_RATIOS[best]),
+        evidence=float(evidence[best] - alone),
     )

@@ -35,10 +35,14 @@ def solve_ridge(features: Tensor, labels: Tensor, *, num_classes: int, penalty: 
         raise ValueError(f"penalty must be above 0, got {penalty}")
     rows = F.pad(features.double(), (0, 1), value=1.0)
     targets = F.one_hot(labels, num_classes).double() - 1 / num_classes
-    gram = rows @ rows.T
-    scale = penalty * gram.diagonal().mean()
-    # Never more rows than make this the cheap side: shards are small.
-    solved = rows.T @ torch.linalg.solve(gram + scale * torch.eye(len(rows), dtype=gram.dtype), targets)
+    scale = penalty * rows.square().sum(dim=1).mean()
+    # By the smaller of the two Gram matrices.
+    if len(rows) <= rows.shape[1]:
+        gram = rows @ rows.T
+        solved = rows.T @ torch.linalg.solve(gram + scale * torch.eye(len(gram), dtype=gram.dtype), targets)
+    else:
+        gram = rows.T @ rows
+        solved = torch.linalg.solve(gram + scale * torch.eye(len(gram), dtype=gram.dtype), rows.T @ targets)
     return solved[:-1].T.float().contiguous(), solved[-1].float().contiguous()
 
 

@@ -193,7 +193,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path, monkeypatch: py
 @pytest.mark.parametrize("forgetful", [False, True])
 def test_a_resumed_run_does_not_pay_again(place: Path, monkeypatch: pytest.MonkeyPatch, forgetful: bool) -> None:
     interrupted(monkeypatch, 2, lambda: run(epochs=2))
-    released = checkpoint()["noisy_answers"]
+    released = checkpoint()["noisy_answers"]["answers"]
     assert released.shape == (CALLS * BATCH_SIZE, 10)
     if forgetful:
         forget_the_answers(monkeypatch)
@@ -204,6 +204,42 @@ def test_a_resumed_run_does_not_pay_again(place: Path, monkeypatch: pytest.Monke
     assert model.guarantee().epsilon == pytest.approx(bound(times * CALLS, sigma=SIGMA))
     assert torch.equal(model.noisy_answers, released) is not forgetful
     assert model.plan_changed is forgetful
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [({"queries": QUERIES + BATCH_SIZE}, "queries"), ({"batch_size": BATCH_SIZE // 2}, "batch_size")],
+)
+def test_answers_to_other_images_are_refused_on_resuming(
+    place: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], name: str
+) -> None:
+    interrupted(monkeypatch, 2, lambda: run(epochs=2))
+    settings: dict[str, Any] = {"queries": QUERIES, "batch_size": BATCH_SIZE}
+
+    def resumed(**settings: Any) -> Distillation:
+        module = Distillation(
+            num_classes=10,
+            image_shape=(1, 8, 8),
+            teacher="teachers/digits_linear_ensemble.ckpt",
+            annotator=MeanAnswerAnnotator(noise_multiplier=SIGMA),
+            **settings,
+        )
+        module.on_load_checkpoint(checkpoint())
+        return module
+
+    assert resumed(**settings).noisy_answers is not None
+    with pytest.raises(ValueError, match=f"{name} was"):
+        resumed(**{**settings, **change})
+
+
+def test_the_calibration_counts_the_calls_that_are_made(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["calibrate", "--config", "sweeps/distillation_ensemble_digits.yaml"])
+    assert "As configured, 8 calls: record-level ε = 9.99" in capsys.readouterr().out
+
+
+def test_a_run_that_learns_nothing_says_so(place: Path) -> None:
+    with pytest.warns(UserWarning, match="Nothing could be learnt"):
+        run(annotator={"noise_multiplier": 1e6})
 
 
 def test_a_resumed_run_goes_on_where_the_target_is_used_up(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -159,7 +160,7 @@ def test_features_that_say_nothing() -> None:
     answers = torch.randn(30, CLASSES, generator=torch.Generator().manual_seed(0))
     fitted = fit_noisy_answers(torch.full((30, 5), 0.1), answers, deviation=1.0)
     assert torch.allclose(fitted(torch.full((2, 5), 0.1)), answers.mean(dim=0).expand(2, -1), atol=1e-5)
-    assert float(fitted.weights.abs().max()) == 0 and fitted.ratio == 0
+    assert float(fitted.weights.abs().max()) == 0 and fitted.ratio == math.inf and not fitted.learnt
     # Some that do not vary beside others that do, and one that is there twice.
     rows, answers, clean = task(200, deviation=0.01)
     plain = fit_noisy_answers(rows, answers, deviation=0.01)
