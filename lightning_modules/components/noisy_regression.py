@@ -74,7 +74,7 @@ def fit_noisy_answers(features: Tensor, answers: Tensor, *, deviation: float) ->
     squares, vectors = squares[kept], vectors[:, kept]
     if not len(squares):
         return LinearAnswers(
-            weights=torch.zeros(rows.shape[1], answers.shape[1]), offset=offset.float(), ratio=math.inf
+            weights=torch.zeros(rows.shape[1], answers.shape[1]), offset=offset.float(), ratio=math.inf, evidence=0.0
         )
     # Targets in the basis of left singular vectors; what is orthogonal to them has the same likelihood for every a.
     moved = vectors.T @ targets if wide else (vectors.T @ (rows.T @ targets)) / squares.sqrt()[:, None]

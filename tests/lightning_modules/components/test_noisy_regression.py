@@ -140,7 +140,7 @@ def regret(assumed: float, *, deviation: float, count: int = 200) -> float:
         errors = []
         for ratio in torch.logspace(-4, 3, 29).tolist():
             weights, offset = by_normal_equations(rows, answers, ratio=ratio)
-            errors.append(error(LinearAnswers(weights, offset, ratio), clean, features=60))
+            errors.append(error(LinearAnswers(weights, offset, ratio, 0.0), clean, features=60))
         found.append(mine / min(errors))
     return sum(found) / len(found)
 
