@@ -497,7 +497,8 @@ def test_a_state_about_other_data_opens_nothing() -> None:
 def test_the_description_names_the_mechanism() -> None:
     for release in RELEASES:
         words = annotator(release=release).describe()
-        assert set(words) == {"mechanism", "unit", "relation", "source", "published_source"}
+        assert set(words) - {"assumption"} == {"mechanism", "unit", "relation", "source", "published_source"}
+        assert ("share nothing" in words.get("assumption", "")) is (release == "ensemble")
         for part in (f"release={release}", "sigma=20", "B=64", "C=0.001", "normalised"):
             assert part in words["mechanism"]
     assert "clipped" in annotator(bounding="clip").describe()["mechanism"]
