@@ -43,7 +43,8 @@ def recipe(teacher: str) -> list[str]:
     if not teacher.endswith("_ensemble"):
         return ["--config", f"sweeps/teacher_{teacher}.yaml", *TINY]
     few = ["--model.steps=1", "--data.num_teachers=4", "--data.require_all_classes=false", "--data.batch_size=4"]
-    return ["--config", f"sweeps/ensemble_{teacher.removesuffix('_ensemble')}.yaml", *few, *QUIET]
+    data, _, linear = teacher.removesuffix("_ensemble").partition("_")
+    return ["--config", f"sweeps/ensemble_{linear + '_' if linear else ''}{data}.yaml", *few, *QUIET]
 
 
 @pytest.mark.parametrize("path", FITS, ids=lambda path: path.stem)
@@ -58,6 +59,8 @@ def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.Mo
         arguments += ["--data.num_teachers=4", "--data.require_all_classes=false"]
     if config["model"]["class_path"] == "Distillation":
         arguments += ["--model.pool_size=8"]
+        if "queries" in config["model"]["init_args"]:
+            arguments += ["--model.queries=8"]
     teacher = config["model"].get("init_args", {}).get("teacher")
     if teacher is not None and not Path(teacher).exists():
         main(["fit", *recipe(Path(teacher).stem)])
