@@ -20,7 +20,7 @@ from lightning_modules.components.batchnorm import frozen_statistics
 from lightning_modules.components.losses import following, soft_cross_entropy
 from lightning_modules.components.refiner import check_refiner
 from lightning_modules.components.warm_start import fit_generator
-from lightning_modules.ensemble_teacher import load_ensemble
+from lightning_modules.ensemble_teacher import EnsembleTeacher, load_ensemble
 from lightning_modules.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.private_ensemble import PrivateEnsemble
 from lightning_modules.private_teacher import PrivateTeacher
@@ -194,9 +194,17 @@ class DataFreeDistillation(LightningModule):
         """Budget stop, guarantee and figures, unless the trainer was given its own."""
         return default_callbacks(self.trainer)
 
+    @property
+    def of_ensemble(self) -> bool:
+        """Whether the annotator is for the answers of many teachers, of a file of `TeacherEnsemble`."""
+        return False
+
     def setup(self, stage: str) -> None:
-        """Loads the teacher for a fit, before any other work."""
+        """Loads the teacher, or the ensemble, for a fit, before any other work."""
         if stage != "fit" or self._teacher is not None:
+            return
+        if self.of_ensemble:
+            self._teacher = EnsembleTeacher(self.load_ensemble(), bound=None)
             return
         source, network, private_data = self._teacher_source
         if isinstance(source, PrivateTeacher):

@@ -143,13 +143,6 @@ class DPDFD(DataFreeDistillation):
         """Whether many teachers answer (Algorithm 2)."""
         return self.annotator.release == "ensemble"
 
-    def setup(self, stage: str) -> None:
-        """See `DataFreeDistillation.setup`; of Algorithm 2, loads the ensemble."""
-        if not self.of_ensemble:
-            super().setup(stage)
-        elif stage == "fit" and self._teacher is None:
-            self._teacher = EnsembleTeacher(self.load_ensemble(), bound=None)
-
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One iteration of Algorithm 1. `batch` is a step index: no data set stands behind it."""
         assert self.draw_seed is not None

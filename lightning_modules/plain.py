@@ -107,7 +107,6 @@ class Distillation(DataFreeDistillation):
             raise ValueError(f"balance must lie in [0, 1], got {balance}")
         if loss not in ("logits", "kl"):
             raise ValueError(f"loss must be logits or kl, got {loss!r}")
-        self.of_ensemble = isinstance(self.annotator, MeanAnswerAnnotator)
         if (queries is not None) != self.of_ensemble:
             raise ValueError(
                 f"queries must be given for a MeanAnswerAnnotator, and for no other, got queries={queries} with "
@@ -129,12 +128,10 @@ class Distillation(DataFreeDistillation):
         if self.of_ensemble:
             self.published_artefacts = (*self.published_artefacts, "noisy answers")
 
-    def setup(self, stage: str) -> None:
-        """See `DataFreeDistillation.setup`; for a `MeanAnswerAnnotator` loads the ensemble."""
-        if not self.of_ensemble:
-            super().setup(stage)
-        elif stage == "fit" and self._teacher is None:
-            self._teacher = EnsembleTeacher(self.load_ensemble(), bound=None)
+    @property
+    def of_ensemble(self) -> bool:
+        """Whether many teachers answer."""
+        return isinstance(self.annotator, MeanAnswerAnnotator)
 
     @property
     def next_calls(self) -> int:
@@ -199,19 +196,20 @@ class Distillation(DataFreeDistillation):
         describe = build_network(
             ScatteringClassifier, num_classes=self.num_classes, image_shape=self.image_shape, name="features"
         ).to(self.device)
-        released, features = [], []
+        released, described = [], []
         if self.noisy_answers is None:
             rank_zero_info(f"The ensemble is asked about {self.charged_calls * self.batch_size:,} images.")
         for call in self._tracked(self.charged_calls, "queries"):
             # Steps below 0 are of no image of the pool.
             images = self.draw_images(-1 - call, None).half().float()
-            features.append(logits_and_features(describe, images)[1].cpu())
+            described.append(logits_and_features(describe, images)[1].cpu())
             if self.noisy_answers is None:
                 released.append(annotator.annotate(teacher.each(images)).cpu())
         if self.noisy_answers is None:
             self.noisy_answers = torch.cat(released)
             self.answer_deviation = annotator.deviation(teacher.num_teachers)
-        fitted = fit_noisy_answers(torch.cat(features), self.noisy_answers, deviation=self.answer_deviation)
+        features = torch.cat(described)
+        fitted = fit_noisy_answers(features, self.noisy_answers, deviation=self.answer_deviation)
         rank_zero_info(f"Fitted to noisy answers: noise over signal variance {fitted.ratio:.3g}.")
         if not fitted.learnt:
             rank_zero_warn(
@@ -221,7 +219,7 @@ class Distillation(DataFreeDistillation):
             )
         # Directions are at most 1 long: students at the rates that suit logits learn next to nothing from them (MNIST,
         # 200 steps: 31 against 92 %).
-        scale = _LOGIT_DEVIATION / fitted(torch.cat(features)).std().clamp_min(1e-6)
+        scale = _LOGIT_DEVIATION / fitted(features).std().clamp_min(1e-6)
         return lambda images: scale.to(images) * fitted(logits_and_features(describe, images)[1])
 
     def _tracked(self, calls: int, description: str) -> Any:

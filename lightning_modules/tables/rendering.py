@@ -80,14 +80,23 @@ def render_table(spec: TableSpec, *, preset: str, results: str | Path = "results
     Returns:
         The files.
     """
-    place = Path(results) / spec.name / preset
-    rows = read_rows(spec, preset, place / "records")
+    rows, text = _rendered(spec, preset, Path(results))
+    return _write(spec, Path(results) / spec.name / preset, rows, text)
+
+
+def _rendered(spec: TableSpec, preset: str, results: Path) -> tuple[list[Row], str]:
+    """The rows of a table and its page."""
+    rows = read_rows(spec, preset, results / spec.name / preset / "records")
+    return rows, as_markdown(spec, preset, rows, beside=_beside(spec, preset, rows, results))
+
+
+def _write(spec: TableSpec, place: Path, rows: Sequence[Row], text: str) -> list[Path]:
     written = [place / "table.csv", place / "table.md"]
     write_atomically(written[0], as_csv(rows))
     if spec.kind == "figure":
         figure = _figure(spec, rows)
         written += [save_figure(figure, place / "figure.svg"), save_figure(figure, place / "figure.png")]
-    write_atomically(written[1], as_markdown(spec, preset, rows, beside=_beside(spec, preset, rows, Path(results))))
+    write_atomically(written[1], text)
     return written
 
 
@@ -114,10 +123,9 @@ def render_results(
             spec = TableSpec.read(name)
         except SpecError:
             continue
+        rows, text = _rendered(spec, preset, results)
         if write:
-            render_table(spec, preset=preset, results=results)
-        rows = read_rows(spec, preset, records)
-        text = as_markdown(spec, preset, rows, beside=_beside(spec, preset, rows, results))
+            _write(spec, records.parent, rows, text)
         depth = "../" * (len(document.parent.parts) if not document.is_absolute() else 0)
         away = f"{depth}{records.parent.as_posix()}"
         parts += [text.replace("](figure.", f"]({away}/figure.").replace("# ", "## ", 1).rstrip(), ""]

@@ -378,7 +378,7 @@ class OneForAll(EnsembleTeacher):
 def test_the_annotator_is_given_each_teachers_own_answers(
     monkeypatch: pytest.MonkeyPatch, kind: type[EnsembleTeacher]
 ) -> None:
-    monkeypatch.setattr("lightning_modules.plain.EnsembleTeacher", kind)
+    monkeypatch.setattr("lightning_modules.distillation.EnsembleTeacher", kind)
     monkeypatch.setattr("lightning_modules.ensemble_teacher.EnsembleTeacher", kind)
     teachers = small_networks(4)
     annotator = Watching(noise_multiplier=1.0, noise=Seeded(factor=0.0))
