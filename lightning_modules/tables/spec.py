@@ -15,6 +15,8 @@
         "1": {student: {model.annotator.target_epsilon: 1.0}}
     skip:                       # points of the grid that have no meaning
       - {dataset: FashionMNIST, epsilon: "10"}
+    exceptions:                 # what a combination of values changes, after each of them
+      - {when: {dataset: FashionMNIST, epsilon: "1"}, set: {student: {trainer.max_epochs: 40}}}
     presets:
       cpu:
         seeds: [0, 1, 2]
@@ -51,7 +53,7 @@ __all__ = ["Cell", "FitSpec", "Preset", "SpecError", "TableSpec", "list_specs"]
 
 KEYS = {
     "title", "kind", "paper", "published", "method", "note", "fits", "axes", "skip", "seeds", "presets", "figure",
-    "seeded", "selection", "beside",
+    "seeded", "selection", "beside", "exceptions",
 }  # fmt: skip
 PRESET_KEYS = {"seeds", "axes", "set", "seconds", "note"}
 FIGURE_KEYS = {"x", "log", "label"}
@@ -166,6 +168,7 @@ class TableSpec:
         presets: By name.
         figure: For figures: `x` (an axis of numbers), `log` and `label`.
         skip: Values of axes whose combination is left out.
+        exceptions: Values of axes, `when`, and what their combination changes after them, `set`.
         seeded: Fits that take the cell's seed.
         beside: Rows of other tables that are shown with this one: `table`, `label`, and `cell`, labels to choose by.
         selection: `last` step, or `best_on_test`, which the rendered table then says.
@@ -183,6 +186,7 @@ class TableSpec:
     presets: Mapping[str, Preset]
     figure: Mapping[str, Any] = field(default_factory=dict)
     skip: Sequence[Mapping[str, str]] = ()
+    exceptions: Sequence[tuple[Mapping[str, str], Patch]] = ()
     seeded: Sequence[str] = ()
     beside: Sequence[Mapping[str, Any]] = ()
     selection: str = "last"
@@ -229,7 +233,8 @@ class TableSpec:
             fits=fits,
             presets=presets,
             figure=figure,
-            skip=_skip(values.get("skip") or [], axes, where),
+            skip=[_point(entry, axes, f"{where}, skip") for entry in values.get("skip") or []],
+            exceptions=_exceptions(values.get("exceptions") or [], axes, fits, where),
             beside=_beside(values.get("beside") or [], where),
             seeded=_seeded(values.get("seeded") or [], fits, where),
             selection=selection,
@@ -259,7 +264,7 @@ class TableSpec:
         cells = [
             self._cell(chosen, point, seed)
             for point in points
-            if not any(left_out.items() <= point.items() for left_out in self.skip)
+            if not any(_holds(left_out, point) for left_out in self.skip)
             for seed in (chosen.seeds if seeds is None else seeds)
         ]
         if len({cell.name for cell in cells}) < len(cells):
@@ -271,6 +276,7 @@ class TableSpec:
     def _cell(self, preset: Preset, labels: Mapping[str, str], seed: int) -> Cell:
         made: dict[str, FitSpec] = {}
         patches = [preset.set, *(preset.axes[axis][value] for axis, value in labels.items())]
+        patches += [patch for when, patch in self.exceptions if _holds(when, labels)]
         for name, base in self.fits.items():
             config, parameters = base["config"], copy.deepcopy(dict(base["set"]))
             for patch in patches:
@@ -361,14 +367,29 @@ def _values(entry: Any) -> dict[str, Patch]:
     return {str(value): patch or {} for value, patch in entry.items()}
 
 
-def _skip(entries: Any, axes: Mapping[str, Mapping[str, Patch]], where: str) -> list[Mapping[str, str]]:
+def _point(entry: Any, axes: Mapping[str, Mapping[str, Patch]], where: str) -> Mapping[str, str]:
+    _only(entry, set(axes), where)
+    # Nothing to compare would mean the whole grid.
+    if not entry or any(str(value) not in axes[axis] for axis, value in entry.items()):
+        known = {axis: sorted(values) for axis, values in axes.items()}
+        raise SpecError(f"{where}: needs values of the axes {known}, got {entry}")
+    return {axis: str(value) for axis, value in entry.items()}
+
+
+def _holds(point: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    return point.items() <= labels.items()
+
+
+def _exceptions(
+    entries: Any, axes: Mapping[str, Mapping[str, Patch]], fits: Mapping[str, Any], where: str
+) -> list[tuple[Mapping[str, str], Patch]]:
+    made = []
     for entry in entries:
-        _only(entry, set(axes), f"{where}, skip")
-        # Nothing to compare would leave out the whole grid.
-        if not entry or any(str(value) not in axes[axis] for axis, value in entry.items()):
-            known = {axis: sorted(values) for axis, values in axes.items()}
-            raise SpecError(f"{where}, skip: needs values of the axes {known}, got {entry}")
-    return [{axis: str(value) for axis, value in entry.items()} for entry in entries]
+        _only(entry, {"when", "set"}, f"{where}, exceptions")
+        when, patch = _point(entry.get("when"), axes, f"{where}, exceptions, when"), entry.get("set") or {}
+        _check_patches({"exceptions": {str(when): patch}}, fits, where)
+        made.append((when, patch))
+    return made
 
 
 def _preset(

@@ -122,6 +122,22 @@ def test_points_without_a_meaning_are_left_out(spec: TableSpec) -> None:
     assert {tuple(cell.labels.values()) for cell in spec.cells("cpu")} == points | {("FashionMNIST", "10")}
 
 
+def test_a_combination_changes_what_its_values_do_not(spec: TableSpec) -> None:
+    before = {(*cell.labels.values(), cell.seed): cell.fit.digest for cell in spec.cells("cpu")}
+    some = written({
+        **SPEC,
+        "exceptions": [
+            {"when": {"dataset": "FashionMNIST", "epsilon": 10}, "set": {"student": {"target": 9.0}}},
+            {"when": {"dataset": "FashionMNIST"}, "set": {"teacher": {"data": "G"}}},
+        ],
+    })  # fmt: skip
+    after = {(*cell.labels.values(), cell.seed): cell.fit for cell in some.cells("cpu")}
+    assert {key for key, fit in after.items() if fit.digest == before[key]} == {key for key in before if "MNIST" in key}
+    assert after["FashionMNIST", "10", 0].fit.set["target"] == 9.0 and after["MNIST", "10", 0].fit.set["target"] == 10.0
+    assert after["FashionMNIST", "1", 0].fit.set["target"] == 1.0
+    assert {fit.parents["teacher"].fit.set["data"] for key, fit in after.items() if "MNIST" not in key} == {"G"}
+
+
 def test_cells_of_one_name_are_refused(spec: TableSpec) -> None:
     """Their records would be one file, the last to be written."""
     plus = {"dataset": {"PATE": None, "PATE+": None}, "epsilon": {"1": None}}
@@ -163,6 +179,10 @@ def test_what_changes_a_fit_and_what_does_not(spec: TableSpec) -> None:
         ({"skip": [{"size": "1"}]}, "allowed keys"),
         ({"skip": [{"epsilon": "3"}]}, "skip: needs values"),
         ({"skip": [{}]}, "skip: needs values"),
+        ({"exceptions": [{"when": {"epsilon": "3"}, "set": {}}]}, "when: needs values"),
+        ({"exceptions": [{"set": {"student": {}}}]}, "when: allowed keys"),
+        ({"exceptions": [{"when": {"epsilon": "1"}, "set": {"pupil": {}}}]}, "allowed keys"),
+        ({"exceptions": [{"when": {"epsilon": "1"}, "student": {}}]}, "allowed keys"),
     ],
 )
 def test_a_spec_that_makes_no_sense_is_refused(spec: TableSpec, change: dict[str, Any], message: str) -> None:
