@@ -122,9 +122,9 @@ class TeacherEnsemble(LightningModule):
             MNIST digits of 28x28 pixels, 2 is worth more than anything else here; it is not in B.
         label_smoothing: Between 0 and 1.
         ridge: Penalty of a closed form in the place of training, see `solve_ridge`: for a network that learns a linear
-            head and nothing else. A step then makes a whole chunk of teachers, each of its whole shard; `steps`,
-            `optimizer`, `schedule` and `label_smoothing` play no part, and `data.batch_size` is but the fewest records
-            that a shard may have. None trains.
+            head and nothing else. A step then makes a whole chunk of teachers, each of its whole shard; `steps` plays
+            no part, `optimizer`, `schedule` and `label_smoothing` are refused, and `data.batch_size` is but the fewest
+            records that a shard may have. None trains.
         vectorised: Train a chunk by `vmap`; None does so except on a CPU, where it is slower.
         workers: Threads on a CPU; None as many as torch would use.
 
@@ -186,6 +186,11 @@ class TeacherEnsemble(LightningModule):
         if ridge is not None:
             if not ridge > 0:
                 raise ValueError(f"ridge must be above 0, or null to train, got {ridge}")
+            if optimizer is not None or schedule != "one_cycle" or label_smoothing:
+                raise ValueError(
+                    f"ridge={ridge} solves for the teachers at once: optimizer, schedule and label_smoothing would "
+                    "play no part. Leave them out, or set ridge to null to train"
+                )
             check_linear(self._fresh_network(seed=0, teacher=0))
         if self.hparams.get("network", "") is None:
             self.hparams["network"] = {"class_path": f"{TwoConvNet.__module__}.{TwoConvNet.__name__}"}

@@ -146,14 +146,14 @@ class PrivacyAccount:
         # The ledger asks while it holds its lock: two runs on one budget must not both be granted its rest.
         self.ledger.charge(charge, afford=None if self.target_epsilon is None else afford)
 
-    def refusal(self, charge: Charge) -> str:
-        """One paragraph on why not one more release of this kind fits."""
+    def refusal(self, charge: Charge, *, calls: int = 1) -> str:
+        """One paragraph on why so many more releases of this kind do not fit."""
+        asked = "one more step" if calls == 1 else f"the {calls:,} calls that it begins with"
         where = "by this run" if self.scope == "run" else f"from {self.ledger.private_data} by all runs in its ledger"
         spent = self.epsilon() if self.accounting == "record" else self.epsilon_published()
         text = (
             f"target_epsilon={self.target_epsilon:g} ({self.accounting} accounting, delta={self.delta:g}) leaves no "
-            f"room for one more step: spent {where}: {spent:.6g}; "
-            f"with one more step: {self.epsilon_after(charge, 1):.6g}."
+            f"room for {asked}: spent {where}: {spent:.6g}; with {asked}: {self.epsilon_after(charge, calls):.6g}."
         )
         if not charge.release.bounded and self.unbounded(counts={charge: 1}):
             text += f" No record-level ε holds here at all: {_reason(charge)}."

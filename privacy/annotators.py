@@ -229,7 +229,7 @@ class Annotator(ABC):
             BudgetExceeded: With the figures and what could be changed.
         """
         if self.affordable(limit=calls) < calls:
-            raise BudgetExceeded(self.account.refusal(self.charge))
+            raise BudgetExceeded(self.account.refusal(self.charge, calls=calls))
 
     def affordable(self, *, limit: int) -> int:
         """How many more calls, up to `limit`, stay within the target."""

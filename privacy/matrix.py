@@ -24,6 +24,7 @@ __all__ = ["methods_table", "papers_table"]
 
 DELTA = 1e-5
 _STEPS, _ROWS, _SIGMA = 200, 256, 100.0
+_ANSWER_SIGMA = 63.99
 _GENERATOR = "generator trained against the private teacher"
 
 
@@ -49,6 +50,12 @@ def methods_table() -> str:
             _gradients("batch_mean"),
             None,
             post_processing(_gradients("batch_mean"), dp),
+        ),
+        (
+            f"mean directions of n teachers' logits with noise, σ={_ANSWER_SIGMA:g}: 4096 images",
+            None,
+            released({Gaussian(output_gradient_mu("ensemble", 4096, _ANSWER_SIGMA)): 1}),
+            None,
         ),
         (
             "D label switch: 1000 answers at ε=1, k=10",

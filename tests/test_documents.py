@@ -70,6 +70,7 @@ def test_the_matrix_has_the_figures_known_from_elsewhere() -> None:
     table = methods_table()
     assert row(table, "C, D data switch: `per_sample`")[1] == "676,029"
     assert row(table, "the same, `per_sample_full`")[1:3] == ["28.84", "28.84"]
+    assert row(table, "mean directions")[1:] == ["–", "9.999", "–"]  # σ = 2√4096 / 2.00045
     assert row(table, "D, DPSD-T")[1] == "inf"
     assert row(table, "B, votes on a prior: 400 queries")[2] == "2.924"
     assert row(table, "B, confident votes")[2] == "2.665"

@@ -11,8 +11,10 @@ from lightning_modules.components.scattering import Scattering2d
 
 __all__ = ["WhitenedScattering", "WhitenedScatteringClassifier", "whitening_of"]
 
-#: Features of a prior's images, by all that decides them: a teacher and its student look at the same.
-_DRAWN: dict[tuple[object, ...], Tensor] = {}
+#: What whitening takes from a prior's images, by all that decides it: seconds to find, and a teacher and its student
+#: want the same.
+_FOUND: dict[tuple[object, ...], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+_KEPT = 2
 
 
 def whitening_of(features: Tensor, *, power: float, floor: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,39 +93,33 @@ class WhitenedScattering(nn.Module):
             )
         self.norm = nn.GroupNorm(groups, channels, affine=False)
         self.output_shape = (channels * height * width,)
-        drawn = self._features_of(prior, tuple(image_shape), images)
-        mean, directions, gains = whitening_of(drawn, power=power, floor=floor)
-        # As long as the plain features of these images are on the average, so that rates mean about the same.
-        self.register_buffer("mean", mean)
-        self.register_buffer("directions", directions)
-        self.register_buffer("gains", gains)
-        self.register_buffer("scale", torch.ones(()))
-        self.scale = drawn.norm(dim=1).mean() / self._whitened(drawn).norm(dim=1).mean()
+        key = (type(prior), *sorted(vars(prior).items()), *image_shape, scales, angles, groups, power, floor, images)
+        # Of other settings, equality might say too little.
+        plain = all(isinstance(value, int | float | str | tuple | None) for value in vars(prior).values())
+        found = _FOUND.get(key) if plain else None
+        if found is None:
+            found = self._statistics_of(prior, image_shape, images, power=power, floor=floor)
+        if plain:
+            _FOUND[key] = found
+            while len(_FOUND) > _KEPT:
+                _FOUND.pop(next(iter(_FOUND)))
+        # Copies: a checkpoint that is loaded, or a move to float16, writes into buffers.
+        for name, value in zip(("mean", "directions", "gains", "scale"), found, strict=True):
+            self.register_buffer(name, value.clone())
 
-    def _features_of(self, prior: ImagePrior, shape: tuple[int, ...], count: int) -> Tensor:
-        """Features (count, F) before whitening of the prior's first images."""
-        settings = tuple(sorted(vars(prior).items()))
-        plain = all(isinstance(value, int | float | str | tuple | None) for _, value in settings)
-        key = (
-            type(prior),
-            settings,
-            shape,
-            self.scattering.scales,
-            self.scattering.angles,
-            self.norm.num_groups,
-            count,
-        )
-        if plain and key in _DRAWN:
-            return _DRAWN[key]
+    def _statistics_of(
+        self, prior: ImagePrior, image_shape: tuple[int, int, int], count: int, *, power: float, floor: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What the buffers are to hold, of the prior's first images."""
         draw = torch.Generator().manual_seed(0)
         pieces = [min(500, count - start) for start in range(0, count, 500)]
-        size = (shape[0], shape[1], shape[2])
-        drawn = [prior.sample(n, image_shape=size, generator=draw, device=torch.device("cpu")) for n in pieces]
+        size, device = (image_shape[0], image_shape[1], image_shape[2]), torch.device("cpu")
+        drawn = [prior.sample(n, image_shape=size, generator=draw, device=device) for n in pieces]
         features = torch.cat([self.plain(images) for images in drawn])
-        if plain:
-            _DRAWN.clear()
-            _DRAWN[key] = features
-        return features
+        mean, directions, gains = whitening_of(features, power=power, floor=floor)
+        # As long as the plain features of these images are on the average, so that rates mean about the same.
+        whitened = _whitened(features, mean, directions, gains)
+        return mean, directions, gains, features.norm(dim=1).mean() / whitened.norm(dim=1).mean()
 
     @torch.no_grad()
     def plain(self, images: Tensor) -> Tensor:
@@ -131,15 +127,16 @@ class WhitenedScattering(nn.Module):
         features: Tensor = self.norm(self.scattering(images)).flatten(1)
         return features
 
-    def _whitened(self, features: Tensor) -> Tensor:
-        centred = features - self.mean
-        along = centred @ self.directions
-        return self.scale * (centred + (along * (self.gains - 1)) @ self.directions.T)
-
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to features (N, F)."""
-        return self._whitened(self.plain(images))
+        return self.scale * _whitened(self.plain(images), self.mean, self.directions, self.gains)
+
+
+def _whitened(features: Tensor, mean: Tensor, directions: Tensor, gains: Tensor) -> Tensor:
+    centred = features - mean
+    along = centred @ directions
+    return centred + (along * (gains - 1)) @ directions.T
 
 
 class WhitenedScatteringClassifier(ImageClassifier):

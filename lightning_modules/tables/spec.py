@@ -311,7 +311,10 @@ def _beside(entries: Any, where: str) -> tuple[Mapping[str, Any], ...]:
         _only(entry, {"table", "label", "cell"}, f"{where}, beside")
         if missing := {"table", "label"} - set(entry):
             raise SpecError(f"{where}, beside: `{'`, `'.join(sorted(missing))}` needed")
-        _locate(str(entry["table"]))
+        other = yaml.safe_load(_locate(str(entry["table"])).read_text(encoding="utf-8"))
+        if entry.get("cell"):
+            axes = {str(axis): _values(values) for axis, values in other["axes"].items()}
+            _point(entry["cell"], axes, f"{where}, beside {entry['table']}")
     return tuple(entries)
 
 

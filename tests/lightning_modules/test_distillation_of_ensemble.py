@@ -450,7 +450,9 @@ def test_a_budget_in_which_the_queries_do_not_fit_is_refused_before_any_charge(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(PrivateEnsemble, "logits", lambda self, images: asked.append(len(images)))
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(
+        BudgetExceeded, match=rf"the {CALLS} calls that it begins with: {bound(CALLS, sigma=SIGMA):.6g}"
+    ):
         run(annotator={"target_epsilon": 0.999 * bound(CALLS, sigma=SIGMA)})
     assert not asked and charges() == 0
 

@@ -232,6 +232,9 @@ def test_settings_that_a_fixed_front_or_a_closed_form_does_not_go_with() -> None
         ({"network": cnn_head, "ridge": 0.1}, "linear head on fixed features"),
         ({"network": ScatteringClassifier, "ridge": 0.0}, "ridge must be above 0, or null to train, got 0.0"),
         ({"network": ScatteringClassifier, "ridge": float("nan")}, "ridge must be above 0"),
+        ({"network": ScatteringClassifier, "ridge": 0.1, "schedule": "linear"}, "would play no part"),
+        ({"network": ScatteringClassifier, "ridge": 0.1, "label_smoothing": 0.1}, "would play no part"),
+        ({"network": ScatteringClassifier, "ridge": 0.1, "optimizer": torch.optim.Adam}, "would play no part"),
     ):
         with pytest.raises(ValueError, match=message):
             TeacherEnsemble(num_classes=10, image_shape=SHAPE, **settings)  # type: ignore[arg-type]

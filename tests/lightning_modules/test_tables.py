@@ -360,6 +360,9 @@ def test_rows_of_another_table_stand_beside(spec: TableSpec) -> None:
     assert "| ours elsewhere | 50.00 % (record-level ε =" in cells and "25.00 %" not in cells
     with pytest.raises(SpecError, match="`label` needed"):
         written({**SPEC, "beside": [{"table": "t.yaml"}]})
+    for cell, message in (({"data": "MNIST"}, "allowed keys"), ({"dataset": "Mnist"}, "beside c1: needs values")):
+        with pytest.raises(SpecError, match=message):
+            written({**SPEC, "beside": [{"table": "c1", "label": "ours", "cell": cell}]})
 
 
 def test_figures_of_an_earlier_configuration_are_marked(spec: TableSpec) -> None:

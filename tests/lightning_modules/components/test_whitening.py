@@ -54,7 +54,7 @@ def test_directions_of_which_nothing_is_known_are_multiplied_by_one() -> None:
 
 def whitened(**settings: object) -> WhitenedScatteringClassifier:
     torch.manual_seed(0)
-    return WhitenedScatteringClassifier(image_shape=SHAPE, images=60, groups=9, **settings)  # type: ignore[arg-type]
+    return WhitenedScatteringClassifier(image_shape=SHAPE, **{"images": 60, "groups": 9, **settings})  # type: ignore[arg-type]
 
 
 def test_a_classifier_goes_through_its_front_and_says_so_in_its_state() -> None:
@@ -75,6 +75,23 @@ def test_statistics_are_the_priors_and_come_back_from_a_checkpoint() -> None:
     assert not torch.allclose(same(images), strokes(images), atol=1e-3)
     same.load_state_dict(strokes.state_dict())
     assert torch.equal(same(images), strokes(images))
+
+
+def test_what_was_found_for_one_network_is_found_for_the_next_and_for_no_other() -> None:
+    """Kept in the process; what is loaded into one network, or moved, changes no other."""
+    first = whitened()
+    for settings in (
+        {"power": 0.5},
+        {"floor": 0.5},
+        {"groups": 1},
+        {"images": 61},
+        {"prior": StrokePrior(max_curves=2)},
+    ):
+        other, alike = whitened(**settings), whitened()  # type: ignore[arg-type]
+        assert torch.equal(alike.front.gains, first.front.gains)
+        assert not torch.equal(other.front.gains[:5], alike.front.gains[:5])
+    first.front.mean.add_(1.0)
+    assert torch.allclose(whitened().front.mean + 1, first.front.mean, atol=1e-5)
 
 
 def test_features_of_the_priors_images_are_as_long_as_before_on_the_average() -> None:
