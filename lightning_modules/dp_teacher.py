@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from datamodules import Poisson
+from lightning_modules.components.augmentation import random_views
 from lightning_modules.runs import is_dev_run, run_folder
 from lightning_modules.teacher import Teacher
 from privacy.calibration import calibrate_noise
@@ -50,7 +51,12 @@ class DPSGDTeacher(Teacher):
         max_grad_norm: Clipping norm of one record's gradient.
         clipping: `flat` keeps per-sample gradients; `ghost` computes their norms without keeping them, for larger
             networks.
-        physical_batch_size: Records whose gradients are held at once. Does not change the result.
+        physical_batch_size: Gradients that are held at once, one for each view of a record. Does not change the result.
+        augmentation_multiplicity: Random views of each record in a step. Their mean gradient is what is clipped, so
+            that a record counts once however many there are (De et al. 2022, section 3.3). 0 takes the record as it is.
+            Needs flat clipping, and a fixed front is then not computed once.
+        shift: Pixels by which a view is moved at most.
+        flip: Mirror half of the views left to right.
         noise: Source of the noise; None is the operating system's generator.
         network: See `Teacher`. No BatchNorm: it mixes records. A network with a fixed `front` and `after_front` (such
             as `ScatteringClassifier`) has the front computed once.
@@ -73,6 +79,9 @@ class DPSGDTeacher(Teacher):
         max_grad_norm: float = 0.1,
         clipping: Literal["flat", "ghost"] = "flat",
         physical_batch_size: int = 1024,
+        augmentation_multiplicity: int = 0,
+        shift: int = 2,
+        flip: bool = False,
         noise: NoiseSource | None = None,
         network: Callable[..., nn.Module] | None = None,
         optimizer: OptimizerCallable | None = None,
@@ -103,6 +112,16 @@ class DPSGDTeacher(Teacher):
             raise ValueError(f"delta must lie between 0 and 1, got {delta}")
         if clipping not in ("flat", "ghost"):
             raise ValueError(f"clipping must be flat or ghost, got {clipping!r}")
+        if augmentation_multiplicity < 0 or not 0 <= shift < min(image_shape[1:]):
+            raise ValueError(
+                f"augmentation_multiplicity must be at least 0, and shift at least 0 and below the sides of images "
+                f"{image_shape}, got {augmentation_multiplicity} and {shift}"
+            )
+        if augmentation_multiplicity and clipping != "flat":
+            raise ValueError(
+                f"augmentation_multiplicity={augmentation_multiplicity} needs clipping=flat: ghost clipping would clip "
+                "each view by itself, and a record would count once for each"
+            )
         if problems := ModuleValidator.validate(self.network):
             raise ValueError(
                 f"model.network: DP-SGD needs each record by itself: {problems[0]}. Take GroupNorm or no norm, for "
@@ -115,6 +134,9 @@ class DPSGDTeacher(Teacher):
         self.max_grad_norm = max_grad_norm
         self.clipping: Literal["flat", "ghost"] = clipping
         self.physical_batch_size = physical_batch_size
+        self.augmentation_multiplicity = augmentation_multiplicity
+        self.shift = shift
+        self.flip = flip
         self.noise = noise or SystemNoise()
         self.history: list[list[float]] = []
         self.secure = True
@@ -133,7 +155,8 @@ class DPSGDTeacher(Teacher):
             )
         if self.noise_multiplier is None:
             self.noise_multiplier = self._calibrated(data)
-        if isinstance(front := getattr(self.network, "front", None), nn.Module):
+        front = getattr(self.network, "front", None)
+        if isinstance(front, nn.Module) and not self.augmentation_multiplicity:
             rank_zero_info("Computing the fixed features of all private images once.")
             data.precompute(front)
             self._front_done = True
@@ -231,7 +254,8 @@ class DPSGDTeacher(Teacher):
         inputs, labels = batch
         wrapper = self.optimizers()
         optimizer: DPOptimizer = wrapper.optimizer  # type: ignore[union-attr]
-        pieces = list(zip(inputs.split(self.physical_batch_size), labels.split(self.physical_batch_size), strict=True))
+        size = max(1, self.physical_batch_size // max(1, self.augmentation_multiplicity))
+        pieces = list(zip(inputs.split(size), labels.split(size), strict=True))
         for position, (rows, targets) in enumerate(pieces):
             last = position + 1 == len(pieces)
             optimizer.signal_skip_step(do_skip=not last)
@@ -248,16 +272,29 @@ class DPSGDTeacher(Teacher):
                 optimizer.step()
 
     def _backward(self, rows: torch.Tensor, targets: torch.Tensor, optimizer: DPOptimizer) -> None:
+        views = self.augmentation_multiplicity
+        if views:
+            rows = random_views(rows, count=views, shift=self.shift, flip=self.flip)
+            targets = targets.repeat_interleave(views)
         logits = self.forward_train(rows)
         if self.clipping == "flat":
             loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
             self.manual_backward(loss)
+            if views:
+                self._one_gradient_per_record(views)
             return
         assert self._wrapped is not None
         criterion = nn.CrossEntropyLoss(label_smoothing=self.label_smoothing)
         DPLossFastGradientClipping(self._wrapped[0], optimizer, criterion, loss_reduction="mean")(
             logits, targets
         ).backward()
+
+    def _one_gradient_per_record(self, views: int) -> None:
+        """Before anything is clipped."""
+        for parameter in self.network.parameters():
+            if parameter.requires_grad:
+                each: torch.Tensor = parameter.grad_sample  # type: ignore[attr-defined]
+                parameter.grad_sample = each.unflatten(0, (-1, views)).mean(dim=1)  # type: ignore[attr-defined]
 
     def _empty_gradients(self) -> None:
         """An empty Poisson batch takes a step of noise alone."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from datamodules import ShardedRecords, Shards
 from lightning_modules.components import TwoConvNet, build_network
+from lightning_modules.components.augmentation import shifted
 from lightning_modules.components.ridge import check_linear, solve_head
 from lightning_modules.components.stacked import NetworkStack, stack_states, with_front, without_front
 from lightning_modules.components.trained_together import (
@@ -28,7 +29,7 @@ from lightning_modules.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.randomness import key, stream
 from privacy.votes import vote_counts
 
-__all__ = ["Schedule", "TeacherEnsemble", "rate_factor", "shifted", "shuffled_passes"]
+__all__ = ["Schedule", "TeacherEnsemble", "rate_factor", "shuffled_passes"]
 
 Schedule = Literal["one_cycle", "linear", "constant"]
 
@@ -71,24 +72,6 @@ def shuffled_passes(size: int, *, first: int, count: int, seed: int, teacher: in
     drawn = [torch.randperm(size, generator=stream(seed, number, teacher, "shard order")) for number in passes]
     start = first - passes.start * size
     return torch.cat(drawn)[start : start + count]
-
-
-def shifted(images: Tensor, moves: Tensor) -> Tensor:
-    """Images moved by whole pixels, what comes in at the edge is black (-1).
-
-    Args:
-        images: (N, C, H, W).
-        moves: (N, 2) int64, rows down and columns to the right, negative for up and left.
-    """
-    rows, columns = (
-        torch.arange(size, device=images.device) - moves[:, axis, None] for axis, size in enumerate(images.shape[2:])
-    )
-    height, width = images.shape[2:]
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-    number = torch.arange(len(images), device=images.device)[:, None, None]
-    # (N, H, W, C): an index on each side of the channels puts them last.
-    moved = images[number, :, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]]
-    return torch.where(inside[:, None], moved.permute(0, 3, 1, 2), -1.0)
 
 
 class TeacherEnsemble(LightningModule):

@@ -103,6 +103,46 @@ def test_virtual_batches_and_ghost_clipping_change_nothing(start: torch.Tensor) 
     assert not torch.allclose(whole, start, atol=1e-3)
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_views_of_a_record_count_as_one_record(
+    start: torch.Tensor, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    """Views that are the record itself change nothing. The twin clips each: a record then counts once for each view."""
+    noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
+    settings: dict[str, Any] = {"noise": noise, "steps": 3, "same_coins": True}
+    alone = weights(configuration("alone", **settings))
+    same: dict[str, Any] = {"augmentation_multiplicity": 3, "shift": 0, "physical_batch_size": 64, **settings}
+    if together:
+        assert not torch.allclose(weights(configuration("moved", **{**same, "shift": 1})), alone, atol=1e-3)
+    else:
+        monkeypatch.setattr(DPSGDTeacher, "_one_gradient_per_record", lambda self, views: None)
+    assert torch.allclose(weights(configuration("same", **same)), alone, atol=1e-5) == together
+
+
+def test_a_fixed_front_sees_every_view(start: torch.Tensor) -> None:
+    front = {"class_path": "ScatteringClassifier", "init_args": {"scales": 1, "groups": 9}}
+    cli = fit(configuration(network=front, augmentation_multiplicity=2))
+    assert cli.model is not None and not cli.model._front_done
+    assert fit(configuration("once", network=front)).model._front_done
+
+
+def test_parameters_are_averaged_by_lightnings_callback(start: torch.Tensor) -> None:
+    """What is published is the average, what goes on from it are the weights of the last step; ε is the same."""
+    noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
+    settings: dict[str, Any] = {"noise": noise, "steps": 3, "same_coins": True}
+    average = {"class_path": "EMAWeightAveraging", "init_args": {"decay": 0.75}}
+    first, second, third = (weights(configuration("steps", **{**settings, "steps": count})) for count in (1, 2, 3))
+    averaged = configuration("averaged", **settings)
+    averaged["trainer"]["callbacks"] = [average]
+    cli = fit(averaged)
+    assert isinstance(cli.model, DPSGDTeacher)
+    # The first step begins the average.
+    expected = 0.75 * (0.75 * first + 0.25 * second) + 0.25 * third
+    stored = torch.load("averaged/checkpoints/last.ckpt", weights_only=False)["state_dict"]
+    found = torch.cat([stored[f"network.{name}"].flatten() for name, _ in cli.model.network.named_parameters()])
+    assert torch.allclose(found, expected, atol=1e-6) and not torch.allclose(found, third, atol=1e-3)
+
+
 @pytest.mark.parametrize("clipping", ["flat", "ghost"])
 def test_an_empty_batch_is_a_step_of_noise(start: torch.Tensor, clipping: str) -> None:
     config = configuration(clipping=clipping, noise_multiplier=1.0, max_grad_norm=0.1, steps=5, batch=1)
@@ -188,6 +228,13 @@ def test_what_is_refused(start: torch.Tensor) -> None:
         DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), noise_multiplier=1.0, network=SmallCNN)
     with pytest.raises(ValueError, match="one of target_epsilon and noise_multiplier"):
         DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), target_epsilon=1.0, noise_multiplier=1.0)
+    for settings, message in (
+        ({"augmentation_multiplicity": -1}, "must be at least 0"),
+        ({"augmentation_multiplicity": 2, "shift": 8}, "below the sides"),
+        ({"augmentation_multiplicity": 2, "clipping": "ghost"}, "needs clipping=flat"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), noise_multiplier=1.0, **settings)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="delta must lie below 1/N"):
         fit(configuration(delta=1e-2))
     plain = configuration()

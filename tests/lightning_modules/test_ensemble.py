@@ -19,7 +19,7 @@ from lightning_modules.cli import main
 from lightning_modules.components import DataLensClassifier, SmallCNN, TwoConvNet, logits_and_statistics
 from lightning_modules.components.stacked import stack_states
 from lightning_modules.components.trained_together import Training
-from lightning_modules.ensemble import rate_factor, shifted, shuffled_passes
+from lightning_modules.ensemble import rate_factor, shuffled_passes
 from privacy.votes import vote_counts
 
 TEACHERS, STEPS = 6, 24
@@ -459,21 +459,6 @@ def test_passes_over_a_shard() -> None:
             shuffled_passes(7, first=first, count=count, seed=1, teacher=2), order[first : first + count]
         )
     assert not torch.equal(order, shuffled_passes(7, first=0, count=21, seed=1, teacher=3))
-
-
-def test_shifts_by_hand() -> None:
-    image = torch.arange(16.0).view(1, 1, 4, 4)
-    for down, right in ((0, 0), (1, 0), (0, -1), (-2, 2)):
-        expected = torch.full((4, 4), -1.0)
-        for row in range(4):
-            for column in range(4):
-                if 0 <= row - down < 4 and 0 <= column - right < 4:
-                    expected[row, column] = image[0, 0, row - down, column - right]
-        assert torch.equal(shifted(image, torch.tensor([[down, right]]))[0, 0], expected)
-    many = torch.randn(5, 3, 4, 6)
-    moves = torch.tensor([[0, 0], [1, 1], [-1, 0], [0, 2], [-2, -2]])
-    alone = torch.cat([shifted(many[i : i + 1], moves[i : i + 1]) for i in range(5)])
-    assert torch.equal(shifted(many, moves), alone)
 
 
 def test_rates() -> None:

@@ -1,0 +1,50 @@
+"""Views of images that a classifier should answer alike: moved by whole pixels, and mirrored."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["random_views", "shifted"]
+
+
+def shifted(images: Tensor, moves: Tensor) -> Tensor:
+    """Images moved by whole pixels, what comes in at the edge is black (-1).
+
+    Args:
+        images: (N, C, H, W).
+        moves: (N, 2) int64, rows down and columns to the right, negative for up and left.
+    """
+    rows, columns = (
+        torch.arange(size, device=images.device) - moves[:, axis, None] for axis, size in enumerate(images.shape[2:])
+    )
+    height, width = images.shape[2:]
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    number = torch.arange(len(images), device=images.device)[:, None, None]
+    # (N, H, W, C): an index on each side of the channels puts them last.
+    moved = images[number, :, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]]
+    return torch.where(inside[:, None], moved.permute(0, 3, 1, 2), -1.0)
+
+
+def random_views(
+    images: Tensor, *, count: int, shift: int, flip: bool, generator: torch.Generator | None = None
+) -> Tensor:
+    """Several random views of each image, those of one image in a row.
+
+    Args:
+        images: (N, C, H, W).
+        count: Views of each, K.
+        shift: Pixels by which a view is moved at most, up or down and to either side.
+        flip: Mirror each view left to right with probability 1/2.
+        generator: Of the CPU; None is torch's own.
+
+    Returns:
+        (N K, C, H, W).
+    """
+    views = images.repeat_interleave(count, dim=0)
+    moves = torch.randint(-shift, shift + 1, (len(views), 2), generator=generator)
+    views = shifted(views, moves.to(images.device))
+    if not flip:
+        return views
+    mirrored = torch.rand(len(views), generator=generator) < 0.5
+    return torch.where(mirrored.to(images.device)[:, None, None, None], views.flip(-1), views)
