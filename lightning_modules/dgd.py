@@ -112,6 +112,8 @@ class DGD(DataFreeDistillation):
         pseudo_label_weight: Of the pseudo-label loss on distorted synthetic images.
         pseudo_label_threshold: Probability from which on a pseudo-label counts.
         distortion: Strength of these distortions.
+        query_distortion: Strength of distortions of the queried images, anew in each step; none in B. The labels are
+            few and noisy, and a network learns their noise (MNIST, 750 queries: 81 % after 100 steps, 74 % after 400).
         student_optimizer: See `DataFreeDistillation`.
         student_lr_scheduler: See `DataFreeDistillation`; stepped in the student's phase alone.
         generator_optimizer: See `DataFreeDistillation`.
@@ -163,6 +165,7 @@ class DGD(DataFreeDistillation):
         pseudo_label_weight: float = 0.0,
         pseudo_label_threshold: float = 0.95,
         distortion: float = 0.2,
+        query_distortion: float = 0.0,
         student_optimizer: OptimizerCallable | None = None,
         student_lr_scheduler: LRSchedulerCallable | None = None,
         generator_optimizer: OptimizerCallable | None = None,
@@ -220,6 +223,7 @@ class DGD(DataFreeDistillation):
             ("entropy_weight", entropy_weight),
             ("pseudo_label_weight", pseudo_label_weight),
             ("distortion", distortion),
+            ("query_distortion", query_distortion),
         ):
             if weight < 0:
                 raise ValueError(f"{name} must be 0 or more, got {weight}")
@@ -246,7 +250,7 @@ class DGD(DataFreeDistillation):
         self.tangent_length, self.normal_length = tangent_length, normal_length
         self.directions = directions
         self.pseudo_label_weight, self.pseudo_label_threshold = pseudo_label_weight, pseudo_label_threshold
-        self.distortion = distortion
+        self.distortion, self.query_distortion = distortion, query_distortion
         self.generator_lr_scheduler_factory = generator_lr_scheduler
         self.vae_optimizer_factory = vae_optimizer
         self.vae = (vae or ConvVAE)(image_shape=self.image_shape) if vae_steps else None
@@ -525,6 +529,8 @@ class DGD(DataFreeDistillation):
             else answered
         )
         labelled = self.query_images[rows].to(self.device).float()
+        if len(rows) and self.query_distortion:
+            labelled = distort(labelled, strength=self.query_distortion, draw=draw)
         labels = self.query_labels[rows].to(self.device)
         parts = [labelled] if len(rows) else []
         guide = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from lightning import Trainer, seed_everything
-from support.runs import BATCH_SIZE, QUIET, checkpoint, distil, equal, fit, leaks, teacher_weights
+from support.ensembles import ensemble_file
+from support.runs import BATCH_SIZE, checkpoint, distil, equal, leaks, teacher_weights
 from torch import nn
 
 from datamodules import Digits, Latent
 from lightning_modules.cli import TranscriptionCLI
-from lightning_modules.components import SmallCNN
+from lightning_modules.components import SmallCNN, StrokePrior
 from lightning_modules.dgd import DGD
 from lightning_modules.private_ensemble import PrivateEnsemble
 from lightning_modules.private_teacher import TeacherError
@@ -40,29 +40,7 @@ TEACHERS = 3
 @pytest.fixture(scope="module")
 def trained_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ensemble of the digits, trained once."""
-    folder, before = tmp_path_factory.mktemp("ensemble"), Path.cwd()
-    os.chdir(folder)
-    try:
-        fit(
-            {
-                "seed_everything": 0,
-                "trainer": {"max_epochs": -1, "default_root_dir": "run", "log_every_n_steps": 1},
-                "model": {"class_path": "TeacherEnsemble", "init_args": {"network": SMALL, "steps": 10, "workers": 1}},
-                "data": {
-                    "class_path": "Shards",
-                    "init_args": {
-                        "dataset": {"class_path": "Digits"},
-                        "num_teachers": TEACHERS,
-                        "batch_size": 40,
-                        "steps_per_epoch": 10,
-                    },
-                },
-            },
-            *QUIET,
-        )
-    finally:
-        os.chdir(before)
-    return folder / "run" / "checkpoints" / "last.ckpt"
+    return ensemble_file(tmp_path_factory.mktemp("ensemble"), network=SMALL, num_teachers=TEACHERS, steps=10)
 
 
 @pytest.fixture
@@ -446,6 +424,25 @@ def test_the_sign_of_the_entropy_term_is_flipped(place: Path) -> None:
     works = float(module.triple_loss(images).detach())
     module.entropy_term = "letter"
     assert works > 0 and float(module.triple_loss(images).detach()) == pytest.approx(-works, rel=1e-4)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.3])
+def test_the_student_sees_queries_as_they_were_asked_about_or_distorted(strength: float) -> None:
+    module = _module(vae_steps=0, query_distortion=strength)
+    module.draw_seed = 0
+    seen: list[torch.Tensor] = []
+    module.student.register_forward_pre_hook(lambda student, inputs: seen.append(inputs[0].flatten(1)))
+    draw = torch.Generator().manual_seed(0)
+    asked = StrokePrior().sample(40, image_shape=(1, 8, 8), generator=draw, device=torch.device("cpu"))
+    module.query_images, module.query_labels = asked, torch.arange(40) % 10
+    for module.steps_done in range(10):
+        module.supervised_loss(asked)
+    images, asked = torch.cat(seen), asked.flatten(1)
+    known = (images[:, None] == asked).all(dim=2).any(dim=1)
+    assert len(images) == 60 and (bool(known.all()) if not strength else not bool(known.any()))
+    # Distorted, they are nearer to what was asked about than those images are to one another.
+    apart = torch.cdist(asked, asked) + 1e9 * torch.eye(40)
+    assert torch.cdist(images, asked).amin(dim=1).mean() < 0.9 * apart.amin(dim=1).mean()
 
 
 def test_too_short_a_fit_is_told(place: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from lightning import Trainer, seed_everything
-from support.runs import BATCH_SIZE, QUIET, checkpoint, distil, equal, fit, leaks, networks
+from support.ensembles import ensemble_file
+from support.runs import BATCH_SIZE, checkpoint, distil, equal, leaks, networks
 from torch import nn
 
 from datamodules import Digits, Latent
@@ -43,29 +43,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def trained_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ensemble of the digits, trained once."""
-    folder, before = tmp_path_factory.mktemp("ensemble"), Path.cwd()
-    os.chdir(folder)
-    try:
-        fit(
-            {
-                "seed_everything": 0,
-                "trainer": {"max_epochs": -1, "default_root_dir": "run", "log_every_n_steps": 1},
-                "model": {"class_path": "TeacherEnsemble", "init_args": {"network": SMALL, "steps": 20, "workers": 1}},
-                "data": {
-                    "class_path": "Shards",
-                    "init_args": {
-                        "dataset": {"class_path": "Digits"},
-                        "num_teachers": TEACHERS,
-                        "batch_size": 40,
-                        "steps_per_epoch": 20,
-                    },
-                },
-            },
-            *QUIET,
-        )
-    finally:
-        os.chdir(before)
-    return folder / "run" / "checkpoints" / "last.ckpt"
+    return ensemble_file(tmp_path_factory.mktemp("ensemble"), network=SMALL, num_teachers=TEACHERS, steps=20)
 
 
 @pytest.fixture

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import Trainer, seed_everything
+from support.ensembles import ADDED, Changed, differ, train_ensemble
 from support.runs import QUIET, checkpoint, fit, leaks
 from torch import Tensor, nn
 
-from datamodules import Digits, ImageDataset, Shards, shard_of
-from datamodules.base import Part
+from datamodules import Digits, Shards, shard_of
 from lightning_modules import TeacherEnsemble
 from lightning_modules.cli import main
 from lightning_modules.components import DataLensClassifier, SmallCNN, TwoConvNet, logits_and_statistics
@@ -31,62 +30,10 @@ def small(**given: Any) -> nn.Module:
     return SmallCNN(**given, width=4, hidden=16)
 
 
-class Changed(Digits):
-    """Digits of which one private record was taken out, added or replaced."""
-
-    def __init__(self, *, record: int, how: str) -> None:
-        super().__init__()
-        self.record, self.how = record, how
-
-    def read(self, part: Part) -> ImageDataset:
-        records = super().read(part)
-        if part == "test":
-            return records
-        if self.how == "taken out":
-            return records.select(records.ids != self.record)
-        images, labels, ids = records.images.clone(), records.labels.clone(), records.ids
-        position = int(torch.nonzero(ids == self.record)[0])
-        if self.how == "replaced":
-            images[position], labels[position] = 16 - images[position], (labels[position] + 1) % 10
-        else:
-            images, labels = (torch.cat([values, values[position : position + 1]]) for values in (images, labels))
-            ids = torch.cat([ids, torch.tensor([ADDED])])
-        return ImageDataset(images=images, labels=labels, ids=ids, peak=16)
-
-
-ADDED = 100_000
-
-
-def train(
-    dataset: Digits | None = None,
-    *,
-    kind: type[TeacherEnsemble] = TeacherEnsemble,
-    num_teachers: int = TEACHERS,
-    seed: int = 0,
-    **settings: Any,
-) -> TeacherEnsemble:
+def train(dataset: Digits | None = None, *, num_teachers: int = TEACHERS, **settings: Any) -> TeacherEnsemble:
     """An ensemble whose teachers have seen each record of their shards."""
-    seed_everything(seed, verbose=False)
-    given = {"network": small, "steps": STEPS, "teachers_at_once": 3, "workers": 1, **settings}
-    module = kind(num_classes=10, image_shape=SHAPE, **given)
-    trainer = Trainer(
-        max_epochs=-1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
-    )  # fmt: skip
-    data = Shards(dataset=dataset or Digits(), num_teachers=num_teachers, batch_size=40, steps_per_epoch=8)
-    trainer.fit(module, datamodule=data)
-    assert len(module.trained) == num_teachers
-    return module
-
-
-def differ(first: TeacherEnsemble, second: TeacherEnsemble) -> list[int]:
-    """Numbers of the teachers that are not the same to the last bit, BatchNorm's buffers included."""
-    pairs = zip(first.trained, second.trained, strict=True)
-    return [
-        number
-        for number, (a, b) in enumerate(pairs)
-        if not all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
-    ]
+    given = {"network": small, "steps": STEPS, "teachers_at_once": 3, **settings}
+    return train_ensemble(dataset, num_teachers=num_teachers, **given)
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import Trainer, seed_everything
+from support.ensembles import ADDED, Changed, differ, train_ensemble
 from support.runs import checkpoint, fit, leaks
 from torch import Tensor, nn
 
-from datamodules import Digits, ImageDataset, ShardedRecords, Shards, shard_of
-from datamodules.base import Part
+from datamodules import Digits, ShardedRecords, Shards, shard_of
 from datamodules.mapped import MappedRecords
 from lightning_modules import TeacherEnsemble
 from lightning_modules.components import ScatteringClassifier, SmallCNN
@@ -21,7 +20,7 @@ from lightning_modules.components.ridge import solve_head
 from lightning_modules.private_ensemble import PrivateEnsemble
 from privacy.votes import vote_counts
 
-TEACHERS, STEPS, ADDED = 6, 12, 100_000
+TEACHERS, STEPS = 6, 12
 SHAPE = (1, 8, 8)
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 #: A front of three channels: quick, and enough to couple teachers if it did.
@@ -38,58 +37,9 @@ def coarse(**given: Any) -> nn.Module:
     return ScatteringClassifier(**given, **COARSE)  # type: ignore[arg-type]
 
 
-class Changed(Digits):
-    """Digits of which one private record was taken out, added or replaced."""
-
-    def __init__(self, *, record: int, how: str) -> None:
-        super().__init__()
-        self.record, self.how = record, how
-
-    def read(self, part: Part) -> ImageDataset:
-        records = super().read(part)
-        if part == "test":
-            return records
-        if self.how == "taken out":
-            return records.select(records.ids != self.record)
-        images, labels, ids = records.images.clone(), records.labels.clone(), records.ids
-        position = int(torch.nonzero(ids == self.record)[0])
-        if self.how == "replaced":
-            images[position], labels[position] = 16 - images[position], (labels[position] + 1) % 10
-        else:
-            images, labels = (torch.cat([values, values[position : position + 1]]) for values in (images, labels))
-            ids = torch.cat([ids, torch.tensor([ADDED])])
-        return ImageDataset(images=images, labels=labels, ids=ids, peak=16)
-
-
-def train(
-    dataset: Digits | None = None,
-    *,
-    kind: type[TeacherEnsemble] = TeacherEnsemble,
-    num_teachers: int = TEACHERS,
-    seed: int = 0,
-    **settings: Any,
-) -> TeacherEnsemble:
-    seed_everything(seed, verbose=False)
-    given = {"network": coarse, "steps": STEPS, "teachers_at_once": 4, "workers": 1, **settings}
-    module = kind(num_classes=10, image_shape=SHAPE, **given)
-    trainer = Trainer(
-        max_epochs=-1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
-    )  # fmt: skip
-    data = Shards(dataset=dataset or Digits(), num_teachers=num_teachers, batch_size=40, steps_per_epoch=8)
-    trainer.fit(module, datamodule=data)
-    assert len(module.trained) == num_teachers
-    return module
-
-
-def differ(first: TeacherEnsemble, second: TeacherEnsemble) -> list[int]:
-    """Numbers of the teachers that are not the same to the last bit."""
-    pairs = zip(first.trained, second.trained, strict=True)
-    return [
-        number
-        for number, (a, b) in enumerate(pairs)
-        if not all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
-    ]
+def train(dataset: Digits | None = None, *, num_teachers: int = TEACHERS, **settings: Any) -> TeacherEnsemble:
+    given = {"network": coarse, "steps": STEPS, "teachers_at_once": 4, **settings}
+    return train_ensemble(dataset, num_teachers=num_teachers, **given)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from support.neighbours import Neighbours, neighbours, worst_neighbours
 from support.seeded import Seeded
 
 import privacy.annotators
@@ -87,39 +88,6 @@ def test_one_teacher_has_the_noise_and_the_price_of_a_row_by_itself() -> None:
     answers = gradients(teachers=1)
     assert torch.equal(alone.annotate(answers), rows.annotate(answers[0]))
     assert alone.charge == rows.charge
-
-
-entries = st.one_of(
-    st.floats(width=64),
-    st.sampled_from([0.0, 1e308, -1e308, 5e-324, math.inf, -math.inf, math.nan, 1e-3, -1.0]),
-    st.floats(min_value=-300, max_value=308).map(lambda power: 10.0**power),
-)
-Neighbours = tuple[torch.Tensor, torch.Tensor]
-
-
-@st.composite
-def neighbours(draw: st.DrawFn, *, changed: int = 1) -> Neighbours:
-    """Two ensembles' gradients (n, B, c) of which `changed` teachers differ, in whatever way."""
-    teachers, rows, classes = draw(st.integers(changed, 5)), draw(st.integers(1, 3)), draw(st.integers(2, 4))
-
-    def table() -> st.SearchStrategy[list[float]]:
-        return st.lists(entries, min_size=rows * classes, max_size=rows * classes)
-
-    shape = (rows, classes)
-    first = torch.tensor([draw(table()) for _ in range(teachers)], dtype=torch.float64).view(teachers, *shape)
-    second = first.clone()
-    for number in draw(st.lists(st.integers(0, teachers - 1), min_size=changed, max_size=changed, unique=True)):
-        second[number] = torch.tensor(draw(table()), dtype=torch.float64).view(shape)
-    return first, second
-
-
-def worst_neighbours(*, changed: int, teachers: int = 3) -> Neighbours:
-    """The first `changed` teachers turn every row round."""
-    first = torch.zeros(teachers, 2, 3, dtype=torch.float64)
-    first[..., 0] = 1e6
-    second = first.clone()
-    second[:changed] *= -1
-    return first, second
 
 
 def moved(first: torch.Tensor, second: torch.Tensor, **more: Any) -> list[float]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import Phase, example, given, settings
-from hypothesis import strategies as st
 from scipy import stats
+from support.neighbours import Neighbours, neighbours, worst_neighbours
 from support.seeded import Seeded
 
 import privacy.mean_answer_annotator
@@ -40,40 +40,8 @@ def answers(teachers: int = N, seed: int = 0) -> torch.Tensor:
     return drawn.double()
 
 
-entries = st.one_of(
-    st.floats(width=64),
-    st.sampled_from([0.0, 1.7e308, -1.7e308, 5e-324, math.inf, -math.inf, math.nan, 1e-3, -1.0]),
-    st.floats(min_value=-300, max_value=308).map(lambda power: 10.0**power),
-)
-Neighbours = tuple[torch.Tensor, torch.Tensor]
-
-
-@st.composite
-def neighbours(draw: st.DrawFn) -> Neighbours:
-    """Two ensembles' logits (n, B, c) of which one teacher differs, on every image and in whatever way."""
-    teachers, rows, classes = draw(st.integers(1, 5)), draw(st.integers(1, 3)), draw(st.integers(2, 4))
-
-    def table() -> torch.Tensor:
-        drawn = draw(st.lists(entries, min_size=rows * classes, max_size=rows * classes))
-        return torch.tensor(drawn, dtype=torch.float64).view(rows, classes)
-
-    first = torch.stack([table() for _ in range(teachers)])
-    second = first.clone()
-    second[draw(st.integers(0, teachers - 1))] = table()
-    return first, second
-
-
 #: Logits of one teacher whose sum is beyond all numbers, (1, 1, 3).
 HUGE = torch.full((1, 1, 3), 1.7e308, dtype=torch.float64)
-
-
-def worst_neighbours(*, changed: int, teachers: int = 3) -> Neighbours:
-    """The first `changed` teachers say the opposite of what they said, on every image."""
-    first = torch.zeros(teachers, 2, 3, dtype=torch.float64)
-    first[..., 0] = 1e6
-    second = first.clone()
-    second[:changed] *= -1
-    return first, second
 
 
 def moved(first: torch.Tensor, second: torch.Tensor, **more: Any) -> list[float]:

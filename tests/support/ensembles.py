@@ -1,0 +1,105 @@
+"""Ensembles for tests: trained on digits of which one record was changed, or as a file that was trained once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Trainer, seed_everything
+from support.runs import QUIET, fit
+from torch import nn
+
+from datamodules import Digits, ImageDataset, Shards
+from datamodules.base import Part
+from lightning_modules import TeacherEnsemble
+
+#: Id of the record that `Changed` adds.
+ADDED = 100_000
+
+
+class Changed(Digits):
+    """Digits of which one private record was taken out, added or replaced."""
+
+    def __init__(self, *, record: int, how: str) -> None:
+        super().__init__()
+        self.record, self.how = record, how
+
+    def read(self, part: Part) -> ImageDataset:
+        records = super().read(part)
+        if part == "test":
+            return records
+        if self.how == "taken out":
+            return records.select(records.ids != self.record)
+        images, labels, ids = records.images.clone(), records.labels.clone(), records.ids
+        position = int(torch.nonzero(ids == self.record)[0])
+        if self.how == "replaced":
+            images[position], labels[position] = 16 - images[position], (labels[position] + 1) % 10
+        else:
+            images, labels = (torch.cat([values, values[position : position + 1]]) for values in (images, labels))
+            ids = torch.cat([ids, torch.tensor([ADDED])])
+        return ImageDataset(images=images, labels=labels, ids=ids, peak=16)
+
+
+def train_ensemble(
+    dataset: Digits | None,
+    *,
+    network: Callable[..., nn.Module],
+    num_teachers: int,
+    kind: type[TeacherEnsemble] = TeacherEnsemble,
+    seed: int = 0,
+    **settings: Any,
+) -> TeacherEnsemble:
+    """An ensemble on a data set (None: the digits as they are), without a command line or files."""
+    seed_everything(seed, verbose=False)
+    module = kind(num_classes=10, image_shape=(1, 8, 8), network=network, workers=1, **settings)
+    trainer = Trainer(
+        max_epochs=-1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
+    )  # fmt: skip
+    data = Shards(dataset=dataset or Digits(), num_teachers=num_teachers, batch_size=40, steps_per_epoch=8)
+    trainer.fit(module, datamodule=data)
+    assert len(module.trained) == num_teachers
+    return module
+
+
+def differ(first: TeacherEnsemble, second: TeacherEnsemble) -> list[int]:
+    """Numbers of the teachers that are not the same to the last bit, BatchNorm's buffers included."""
+    pairs = zip(first.trained, second.trained, strict=True)
+    return [
+        number
+        for number, (a, b) in enumerate(pairs)
+        if not all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    ]
+
+
+def ensemble_file(folder: Path, *, network: dict[str, Any], num_teachers: int, steps: int) -> Path:
+    """The checkpoint of an ensemble of the digits that the command line has trained in `folder`."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        fit(
+            {
+                "seed_everything": 0,
+                "trainer": {"max_epochs": -1, "default_root_dir": "run", "log_every_n_steps": 1},
+                "model": {
+                    "class_path": "TeacherEnsemble",
+                    "init_args": {"network": network, "steps": steps, "workers": 1},
+                },
+                "data": {
+                    "class_path": "Shards",
+                    "init_args": {
+                        "dataset": {"class_path": "Digits"},
+                        "num_teachers": num_teachers,
+                        "batch_size": 40,
+                        "steps_per_epoch": steps,
+                    },
+                },
+            },
+            *QUIET,
+        )
+    finally:
+        os.chdir(before)
+    return folder / "run" / "checkpoints" / "last.ckpt"
