@@ -135,11 +135,9 @@ class ScatteringClassifier(ImageClassifier):
         super().__init__()
         self.front = Scattering2d(image_shape=image_shape, scales=scales, angles=angles)
         channels, height, columns = self.front.output_shape
-        if groups < 1 or channels % groups:
-            raise ValueError(f"groups must divide the {channels} scattering channels, got {groups}")
+        norm = scattering_norm(groups, channels)
         if head_network not in ("linear", "cnn"):
             raise ValueError(f"head_network must be linear or cnn, got {head_network!r}")
-        norm = nn.GroupNorm(groups, channels, affine=False)
         if head_network == "linear":
             self.body = nn.Sequential(norm, nn.Flatten())
             self.head = nn.Linear(channels * height * columns, num_classes)
@@ -161,6 +159,17 @@ class ScatteringClassifier(ImageClassifier):
         """Map what `front` gives of images, (N, *front.output_shape), to logits (N, c)."""
         logits: Tensor = self.head(self.body(scattered))
         return logits
+
+
+def scattering_norm(groups: int, channels: int) -> nn.GroupNorm:
+    """Normalisation of scattering channels by groups within each image.
+
+    Raises:
+        ValueError: The groups are not of one size.
+    """
+    if groups < 1 or channels % groups:
+        raise ValueError(f"groups must divide the {channels} scattering channels, got {groups}")
+    return nn.GroupNorm(groups, channels, affine=False)
 
 
 def _fold(spectra: Tensor, factor: int) -> Tensor:

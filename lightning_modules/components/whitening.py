@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lightning_modules.components.classifiers import ImageClassifier
 from lightning_modules.components.priors import ImagePrior, StrokePrior
-from lightning_modules.components.scattering import Scattering2d
+from lightning_modules.components.scattering import Scattering2d, scattering_norm
 
 __all__ = ["WhitenedScattering", "WhitenedScatteringClassifier", "whitening_of"]
 
@@ -85,13 +85,11 @@ class WhitenedScattering(nn.Module):
         super().__init__()
         self.scattering = Scattering2d(image_shape=image_shape, scales=scales, angles=angles)
         channels, height, width = self.scattering.output_shape
-        if groups < 1 or channels % groups:
-            raise ValueError(f"groups must divide the {channels} scattering channels, got {groups}")
         if not power >= 0 or not floor > 0 or images < 2:
             raise ValueError(
                 f"power must be 0 or more, floor above 0 and images 2 or more, got {power}, {floor} and {images}"
             )
-        self.norm = nn.GroupNorm(groups, channels, affine=False)
+        self.norm = scattering_norm(groups, channels)
         self.output_shape = (channels * height * width,)
         key = (type(prior), *sorted(vars(prior).items()), *image_shape, scales, angles, groups, power, floor, images)
         # Of other settings, equality might say too little.
