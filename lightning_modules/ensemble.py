@@ -95,7 +95,8 @@ class TeacherEnsemble(LightningModule):
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
         network: Builds a teacher, called with those of `num_classes` and `image_shape` that it accepts. Default:
-            `TwoConvNet`, B's (for SVHN with `hidden: [384, 192]`). One with a fixed `front` (such as
+            `TwoConvNet`, B's (for SVHN with `hidden: [384, 192]`; for CIFAR10 B has a ViT, such as
+            `torchvision.models.VisionTransformer`). One with a fixed `front` (such as
             `ScatteringClassifier`) has the front computed once for all teachers.
         steps: Steps of each teacher.
         teachers_at_once: Teachers in training at a time: bounds the memory.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torchvision.models import VisionTransformer
 
 from lightning_modules.components import DataLensClassifier, SmallCNN, TwoConvNet, logits_and_statistics
 from lightning_modules.components.stacked import NetworkStack, in_threads, one_thread, stack_states
+from lightning_modules.components.trained_together import SeparateTraining, StackedTraining
 
 SHAPE = (1, 8, 8)
 
@@ -44,6 +48,33 @@ def test_logits_are_those_of_each_network(factory: type[nn.Module], vectorised: 
     assert torch.allclose(found, alone, atol=1e-5)
     assert torch.equal(found.argmax(dim=2), alone.argmax(dim=2))
     assert not torch.allclose(found, alone.roll(1, dims=0), atol=1e-5)
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_transformers_are_asked_and_trained_like_any_other_network(vectorised: bool) -> None:
+    """B's teachers of CIFAR10: torchvision has them."""
+    torch.manual_seed(0)
+    size = {"image_size": 16, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 16}
+    many: list[nn.Module] = [VisionTransformer(**size, num_classes=10) for _ in range(3)]
+    for network in many:
+        nn.init.normal_(network.heads.head.weight)  # torchvision's own begins at zero
+    images, labels = torch.randn(3, 6, 3, 16, 16), torch.randint(10, (3, 6))
+    alone = torch.stack([network.eval()(images[0]) for network in many])
+    assert torch.allclose(NetworkStack(copy.deepcopy(many), vectorised=vectorised).logits(images[0]), alone, atol=1e-5)
+    expected = [
+        float(F.cross_entropy(network(rows), own)) for network, rows, own in zip(many, images, labels, strict=True)
+    ]
+    train = StackedTraining if vectorised else SeparateTraining
+    training = train(many, make_optimizer=lambda weights: torch.optim.Adam(weights, lr=1e-2))
+    losses = []
+    for step in range(20):
+        for optimizer in training.optimizers:
+            optimizer.zero_grad()
+        losses.append(training.backward(images, labels, step=step))
+        for optimizer in training.optimizers:
+            optimizer.step()
+    assert losses[0].tolist() == pytest.approx(expected, rel=1e-4)
+    assert bool((losses[-1] < 0.8 * losses[0]).all())
 
 
 def test_the_number_of_threads_does_not_change_a_bit(images: torch.Tensor) -> None:
