@@ -71,8 +71,9 @@ class DGD(DataFreeDistillation):
     - *Laplace noise on latent codes*, where ε₁ of the paper's theorem comes from, is `annotator.latent_epsilon`. At
       ε₁=0.01 its scale is 6400 on codes in [-1, 1]: decoded are random codes. It bounds nothing about a private record
       (`VoteAnnotator.perturb_latents`).
-    - *Pseudo-labels* (`pseudo_label_weight`), plain and distorted images, and queries that are spread over the latent
-      space (`query_selection`) are additions: they read released labels and synthetic images alone.
+    - *Pseudo-labels* (`pseudo_label_weight`), plain and distorted images, distorted queries (`query_distortion`), and
+      queries that are spread over the latent space (`query_selection`) are additions: they read released labels and
+      synthetic images alone.
 
     Args:
         num_classes: See `DataFreeDistillation`.
@@ -113,7 +114,7 @@ class DGD(DataFreeDistillation):
         pseudo_label_threshold: Probability from which on a pseudo-label counts.
         distortion: Strength of these distortions.
         query_distortion: Strength of distortions of the queried images, anew in each step; none in B. The labels are
-            few and noisy, and a network learns their noise (MNIST, 750 queries: 81 % after 100 steps, 74 % after 400).
+            few and noisy, and a network learns their noise (`docs/dgd.md`).
         student_optimizer: See `DataFreeDistillation`.
         student_lr_scheduler: See `DataFreeDistillation`; stepped in the student's phase alone.
         generator_optimizer: See `DataFreeDistillation`.

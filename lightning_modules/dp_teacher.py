@@ -51,7 +51,8 @@ class DPSGDTeacher(Teacher):
         max_grad_norm: Clipping norm of one record's gradient.
         clipping: `flat` keeps per-sample gradients; `ghost` computes their norms without keeping them, for larger
             networks.
-        physical_batch_size: Gradients that are held at once, one for each view of a record. Does not change the result.
+        physical_batch_size: Gradients that are held at once, one for each view of a record. Does not change the result,
+            but for which views are drawn.
         augmentation_multiplicity: Random views of each record in a step. Their mean gradient is what is clipped, so
             that a record counts once however many there are (De et al. 2022, section 3.3). 0 takes the record as it is.
             Needs flat clipping, and a fixed front is then not computed once.
@@ -112,11 +113,12 @@ class DPSGDTeacher(Teacher):
             raise ValueError(f"delta must lie between 0 and 1, got {delta}")
         if clipping not in ("flat", "ghost"):
             raise ValueError(f"clipping must be flat or ghost, got {clipping!r}")
-        if augmentation_multiplicity < 0 or not 0 <= shift < min(image_shape[1:]):
-            raise ValueError(
-                f"augmentation_multiplicity must be at least 0, and shift at least 0 and below the sides of images "
-                f"{image_shape}, got {augmentation_multiplicity} and {shift}"
-            )
+        if augmentation_multiplicity < 0:
+            raise ValueError(f"augmentation_multiplicity must be at least 0, got {augmentation_multiplicity}")
+        if augmentation_multiplicity and not 0 <= shift < min(image_shape[1:]):
+            raise ValueError(f"shift must be at least 0 and below the sides of images {image_shape}, got {shift}")
+        if flip and not augmentation_multiplicity:
+            raise ValueError("flip=true mirrors views of a record: set augmentation_multiplicity to 1 or more")
         if augmentation_multiplicity and clipping != "flat":
             raise ValueError(
                 f"augmentation_multiplicity={augmentation_multiplicity} needs clipping=flat: ghost clipping would clip "
@@ -281,7 +283,7 @@ class DPSGDTeacher(Teacher):
             loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
             self.manual_backward(loss)
             if views:
-                self._one_gradient_per_record(views)
+                self._one_gradient_per_record(len(rows) // views, views)
             return
         assert self._wrapped is not None
         criterion = nn.CrossEntropyLoss(label_smoothing=self.label_smoothing)
@@ -289,12 +291,12 @@ class DPSGDTeacher(Teacher):
             logits, targets
         ).backward()
 
-    def _one_gradient_per_record(self, views: int) -> None:
+    def _one_gradient_per_record(self, records: int, views: int) -> None:
         """Before anything is clipped."""
         for parameter in self.network.parameters():
             if parameter.requires_grad:
                 each: torch.Tensor = parameter.grad_sample  # type: ignore[attr-defined]
-                parameter.grad_sample = each.unflatten(0, (-1, views)).mean(dim=1)  # type: ignore[attr-defined]
+                parameter.grad_sample = each.unflatten(0, (records, views)).mean(dim=1)  # type: ignore[attr-defined]
 
     def _empty_gradients(self) -> None:
         """An empty Poisson batch takes a step of noise alone."""

@@ -92,8 +92,7 @@ class WhitenedScattering(nn.Module):
         self.norm = scattering_norm(groups, channels)
         self.output_shape = (channels * height * width,)
         key = (type(prior), *sorted(vars(prior).items()), *image_shape, scales, angles, groups, power, floor, images)
-        # Of other settings, equality might say too little.
-        plain = all(isinstance(value, int | float | str | tuple | None) for value in vars(prior).values())
+        plain = all(_is_plain(value) for value in vars(prior).values())
         found = _FOUND.get(key) if plain else None
         if found is None:
             found = self._statistics_of(prior, image_shape, images, power=power, floor=floor)
@@ -101,7 +100,7 @@ class WhitenedScattering(nn.Module):
             _FOUND[key] = found
             while len(_FOUND) > _KEPT:
                 _FOUND.pop(next(iter(_FOUND)))
-        # Copies: a checkpoint that is loaded, or a move to float16, writes into buffers.
+        # Copies: a checkpoint that is loaded writes into buffers.
         for name, value in zip(("mean", "directions", "gains", "scale"), found, strict=True):
             self.register_buffer(name, value.clone())
 
@@ -129,6 +128,13 @@ class WhitenedScattering(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to features (N, F)."""
         return self.scale * _whitened(self.plain(images), self.mean, self.directions, self.gains)
+
+
+def _is_plain(value: object) -> bool:
+    """Of other settings, equality might say too little."""
+    if isinstance(value, tuple):
+        return all(_is_plain(part) for part in value)
+    return value is None or isinstance(value, int | float | str)
 
 
 def _whitened(features: Tensor, mean: Tensor, directions: Tensor, gains: Tensor) -> Tensor:

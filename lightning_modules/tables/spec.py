@@ -313,7 +313,7 @@ def _beside(entries: Any, where: str) -> tuple[Mapping[str, Any], ...]:
             raise SpecError(f"{where}, beside: `{'`, `'.join(sorted(missing))}` needed")
         other = yaml.safe_load(_locate(str(entry["table"])).read_text(encoding="utf-8"))
         if entry.get("cell"):
-            axes = {str(axis): _values(values) for axis, values in other["axes"].items()}
+            axes = {str(axis): _values(values) for axis, values in (other.get("axes") or {}).items()}
             _point(entry["cell"], axes, f"{where}, beside {entry['table']}")
     return tuple(entries)
 
@@ -390,6 +390,8 @@ def _exceptions(
     for entry in entries:
         _only(entry, {"when", "set"}, f"{where}, exceptions")
         when, patch = _point(entry.get("when"), axes, f"{where}, exceptions, when"), entry.get("set") or {}
+        if not patch:
+            raise SpecError(f"{where}, exceptions: `set` needed, what {when} changes, got {entry}")
         _check_patches({"exceptions": {str(when): patch}}, fits, where)
         made.append((when, patch))
     return made

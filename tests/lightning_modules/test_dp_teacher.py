@@ -16,6 +16,8 @@ from support.runs import checkpoint, distil, fit
 
 from lightning_modules import DPSGDTeacher
 from lightning_modules.components import SmallCNN
+from lightning_modules.components.scattering import Scattering2d
+from lightning_modules.private_teacher import PrivateTeacher
 from privacy import BudgetExceeded
 
 SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 8, "norm": "group", "activation": "tanh"}}
@@ -115,19 +117,34 @@ def test_views_of_a_record_count_as_one_record(
     if together:
         assert not torch.allclose(weights(configuration("moved", **{**same, "shift": 1})), alone, atol=1e-3)
     else:
-        monkeypatch.setattr(DPSGDTeacher, "_one_gradient_per_record", lambda self, views: None)
+        monkeypatch.setattr(DPSGDTeacher, "_one_gradient_per_record", lambda self, records, views: None)
     assert torch.allclose(weights(configuration("same", **same)), alone, atol=1e-5) == together
 
 
-def test_a_fixed_front_sees_every_view(start: torch.Tensor) -> None:
+def test_a_fixed_front_sees_every_view(start: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    forward = Scattering2d.forward
+
+    def watched(self: Scattering2d, images: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            seen.append(len(images))
+        return forward(self, images)
+
+    monkeypatch.setattr(Scattering2d, "forward", watched)
     front = {"class_path": "ScatteringClassifier", "init_args": {"scales": 1, "groups": 9}}
-    cli = fit(configuration(network=front, augmentation_multiplicity=2))
-    assert cli.model is not None and not cli.model._front_done
-    assert fit(configuration("once", network=front)).model._front_done
+    settings: dict[str, Any] = {"network": front, "same_coins": True, "steps": 2}
+    counts = []
+    for views in (1, 3):
+        seen.clear()
+        fit(configuration(f"views{views}", augmentation_multiplicity=views, **settings))
+        counts.append(
+            [count for count in seen if count > 60]
+        )  # of 128 in expectation; less than 60 are tried or validated
+    assert len(counts[0]) == 2 and counts[1] == [3 * count for count in counts[0]]
 
 
 def test_parameters_are_averaged_by_lightnings_callback(start: torch.Tensor) -> None:
-    """What is published is the average, what goes on from it are the weights of the last step; ε is the same."""
+    """What is published is the average of the steps' weights; it costs what the steps cost, and students read it."""
     noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
     settings: dict[str, Any] = {"noise": noise, "steps": 3, "same_coins": True}
     average = {"class_path": "EMAWeightAveraging", "init_args": {"decay": 0.75}}
@@ -138,9 +155,18 @@ def test_parameters_are_averaged_by_lightnings_callback(start: torch.Tensor) -> 
     assert isinstance(cli.model, DPSGDTeacher)
     # The first step begins the average.
     expected = 0.75 * (0.75 * first + 0.25 * second) + 0.25 * third
-    stored = torch.load("averaged/checkpoints/last.ckpt", weights_only=False)["state_dict"]
+    stored = checkpoint("averaged")["state_dict"]
     found = torch.cat([stored[f"network.{name}"].flatten() for name, _ in cli.model.network.named_parameters()])
     assert torch.allclose(found, expected, atol=1e-6) and not torch.allclose(found, third, atol=1e-3)
+    plain = checkpoint("steps")
+    assert (
+        checkpoint("averaged")["dp_sgd"] == plain["dp_sgd"] and checkpoint("averaged")["releases"] == plain["releases"]
+    )
+    images = torch.rand(4, 1, 8, 8)
+    teacher = PrivateTeacher.load("averaged/checkpoints/last.ckpt", num_classes=10, image_shape=(1, 8, 8))
+    network = SmallCNN(num_classes=10, image_shape=(1, 8, 8), width=4, hidden=8, norm="group", activation="tanh").eval()
+    torch.nn.utils.vector_to_parameters(expected, network.parameters())
+    assert torch.allclose(teacher.logits(images), network(images), atol=1e-5)
 
 
 @pytest.mark.parametrize("clipping", ["flat", "ghost"])
@@ -231,6 +257,7 @@ def test_what_is_refused(start: torch.Tensor) -> None:
     for settings, message in (
         ({"augmentation_multiplicity": -1}, "must be at least 0"),
         ({"augmentation_multiplicity": 2, "shift": 8}, "below the sides"),
+        ({"flip": True}, "set augmentation_multiplicity"),
         ({"augmentation_multiplicity": 2, "clipping": "ghost"}, "needs clipping=flat"),
     ):
         with pytest.raises(ValueError, match=message):

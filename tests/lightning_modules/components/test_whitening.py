@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from lightning_modules.components import SilhouettePrior, StrokePrior, WhitenedScatteringClassifier
-from lightning_modules.components.whitening import whitening_of
+from lightning_modules.components import MixturePrior, SilhouettePrior, StrokePrior, WhitenedScatteringClassifier
+from lightning_modules.components.whitening import WhitenedScattering, whitening_of
 
 SHAPE = (1, 8, 8)
 
@@ -77,9 +79,21 @@ def test_statistics_are_the_priors_and_come_back_from_a_checkpoint() -> None:
     assert torch.equal(same(images), strokes(images))
 
 
-def test_what_was_found_for_one_network_is_found_for_the_next_and_for_no_other() -> None:
-    """Kept in the process; what is loaded into one network, or moved, changes no other."""
+def test_what_was_found_for_one_network_is_found_for_the_next_and_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept in the process; what is written into one network changes no other."""
+    made: list[int] = []
+    find = WhitenedScattering._statistics_of
+
+    def counted(self: WhitenedScattering, *given: Any, **more: Any) -> Any:
+        made.append(1)
+        return find(self, *given, **more)
+
+    monkeypatch.setattr(WhitenedScattering, "_statistics_of", counted)
+    monkeypatch.setattr("lightning_modules.components.whitening._FOUND", {})
     first = whitened()
+    gains = first.front.gains.clone()
+    first.front.mean.add_(1.0)
+    assert torch.allclose(whitened().front.mean + 1, first.front.mean, atol=1e-5) and len(made) == 1
     for settings in (
         {"power": 0.5},
         {"floor": 0.5},
@@ -87,11 +101,15 @@ def test_what_was_found_for_one_network_is_found_for_the_next_and_for_no_other()
         {"images": 61},
         {"prior": StrokePrior(max_curves=2)},
     ):
-        other, alike = whitened(**settings), whitened()  # type: ignore[arg-type]
-        assert torch.equal(alike.front.gains, first.front.gains)
-        assert not torch.equal(other.front.gains[:5], alike.front.gains[:5])
-    first.front.mean.add_(1.0)
-    assert torch.allclose(whitened().front.mean + 1, first.front.mean, atol=1e-5)
+        made.clear()
+        other, again = whitened(**settings), whitened(**settings)  # type: ignore[arg-type]
+        assert len(made) == 1 and torch.equal(other.front.gains, again.front.gains)
+        assert not torch.equal(other.front.gains[:5], gains[:5])
+    # Settings that may change in place, or that compare by identity, are looked at anew.
+    made.clear()
+    for _ in range(2):
+        whitened(prior=MixturePrior(priors=[StrokePrior(), SilhouettePrior()]))
+    assert len(made) == 2
 
 
 def test_features_of_the_priors_images_are_as_long_as_before_on_the_average() -> None:
