@@ -54,7 +54,7 @@ def train_ensemble(
 ) -> TeacherEnsemble:
     """An ensemble on a data set (None: the digits as they are), without a command line or files."""
     seed_everything(seed, verbose=False)
-    module = kind(num_classes=10, image_shape=(1, 8, 8), network=network, workers=1, **settings)
+    module = kind(num_classes=10, image_shape=(1, 8, 8), network=network, **{"workers": 1, **settings})
     trainer = Trainer(
         max_epochs=-1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
