@@ -311,8 +311,9 @@ def _beside(entries: Any, where: str) -> tuple[Mapping[str, Any], ...]:
         _only(entry, {"table", "label", "cell"}, f"{where}, beside")
         if missing := {"table", "label"} - set(entry):
             raise SpecError(f"{where}, beside: `{'`, `'.join(sorted(missing))}` needed")
-        other = yaml.safe_load(_locate(str(entry["table"])).read_text(encoding="utf-8"))
+        file = _locate(str(entry["table"]))
         if entry.get("cell"):
+            other = yaml.safe_load(file.read_text(encoding="utf-8"))
             axes = {str(axis): _values(values) for axis, values in (other.get("axes") or {}).items()}
             _point(entry["cell"], axes, f"{where}, beside {entry['table']}")
     return tuple(entries)

@@ -137,9 +137,8 @@ def test_a_fixed_front_sees_every_view(start: torch.Tensor, monkeypatch: pytest.
     for views in (1, 3):
         seen.clear()
         fit(configuration(f"views{views}", augmentation_multiplicity=views, **settings))
-        counts.append(
-            [count for count in seen if count > 60]
-        )  # of 128 in expectation; less than 60 are tried or validated
+        # Batches are of 128 in expectation; fewer images are trials of the network.
+        counts.append([count for count in seen if count > 60])
     assert len(counts[0]) == 2 and counts[1] == [3 * count for count in counts[0]]
 
 

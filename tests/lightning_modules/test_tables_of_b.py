@@ -119,9 +119,7 @@ def test_the_table_and_the_figure_over_queries_share_their_cells(preset: str, sh
 def test_the_student_steps_as_long_as_its_rate_falls(name: str, preset: str) -> None:
     for cell, found in students(name, preset):
         steps, (kind, lowest) = student_steps(found), schedule(found)
-        # Within a twentieth at either end, a cosine's rate is below a hundredth of what it began with: steps that ask
-        # about queries are a few more or fewer.
-        assert steps >= 0.95 * lowest, (cell.labels, steps, lowest)
+        assert steps >= 0.98 * lowest, (cell.labels, steps, lowest)
         # A cosine rises again after its lowest point, a linear rate stays at 0.
         assert steps <= (1.04 * lowest if kind == "CosineAnnealingLR" else 2 * lowest), (cell.labels, steps, lowest)
 
@@ -129,7 +127,7 @@ def test_the_student_steps_as_long_as_its_rate_falls(name: str, preset: str) -> 
 def test_a_run_that_is_too_short_or_too_long_for_its_schedule_is_noticed() -> None:
     _, found = students("b1", "cpu")[0]
     shares = [student_steps({**found, "trainer.max_epochs": epochs}) / schedule(found)[1] for epochs in (9, 11)]
-    assert shares[0] < 0.95 and shares[1] > 1.04
+    assert shares[0] < 0.98 and shares[1] > 1.04
 
 
 def test_the_letter_distorts_no_query() -> None:
