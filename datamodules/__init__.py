@@ -8,6 +8,7 @@ from datamodules.errors import MissingDataError
 from datamodules.images import ImageDataset
 from datamodules.latent import Latent
 from datamodules.mnist import MNIST, FashionMNIST
+from datamodules.planted import Planted
 from datamodules.poisson import Poisson, PoissonBatches
 from datamodules.shards import ShardedRecords, Shards, shard_of
 
@@ -19,6 +20,7 @@ __all__ = [
     "ImageDataset",
     "Latent",
     "MissingDataError",
+    "Planted",
     "Poisson",
     "PoissonBatches",
     "ShardedRecords",

@@ -113,6 +113,21 @@ class ImageDataModule(LightningDataModule, ABC):
             MissingDataError: if its files are not there.
         """
 
+    def read_private(self) -> ImageDataset:
+        """Read the official training part, whose size a guarantee relies on.
+
+        Raises:
+            MissingDataError: if its files are not there.
+            ValueError: if it holds more records than are stated.
+        """
+        records = self.read("train")
+        if len(records) > self.num_records:
+            raise ValueError(
+                f"num_records of {self.name} is {self.num_records}, and its private part holds {len(records)} "
+                "records: delta would be held against too few. State the true number"
+            )
+        return records
+
     def fetch(self, part: Part) -> None:
         """Download the files of one official part where they are missing. Nothing to do unless a data set has files.
 
@@ -142,7 +157,7 @@ class ImageDataModule(LightningDataModule, ABC):
             raise ValueError(f"stage must be one of {', '.join(_STAGE_SPLITS)}, got {stage!r}")
         needed = [split for split in _STAGE_SPLITS[stage] if split not in self._splits]
         for part in _parts(needed):
-            records = self.read(part)
+            records = self.read(part) if part == "test" else self.read_private()
             if part == "test":
                 self._splits["test"] = records
                 continue

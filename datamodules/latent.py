@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 from lightning import LightningDataModule
 
@@ -54,9 +53,8 @@ class Latent(LightningDataModule):
     by assumption and holds the only real images that this stage ever sees. The private training part is never read,
     and its files may be absent. Nothing is selected on the test split: tables report the last step.
 
-    ``evaluation: validation`` looks, while fitting, at the records held out of the teacher's training instead. Those
-    belong to the private part's owner and are read from its files: the accuracy shown is then an uncharged look at
-    them, which no guarantee about the training records covers. The final ``test`` is on the test split in either case.
+    Records held out of a teacher's training are as private as those it was trained on: a student's fit never opens
+    them. Whoever owns them may measure the finished student (``LightningCLI validate`` with the data set itself).
 
     Attributes:
         dataset: what is evaluated on.
@@ -70,7 +68,7 @@ class Latent(LightningDataModule):
         dataset: ImageDataModule,
         steps_per_epoch: int = 100,
         batch_size: int = 256,
-        evaluation: Literal["test", "validation"] = "test",
+        evaluation: str = "test",
     ) -> None:
         """Wrap a data set.
 
@@ -78,7 +76,7 @@ class Latent(LightningDataModule):
             dataset: The data set to evaluate on; gives the classes and the image shape.
             steps_per_epoch: Training steps that make an epoch (evaluation follows each).
             batch_size: Synthetic images per step.
-            evaluation: Split looked at while fitting and by ``validate``, ``test`` or ``validation``.
+            evaluation: Split looked at while fitting and by ``validate``: ``test``, and no other.
 
         Raises:
             ValueError: if a setting is outside its range.
@@ -86,8 +84,12 @@ class Latent(LightningDataModule):
         super().__init__()
         if not isinstance(dataset, ImageDataModule):
             raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
-        if evaluation not in ("test", "validation"):
-            raise ValueError(f"evaluation must be 'test' or 'validation', got {evaluation!r}")
+        if evaluation != "test":
+            raise ValueError(
+                f"evaluation must be 'test', got {evaluation!r}: records held out of a teacher's training are private "
+                "as well, and a student's fit never opens them. Their owner may measure the finished student with "
+                "`LightningCLI validate` and the data set itself as data"
+            )
         self.dataset = dataset
         self.steps_per_epoch = require_at_least(1, steps_per_epoch=steps_per_epoch)
         self.batch_size = require_at_least(1, batch_size=batch_size)
@@ -107,13 +109,10 @@ class Latent(LightningDataModule):
         """Download the files to evaluate on, if the data set's ``download`` is set; never more than those."""
         if self.dataset.download:
             self.dataset.fetch("test")
-            if self.evaluation == "validation":
-                self.dataset.fetch("train")
 
     def setup(self, stage: str) -> None:
         """Open what is evaluated on, whatever the stage."""
-        looks_at_validation = self.evaluation == "validation" and stage in ("fit", "validate")
-        self.dataset.setup("validate" if looks_at_validation else "test")
+        self.dataset.setup("test")
 
     def train_dataloader(self) -> StepIndices:
         """Return the step indices of one epoch, each an int."""
@@ -121,7 +120,7 @@ class Latent(LightningDataModule):
 
     def val_dataloader(self) -> Batches:
         """Return what is looked at while fitting."""
-        return self.dataset.val_dataloader() if self.evaluation == "validation" else self.dataset.test_dataloader()
+        return self.dataset.test_dataloader()
 
     def test_dataloader(self) -> Batches:
         """Return the test batches."""

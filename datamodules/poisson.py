@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Literal
 
-import torch
+import numpy as np
 from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -41,10 +43,12 @@ class PoissonBatches:
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield positions, one list a step."""
+        # Of whole numbers, and rounded down: never likelier than the analysis says, by no bit.
+        threshold = int(Fraction(self.sample_rate) * 2**64)
         for _ in range(self.steps):
-            # Rounded down to 53 bits: never likelier than the analysis says.
-            coins = (self.noise.words(self.records) >> 11) * 2.0**-53
-            yield torch.nonzero(torch.from_numpy(coins < self.sample_rate))[:, 0].tolist()
+            coins = self.noise.words(self.records)
+            taken = coins < np.uint64(threshold) if threshold < 2**64 else np.ones(self.records, dtype=bool)
+            yield np.flatnonzero(taken).tolist()
 
 
 class Poisson(LightningDataModule):
@@ -56,6 +60,7 @@ class Poisson(LightningDataModule):
         dataset: ImageDataModule,
         batch_size: int = 2048,
         steps_per_epoch: int | None = None,
+        evaluation: Literal["test", "validation"] = "test",
         noise: NoiseSource | None = None,
     ) -> None:
         """Remember the settings; no file is touched.
@@ -64,9 +69,17 @@ class Poisson(LightningDataModule):
             dataset: The private data set.
             batch_size: Expected size of a batch; the sample rate is this over the number of training records.
             steps_per_epoch: Steps that count as an epoch. Default: as many as see each record once on average.
+            evaluation: What is looked at while fitting. ``test``: the public test split. ``validation``: private
+                records that are held out of the training, which no guarantee covers; nothing may be chosen by them.
             noise: Where the coins come from; None is the operating system.
+
+        Raises:
+            ValueError: if a setting is outside its range.
         """
         super().__init__()
+        if evaluation not in ("test", "validation"):
+            raise ValueError(f"evaluation must be 'test' or 'validation', got {evaluation!r}")
+        self.evaluation = evaluation
         self.dataset = dataset
         self.batch_size = require_at_least(1, batch_size=batch_size)
         self.steps_per_epoch = None if steps_per_epoch is None else require_at_least(1, steps_per_epoch=steps_per_epoch)
@@ -90,6 +103,8 @@ class Poisson(LightningDataModule):
             ValueError: if the expected batch is larger than the training split.
         """
         self.dataset.setup(stage)
+        if self.evaluation == "test" and stage in ("fit", "validate"):
+            self.dataset.setup("test")
         if stage == "fit" and self.batch_size > len(self.dataset.train_records):
             raise ValueError(
                 f"batch_size must not exceed the {len(self.dataset.train_records)} training records of {self.name}, "
@@ -106,12 +121,18 @@ class Poisson(LightningDataModule):
         """Probability of each record to be in a batch; needs ``setup("fit")``."""
         return self.batch_size / len(self.dataset.train_records)
 
+    @property
+    def looks_at_private_records(self) -> bool:
+        """Whether what is shown while fitting tells of private records that nothing bounds."""
+        return self.evaluation == "validation"
+
     def precompute(self, function: Callable[[Tensor], Tensor], *, piece: int = 512) -> None:
-        """Replace training and validation images by ``function`` of them, computed once.
+        """Replace training images, and those looked at while fitting, by ``function`` of them, computed once.
 
         For a fixed front of the network, applied to each image by itself.
         """
-        for split, records in (("train", self.dataset.train_records), ("validation", self.dataset.validation_records)):
+        looked_at = self.dataset.validation_records if self.looks_at_private_records else self.dataset.test_records
+        for split, records in (("train", self.dataset.train_records), ("validation", looked_at)):
             self._mapped[split] = MappedRecords.of(records, function, piece=piece)
 
     def train_dataloader(self) -> Batches:
@@ -124,10 +145,10 @@ class Poisson(LightningDataModule):
         return DataLoader(records, batch_sampler=batches, collate_fn=keep_batch)
 
     def val_dataloader(self) -> Batches:
-        """Return the validation batches, in order."""
+        """Return the batches that are looked at while fitting, in order."""
         mapped = self._mapped.get("validation")
         if mapped is None:
-            return self.dataset.val_dataloader()
+            return self.dataset.val_dataloader() if self.looks_at_private_records else self.dataset.test_dataloader()
         return DataLoader(mapped, batch_size=self.dataset.eval_batch_size, collate_fn=keep_batch)
 
     def test_dataloader(self) -> Batches:

@@ -170,7 +170,7 @@ class Shards(LightningDataModule):
         """
         if stage == "fit" and self._shards is None:
             if self.evaluation == "test":
-                records = self.dataset.read("train")
+                records = self.dataset.read_private()
             else:
                 self.dataset.setup("fit")
                 records = self.dataset.train_records

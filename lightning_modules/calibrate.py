@@ -107,14 +107,18 @@ def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> 
     console = Console(width=118)
     words = annotator.describe()
     console.print(
-        f"{words['mechanism']}.\nUnit: {words['unit']}; relation: {words['relation']}; δ = {annotator.delta:g}.",
+        f"{words.mechanism}.\nUnit: {words.unit}; relation: {words.relation}; δ = {annotator.delta:g}.",
         highlight=False,
     )
     record, published = (epsilon_of(annotator, calls, accounting) for accounting in ACCOUNTINGS)
     console.print(
         f"As configured, {calls:,} calls: record-level ε = {record:.6g} (a bound); published ε = {published:.6g} "
-        f"(a claim of {words['published_source']}, which bounds no record).",
+        f"({_claim(words.published_source)}).",
         highlight=False,
     )
     chosen = options.targets or ([annotator.target_epsilon] if annotator.target_epsilon else TARGETS)
     console.print(calibration_table(annotator, calls=calls, targets=chosen))
+
+
+def _claim(source: str) -> str:
+    return f"a claim of {source}, which bounds no record" if source else "no theorem of the papers is about it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from torchvision.utils import make_grid
 
 from lightning_modules.figures import image_grid, run_curves, save_figure
-from lightning_modules.runs import callbacks_of, datamodule_of, is_dev_run, run_folder
+from lightning_modules.publication import clear, private_folder, public_folder, publish
+from lightning_modules.runs import callbacks_of, datamodule_of, is_dev_run
+from privacy.guarantees import round_up
 
 if TYPE_CHECKING:
     from lightning_modules.distillation import DataFreeDistillation
@@ -87,7 +90,7 @@ class Curves(Callback):
         """Draws the figure."""
         if trainer.is_global_zero and self.history and not is_dev_run(trainer):
             title = f"{type(pl_module).__name__} on {getattr(datamodule_of(trainer), 'name', 'data')}"
-            save_figure(run_curves(self.history, title=title), run_folder(trainer) / "figures" / "curves.png")
+            save_figure(run_curves(self.history, title=title), _figures(trainer, pl_module) / "curves.png")
 
     def state_dict(self) -> dict[str, Any]:
         """The points, so that a resumed run draws one curve."""
@@ -131,9 +134,17 @@ class SyntheticImages(Callback):
         if grid is None or not trainer.is_global_zero or is_dev_run(trainer):
             return
         images = grid(self.count)
+        if not len(images):
+            return  # none that may be drawn
         figure = image_grid(images, title=f"synthetic images after {module.steps_done} steps")
-        path = save_figure(figure, run_folder(trainer) / "figures" / f"synthetic_{module.steps_done:06d}.png")
+        path = save_figure(figure, _figures(trainer, module) / f"synthetic_{module.steps_done:06d}.png")
         log_image(trainer, images, path, step=module.steps_done)
+
+
+def _figures(trainer: Trainer, module: LightningModule) -> Path:
+    """Beside the guarantee where it covers what is drawn, and with what nothing covers where it does not."""
+    bounded = math.isfinite(_distillation(module).covered_epsilon())
+    return (public_folder(trainer) if bounded else private_folder(trainer)) / "figures"
 
 
 def log_image(trainer: Trainer, images: torch.Tensor, path: Path, *, step: int) -> None:
@@ -149,6 +160,11 @@ def log_image(trainer: Trainer, images: torch.Tensor, path: Path, *, step: int) 
 
 class GuaranteeWriter(Callback):
     """Settles the ledger, writes `guarantee.json` and `guarantee.md`, and says in words what the figures mean."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leaves nothing of an earlier fit beside what this one will say."""
+        if trainer.is_global_zero and not is_dev_run(trainer) and not trainer.ckpt_path:
+            clear(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """After the last step."""
@@ -168,10 +184,14 @@ class GuaranteeWriter(Callback):
         guarantee = module.guarantee()
         where = ""
         if not is_dev_run(trainer):  # such a run has no folder; what it released is charged all the same
-            where = f"\nThe whole statement: {guarantee.write(run_folder(trainer))[1]}"
-        rank_zero_info(
-            f"\n{guarantee.headline()}\n"
-            f"Published epsilon = {guarantee.claimed_epsilon:.6g} at delta = {guarantee.delta:g} "
-            f"({guarantee.claimed_source}): the figure "
-            f"that the paper's tables are indexed by, a claim that bounds no record.{where}"
-        )
+            folder = public_folder(trainer)
+            where = f"\nThe whole statement: {guarantee.write(folder)[1]}"
+            publish(folder, guarantee, module.published_networks())
+        claim = ""
+        if guarantee.claimed_source:
+            claim = (
+                f"\nPublished epsilon = {round_up(guarantee.claimed_epsilon)} at delta = {guarantee.delta:g} "
+                f"({guarantee.claimed_source}): the figure that the paper's tables are indexed by, a claim that bounds "
+                "no record."
+            )
+        rank_zero_info(f"\n{guarantee.headline()}{claim}{where}")

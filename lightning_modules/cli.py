@@ -5,31 +5,38 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities import rank_zero_info
 
 # Importing makes the short class names of the configuration files known.
 import privacy.annotators  # noqa: F401
 from datamodules import MissingDataError
+from lightning_modules.audit_command import AuditError, audit
 from lightning_modules.calibrate import calibrate
 from lightning_modules.config import SaveConfig
 from lightning_modules.csv_logger import ContinuedCSVLogger
 from lightning_modules.documents import DocumentError, render
+from lightning_modules.ledger_command import ledger
+from lightning_modules.own_training import CheckpointError
 from lightning_modules.paths import find_configs
 from lightning_modules.pipeline import PipelineError, pipeline
 from lightning_modules.prior_figures import priors
 from lightning_modules.private_teacher import TeacherError
 from lightning_modules.results import ResultRecord
+from lightning_modules.resuming import read_hyperparameters, refuse_differences
 from lightning_modules.sweep import SweepError, sweep
 from lightning_modules.tables.command import tables
 from lightning_modules.tables.spec import SpecError
 from lightning_modules.wandb_runs import describe_runs
 from privacy.account import BudgetExceeded
 from privacy.ledger import LedgerError
+from privacy.neighbours import IncompatibleNeighbours
 
 __all__ = ["TranscriptionCLI", "main", "run"]
 
@@ -40,6 +47,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "tables": lambda args: tables(args, run=run),
     "sweep": lambda args: sweep(args, run=run),
     "priors": priors,
+    "ledger": ledger,
+    "audit": lambda args: audit(args, run=run),
 }
 """Commands beside LightningCLI's own, each with a parser of its own since they need no model."""
 
@@ -52,6 +61,9 @@ EXPECTED = (
     DocumentError,
     SpecError,
     SweepError,
+    CheckpointError,
+    IncompatibleNeighbours,
+    AuditError,
 )
 """Errors that say all there is to say: on the command line they need no traceback."""
 
@@ -66,6 +78,35 @@ class TranscriptionCLI(LightningCLI):
         """Links what the data know to the model that needs it."""
         for name in LINKED:
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+
+    def _parse_ckpt_path(self) -> None:
+        """Compares a checkpoint with the configuration, where Lightning would take its settings over the user's.
+
+        Raises:
+            CheckpointError: Another class, or settings that a run cannot be resumed with.
+        """
+        command = self.config.get("subcommand")
+        path = self.config[command].get("ckpt_path") if command else None
+        if not path or not Path(path).is_file():
+            return
+        before = read_hyperparameters(path)
+        model = self.config[command].model
+        if not before or "_class_path" not in before:
+            return
+        if command == "fit":
+            applied = refuse_differences(
+                before,
+                _as_dict(model.get("init_args") or {}),
+                class_before=before["_class_path"],
+                class_now=model.class_path,
+                checkpoint=str(path),
+            )
+            if applied:
+                rank_zero_info(f"Changed by resuming, and applied from here on: {', '.join(applied)}.")
+            return
+        refuse_differences({}, {}, class_before=before["_class_path"], class_now=model.class_path, checkpoint=str(path))
+        # What is measured is what was trained: its architecture is in the checkpoint.
+        super()._parse_ckpt_path()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Fills in the logger, the checkpoint and the result record where the configuration leaves them open."""
@@ -98,6 +139,10 @@ class TranscriptionCLI(LightningCLI):
         return str(getattr(self.datamodule, "name", type(self.datamodule).__name__))
 
 
+def _as_dict(settings: Any) -> dict[str, Any]:
+    return settings.as_dict() if hasattr(settings, "as_dict") else dict(settings)
+
+
 def run(args: Sequence[str]) -> TranscriptionCLI | None:
     """Runs one command in this process and lets its errors through."""
     command = next((argument for argument in args if not argument.startswith("-")), None)
@@ -120,8 +165,9 @@ def _cli(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
         parser_kwargs={
             "description": "Also: `pipeline FILE` runs fits in order, `calibrate --config FILE` shows what they would "
             "cost, `render FILE` writes results into documents, `tables` runs and renders the papers' tables, "
-            "`sweep FILE` follows W&B's sweep files without a server, `priors` draws what each image prior draws; each "
-            "has its own --help."
+            "`sweep FILE` follows W&B's sweep files without a server, `priors` draws what each image prior draws, "
+            "`ledger` shows what was spent on private data, `audit` trains with and without a planted record and "
+            "bounds epsilon from below; each has its own --help."
         },
         args=find_configs(args),
         run=run,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -26,12 +25,10 @@ from lightning_modules.components.spread import spread_rows
 from lightning_modules.components.tangent_normal import entropy, feature_distance, find_directions
 from lightning_modules.components.vae import negative_elbo, sample_codes
 from lightning_modules.distillation import DataFreeDistillation
-from lightning_modules.ensemble_teacher import EnsembleTeacher
+from lightning_modules.private_ensemble import PrivateEnsemble
 from lightning_modules.private_teacher import PrivateTeacher
 from lightning_modules.randomness import seeded, stream
 from lightning_modules.runs import datamodule_of
-from privacy.guarantees import Guarantee
-from privacy.pipelines import Bound, composed
 from privacy.vote_annotator import VoteAnnotator
 from privacy.votes import REJECTED
 
@@ -266,6 +263,8 @@ class DGD(DataFreeDistillation):
         #: What is asked about, (N, C, H, W) in half precision, and the answers so far, (n,); -1 is none.
         self.query_images = torch.empty(0, *self.image_shape, dtype=torch.float16)
         self.query_labels = torch.empty(0, dtype=torch.int64)
+        #: Of a pool, where in it these images lie: a checkpoint keeps no image that might be private.
+        self.query_positions = torch.empty(0, dtype=torch.int64)
 
     @property
     def phase(self) -> Phase:
@@ -273,10 +272,10 @@ class DGD(DataFreeDistillation):
         return PHASES[self.phase_index]
 
     @property
-    def teacher(self) -> EnsembleTeacher:
+    def teacher(self) -> PrivateEnsemble:
         """The private ensemble, while a fit runs; see `DataFreeDistillation.teacher`."""
         teacher = super().teacher
-        assert isinstance(teacher, EnsembleTeacher)
+        assert isinstance(teacher, PrivateEnsemble)
         return teacher
 
     def setup(self, stage: str) -> None:
@@ -289,18 +288,14 @@ class DGD(DataFreeDistillation):
         if stage != "fit" or self._teacher is not None:
             return
         ensemble = self.load_ensemble()
-        bound = ensemble.bound
         if self.generator_steps and self.baseline not in (None, "student"):
             self._baseline = self._load_baseline(ensemble.private_data)
-            own = self._baseline.bound
-            bound = None if bound is None or own is None else composed(bound, own)
         if self.pool is not None:
             self._open_pool(self.pool)
             # A name that was given by hand must not make the private data public.
             private = {ensemble.private_data, getattr(datamodule_of(self.trainer), "private_data", None)}
             self._pool_is_private = self.pool_part == "train" and self.pool.private_data in private
-            bound = None if self._pool_is_private else bound
-        self._teacher = EnsembleTeacher(ensemble, bound=bound)
+        self._teacher = ensemble
 
     def _load_baseline(self, private_data: str) -> PrivateTeacher:
         assert self.baseline is not None
@@ -331,18 +326,13 @@ class DGD(DataFreeDistillation):
         """Opens the ledger, charges what is used besides votes, and refuses a budget in which no query fits."""
         super().on_fit_start()
         if self._baseline is not None:
-            self._charge(self._baseline.bound, reason=_BASELINE)
+            self._unprotected_baseline()
         if self._pool_is_private:
-            self._charge(None, reason=_POOL)
+            # Of no training at all: no teacher's guarantee covers what was never its own.
+            self.annotator.reveal_records(_POOL)
         if not len(self.query_labels) and self.phase != "student":
             self.annotator.require_affordable()
         self._enter_next_phase()
-
-    def _charge(self, bound: Bound | None, *, reason: str) -> None:
-        if bound is None:
-            self.annotator.reveal(reason)
-        else:
-            self.annotator.reveal_bounded(bound, reason=reason)
 
     def on_train_start(self) -> None:
         """Fixes how many queries this run plans, before its first: the guarantee is about the plan."""
@@ -441,12 +431,16 @@ class DGD(DataFreeDistillation):
         """See `DataFreeDistillation.generator_loss`; no targets are used."""
         if self._baseline is None:
             return self.generator_terms(self.student, images)[0]
-        # Charged when the fit began, before anything else.
-        baseline = self._baseline._network.to(images.device).eval()
+        # Charged once in a run, when the fit began.
+        baseline = self._unprotected_baseline().to(images.device)
         loss, _ = self.generator_terms(baseline, images)
         if self.statistics_weight:
             loss = loss + self.statistics_weight * logits_and_statistics(baseline, images)[1]
         return loss
+
+    def _unprotected_baseline(self) -> nn.Module:
+        assert self._baseline is not None
+        return self._baseline.unprotected(self.annotator, reason=_BASELINE)
 
     def vae_step(self) -> None:
         """One step of the VAE on synthetic images."""
@@ -482,7 +476,8 @@ class DGD(DataFreeDistillation):
         spread = self.query_selection == "spread"
         wanted = self.queries * (self.query_candidates if spread else 1)
         if self.image_source == "pool":
-            candidates = self._pool_images[torch.randperm(len(self._pool_images), generator=draw)[:wanted]]
+            self.query_positions = torch.randperm(len(self._pool_images), generator=draw)[:wanted]
+            candidates = self._pool_images[self.query_positions]
         else:
             parts: list[torch.Tensor] = []
             while sum(map(len, parts)) < wanted:
@@ -497,7 +492,10 @@ class DGD(DataFreeDistillation):
         assert self.vae is not None
         self.vae.eval()
         codes = torch.cat([self.vae.encode(rows.to(self.device))[0].cpu() for rows in candidates.split(512)])
-        return candidates[spread_rows(codes, count=self.queries, draw=draw)]
+        chosen = spread_rows(codes, count=self.queries, draw=draw)
+        if self.image_source == "pool":
+            self.query_positions = self.query_positions[chosen]
+        return candidates[chosen]
 
     def student_step(self) -> None:
         """Eq. 1: supervised energy of the queries plus unsupervised energy of synthetic images."""
@@ -606,7 +604,8 @@ class DGD(DataFreeDistillation):
         if self.image_source != "pool":
             return super().synthetic_grid(count)
         if self.vae is None:
-            return self._pool_images[:count]
+            # Images of a private pool are private records: never drawn.
+            return self._pool_images[: 0 if self._pool_is_private else count]
         draw = stream(self.draw_seed or 0, 0, 0, "grid")
         self.vae.eval()
         return self.vae.decode(torch.randn(count, self.vae.latent_dim, generator=draw).to(self.device))
@@ -636,30 +635,21 @@ class DGD(DataFreeDistillation):
             assert isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler)
             scheduler.step()
 
-    def guarantee(self) -> Guarantee:
-        """What may be said of this run's artefacts as things stand; see `VoteAnnotator.covering`."""
-        made = super().guarantee()
-        planned = self.annotator.calls_made() if self.plan_changed else self.planned_calls or 0
-        notes: list[str] = []
-        if self.pool is not None:
+    def published_networks(self) -> dict[str, nn.Module]:
+        """See `DataFreeDistillation.published_networks`."""
+        return {**super().published_networks(), **({} if self.vae is None else {"vae": self.vae})}
+
+    def assumptions(self) -> list[str]:
+        """See `DataFreeDistillation.assumptions`."""
+        notes = ["teachers of different shards share nothing, and a record's stable id alone decides its shard"]
+        if self.pool is not None and not self._pool_is_private:
             notes.append(
                 f"the pool of unlabelled images, the {self.pool_part} part of {self.pool.name}, is public and was "
                 "there without the private data"
             )
-        relation = made.relation
-        if self._baseline is not None and self._baseline.bound is not None:
-            relation = "add-or-remove of one training record"
-            notes.append(
-                "the baseline's file is the one its training by DP-SGD wrote: its history of steps, noise and sample "
-                "rates is true; its releases compose with the votes"
-            )
-        notes.append("teachers of different shards share nothing, and a record's stable id alone decides its shard")
-        return replace(
-            made,
-            epsilon=self.annotator.covered_epsilon(planned),
-            relation=relation,
-            assumptions=(*made.assumptions, *notes),
-        )
+        if self._baseline is not None:
+            notes.append("releases of the baseline's own training compose with the votes")
+        return notes
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """With the phase, and the queries with their labels, which a resumed run must not draw again."""
@@ -667,16 +657,30 @@ class DGD(DataFreeDistillation):
         checkpoint["dgd"] = {
             "phase": self.phase_index,
             "phase_step": self.phase_step,
-            "query_images": self.query_images,
+            "query_images": self.query_images[: 0 if self.image_source == "pool" else None],
+            "query_positions": self.query_positions,
             "query_labels": self.query_labels,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Inverse of `on_save_checkpoint`."""
+        """Inverse of `on_save_checkpoint`.
+
+        Raises:
+            ValueError: The pool is not the one that the queries were chosen from.
+        """
         super().on_load_checkpoint(checkpoint)
         state = checkpoint["dgd"]
         self.phase_index, self.phase_step = int(state["phase"]), int(state["phase_step"])
         self.query_images, self.query_labels = state["query_images"], state["query_labels"]
+        self.query_positions = state.get("query_positions", self.query_positions)
+        # Outside of a fit the pool is not open, and nothing asks for its images.
+        if len(self.query_positions) and len(self._pool_images):
+            if int(self.query_positions.max()) >= len(self._pool_images):
+                raise ValueError(
+                    f"pool has {len(self._pool_images)} images, and the checkpoint's queries are of a larger one: "
+                    "resume with the same pool"
+                )
+            self.query_images = self._pool_images[self.query_positions].half()
 
 
 def _first(made: tuple[torch.Tensor, ...], images: torch.Tensor) -> tuple[torch.Tensor, ...]:

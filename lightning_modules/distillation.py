@@ -19,10 +19,11 @@ from lightning_modules.components import DAFLGenerator, ImagePrior, Refiner, Sma
 from lightning_modules.components.batchnorm import frozen_statistics
 from lightning_modules.components.losses import following, soft_cross_entropy
 from lightning_modules.components.refiner import check_refiner
+from lightning_modules.components.stacked import NetworkStack
 from lightning_modules.components.warm_start import fit_generator
-from lightning_modules.ensemble_teacher import EnsembleTeacher, load_ensemble
 from lightning_modules.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.private_ensemble import PrivateEnsemble
+from lightning_modules.private_model import PrivateModel, TeacherError
 from lightning_modules.private_teacher import PrivateTeacher
 from lightning_modules.randomness import stream
 from lightning_modules.runs import datamodule_of
@@ -104,17 +105,10 @@ class DataFreeDistillation(LightningModule):
         self.batch_size = batch_size
         self.annotator = annotator
         self.annotator.bind(batch_size=batch_size, num_classes=num_classes, paper=self.paper or None)
-        source: str | PrivateTeacher
-        if isinstance(teacher, nn.Module):
-            # Wrapped at once: as an attribute it would become part of the state_dict, and of every pickle of this
-            # module.
-            source = PrivateTeacher(
-                teacher, private_data=private_data or "training data of a teacher given in a script"
-            )
-        else:
-            source = teacher
+        # Wrapped at once: as an attribute it would become part of the state_dict, and of every pickle of this module.
+        source = _wrapped(teacher, num_classes, private_data) if isinstance(teacher, nn.Module) else teacher
         self._teacher_source = (source, teacher_network, private_data)
-        self._teacher: PrivateTeacher | None = None
+        self._teacher: PrivateModel | None = None
         self.student = build_network(
             student or SmallCNN, num_classes=num_classes, image_shape=self.image_shape, name="model.student"
         )
@@ -146,6 +140,8 @@ class DataFreeDistillation(LightningModule):
         self.followed: torch.Tensor | None = None  # released, (B, c); set in `annotate` by a method that follows it
         self.planned_calls: int | None = None
         self.plan_changed = False
+        #: What this run looks at that nothing is charged for, in words for the guarantee.
+        self.looks: list[str] = []
         self._restored: dict[str, Any] = {}
 
     def _build_generator(self, factory: Callable[..., nn.Module] | None) -> nn.Module | None:
@@ -175,8 +171,8 @@ class DataFreeDistillation(LightningModule):
             raise ValueError(f"generator_warm_start needs a batch_size of 2 or more, got {self.batch_size}")
 
     @property
-    def teacher(self) -> PrivateTeacher:
-        """The private teacher, while a fit runs.
+    def teacher(self) -> PrivateModel:
+        """The private teacher, or the ensemble, while a fit runs.
 
         Raises:
             RuntimeError: Outside of a fit.
@@ -203,15 +199,16 @@ class DataFreeDistillation(LightningModule):
         """Loads the teacher, or the ensemble, for a fit, before any other work."""
         if stage != "fit" or self._teacher is not None:
             return
-        if self.of_ensemble:
-            self._teacher = EnsembleTeacher(self.load_ensemble(), bound=None)
-            return
+        self._teacher = self.load_ensemble() if self.of_ensemble else self._load_teacher()
+
+    def _load_teacher(self) -> PrivateTeacher:
         source, network, private_data = self._teacher_source
-        if isinstance(source, PrivateTeacher):
+        if isinstance(source, PrivateModel):
+            if not isinstance(source, PrivateTeacher):
+                raise TeacherError("one teacher was asked for, and an nn.ModuleList of several was given")
             source.require_usable(num_classes=self.num_classes, image_shape=self.image_shape)
-            self._teacher = source
-            return
-        self._teacher = PrivateTeacher.load(
+            return source
+        return PrivateTeacher.load(
             source,
             num_classes=self.num_classes,
             image_shape=self.image_shape,
@@ -226,7 +223,14 @@ class DataFreeDistillation(LightningModule):
             TeacherError: The file is missing, or holds no ensemble of use.
         """
         source, network, private_data = self._teacher_source
-        return load_ensemble(
+        if isinstance(source, PrivateModel):
+            if not isinstance(source, PrivateEnsemble):
+                raise TeacherError(
+                    "teacher must be the file of an ensemble, or an nn.ModuleList of networks in a script"
+                )
+            source.require_usable(num_classes=self.num_classes, image_shape=self.image_shape)
+            return source
+        return PrivateEnsemble.load(
             source,
             num_classes=self.num_classes,
             image_shape=self.image_shape,
@@ -242,24 +246,25 @@ class DataFreeDistillation(LightningModule):
             )
         if self.draw_seed is None:
             self.draw_seed = torch.initial_seed()
-        if not self.annotator.is_open:
-            ledger = (
-                None
-                if self.teacher.path is None
-                else self.teacher.path.with_name(self.teacher.path.name + ".ledger.jsonl")
-            )
-            records = self.teacher.num_records or getattr(datamodule_of(self.trainer), "num_records", None)
+        if self.annotator.is_open:
+            # The same object in a second module, or a second fit.
+            self.annotator.require_open_for(self.teacher.training, state=self._restored.get("annotator"))
+        else:
             self.annotator.open(
                 private_data=self.teacher.private_data,
-                ledger=ledger,
-                num_records=records,
+                ledger=self.teacher.ledger,
+                num_records=self.teacher.num_records or getattr(datamodule_of(self.trainer), "num_records", None),
                 state=self._restored.get("annotator"),
-                teacher=self.teacher.bound,
+                training=self.teacher.training,
+                old_ledger=self.teacher.old_ledger,
             )
         calls = self.next_calls
         if not calls:
             return
-        if self.annotator.affordable(limit=calls) < calls and 0 < self.steps_done == self.annotator.calls_made():
+        account, target = self.annotator.account, self.annotator.target_epsilon
+        kept = target is None or account.epsilon_after(self.annotator.charge, 0) <= target
+        used_up = self.annotator.affordable(limit=calls) < calls
+        if used_up and kept and 0 < self.steps_done == self.annotator.calls_made():
             rank_zero_info(
                 f"Nothing left to do: the checkpoint is of a run that had used its target up, at step "
                 f"{self.steps_done}."
@@ -489,8 +494,28 @@ class DataFreeDistillation(LightningModule):
 
     def guarantee(self) -> Guarantee:
         """What may be said of this run's artefacts as things stand."""
-        planned = None if self.plan_changed else self.planned_calls
-        return Guarantee.of_run(self.annotator, artefacts=self.published_artefacts, planned_calls=planned)
+        return self.annotator.guarantee(
+            artefacts=self.published_artefacts,
+            planned=None if self.plan_changed else self.planned_calls,
+            looks=self.looks,
+            assumptions=self.assumptions(),
+            not_covered=("the teacher, unless it has a guarantee of its own",),
+        )
+
+    def covered_epsilon(self) -> float:
+        """Record-level ε that a guarantee of this run states as things stand."""
+        return self.annotator.covered_epsilon(None if self.plan_changed else self.planned_calls)
+
+    def published_networks(self) -> dict[str, nn.Module]:
+        """Networks that a guarantee of this run covers, by name."""
+        networks: dict[str, nn.Module] = {"student": self.student}
+        if self.generator is not None:
+            networks["refiner" if self.images == "refined" else "generator"] = self.generator
+        return networks
+
+    def assumptions(self) -> list[str]:
+        """What a guarantee of this run rests on besides the annotator."""
+        return []
 
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """The student's accuracy on public images (N, C, H, W) and labels (N,)."""
@@ -512,6 +537,7 @@ class DataFreeDistillation(LightningModule):
             "generator_is_warm": self._generator_is_warm,
             "planned_calls": self.planned_calls,
             "plan_changed": self.plan_changed,
+            "looks": list(self.looks),
             "annotator": self.annotator.account.state() if self.annotator.is_open else self._restored.get("annotator"),
         }
 
@@ -544,6 +570,15 @@ class DataFreeDistillation(LightningModule):
         self._generator_is_warm = bool(self._restored.get("generator_is_warm"))
         self.planned_calls = self._restored.get("planned_calls")
         self.plan_changed = bool(self._restored.get("plan_changed"))
+        # What was looked at once cannot be taken back by resuming without it.
+        self.looks = list(dict.fromkeys([*self.looks, *self._restored.get("looks", [])]))
+
+
+def _wrapped(teacher: nn.Module, num_classes: int, private_data: str | None) -> PrivateModel:
+    name = private_data or "training data of a teacher given in a script"
+    if isinstance(teacher, nn.ModuleList):
+        return PrivateEnsemble(NetworkStack(list(teacher)), num_classes=num_classes, private_data=name)
+    return PrivateTeacher(teacher, private_data=name)
 
 
 def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

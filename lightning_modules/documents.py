@@ -20,7 +20,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from lightning_modules.results import role
-from privacy.guarantees import write_atomically
+from privacy.guarantees import short_figure, write_atomically
 from privacy.matrix import methods_table, papers_table
 
 _COMPUTED = re.compile(
@@ -57,8 +57,8 @@ def results_table(names: Sequence[str], folder: Path) -> str:
     for name, record in records.items():
         lines.append(
             f"| `{name}` | {role(record)} | {record['dataset']} | {100 * record['accuracy']:.2f} % | "
-            f"{_figure(record['epsilon_published']) if 'published_claim' in record else '–'} | "
-            f"{_figure(record['epsilon_record'])} | "
+            f"{_figure(record['epsilon_published']) if record.get('published_claim') else '–'} | "
+            f"{_bound(record['epsilon_record'])} | "
             f"{record['steps']:,} | {record['wall_seconds']:.0f} |"
         )
     shared = sorted({f"{record['hardware']}, torch {record['versions']['torch']}" for record in records.values()})
@@ -108,6 +108,10 @@ def _read(path: Path) -> dict[str, Any]:
         raise DocumentError(f"a document names the record {path}, which does not exist")
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return record
+
+
+def _bound(value: float | str) -> str:
+    return value if isinstance(value, str) else short_figure(value)
 
 
 def _figure(value: float | str) -> str:

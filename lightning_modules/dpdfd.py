@@ -14,7 +14,6 @@ from lightning_modules.components import ImagePrior
 from lightning_modules.components.generator_terms import GeneratorTerms
 from lightning_modules.components.losses import decoupled_kd, output_gradients, soft_cross_entropy
 from lightning_modules.distillation import DataFreeDistillation, Images
-from lightning_modules.ensemble_teacher import EnsembleTeacher
 from lightning_modules.randomness import seeded
 from privacy.annotators import GradientAnnotator
 
@@ -141,7 +140,7 @@ class DPDFD(DataFreeDistillation):
     @property
     def of_ensemble(self) -> bool:
         """Whether many teachers answer (Algorithm 2)."""
-        return self.annotator.release == "ensemble"
+        return self.annotator.mechanism.of_ensemble
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One iteration of Algorithm 1. `batch` is a step index: no data set stands behind it."""
@@ -167,8 +166,7 @@ class DPDFD(DataFreeDistillation):
 
         Shape (B, c), or of every teacher of an ensemble (n, B, c).
         """
-        teacher = self.teacher
-        answers = teacher.each(images) if isinstance(teacher, EnsembleTeacher) else teacher.logits(images)
+        answers = self.teacher.each(images) if self.of_ensemble else self.teacher.logits(images)
         rows = output_gradients(
             outputs.expand_as(answers).reshape(-1, self.num_classes),
             lambda free: decoupled_kd(

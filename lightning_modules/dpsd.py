@@ -250,7 +250,7 @@ def _annotator(
         raise ValueError(f"privacy must be data or label, got {privacy!r}")
     if given is None:
         return LabelAnnotator(smallest=k) if privacy == "label" else GradientAnnotator(top_k=k)
-    if isinstance(given, GradientAnnotator) and given.release == "ensemble":
+    if isinstance(given, GradientAnnotator) and given.mechanism.of_ensemble:
         raise ValueError("annotator.release must not be ensemble for DPSD, which has one teacher; DPDFD takes many")
     fits = "data" if isinstance(given, GradientAnnotator) else "label"
     if privacy not in (fits, None):

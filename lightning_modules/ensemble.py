@@ -26,7 +26,9 @@ from lightning_modules.components.trained_together import (
     draws_at_random,
 )
 from lightning_modules.hyperparameters import keep_plain_hyperparameters
+from lightning_modules.own_training import OwnTraining
 from lightning_modules.randomness import key, stream
+from lightning_modules.runs import is_dev_run
 from privacy.votes import vote_counts
 
 __all__ = ["Schedule", "TeacherEnsemble", "rate_factor", "shuffled_passes"]
@@ -187,6 +189,7 @@ class TeacherEnsemble(LightningModule):
         self.ridge = ridge
         self.vectorised = vectorised
         self.workers = workers
+        self.own_training = OwnTraining(type(self).__name__)
         # Lists of networks register nothing: no `state_dict` holds a teacher.
         self.trained: list[nn.Module] = []
         self.step_in_chunk = 0
@@ -287,7 +290,9 @@ class TeacherEnsemble(LightningModule):
         return self._joint
 
     def on_fit_start(self) -> None:
-        """Puts the records, or a fixed front's features of them, where the teachers are trained."""
+        """Gives the training its identity, and puts the records, or a front's features of them, where they are used."""
+        self.own_training.begin(self)
+        self.own_training.register(None, in_memory=is_dev_run(self.trainer))
         shards = self.shards.shards
         if self._front[0] is not None:
             rank_zero_info("Computing the fixed features of all private images once.")
@@ -514,11 +519,11 @@ class TeacherEnsemble(LightningModule):
             "draw_seed": self.draw_seed,
             "settings": self._settings,
         }
-        checkpoint["private_data"] = self.shards.private_data
-        checkpoint["num_records"] = self.shards.num_records
+        self.own_training.save(checkpoint, trainer=self.trainer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Takes the trained teachers over; those in training when the optimizers are made."""
+        self.own_training.load(checkpoint)
         self._restored = dict(checkpoint["ensemble"])
         self.draw_seed = self._restored["draw_seed"]
         self.trained = [self._fresh_network(seed=0, teacher=0).eval() for _ in range(self._restored["done"])]

@@ -164,8 +164,8 @@ class Pipeline:
                         "done.json",
                         "checkpoints/last.ckpt",
                         "result.json",
-                        "guarantee.json",
-                        "guarantee.md",
+                        "public/guarantee.json",
+                        "public/guarantee.md",
                     ):
                         (folder / stale).unlink(missing_ok=True)
                 write_atomically(folder / "begun.json", json.dumps({"digest": digest}))

@@ -15,7 +15,7 @@ from lightning_modules.components import ImagePrior, ScatteringClassifier, build
 from lightning_modules.components.losses import kd, logit_distance
 from lightning_modules.components.noisy_regression import fit_noisy_answers
 from lightning_modules.distillation import DataFreeDistillation
-from lightning_modules.ensemble_teacher import EnsembleTeacher
+from lightning_modules.private_ensemble import PrivateEnsemble
 from lightning_modules.randomness import seeded, stream
 from privacy.answer_annotator import AnswerAnnotator
 from privacy.mean_answer_annotator import MeanAnswerAnnotator
@@ -192,7 +192,7 @@ class Distillation(DataFreeDistillation):
         Images (B, C, H, W) → (B, c).
         """
         teacher, annotator = self.teacher, self.annotator
-        assert isinstance(teacher, EnsembleTeacher) and isinstance(annotator, MeanAnswerAnnotator)
+        assert isinstance(teacher, PrivateEnsemble) and isinstance(annotator, MeanAnswerAnnotator)
         describe = build_network(
             ScatteringClassifier, num_classes=self.num_classes, image_shape=self.image_shape, name="features"
         ).to(self.device)

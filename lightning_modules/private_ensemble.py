@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from torch import nn
 
-from lightning_modules.components import check_network
 from lightning_modules.components.stacked import NetworkStack
-from lightning_modules.private_teacher import TeacherError, architecture, has_finite_weights
-from privacy.annotators import Annotator
-from privacy.pipelines import Bound
+from lightning_modules.private_model import PrivateModel, TeacherError, training_of, weights_digest
+from lightning_modules.private_teacher import architecture
+from privacy.identity import Training, UnnamedTraining
 from privacy.votes import vote_counts
 
 __all__ = ["PrivateEnsemble"]
 
 
-class PrivateEnsemble:
-    """n teachers outside of every `nn.Module`, so that no `state_dict`, checkpoint or logger can reach them.
+class PrivateEnsemble(PrivateModel):
+    """n private classifiers, see `PrivateModel`.
 
     One changed record (replaced, or added or taken out, its id deciding its shard) changes one teacher arbitrarily and
     leaves the others equal to the last bit. So for any images chosen without looking at that record, **two of an
@@ -32,9 +30,9 @@ class PrivateEnsemble:
         teachers: The networks.
         num_classes: c.
         private_data: Public name of what they were trained on.
+        training: See `PrivateModel`; None takes their weights for their identity.
         num_records: Number of records they were trained on together, where known.
-        path: The file they came from, beside which the ledger lies.
-        bound: A record-level guarantee of the teachers themselves; None where nothing bounds them.
+        path: The file they came from.
     """
 
     def __init__(
@@ -43,55 +41,55 @@ class PrivateEnsemble:
         *,
         num_classes: int,
         private_data: str,
+        training: Training | UnnamedTraining | None = None,
         num_records: int | None = None,
         path: Path | None = None,
-        bound: Bound | None = None,
     ) -> None:
-        self._teachers = teachers
+        states = [teachers.network(index).state_dict() for index in range(len(teachers))] if training is None else []
+        named = {f"{index}.{name}": value for index, state in enumerate(states) for name, value in state.items()}
+        super().__init__(
+            private_data=private_data,
+            training=training or UnnamedTraining(weights_digest(named), kind="networks of a script"),
+            num_records=num_records,
+            path=path,
+        )
         self.num_classes = num_classes
-        self.private_data = private_data
-        self.num_records = num_records
-        self.path = path
-        self.bound = bound
+        # In a function, see `PrivateTeacher`.
+        self._held = lambda: teachers
 
     @property
     def num_teachers(self) -> int:
         """n."""
-        return len(self._teachers)
+        return len(self._held())
 
-    def logits(self, images: torch.Tensor) -> torch.Tensor:
+    def _network_of(self, teacher: int) -> nn.Module:
+        return self._held().network(teacher)
+
+    @torch.no_grad()
+    def each(self, images: torch.Tensor) -> torch.Tensor:
         """Each teacher's logits, (N, C, H, W) → (n, N, c), float32, on the device of `images`.
 
         A row that is not finite is given as zeros: whether a teacher breaks on an image depends on its records, and a
         run that stopped there would have answered. Whatever is computed from them is private until an annotator has
         released it.
         """
-        logits = self._teachers.logits(images)
+        logits = self._held().logits(images.detach().float())
         return torch.where(torch.isfinite(logits).all(dim=2, keepdim=True), logits, torch.zeros_like(logits))
 
     def votes(self, images: torch.Tensor) -> torch.Tensor:
-        """Votes per class, (N, C, H, W) → (N, c), int64; rows sum to n.
+        """Votes per class, (N, C, H, W) → (N, c), int64; rows sum to n. As private as the logits.
 
         Every teacher has one vote on every image: where its logits are not finite, it goes to class 0.
         """
-        return vote_counts(self.logits(images).argmax(dim=2), num_classes=self.num_classes)
+        return vote_counts(self.each(images).argmax(dim=2), num_classes=self.num_classes)
 
-    def unprotected(self, door: Annotator, *, teacher: int, reason: str) -> nn.Module:
-        """One teacher's network itself, for a gradient with respect to images or its BatchNorm statistics.
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """The votes as numbers, shape (N, c): their argmax is what most teachers say. As private as they are."""
+        return self.votes(images).float()
 
-        Args:
-            door: Charged first, once in a run, with a release that nothing bounds.
-            teacher: Its number, from 0.
-            reason: What is done with it, in words.
-
-        Raises:
-            BudgetExceeded: The target allows no such thing.
-        """
-        door.reveal(reason)
-        return self._teachers.network(teacher)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("private teachers are never written, copied or sent to another process")
+    def _name(self, teacher: int) -> str:
+        where = "the ensemble" if self.path is None else f"ensemble {self.path}"
+        return f"teacher {teacher} of {where}"
 
     @classmethod
     def load(
@@ -159,27 +157,9 @@ class PrivateEnsemble:
             teachers,
             num_classes=num_classes,
             private_data=private_data or content.get("private_data") or f"training data of {file.name}",
+            training=training_of(content, ensemble["weights"], file),
             num_records=None if records is None else int(records),
             path=file,
         )
         loaded.require_usable(num_classes=num_classes, image_shape=image_shape)
         return loaded
-
-    def require_usable(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
-        """Refuses, before anything is charged, teachers of which one could answer nothing of use.
-
-        Raises:
-            TeacherError: Weights that are not finite, or not (N, c) finite logits for blank images.
-        """
-        where = "the ensemble" if self.path is None else f"ensemble {self.path}"
-        for index in range(self.num_teachers):
-            network = self._teachers.network(index)
-            if not has_finite_weights(network):
-                raise TeacherError(
-                    f"teacher {index} of {where} holds weights that are not finite; it was refused before anything was "
-                    "charged. Train with a lower rate (model.optimizer)"
-                )
-            try:
-                check_network(network, num_classes=num_classes, image_shape=image_shape, name="model.teacher")
-            except ValueError as error:
-                raise TeacherError(f"teacher {index} of {where} is of no use here: {error}") from error

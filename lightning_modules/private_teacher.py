@@ -4,35 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser
 from torch import nn
 
-from lightning_modules.components import build_network, check_network
+from lightning_modules.components import build_network
 from lightning_modules.paths import find_config
-from privacy.annotators import Annotator
-from privacy.pipelines import Bound, released
-from privacy.releases import release_from_dict
+from lightning_modules.private_model import PrivateModel, TeacherError, has_finite_weights, training_of, weights_digest
+from privacy.identity import Training, UnnamedTraining
 
 __all__ = ["PrivateTeacher", "TeacherError", "architecture", "has_finite_weights"]
 
 
-class TeacherError(ValueError):
-    """A teacher that is missing, of another architecture, or unusable."""
-
-
-class PrivateTeacher:
-    """Holds the network outside of every `nn.Module`, so that no `state_dict`, checkpoint or logger can reach it.
+class PrivateTeacher(PrivateModel):
+    """One private classifier, see `PrivateModel`.
 
     Args:
         network: The classifier, (N, C, H, W) → (N, c) logits.
         private_data: Public name of what it was trained on.
+        training: See `PrivateModel`; None takes its weights for its identity.
         num_records: Number of records it was trained on, where known.
-        path: The file it came from, beside which the ledger lies.
-        bound: Its own record-level guarantee where it was trained with differential privacy; None where nothing bounds
-            it.
+        path: The file it came from.
     """
 
     def __init__(
@@ -40,15 +34,27 @@ class PrivateTeacher:
         network: nn.Module,
         *,
         private_data: str,
+        training: Training | UnnamedTraining | None = None,
         num_records: int | None = None,
         path: Path | None = None,
-        bound: Bound | None = None,
     ) -> None:
-        self._network = network.eval().requires_grad_(False)
-        self.private_data = private_data
-        self.num_records = num_records
-        self.path = path
-        self.bound = bound
+        super().__init__(
+            private_data=private_data,
+            training=training or UnnamedTraining(weights_digest(network.state_dict()), kind="network of a script"),
+            num_records=num_records,
+            path=path,
+        )
+        network.eval().requires_grad_(False)
+        # In a function: an attribute could be reached, and be registered by whoever copies it.
+        self._held = lambda: network
+
+    @property
+    def num_teachers(self) -> int:
+        """1."""
+        return 1
+
+    def _network_of(self, teacher: int) -> nn.Module:
+        return self._held()
 
     @torch.no_grad()
     def logits(self, images: torch.Tensor) -> torch.Tensor:
@@ -56,26 +62,14 @@ class PrivateTeacher:
 
         Whatever is computed from them is private until an annotator has released it.
         """
-        self._network.to(images.device).eval()
+        network = self._held().to(images.device).eval()
         with torch.autocast(images.device.type, enabled=False):
-            outputs: torch.Tensor = self._network(images.detach().float())
+            outputs: torch.Tensor = network(images.detach().float())
         return outputs.float()
 
-    def unprotected(self, door: Annotator, *, reason: str) -> nn.Module:
-        """The network itself, for a gradient with respect to images; its own weights take none.
-
-        Args:
-            door: Charged first, once in a run, with a release that nothing bounds.
-            reason: What is done with it, in words.
-
-        Raises:
-            BudgetExceeded: The target allows no such thing.
-        """
-        door.reveal(reason)
-        return self._network.eval()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a private teacher is never written, copied or sent to another process")
+    def each(self, images: torch.Tensor) -> torch.Tensor:
+        """The same as those of one teacher, (N, C, H, W) → (1, N, c)."""
+        return self.logits(images).unsqueeze(0)
 
     @classmethod
     def load(
@@ -124,30 +118,16 @@ class PrivateTeacher:
                 f"teacher was trained with, "
                 "or take the data set that it was trained on"
             ) from error
-        records = content.get("num_records")
+        records = _stated(content, "num_records")
         teacher = cls(
             built,
-            private_data=private_data or content.get("private_data") or f"training data of {file.name}",
+            private_data=private_data or _stated(content, "private_data") or f"training data of {file.name}",
+            training=training_of(content, weights, file),
             num_records=None if records is None else int(records),
-            bound=_bound(content),
             path=file,
         )
         teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
         return teacher
-
-    def require_usable(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
-        """Refuses, before anything is charged, a network that could answer nothing of use.
-
-        Raises:
-            TeacherError: Weights that are not finite, or not (N, c) finite logits for blank images.
-        """
-        name = "the teacher" if self.path is None else f"teacher {self.path}"
-        if not has_finite_weights(self._network):
-            raise TeacherError(f"{name} holds weights that are not finite; it was refused before anything was charged")
-        try:
-            check_network(self._network, num_classes=num_classes, image_shape=image_shape, name="model.teacher")
-        except ValueError as error:
-            raise TeacherError(f"{name} is of no use here: {error}") from error
 
 
 def architecture(
@@ -186,12 +166,6 @@ def architecture(
         raise TeacherError(f"the architecture of {whose} cannot be built: {error}") from error
 
 
-def has_finite_weights(network: nn.Module) -> bool:
-    """Whether every weight and buffer is finite."""
-    values = (value for value in network.state_dict().values() if value.is_floating_point())
-    return all(bool(torch.isfinite(value).all()) for value in values)
-
-
 def _missing(file: Path) -> str:
     text = f"teacher checkpoint {file} does not exist."
     stem = file.stem
@@ -216,12 +190,10 @@ def _factory(spec: Any, file: Path) -> Callable[..., nn.Module]:
     return factory
 
 
-def _bound(content: Any) -> Bound | None:
-    """What a DP-SGD teacher's training released, as its checkpoint tells."""
-    releases = content.get("releases") if isinstance(content, dict) else None
-    if not releases:
-        return None
-    return released({release_from_dict(release): int(count) for release, count in releases})
+def _stated(content: Any, name: str) -> Any:
+    # A plain file of weights might have a weight of that name.
+    value = content.get(name) if isinstance(content, dict) else None
+    return None if isinstance(value, torch.Tensor) else value
 
 
 def _weights(content: Any, file: Path) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from lightning_modules.figures import comparison, save_figure
 from lightning_modules.results import role
+from privacy.guarantees import short_figure
 
 __all__ = ["summary"]
 
@@ -42,8 +43,8 @@ def summary(folders: Mapping[str, Path], *, compare: str | None = None, folder: 
             role(record),
             record["dataset"],
             f"{100 * record['accuracy']:.2f} %",
-            _figure(record["epsilon_published"]) if "published_claim" in record else "-",
-            _figure(record["epsilon_record"]),
+            _figure(record["epsilon_published"]) if record.get("published_claim") else "-",
+            _bound(record["epsilon_record"]),
             f"{record['delta']:g}" if record["delta"] else "-",
             f"{record['queries']:,}" if "queries" in record else "-",
         )
@@ -56,13 +57,13 @@ def summary(folders: Mapping[str, Path], *, compare: str | None = None, folder: 
         pictures = {
             name: grids[-1]
             for name in histories
-            if (grids := sorted((folders[name] / "figures").glob("synthetic_*.png")))
+            if (grids := sorted(folders[name].glob("*/figures/synthetic_*.png"), key=lambda path: path.name))
         }
         figure = comparison(histories, dict(list(pictures.items())[:2]), title=compare)
         lines.append(f"{'all':<13} figure {save_figure(figure, folder / 'figure.png')}")
     for name, place in folders.items():
-        if (place / "guarantee.md").is_file():
-            lines.append(f"{name:<13} guarantee {place / 'guarantee.md'}, figures {place / 'figures'}")
+        if (page := place / "public" / "guarantee.md").is_file():
+            lines.append(f"{name:<13} guarantee {page}; what it covers lies beside it")
     return "\n".join(lines)
 
 
@@ -72,6 +73,10 @@ def _record(place: Path) -> dict[str, Any] | None:
         return None
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return record
+
+
+def _bound(value: float | str) -> str:
+    return value if isinstance(value, str) else short_figure(value)
 
 
 def _figure(value: float | str) -> str:

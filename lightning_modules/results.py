@@ -16,26 +16,33 @@ from lightning_modules.callbacks import Curves
 from lightning_modules.config import resolved_config
 from lightning_modules.distillation import DataFreeDistillation
 from lightning_modules.dp_teacher import DPSGDTeacher
+from lightning_modules.publication import private_folder
 from lightning_modules.runs import callbacks_of, commit, datamodule_of, hardware, is_dev_run, run_folder, versions
 from privacy.guarantees import json_number, write_atomically
 
 __all__ = ["ResultRecord", "role"]
 
+_LOOK = (
+    "the teacher's accuracy on the test split was measured without noise and stands in private/looks.json: it must "
+    "neither be published nor be used to choose anything"
+)
+
 
 class ResultRecord(Callback):
     """Writes accuracy, both ε and provenance as JSON when a fit ends. Documents and tables are made from such files.
 
-    The teacher's accuracy is a look at the teacher that nobody is charged for. It belongs into a research record and is
-    marked there as such; it is no part of a guarantee and reaches no logger.
-
     Args:
         path: The file, for example `results/dpdfd_mnist_prior.json`; None is `result.json` in the run's folder.
         note: Free text that is kept with the record.
+        teacher_accuracy: Measure also the accuracy of a student's teacher on the test split. That looks at the teacher
+            without noise, and nothing is charged for it: it goes into `private/looks.json`, reaches no logger, and the
+            guarantee says that it was done.
     """
 
-    def __init__(self, *, path: str | None = None, note: str = "") -> None:
+    def __init__(self, *, path: str | None = None, note: str = "", teacher_accuracy: bool = False) -> None:
         self.path = path
         self.note = note
+        self.teacher_accuracy = teacher_accuracy
         self._begun = 0.0
         self._seconds_before = 0.0
 
@@ -49,6 +56,8 @@ class ResultRecord(Callback):
             raise ValueError(
                 "ResultRecord measures on the test split of a data module: fit with datamodule=..., or leave it out"
             )
+        if self.teacher_accuracy and isinstance(pl_module, DataFreeDistillation) and _LOOK not in pl_module.looks:
+            pl_module.looks.append(_LOOK)
         self._begun = time.monotonic()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -70,8 +79,7 @@ class ResultRecord(Callback):
             curves = next((callback for callback in callbacks_of(trainer) if isinstance(callback, Curves)), None)
             record |= {
                 "accuracy": accuracy_on(pl_module.student, loader, pl_module.device),
-                "teacher_accuracy": accuracy_on(pl_module.teacher.logits, loader, pl_module.device),
-                "uncharged_looks": ["teacher_accuracy"],
+                "uncharged_looks": list(pl_module.looks),
                 "epsilon_record": json_number(guarantee.epsilon),
                 "epsilon_published": json_number(guarantee.claimed_epsilon),
                 "published_claim": guarantee.claimed_source,
@@ -89,10 +97,11 @@ class ResultRecord(Callback):
             accuracy = accuracy_on(pl_module, loader, pl_module.device)
             bound = pl_module.guarantee() if isinstance(pl_module, DPSGDTeacher) else None
             epsilon = "inf" if bound is None else json_number(bound.epsilon)
+            # A teacher by DP-SGD may be measured on public images: its guarantee covers that.
+            bound_looks = pl_module.looks if isinstance(pl_module, DPSGDTeacher) else ["accuracy"]
             record |= {
                 "accuracy": accuracy,
-                "teacher_accuracy": accuracy,
-                "uncharged_looks": ["accuracy", "teacher_accuracy"],
+                "uncharged_looks": list(bound_looks),
                 "epsilon_record": epsilon,
                 "epsilon_published": epsilon,
                 "delta": 0.0 if bound is None else bound.delta,
@@ -108,6 +117,9 @@ class ResultRecord(Callback):
             "note": self.note,
             "config": resolved_config(trainer),
         }
+        if self.teacher_accuracy and isinstance(pl_module, DataFreeDistillation):
+            looks = {"teacher_accuracy": accuracy_on(pl_module.teacher.logits, loader, pl_module.device)}
+            write_atomically(private_folder(trainer) / "looks.json", json.dumps(looks, indent=2) + "\n")
         path = Path(self.path) if self.path else run_folder(trainer) / "result.json"
         write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 

@@ -15,6 +15,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_modules.components import SmallCNN, build_network
 from lightning_modules.hyperparameters import keep_plain_hyperparameters
+from lightning_modules.own_training import OwnTraining
+from lightning_modules.runs import is_dev_run
 
 __all__ = ["Teacher"]
 
@@ -67,6 +69,12 @@ class Teacher(LightningModule):
         self.label_smoothing = label_smoothing
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.own_training = OwnTraining(type(self).__name__)
+
+    def on_fit_start(self) -> None:
+        """Gives the training its identity, by which everything about this teacher is told from any other."""
+        self.own_training.begin(self)
+        self.own_training.register(None, in_memory=is_dev_run(self.trainer))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Logits, (N, C, H, W) → (N, c)."""
@@ -107,7 +115,9 @@ class Teacher(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": self.scheduler_factory(optimizer)}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the public name and the size of the training data, which a guarantee needs."""
-        data = getattr(self._trainer, "datamodule", None)
-        checkpoint["private_data"] = getattr(data, "private_data", None)
-        checkpoint["num_records"] = getattr(data, "num_records", None)
+        """Adds the training's identity and the public name and size of its data, which a guarantee needs."""
+        self.own_training.save(checkpoint, trainer=self._trainer)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Goes on with the identity of the training that is resumed."""
+        self.own_training.load(checkpoint)

@@ -31,7 +31,6 @@ from privacy.calibration import (
     calibrate_noise,
     calibrate_queries,
     max_count,
-    output_gradient_mu,
 )
 from privacy.claims import Claim, NoisyVotes, RdpSlope, WholeRun, claim_from_dict, published_epsilon
 from privacy.composition import (
@@ -45,13 +44,18 @@ from privacy.composition import (
     rdp_compose,
 )
 from privacy.data_dependent import gnmax_data_dependent_rdp
+from privacy.discrete_gaussian import release_on_lattice, round_to_lattice, sum_on_lattice
+from privacy.discrete_releases import DiscreteGaussian, SampledDiscreteGaussian
 from privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
-from privacy.guarantees import Guarantee
+from privacy.gradient_mechanisms import GRADIENT_MECHANISMS, GradientMechanism, gradient_mechanism, output_gradient_mu
+from privacy.guarantees import Guarantee, round_up
+from privacy.identity import Training, ledger_file, new_training_id
 from privacy.label_annotator import LabelAnnotator
 from privacy.latents import laplace_latents
 from privacy.ledger import Charge, Ledger, LedgerError
 from privacy.mean_answer_annotator import MeanAnswerAnnotator
 from privacy.mechanisms import clip_rows, keep_largest, normalize_rows, zero_non_finite_rows
+from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
 from privacy.noise import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.published import (
     dpdfd_rdp_slope,
@@ -79,6 +83,13 @@ from privacy.releases import (
     release_kinds,
 )
 from privacy.response import randomized_response, threshold_candidates, top_k_candidates
+from privacy.selection import (
+    SelectionCost,
+    TruncatedNegativeBinomial,
+    all_candidates,
+    draw_candidates,
+    selection_epsilon,
+)
 from privacy.verification import (
     Verdict,
     dpsd_eq5_table,
@@ -89,8 +100,10 @@ from privacy.verification import (
 )
 from privacy.vote_annotator import VoteAnnotator, VoteMechanism
 from privacy.votes import REJECTED, VoteNoise, confident_votes, noisy_votes, vote_counts
+from privacy.words import Words
 
 __all__ = [
+    "GRADIENT_MECHANISMS",
     "REJECTED",
     "Accounting",
     "Annotator",
@@ -100,11 +113,14 @@ __all__ = [
     "Calibration",
     "Charge",
     "Claim",
+    "DiscreteGaussian",
     "DiscreteLaplaceVotes",
     "Gaussian",
     "GaussianVotes",
     "GradientAnnotator",
+    "GradientMechanism",
     "Guarantee",
+    "IncompatibleNeighbours",
     "LabelAnnotator",
     "LaplaceVector",
     "LaplaceVotes",
@@ -117,20 +133,28 @@ __all__ = [
     "RandomizedResponse",
     "RdpSlope",
     "Reading",
+    "Relation",
     "Release",
     "Repeated",
     "ReproducibleNoise",
     "RevealedGaussian",
+    "SampledDiscreteGaussian",
     "SampledGaussian",
     "Scope",
+    "SelectionCost",
     "SystemNoise",
     "ThresholdCheck",
+    "Training",
+    "TruncatedNegativeBinomial",
     "Unbounded",
+    "Unit",
     "Verdict",
     "VoteAnnotator",
     "VoteMechanism",
     "VoteNoise",
     "WholeRun",
+    "Words",
+    "all_candidates",
     "audit",
     "audit_one_run",
     "calibrate_answers",
@@ -144,12 +168,14 @@ __all__ = [
     "clip_rows",
     "clopper_pearson_epsilon",
     "clopper_pearson_interval",
+    "common_neighbours",
     "compose",
     "compose_delta",
     "confident_votes",
     "confident_votes_epsilon",
     "dpdfd_rdp_slope",
     "dpsd_eq5_table",
+    "draw_candidates",
     "gaussian_audit_epsilon",
     "gaussian_audit_mu",
     "gaussian_delta",
@@ -158,12 +184,15 @@ __all__ = [
     "gaussian_score",
     "gaussian_votes_epsilon",
     "gnmax_data_dependent_rdp",
+    "gradient_mechanism",
     "keep_largest",
     "laplace_latents",
     "laplace_score",
     "laplace_votes_epsilon",
     "learnt_score",
+    "ledger_file",
     "max_count",
+    "new_training_id",
     "noisy_votes",
     "normalize_rows",
     "one_run_epsilon",
@@ -183,7 +212,12 @@ __all__ = [
     "rdp_slope_epsilon",
     "release_from_dict",
     "release_kinds",
+    "release_on_lattice",
+    "round_to_lattice",
+    "round_up",
     "rounds",
+    "selection_epsilon",
+    "sum_on_lattice",
     "table_score",
     "threshold_candidates",
     "top_k_candidates",

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from privacy.checks import check_delta
 from privacy.claims import Claim, published_epsilon
+from privacy.composition import compose
 from privacy.ledger import Charge, Ledger
-from privacy.pipelines import Bound, post_processing, released
+from privacy.neighbours import Relation, Unit, common_neighbours
 from privacy.releases import Release, Unbounded
 
 __all__ = ["Accounting", "BudgetExceeded", "PrivacyAccount", "Scope"]
@@ -26,14 +27,16 @@ class BudgetExceeded(RuntimeError):
 class PrivacyAccount:
     """Reads both ε figures off a ledger, and refuses the charge that would carry the chosen one past the target.
 
+    Whatever is computed from a teacher is post-processing of its training, and costs at most what that released. Such a
+    bound covers charges of **its own training** alone; charges about different trainings compose.
+
     Args:
         ledger: Where releases are counted.
         delta: δ of every figure, in (0, 1).
         target_epsilon: Most that may be spent (natural logarithms), or None for no limit.
         accounting: Which figure the target is about: `record` (a bound) or `published` (a paper's claim).
         scope: Whether figures and target count every run on the private data or this run alone.
-        teacher: The teacher's own guarantee where it was trained with differential privacy: whatever is released about
-            it is post-processing, at most as costly as it. None for a teacher that nothing bounds.
+        training: Identity of the training that this run's charges are about.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -47,7 +50,7 @@ class PrivacyAccount:
         target_epsilon: float | None = None,
         accounting: Accounting = "record",
         scope: Scope = "private_data",
-        teacher: Bound | None = None,
+        training: str | None = None,
     ) -> None:
         if target_epsilon is not None and not target_epsilon > 0:
             raise ValueError(f"target_epsilon must be above 0 or null, got {target_epsilon}")
@@ -60,7 +63,9 @@ class PrivacyAccount:
         self.target_epsilon = target_epsilon
         self.accounting: Accounting = accounting
         self.scope: Scope = scope
-        self.teacher = teacher
+        self.training = training
+        #: Whether the run or its teacher had seen another ledger than this one, which is not at hand.
+        self.ledger_was_replaced = False
 
     def counts(self, *, scope: Scope | None = None) -> Counter[Charge]:
         """Charges in the chosen scope (this account's own where None)."""
@@ -68,26 +73,64 @@ class PrivacyAccount:
 
     def epsilon(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
         """Record-level ε at δ of `counts`, by default of everything charged so far; `inf` where nothing bounds it."""
-        charges = self.counts(scope=scope) if counts is None else counts
-        releases: Counter[Release] = Counter()
-        for charge, count in charges.items():
-            releases[charge.release] += count
-        if not releases:
-            return 0.0
-        return self._bound(releases).epsilon(self.delta)
+        return compose(self._covering(self.counts(scope=scope) if counts is None else counts)[0], self.delta).epsilon
 
-    def _bound(self, releases: Mapping[Release, int]) -> Bound:
-        answers = released(releases)
-        return answers if self.teacher is None else post_processing(answers, self.teacher)
+    def epsilon_of(self, releases: Mapping[Release, int]) -> float:
+        """Record-level ε at δ of these releases alone."""
+        return compose(releases, self.delta).epsilon
 
-    def rests_on_teacher(self, *, counts: Mapping[Charge, int] | None = None) -> bool:
-        """Whether the record-level ε of `counts` is the teacher's own, smaller than that of the answers."""
-        if self.teacher is None:
-            return False
-        releases: Counter[Release] = Counter()
-        for charge, count in (self.counts() if counts is None else counts).items():
-            releases[charge.release] += count
-        return self.teacher.epsilon(self.delta) <= released(releases).epsilon(self.delta)
+    def epsilon_of_ledger(self) -> float:
+        """Record-level ε at δ of everything that the ledger holds, trainings by DP-SGD and all queries together."""
+        # Queries of a teacher whose training is counted itself are post-processing of it.
+        trained = self.ledger.trained()
+        everything: Counter[Release] = Counter()
+        for releases in trained.values():
+            everything.update(releases)
+        for training, releases in self._by_training(self.ledger.counts()).items():
+            if training is None or not trained.get(training):
+                everything.update(releases)
+        return compose(everything, self.delta).epsilon
+
+    def neighbours(self, *, counts: Mapping[Charge, int] | None = None) -> tuple[Unit, Relation]:
+        """Unit and neighbouring relation that the record-level ε of `counts` is about."""
+        releases, _ = self._covering(self.counts() if counts is None else counts)
+        return common_neighbours((release.unit, release.relation) for release in releases)
+
+    def rests_on_teachers(self, *, counts: Mapping[Charge, int] | None = None) -> set[str]:
+        """Trainings whose own bound is smaller than that of the charges about them, and is what ε rests on."""
+        return self._covering(self.counts() if counts is None else counts)[1]
+
+    def _trained(self, training: str | None) -> Counter[Release] | None:
+        """What bounds everything computed from a training; None where nothing does."""
+        return None if training is None else self.ledger.trained_by(training) or None
+
+    @staticmethod
+    def _by_training(counts: Mapping[Charge, int]) -> dict[str | None, Counter[Release]]:
+        grouped: dict[str | None, Counter[Release]] = {}
+        for charge, count in counts.items():
+            if count > 0:
+                grouped.setdefault(charge.training, Counter())[charge.release] += count
+        return grouped
+
+    def _covering(self, counts: Mapping[Charge, int]) -> tuple[Counter[Release], set[str]]:
+        """Releases that cover `counts`, and the trainings that stand in it by their own bound.
+
+        For each training the smaller of the two ways to argue; trainings compose.
+        """
+        total: Counter[Release] = Counter()
+        by_bound: set[str] = set()
+        for training, releases in self._by_training(counts).items():
+            bound = self._trained(training)
+            if (
+                training is not None
+                and bound is not None
+                and compose(bound, self.delta).epsilon <= compose(releases, self.delta).epsilon
+            ):
+                by_bound.add(training)
+                total.update(bound)
+            else:
+                total.update(releases)
+        return total, by_bound
 
     def epsilon_published(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
         """ε that the papers' own theorems give at δ: claims, not bounds. `inf` where no theorem covers the charges."""
@@ -100,10 +143,16 @@ class PrivacyAccount:
 
     def unbounded(self, *, counts: Mapping[Charge, int] | None = None) -> list[str]:
         """Why no record-level ε holds for `counts`, by default for everything charged so far; empty where one does."""
-        charges = self.counts() if counts is None else counts
-        if self.teacher is not None and self.teacher.bounded:
-            return []
-        return sorted({_reason(charge) for charge in charges if not charge.release.bounded})
+        releases, _ = self._covering(self.counts() if counts is None else counts)
+        charged = {_reason(release) for release in releases if not release.bounded}
+        unknown = any(charge.training is None for charge in (self.counts() if counts is None else counts))
+        if charged and unknown and self._trained(self.training) is not None:
+            charged.add(
+                "some charges were taken over from a ledger of version 1, which does not say which training they are "
+                "about: no teacher's bound is applied to them (`LightningCLI ledger take-over --training ID` does, "
+                "where somebody knows that all of them are about one)"
+            )
+        return sorted(charged)
 
     def queries(self, *, scope: Scope | None = None) -> int:
         """Inputs that the teachers were asked about."""
@@ -156,7 +205,7 @@ class PrivacyAccount:
             f"room for {asked}: spent {where}: {spent:.6g}; with {asked}: {self.epsilon_after(charge, calls):.6g}."
         )
         if not charge.release.bounded and self.unbounded(counts={charge: 1}):
-            text += f" No record-level ε holds here at all: {_reason(charge)}."
+            text += f" No record-level ε holds here at all: {_reason(charge.release)}."
         elif self.accounting == "record":
             text += (
                 " The record-level ε is the one that bounds something. To stay within it, raise noise_multiplier "
@@ -167,23 +216,35 @@ class PrivacyAccount:
         return text
 
     def state(self) -> dict[str, Any]:
-        """This run's identity and charges, plain values for a checkpoint."""
+        """This run's identity, the training it is about and its charges, plain values for a checkpoint."""
         charges = [[charge.to_dict(), count] for charge, count in self.ledger.counts(run=self.ledger.run).items()]
-        return {"run": self.ledger.run, "private_data": self.ledger.private_data, "charges": charges}
+        head = self.ledger.head
+        return {
+            "run": self.ledger.run,
+            "private_data": self.ledger.private_data,
+            "training": self.training,
+            "charges": charges,
+            "ledger_head": None if head is None else list(head),
+            "ledger_was_replaced": self.ledger_was_replaced,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes the larger of what the ledger and a checkpoint's `state` hold.
 
         Raises:
-            ValueError: The state is of another run or about other private data.
+            ValueError: The state is of another run, or about other private data.
+            LedgerError: The ledger was cut, edited or exchanged since.
         """
         if state["run"] != self.ledger.run or state["private_data"] != self.ledger.private_data:
             raise ValueError(
                 f"the checkpoint's privacy state is of run {state['run']} on {state['private_data']}, "
                 f"the ledger's is run {self.ledger.run} on {self.ledger.private_data}"
             )
+        head = state.get("ledger_head")
+        same = self.ledger.goes_on_from(None if head is None else tuple(head), whose="the checkpoint")
+        self.ledger_was_replaced |= not same or bool(state.get("ledger_was_replaced"))
         self.ledger.restore({Charge.from_dict(charge): int(count) for charge, count in state["charges"]})
 
 
-def _reason(charge: Charge) -> str:
-    return charge.release.reason if isinstance(charge.release, Unbounded) else "no noise was added"
+def _reason(release: Release) -> str:
+    return release.reason if isinstance(release, Unbounded) else "no noise was added"

@@ -9,23 +9,28 @@ from __future__ import annotations
 import math
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 
 from privacy.account import Accounting, BudgetExceeded, PrivacyAccount, Scope
-from privacy.calibration import output_gradient_mu
 from privacy.checks import check_count, check_delta
 from privacy.claims import Claim, RdpSlope
-from privacy.ledger import Charge, Ledger
+from privacy.discrete_gaussian import discrete_gaussian, round_to_lattice
+from privacy.discrete_releases import DiscreteGaussian
+from privacy.gradient_mechanisms import gradient_mechanism
+from privacy.guarantees import Guarantee
+from privacy.identity import Training, UnnamedTraining
+from privacy.ledger import RECORDS, Charge, Ledger
 from privacy.mechanisms import clip_rows, keep_largest, normalize_rows, zero_non_finite_rows
 from privacy.noise import NoiseSource, SystemNoise
-from privacy.pipelines import Bound
 from privacy.published import dpdfd_rdp_slope
-from privacy.releases import Gaussian, Unbounded
+from privacy.releases import Gaussian, Release, Unbounded
+from privacy.words import FLOATS, LATTICE, Words
 
 __all__ = ["Annotator", "GradientAnnotator"]
 
@@ -96,27 +101,44 @@ class Annotator(ABC):
         return self._honest(self._charge_for(*self.shape))
 
     def _honest(self, charge: Charge) -> Charge:
+        """The charge as the ledger has to have it: about which training, and void where its noise is."""
+        training = charge.training or (None if self._account is None else self._account.training)
         if self.noise.secure:
-            return charge
+            return replace(charge, training=training)
         # In the ledger, not in this run alone: whoever reads it next must know.
-        return replace(charge, release=Unbounded(reason="the noise can be drawn again by whoever knows its seed"))
+        void = Unbounded(reason="the noise can be drawn again by whoever knows its seed")
+        return replace(charge, release=void, training=training)
 
     @property
     def claim_of_reveal(self) -> Claim | None:
         """What the paper's theorem counts for a use of the teacher outside of this mechanism; None: no theorem does."""
         return None
 
-    def reveal(self, reason: str) -> None:
-        """Charges, once in a run, a use of the teacher that no noise covers, before it is made.
+    def reveal(self, reason: str, *, training: str | None = None) -> None:
+        """Charges, once in a run, a use of a teacher that no noise covers, before it is made.
+
+        What bounds that teacher's own training bounds such a use, as it does every other.
 
         Args:
-            reason: Why nothing bounds it, printed wherever the infinite ε is shown.
+            reason: Why nothing else bounds it, printed wherever the infinite ε is shown.
+            training: Whose, where it is another teacher than the one that answers (see `admit`).
 
         Raises:
             BudgetExceeded: The target allows no such thing: nothing may be used.
         """
-        # No queries: not answers are taken, but the teacher as a whole.
-        charge = Charge(release=Unbounded(reason=reason), claim=self.claim_of_reveal, queries=0)
+        self._charge_once(reason, training or self.account.training)
+
+    def reveal_records(self, reason: str) -> None:
+        """Charges, once in a run, a use of private records themselves: no teacher's guarantee covers it.
+
+        Raises:
+            BudgetExceeded: The target allows no such thing: nothing may be used.
+        """
+        self._charge_once(reason, RECORDS)
+
+    def _charge_once(self, reason: str, training: str | None) -> None:
+        # No queries: not answers are taken, but the whole.
+        charge = Charge(release=Unbounded(reason=reason), claim=self.claim_of_reveal, queries=0, training=training)
         if not self.account.counts(scope="run")[charge]:
             self.account.charge(charge)
 
@@ -129,12 +151,58 @@ class Annotator(ABC):
         """Cost of one call on a batch of this shape."""
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Plain words and figures on the mechanism, for the guarantee: `mechanism`, `source`, `relation`, `unit`.
+    def describe(self) -> Words:
+        """Plain words and figures on the mechanism, for the guarantee."""
 
-        And `noise`, how it was drawn, where that is not as floating-point numbers; empty where there is none. And
-        `assumption`, where the bound rests on one of the mechanism's own.
+    def covering(self, planned: int | None) -> Counter[Charge]:
+        """What a guarantee has to cover: all charges, and what the rest of the plan may still be charged.
+
+        Args:
+            planned: Calls of this run planned before its first; None where there was no plan.
         """
+        covered = self.account.counts()
+        covered[self.charge] += 0 if planned is None else max(0, planned - self.calls_made())
+        return +covered
+
+    def covered_epsilon(self, planned: int | None) -> float:
+        """Record-level ε of `covering(planned)`."""
+        return self.account.epsilon(counts=self.covering(planned))
+
+    def guarantee(
+        self,
+        *,
+        artefacts: Sequence[str],
+        planned: int | None,
+        looks: Sequence[str] = (),
+        assumptions: Sequence[str] = (),
+        not_covered: Sequence[str] = (),
+    ) -> Guarantee:
+        """The guarantee of what was computed from this annotator's answers and public things alone.
+
+        Args:
+            artefacts: What was computed.
+            planned: Calls of this run planned before its first, which are what ε covers; None where there was no plan.
+            looks: See `Guarantee.of`.
+            assumptions: See `Guarantee.of`.
+            not_covered: See `Guarantee.of`.
+
+        Raises:
+            LedgerError: The ledger cannot be read: nothing can be said.
+        """
+        self.account.ledger.refresh()
+        return Guarantee.of(
+            self.account,
+            self.describe(),
+            artefacts=artefacts,
+            covered=self.covering(planned),
+            epsilon=self.covered_epsilon(planned),
+            planned=planned is not None,
+            secure=self.noise.secure,
+            num_records=self.num_records,
+            looks=looks,
+            assumptions=assumptions,
+            not_covered=not_covered,
+        )
 
     def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
         """Fixes the shape (B, c) of every call, which the cost depends on; needs neither teacher nor data.
@@ -165,7 +233,8 @@ class Annotator(ABC):
         ledger: str | Path | None = None,
         num_records: int | None = None,
         state: Mapping[str, Any] | None = None,
-        teacher: Bound | None = None,
+        training: Training | UnnamedTraining | None = None,
+        old_ledger: Path | None = None,
     ) -> None:
         """Opens the ledger of the private data and restores what a checkpoint remembers of this run.
 
@@ -174,11 +243,14 @@ class Annotator(ABC):
             ledger: Where the ledger lies unless the setting `ledger` says otherwise; None keeps it in memory.
             num_records: Number of private records N, public by assumption.
             state: What `state` gave when a checkpoint was saved.
-            teacher: The teacher's own guarantee, where it was trained with differential privacy.
+            training: The training that all answers are about; None: not known, and nothing but the answers' own noise
+                bounds them.
+            old_ledger: A ledger of version 1 that lies beside the teacher: its charges are taken over.
 
         Raises:
-            ValueError: δ is not below 1/N, or another setting has no meaning.
-            LedgerError: The ledger cannot be read or written.
+            ValueError: δ is not below 1/N, or another setting has no meaning; or the state is of a run that asked
+                another teacher.
+            LedgerError: The ledger cannot be read or written, or is not the one that the checkpoint saw.
             RuntimeError: It is open already: a second run's charges would not be told apart from the first's.
         """
         if self._account is not None:
@@ -190,18 +262,71 @@ class Annotator(ABC):
             )
         run = state["run"] if state else uuid.uuid4().hex
         path = self.ledger_path or ledger
+        book = Ledger(path=path, private_data=private_data, run=run, block=self.ledger_block)
+        head = training.head if isinstance(training, Training) else None
+        same = book.goes_on_from(head, whose="the teacher's training")
+        identity = _identity(training, book)
+        if old_ledger is not None:
+            book.take_over(old_ledger)
         account = PrivacyAccount(
-            ledger=Ledger(path=path, private_data=private_data, run=run, block=self.ledger_block),
+            ledger=book,
             delta=self.delta,
             target_epsilon=self.target_epsilon,
             accounting=self.accounting,
             scope=self.scope,
-            teacher=teacher,
+            training=identity,
         )
+        account.ledger_was_replaced = not same or (isinstance(training, Training) and training.ledger_was_replaced)
         if state:
+            self._require_same_training(state, account)
             account.restore(state)
         self._account = account
         self.num_records = num_records
+
+    def _require_same_training(self, state: Mapping[str, Any], account: PrivacyAccount) -> None:
+        before = state.get("training")
+        # In memory a network of a script is given a new identity by every process: its charges compose.
+        if before is None or not account.ledger.durable or before == account.training:
+            return
+        raise ValueError(
+            f"the checkpoint's run asked the teacher of training {before}, and model.teacher is of training "
+            f"{account.training}: what bounds one says nothing of the other. Resume with the teacher that the run "
+            "began with, or begin anew without --ckpt_path"
+        )
+
+    def admit(self, training: Training | UnnamedTraining | None) -> str | None:
+        """Makes a second teacher known to the ledger, before `reveal` is charged for it; gives its identity.
+
+        Raises:
+            LedgerError: It could not be written down: nothing may be used.
+        """
+        return _identity(training, self.account.ledger)
+
+    def require_open_for(
+        self, training: Training | UnnamedTraining | None, *, state: Mapping[str, Any] | None = None
+    ) -> None:
+        """Refuses an annotator that was opened for another teacher, or for another run than a checkpoint's.
+
+        Args:
+            training: The teacher's.
+            state: What `state` gave when the checkpoint was saved that is resumed, if one is.
+
+        Raises:
+            ValueError: It was: what bounds one teacher says nothing of the other.
+        """
+        if state is not None and state["run"] != self.account.ledger.run:
+            raise ValueError(
+                f"this annotator is open for run {self.account.ledger.run}, and the checkpoint is of run "
+                f"{state['run']}: build another annotator to resume it"
+            )
+        if state is not None:
+            self.account.restore(state)
+        identity = _identity(training, self.account.ledger)
+        if identity != self.account.training:
+            raise ValueError(
+                f"this annotator is open for the teacher of training {self.account.training}, and was given to a run "
+                f"of training {identity}: build another annotator for another teacher"
+            )
 
     @property
     def account(self) -> PrivacyAccount:
@@ -241,6 +366,17 @@ class Annotator(ABC):
             self._account.ledger.settle()
 
 
+def _identity(training: Training | UnnamedTraining | None, ledger: Ledger) -> str | None:
+    """The identity of a training in a ledger, in which it is written down."""
+    if training is None:
+        return None
+    if isinstance(training, UnnamedTraining):
+        identity = ledger.identify(training.digest, kind=training.kind)
+        training = Training(identity, kind=training.kind, releases=training.releases)
+    ledger.register(training)
+    return training.id
+
+
 class GradientAnnotator(Annotator):
     """C Eq. 4, D Eq. 3: bounded gradients of the loss by the student's outputs, plus Gaussian noise.
 
@@ -268,6 +404,9 @@ class GradientAnnotator(Annotator):
         norm_bound: C.
         noise_multiplier: σ. Zero releases the rows themselves: both ε are infinite.
         stability: e.
+        granularity: Distance of the lattice that bounded rows are rounded to, towards zero, and that discrete Gaussian
+            noise lies on: no low bits that could tell of a record. In units of C, rounded down to a power of two, for
+            example 1e-3. It costs slightly more, since it is composed by RDP alone. None takes floating-point noise.
         delta: See `Annotator`.
         target_epsilon: See `Annotator`.
         accounting: See `Annotator`.
@@ -289,6 +428,7 @@ class GradientAnnotator(Annotator):
         norm_bound: float = 1e-3,
         noise_multiplier: float = 100.0,
         stability: float = 1e-4,
+        granularity: float | None = None,
         delta: float = 1e-5,
         target_epsilon: float | None = None,
         accounting: Accounting = "record",
@@ -306,8 +446,7 @@ class GradientAnnotator(Annotator):
             ledger_block=ledger_block,
             noise=noise,
         )
-        if release not in get_args(GradientReleases):
-            raise ValueError(f"release must be one of {', '.join(get_args(GradientReleases))}, got {release!r}")
+        mechanism = gradient_mechanism(release)
         if top_k is not None:
             check_count("top_k", top_k, minimum=1)
         if bounding not in ("normalize", "clip"):
@@ -321,7 +460,12 @@ class GradientAnnotator(Annotator):
             )
         if not 0 <= stability <= _LARGEST:
             raise ValueError(f"stability must lie between 0 and {_LARGEST:g}, got {stability}")
+        if granularity is not None and not _SMALLEST <= granularity <= 1:
+            raise ValueError(f"granularity must lie between {_SMALLEST:g} and 1, or be null, got {granularity}")
+        self.granularity = granularity
+        self._lattice = None if granularity is None else 2.0 ** math.floor(math.log2(granularity * norm_bound))
         self.release: GradientReleases = release
+        self.mechanism = mechanism
         self.top_k = top_k
         self.bounding = bounding
         self.norm_bound = norm_bound
@@ -351,12 +495,18 @@ class GradientAnnotator(Annotator):
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
         if not self.noise_multiplier:
             return Charge(release=Gaussian(mu=math.inf), queries=batch_size)
-        mu = output_gradient_mu(self.release, batch_size, self.noise_multiplier)
+        mu = self.mechanism.mu(batch_size, self.noise_multiplier)
         slope = dpdfd_rdp_slope(self.norm_bound, num_classes, batch_size, self.noise_multiplier)
-        return Charge(release=Gaussian(mu=mu), claim=RdpSlope(source=self.theorem, slope=slope), queries=batch_size)
+        event: Release = Gaussian(mu=mu) if self.granularity is None else DiscreteGaussian(mu)
+        return Charge(release=event, claim=RdpSlope(source=self.theorem, slope=slope), queries=batch_size)
 
-    def _noise_per_row(self, batch_size: int) -> float:
-        return self.noise_multiplier / batch_size if self.release == "per_sample" else self.noise_multiplier
+    def _add_noise(self, values: torch.Tensor, std: float) -> torch.Tensor:
+        """Values of any shape in float64, with Gaussian noise of standard deviation `std`."""
+        if self._lattice is None or not std:
+            return values + self.noise.gaussian(tuple(values.shape)) * std
+        # Whole multiples of the lattice already: `_bounded` rounds.
+        drawn = discrete_gaussian(self.noise, tuple(values.shape), sigma=std / self._lattice)
+        return values + drawn.double() * self._lattice
 
     @uncompiled
     @torch.no_grad()
@@ -380,27 +530,18 @@ class GradientAnnotator(Annotator):
         """
         self._require_shape(gradients)
         self.account.charge(self.charge)
-        rows = self._bounded(gradients.cpu().flatten(0, -2))
         batch_size, num_classes = self.shape
-        if self.release == "ensemble":
-            noise = self.noise.gaussian((batch_size, num_classes)) * (self.noise_multiplier * self.norm_bound)
-            rows = (rows.view(-1, batch_size, num_classes).sum(dim=0) + noise) / len(gradients)
-        elif self.release == "batch_mean":
-            noise = self.noise.gaussian((num_classes,)) * (self.noise_multiplier * self.norm_bound)
-            rows = ((rows.sum(dim=0) + noise) / batch_size).repeat(batch_size, 1)
-        else:
-            noise = self.noise.gaussian((batch_size, num_classes))
-            rows = rows + noise * (self._noise_per_row(batch_size) * self.norm_bound)
-            if self.release == "batch_mean_rows":
-                rows = rows.mean(dim=0, keepdim=True).repeat(batch_size, 1)
+        bounded = self._bounded(gradients.cpu().flatten(0, -2)).view(-1, batch_size, num_classes)
+        std = self.mechanism.noise_std(batch_size, self.noise_multiplier) * self.norm_bound
+        rows = self.mechanism.release(bounded, noise_std=std, add_noise=self._add_noise)
         # First the dtype: not every device has float64.
         return rows.to(gradients.dtype).to(gradients.device)
 
     def _require_shape(self, gradients: torch.Tensor) -> None:
         expected, shape = self.shape, tuple(gradients.shape)
-        if self.release != "ensemble" and shape != expected:
+        if not self.mechanism.of_ensemble and shape != expected:
             raise ValueError(f"gradients must have the shape (B, c) = {expected} that is charged for, got {shape}")
-        if self.release == "ensemble" and (len(shape) != 3 or shape[1:] != expected or shape[0] < 1):
+        if self.mechanism.of_ensemble and (len(shape) != 3 or shape[1:] != expected or shape[0] < 1):
             raise ValueError(
                 f"gradients of an ensemble must have the shape (n, B, c) with (B, c) = {expected} that is charged for, "
                 f"got {shape}"
@@ -412,41 +553,41 @@ class GradientAnnotator(Annotator):
         if self.top_k is not None:
             rows = keep_largest(rows, k=self.top_k)
         if self.bounding == "normalize":
-            return normalize_rows(rows, norm_bound=self.norm_bound, stability=self.stability)
-        return clip_rows(rows, norm_bound=self.norm_bound)
+            rows = normalize_rows(rows, norm_bound=self.norm_bound, stability=self.stability)
+        else:
+            rows = clip_rows(rows, norm_bound=self.norm_bound)
+        if self._lattice is None:
+            return rows
+        # Towards zero, so that no norm grows, and before anything is summed.
+        whole = round_to_lattice(rows, norm_bound=self.norm_bound, granularity=self._lattice)
+        return whole.double() * self._lattice
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Words:
         """See `Annotator.describe`."""
         batch_size, _ = self.shape
-        per_row = f"{self._noise_per_row(batch_size):.4g}*C per coordinate"
-        released = {
-            "per_sample": f"each row with Gaussian noise of deviation sigma*C/B = {per_row}",
-            "per_sample_full": f"each row with Gaussian noise of deviation sigma*C = {per_row}",
-            "batch_mean": "the batch mean with Gaussian noise of deviation sigma*C/B per coordinate",
-            "batch_mean_rows": "the batch mean of rows, each with Gaussian noise of deviation sigma*C per coordinate",
-            "ensemble": f"the sum over all teachers with Gaussian noise of deviation sigma*C = {per_row}, divided by n",
-        }[self.release]
+        released = self.mechanism.words(self.mechanism.noise_std(batch_size, self.noise_multiplier))
         masked = "" if self.top_k is None else f"their {self.top_k} largest entries kept, "
-        many = self.release == "ensemble"
+        many = self.mechanism.of_ensemble
         verb = "normalised" if self.bounding == "normalize" else "clipped"
-        return {
-            **({"assumption": DISJOINT_SHARDS} if many else {}),
-            "mechanism": (
+        return Words(
+            assumption=DISJOINT_SHARDS if many else "",
+            noise=FLOATS if self.granularity is None else LATTICE,
+            mechanism=(
                 "gradients of the distillation loss with respect to the student's outputs, "
                 f"{masked}{verb} to C={self.norm_bound:g} per row, released as {released} "
                 f"(sigma={self.noise_multiplier:g}, B={batch_size}, release={self.release})"
             ),
-            "unit": "one training record of one teacher" if many else "one training record of the teacher",
-            "relation": (
+            unit="one training record of one teacher" if many else "one training record of the teacher",
+            relation=(
                 "zero-out of one record; the bound holds for replace-one and add-or-remove as well"
                 + (", since a record's id alone decides its shard" if many else "")
             ),
-            "source": (
+            source=(
                 f"Gaussian mechanism, one record moves {'one row of each image' if many else 'every row'} by up to 2C; "
                 "exact composition (Balle and Wang 2018; Dong et al. 2022)"
             ),
-            "published_source": {
+            published_source={
                 "C Theorem 3": "C (model conversion via differentially private data-free distillation), Theorem 3",
                 "D Theorem 1": "D (differentially private synthetic distillation), Theorem 1",
             }[self.theorem],
-        }
+        )

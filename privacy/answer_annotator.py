@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from privacy.annotators import Annotator, uncompiled
 from privacy.ledger import Charge
 from privacy.releases import Unbounded
+from privacy.words import Words
 
 __all__ = ["AnswerAnnotator"]
 
@@ -50,13 +49,12 @@ class AnswerAnnotator(Annotator):
             raise ValueError("the teacher's answers must be finite, got nan or inf: its weights or its inputs overflow")
         return logits.detach().clone()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Words:
         """See `Annotator.describe`."""
-        return {
-            "mechanism": f"the teacher's logits on synthetic images, without noise (B={self.shape[0]} in a call)",
-            "unit": "one training record of the teacher",
-            "relation": "that of the teacher's own guarantee, where it has one",
-            "source": "post-processing of the teacher",
-            "noise": "",
-            "published_source": "no theorem of the papers is about answers without noise",
-        }
+        return Words(
+            mechanism=f"the teacher's logits on synthetic images, without noise (B={self.shape[0]} in a call)",
+            unit="one training record of the teacher",
+            relation="that of the teacher's own guarantee, where it has one",
+            source="post-processing of the teacher",
+            noise="",
+        )

@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias, get_args
 from privacy.checks import check_count, check_delta, check_nonnegative, check_positive
 from privacy.composition import compose
 from privacy.gaussian import gaussian_mu
+from privacy.gradient_mechanisms import output_gradient_mu
 from privacy.published import published_dgd_epsilon, published_dpdfd_epsilon
 from privacy.releases import Gaussian, GaussianVotes, LaplaceVotes, RandomizedResponse, Release
 
@@ -150,27 +151,6 @@ def max_count(
             count += 1
         return count
     return int(calibrate_count(spent, target, limit=2**40).value)
-
-
-def output_gradient_mu(release: GradientRelease, batch_size: int, noise_scale: float) -> float:
-    """mu of one step of noisy output gradients under record-level neighbours (C Algorithms 1, 2; D Eq. 3, Algorithm 2).
-
-    A teacher that is not trained privately may change on every row, each by at most two norm bounds C; the bound
-    cancels. ``batch_mean``: noise sigma C on the sum of rows. ``per_sample``: sigma C / B on every row.
-    ``per_sample_full``, ``batch_mean_rows`` and ``ensemble`` (on the sum over teachers): sigma C on every row.
-
-    >>> output_gradient_mu("batch_mean", 256, 100.0), output_gradient_mu("ensemble", 256, 100.0)
-    (5.12, 0.32)
-    """
-    rows = check_count("batch_size", batch_size, minimum=1)
-    sigma = check_positive("noise_scale", noise_scale)
-    if release == "batch_mean":
-        return 2.0 * rows / sigma
-    if release == "per_sample":
-        return math.sqrt(rows) * 2.0 * rows / sigma
-    if release in get_args(GradientRelease):
-        return math.sqrt(rows) * 2.0 / sigma
-    raise ValueError(f"release must be one of {get_args(GradientRelease)}, got {release!r}")
 
 
 def _gradient_epsilon(

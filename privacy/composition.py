@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from privacy import pld
 from privacy.checks import check_count, check_delta, check_nonnegative
 from privacy.gaussian import gaussian_delta, gaussian_epsilon
+from privacy.neighbours import common_neighbours
 from privacy.rdp import rdp_curve_epsilon
 from privacy.releases import (
     Gaussian,
@@ -54,6 +55,7 @@ def compose(counts: Mapping[Release, int], delta: float) -> Reading:
 
     Raises:
         ValueError: on a negative or fractional count, or ``delta`` outside (0, 1).
+        IncompatibleNeighbours: on releases that are about different units or neighbouring relations.
 
     >>> compose({Gaussian(0.02): 100}, 1e-5).epsilon == compose({Gaussian(0.2): 1}, 1e-5).epsilon
     True
@@ -104,6 +106,7 @@ def _kept(counts: Mapping[Release, int]) -> frozenset[tuple[Release, int]]:
             # Answers drawn at once cost what they cost one by one.
             one, times = (release.release, release.count) if isinstance(release, Repeated) else (release, 1)
             kept[one] = kept.get(one, 0) + number * times
+    common_neighbours((release.unit, release.relation) for release in kept)
     return frozenset(kept.items())
 
 

@@ -6,27 +6,27 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from privacy.annotators import Annotator
-from privacy.pipelines import Bound
+from privacy.account import PrivacyAccount
+from privacy.ledger import Charge
+from privacy.neighbours import Relation, Unit
+from privacy.words import Words
 
-__all__ = ["Guarantee", "json_number", "write_atomically"]
+__all__ = ["Guarantee", "json_number", "round_up", "short_figure", "write_atomically"]
 
 _PUBLIC = (
     "public by assumption: the number of private records, the number of classes, image shape and normalisation, the "
     "test split, any pretrained weights, and every setting in the configuration"
 )
-_ONE_DOOR = (
-    "everything about the teacher left through the annotator: no teacher accuracy, teacher loss or agreement was used "
-    "to choose a setting, a checkpoint or a run"
+_NO_LOOKS = (
+    "within this run nothing about a teacher left but through the annotator; outside of it no teacher accuracy, "
+    "teacher loss or agreement was used to choose a setting, a checkpoint or a run"
 )
 _GENERATOR = "noise came from the operating system's cryptographic generator"
-_FLOATS = "as floating-point numbers, which are not hardened against attacks on their low bits"
-_NOISE = f"{_GENERATOR}, {_FLOATS}"
 
 
 def json_number(value: float) -> float | str:
@@ -36,14 +36,14 @@ def json_number(value: float) -> float | str:
     return "inf" if math.isinf(value) else value
 
 
-def write_atomically(path: str | Path, text: str) -> Path:
-    """Writes a text file so that a crash leaves either the old content or the new, never half of it."""
+def write_atomically(path: str | Path, content: str | bytes) -> Path:
+    """Writes a file so that a crash leaves either the old content or the new, never half of it."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
-            handle.write(text)
+        with os.fdopen(descriptor, "wb") as handle:
+            handle.write(content.encode() if isinstance(content, str) else content)
             handle.flush()
             os.fsync(handle.fileno())
         os.chmod(temporary, 0o644)
@@ -54,13 +54,43 @@ def write_atomically(path: str | Path, text: str) -> Path:
     return target
 
 
-_DP_SGD_RELATION = "add-or-remove of one training record"
-_DP_SGD_SOURCE = (
-    "post-processing of a teacher that was itself trained by DP-SGD: privacy-loss distribution of the Poisson-sampled "
-    "Gaussian (Abadi et al. 2016; Koskela et al. 2020), rounded pessimistically"
+def round_up(value: float, *, digits: int = 6) -> str:
+    """A privacy figure as text, never below its value: so many significant digits, the last one rounded up.
+
+    >>> round_up(3.0000001), round_up(3.0), round_up(0.12345641), round_up(math.inf)
+    ('3.00001', '3', '0.123457', 'inf')
+    """
+    if value <= 0 or math.isinf(value):
+        return f"{value:g}"
+    text = f"{value:.{digits}g}"
+    if float(text) < value:
+        text = f"{value + 10.0 ** (math.floor(math.log10(value)) - digits + 1):.{digits}g}"
+    return text
+
+
+def short_figure(value: float) -> str:
+    """A privacy bound for a table: four digits, or a whole number from 1000 on; rounded up.
+
+    >>> short_figure(28.838725), short_figure(676028.4), short_figure(math.inf)
+    ('28.84', '676,029', 'inf')
+    """
+    return f"{math.ceil(value):,}" if 1000 <= value < math.inf else round_up(value, digits=4)
+
+
+RELATIONS: Mapping[tuple[Unit, Relation], str] = {
+    (Unit.RECORD, Relation.ADD_OR_REMOVE): "add-or-remove of one training record",
+    (Unit.RECORD, Relation.REPLACE_ONE): "replacement of one training record",
+    (Unit.RECORD, Relation.ZERO_OUT): "zero-out of one training record",
+    (Unit.LABEL, Relation.REPLACE_ONE): "replacement of the label of one training record",
+}
+"""Words for what is more special than what a mechanism says of itself."""
+
+POST_PROCESSING = (
+    "post-processing of a teacher that was itself trained by DP-SGD (Abadi et al. 2016): all planned steps of its "
+    "training, composed by privacy-loss distributions or RDP and rounded pessimistically"
 )
 _DP_SGD_ASSUMPTION = (
-    "the teacher's file is the one its training wrote: its history of steps, noise and sample rates is true, and its "
+    "the teacher's file is the one its training wrote: its planned steps, noise and sample rates are true, and its "
     "settings were chosen without looking at the private data"
 )
 
@@ -81,8 +111,11 @@ class Guarantee:
         assumptions: What must be true for it to hold.
         not_covered: What the statement does not cover.
         epsilon_spent: Record-level ε of the releases made so far; below `epsilon` where a plan was not used up.
-        epsilon_all_runs: Record-level ε of everything the private data's ledger holds.
-        runs: Runs in that ledger.
+        epsilon_all_runs: Record-level ε of everything the private data's ledger holds: trainings by DP-SGD, ensembles
+            and queries together.
+        runs: Runs in that ledger that asked a teacher.
+        trainings: Trainings of teachers in that ledger.
+        training: Identity of the training that the statement is about.
         queries: Inputs that the teachers were asked about.
         claimed_epsilon: What the paper's theorem gives for the same releases: a claim, not a bound.
         claimed_source: That theorem.
@@ -101,125 +134,104 @@ class Guarantee:
     epsilon_spent: float = math.inf
     epsilon_all_runs: float = math.inf
     runs: int = 1
+    trainings: int = 0
+    training: str = ""
     queries: int = 0
     claimed_epsilon: float = math.inf
     claimed_source: str = ""
 
     @classmethod
-    def of_run(cls, annotator: Annotator, *, artefacts: Sequence[str], planned_calls: int | None) -> Guarantee:
-        """The guarantee for what was computed from an annotator's answers alone.
+    def of(
+        cls,
+        account: PrivacyAccount,
+        words: Words,
+        *,
+        artefacts: Sequence[str],
+        covered: Mapping[Charge, int],
+        planned: bool,
+        secure: bool = True,
+        num_records: int | None = None,
+        epsilon: float | None = None,
+        spent: float | None = None,
+        looks: Sequence[str] = (),
+        assumptions: Sequence[str] = (),
+        not_covered: Sequence[str] = (),
+    ) -> Guarantee:
+        """The guarantee of what was computed from the charged releases and public things alone. There is no other way.
 
         Args:
-            annotator: After its last release (or before its first).
-            artefacts: What was computed from its answers and public things alone.
-            planned_calls: Calls of this run planned before its first, which are what ε covers: a run that somebody
-                stopped early because of what they saw has used its whole plan. None where there was no plan; then the
-                calls made so far count, and an assumption says so.
+            account: What was charged.
+            words: What the mechanism says of itself.
+            artefacts: What was computed.
+            covered: Charges that ε covers: all that were planned before the first, since a run that somebody stopped
+                early because of what they saw has used its whole plan.
+            planned: Whether there was such a plan; otherwise `covered` is what was charged, and an assumption says so.
+            secure: Whether nobody can draw the noise again.
+            num_records: N, where it is known that δ lies below 1/N.
+            epsilon: What bounds `covered`, where something better is known than their composition.
+            spent: Record-level ε of the releases made so far; None: of what the account was charged.
+            looks: What this run looked at that nothing was charged for, in words. Empty where it did not.
+            assumptions: What else must be true.
+            not_covered: What else is not covered.
 
         Raises:
             LedgerError: The ledger cannot be read: nothing can be said.
         """
-        account = annotator.account
         account.ledger.refresh()
-        words = annotator.describe()
-        covered = account.counts()
-        assumptions = [_PUBLIC, _ONE_DOOR]
-        if planned_calls is None:
-            assumptions.append("the number of steps was not chosen by looking at the results")
-        else:
-            assumptions.append(
-                "the number of steps planned before the first release was chosen without the private data"
-            )
-            covered[annotator.charge] += max(0, planned_calls - annotator.calls_made())
-            covered = +covered
-        on_teacher = account.rests_on_teacher(counts=covered)
-        if annotator.noise.secure and (kind := words.get("noise", _FLOATS)):
-            assumptions.append(f"{_GENERATOR}, {kind}")
-        if assumption := words.get("assumption"):
-            assumptions.append(assumption)
-        if annotator.num_records is None:
-            assumptions.append(
+        holds = [_PUBLIC]
+        holds += [f"LOOKED AT WITHOUT CHARGE: {look}" for look in looks] or [_NO_LOOKS]
+        holds.append(
+            "the number of steps planned before the first release was chosen without the private data"
+            if planned
+            else "the number of steps was not chosen by looking at the results"
+        )
+        if secure and words.noise:
+            holds.append(f"{_GENERATOR}, {words.noise}")
+        holds += [words.assumption] if words.assumption else []
+        if num_records is None:
+            holds.append(
                 f"delta = {account.delta:g} lies below one over the number of private records, which was not given"
             )
-        if not account.ledger.durable:
-            assumptions.append("the ledger was kept in memory: no other run and no crashed run has used this teacher")
-        assumptions.extend(f"VOID: {reason}" for reason in account.unbounded(counts=covered))
-        not_covered = [
-            "the teacher itself, which must stay private",
-            "what the ledger does not hold: other teachers of the same data, and copies of this one used elsewhere",
-        ]
-        if account.scope == "run":
-            not_covered.append(
-                "other runs from the same private data, if any of what they made is published too: the ledger's total "
-                "is given above"
+        if account.ledger_was_replaced:
+            holds.append(
+                "ANOTHER LEDGER: the one that the teacher's training or this run's beginning was written to is not at "
+                "hand, and what else it holds is not counted: nothing that is published comes from there"
             )
-        if on_teacher:
-            assumptions.append(_DP_SGD_ASSUMPTION)
+        if not account.ledger.durable:
+            holds.append("the ledger was kept in memory: no other run and no crashed run has used this teacher")
+        holds += assumptions
+        holds += [f"VOID: {reason}" for reason in account.unbounded(counts=covered)]
+        by_bound = account.rests_on_teachers(counts=covered)
+        own = account.training == account.ledger.run
+        if by_bound and not own:
+            holds.append(_DP_SGD_ASSUMPTION)
+        outside = list(not_covered)
+        outside.append("what the ledger does not hold: copies of a teacher that were used elsewhere")
+        stated = account.epsilon(counts=covered) if epsilon is None else epsilon
+        if account.scope == "run" or account.epsilon_of_ledger() > stated:
+            outside.append(
+                "other runs and teachers from the same private data, if any of what they made is published too: the "
+                "ledger's total is given above"
+            )
         return cls(
-            epsilon=account.epsilon(counts=covered),
+            epsilon=stated,
             delta=account.delta,
-            unit=words["unit"],
-            relation=_DP_SGD_RELATION if on_teacher else words["relation"],
+            unit=words.unit,
+            relation=RELATIONS.get(account.neighbours(counts=covered), words.relation),
             private_data=account.ledger.private_data,
             artefacts=tuple(artefacts),
-            mechanism=words["mechanism"],
-            source=_DP_SGD_SOURCE if on_teacher else words["source"],
-            assumptions=tuple(assumptions),
-            not_covered=tuple(not_covered),
-            epsilon_spent=account.epsilon(),
-            epsilon_all_runs=account.epsilon(scope="private_data"),
+            mechanism=words.mechanism,
+            source=POST_PROCESSING if account.training in by_bound and not own else words.source,
+            assumptions=tuple(holds),
+            not_covered=tuple(outside),
+            epsilon_spent=account.epsilon() if spent is None else spent,
+            epsilon_all_runs=account.epsilon_of_ledger(),
             runs=len(account.ledger.runs()),
+            trainings=len(account.ledger.trained()),
+            training=account.training or "",
             queries=account.queries(),
             claimed_epsilon=account.epsilon_published(),
-            claimed_source=words["published_source"],
-        )
-
-    @classmethod
-    def of_dp_sgd(
-        cls,
-        bound: Bound,
-        *,
-        delta: float,
-        private_data: str,
-        artefacts: Sequence[str],
-        mechanism: str,
-        planned: Bound,
-        unbounded: Sequence[str] = (),
-    ) -> Guarantee:
-        """The guarantee of a model trained by DP-SGD.
-
-        Args:
-            bound: The steps made so far.
-            delta: δ.
-            private_data: Public name of the training data.
-            artefacts: What the training gave.
-            mechanism: What was released at each step.
-            planned: All steps that were planned before the first, which ε covers: whoever stopped early has seen
-                results.
-            unbounded: Why nothing holds, where nothing does.
-        """
-        return cls(
-            epsilon=planned.epsilon(delta),
-            delta=delta,
-            unit="one training record",
-            relation=_DP_SGD_RELATION,
-            private_data=private_data,
-            artefacts=tuple(artefacts),
-            mechanism=mechanism,
-            source="privacy-loss distribution of the Poisson-sampled Gaussian (Abadi et al. 2016; Koskela et al. "
-            "2020), rounded pessimistically",
-            assumptions=(
-                _PUBLIC,
-                "the settings were chosen without the private data; each record was sampled by a coin of its own",
-                *([] if unbounded else [_NOISE]),
-                *(f"VOID: {reason}" for reason in unbounded),
-            ),
-            not_covered=(
-                "the accuracy on the validation split, which is private as well and was looked at without charge",
-                "other models trained on the same data, if they are published too",
-            ),
-            epsilon_spent=bound.epsilon(delta),
-            epsilon_all_runs=planned.epsilon(delta),
+            claimed_source=words.published_source,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -258,7 +270,9 @@ class Guarantee:
             f"| teacher queries | {self.queries} |",
             f"| derived from | {self.source} |",
             f"| ε of the releases made so far | {_figure(self.epsilon_spent)} |",
-            f"| ε of all {self.runs} run(s) in the data's ledger together | {_figure(self.epsilon_all_runs)} |",
+            f"| ε of everything in the data's ledger ({_count(self.trainings, 'training')} of teachers, "
+            f"{_count(self.runs, 'run')} on them) together | {_figure(self.epsilon_all_runs)} |",
+            f"| identity of the teacher's training | {self.training or 'not known'} |",
             "",
             "It holds if:",
             *(f"- {text}" for text in self.assumptions),
@@ -288,10 +302,10 @@ class Guarantee:
             )
         if self.epsilon > 20:
             return (
-                f"Record-level ε = {self.epsilon:.6g} at δ = {self.delta:g}: a bound so large that it protects no "
-                "record in any meaningful sense (a ratio of e^ε between what two neighbouring data sets may give)."
+                f"Record-level ε = {round_up(self.epsilon)} at δ = {self.delta:g}: a bound so large that it protects "
+                "no record in any meaningful sense (a ratio of e^ε between what two neighbouring data sets may give)."
             )
-        return f"Record-level ε = {self.epsilon:.6g} at δ = {self.delta:g}."
+        return f"Record-level ε = {round_up(self.epsilon)} at δ = {self.delta:g}."
 
     def write(self, folder: str | Path) -> tuple[Path, Path]:
         """Writes `guarantee.json` and `guarantee.md`, each atomically; returns both paths."""
@@ -303,4 +317,8 @@ class Guarantee:
 
 
 def _figure(value: float) -> str:
-    return "infinite (nothing bounds it)" if math.isinf(value) else f"{value:.6g}"
+    return "infinite (nothing bounds it)" if math.isinf(value) else round_up(value)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -15,6 +15,7 @@ from privacy.ledger import Charge
 from privacy.noise import NoiseSource
 from privacy.releases import RandomizedResponse, Release, Repeated
 from privacy.response import randomized_response
+from privacy.words import Words
 
 __all__ = ["LabelAnnotator"]
 
@@ -143,18 +144,18 @@ class LabelAnnotator(Annotator):
         labels = torch.where(torch.isfinite(logits).all(dim=1), logits.argmax(dim=1), 0)
         return randomized_response(labels, candidates, epsilon=self.epsilon, noise=self.noise)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Words:
         """See `Annotator.describe`."""
         rows, classes = self.shape
-        return {
-            "mechanism": (
+        return Words(
+            mechanism=(
                 "the teacher's class of each synthetic image, answered by randomized response over candidates that the "
                 f"student alone has chosen (epsilon={self.epsilon:g} for one answer, {self.smallest} to {classes} "
                 f"candidates, B={rows} answers in a call)"
             ),
-            "unit": "one training record of the teacher",
-            "relation": "zero-out of one record; the bound holds for replace-one and add-or-remove as well",
-            "source": "randomized response, one record may change every answer; exact composition on the loss lattice",
-            "noise": "compared with whole-number thresholds that are rounded towards privacy",
-            "published_source": _PUBLISHED[self._paper or "A"][1],
-        }
+            unit="one training record of the teacher",
+            relation="zero-out of one record; the bound holds for replace-one and add-or-remove as well",
+            source="randomized response, one record may change every answer; exact composition on the loss lattice",
+            noise="compared with whole-number thresholds that are rounded towards privacy",
+            published_source=_PUBLISHED[self._paper or "A"][1],
+        )

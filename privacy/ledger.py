@@ -1,12 +1,18 @@
 """The append-only file in which every release of private information is written down before it is made.
 
 A checkpoint forgets what was spent after it was saved; a run that crashes and starts again from it has spent more than
-it remembers. The ledger therefore belongs to the **private data** (it lies beside the teacher, not beside a run), is
-written and synced to disk before the noise of a release is drawn, and is read again by whatever uses that teacher next.
+it remembers. The ledger therefore belongs to the **private data** and to no run: trainings by DP-SGD, ensembles and all
+queries of all teachers of that data stand in one file, which is written and synced to disk before the noise of a
+release is drawn. Each charge names the *training* of the teacher that it is about, so that what bounds one teacher is
+never applied to another.
 
 Releases are reserved in blocks: a line that says "up to n releases of this kind" is synced, and the n releases that
 follow need no more input or output. A run that ends properly settles its last block for what it used. One that does not
 has spent the whole block, as far as anybody can tell.
+
+Each line holds the hash of the line before it, and checkpoints keep the hash of the last line that they saw: a file
+that was edited, cut or exchanged is named as such. Whoever owns the file can still write a new one: the chain shows
+accidents and edits, it is no signature.
 """
 
 from __future__ import annotations
@@ -14,22 +20,27 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import hashlib
+import hmac
 import json
 import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from privacy.checks import check_count
 from privacy.claims import Claim, claim_from_dict
+from privacy.identity import Head, Training, new_training_id
 from privacy.releases import Release, release_from_dict
 
-__all__ = ["Charge", "Ledger", "LedgerError"]
+__all__ = ["RECORDS", "Charge", "Ledger", "LedgerError"]
 
-_VERSION = 1
+_VERSION = 2
+RECORDS = "records"
+"""In the place of a training: what is charged was taken from private records themselves, and from no teacher."""
 
 
 class LedgerError(RuntimeError):
@@ -44,11 +55,14 @@ class Charge:
         release: What it costs under record-level neighbours.
         claim: What a paper's theorem counts for it, or None where no theorem is claimed.
         queries: How many inputs the teacher was asked about for it.
+        training: Identity of the training that it is about; None where that is not known (a ledger of version 1), so
+            that nothing bounds it but itself.
     """
 
     release: Release
     claim: Claim | None = None
     queries: int = 1
+    training: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON and checkpoints; see `charge_from_dict`."""
@@ -56,6 +70,7 @@ class Charge:
             "release": self.release.to_dict(),
             "claim": None if self.claim is None else self.claim.to_dict(),
             "queries": self.queries,
+            "training": self.training,
         }
 
     @classmethod
@@ -66,6 +81,7 @@ class Charge:
             release=release_from_dict(values["release"]),
             claim=None if claim is None else claim_from_dict(claim),
             queries=check_count("queries", values["queries"]),
+            training=values.get("training"),
         )
 
 
@@ -85,13 +101,21 @@ class Ledger:
     """
 
     def __init__(self, *, path: str | Path | None, private_data: str, run: str, block: int = 100) -> None:
-        # Absolute, so that a change of the working folder does not change the ledger.
-        self.path = None if path is None else Path(path).absolute()
+        # Resolved, so that neither a change of the working folder nor a symbolic link leads to another ledger.
+        self.path = None if path is None else Path(path).resolve()
         self.private_data = private_data
         self.run = run
         self.block = check_count("block", block, minimum=1)
         self._totals: dict[str, Counter[Charge]] = {}
         self._blocks: dict[str, tuple[str, Charge, int]] = {}
+        self._trainings: dict[str, str] = {}
+        self._fingerprints: dict[str, str] = {}
+        self._taken_over: set[str] = set()
+        self._saved: dict[str, str] = {}
+        self._key = secrets.token_hex(16)
+        #: Random, so that a file that takes another one's place is told from it.
+        self.id = secrets.token_hex(8)
+        self._hashes: list[str] = []
         self._offset = 0
         self._open: tuple[str, Charge, int] | None
         self._used: int
@@ -112,13 +136,14 @@ class Ledger:
         return self.path is not None
 
     def counts(self, *, run: str | None = None) -> Counter[Charge]:
-        """Releases charged so far: by one run, or by all that the ledger knows of where `run` is None.
+        """Releases about teachers charged so far: by one run, or by all that the ledger knows of where `run` is None.
 
-        The open block of this object counts for what it used; every other block for all that it reserved.
+        What trainings by DP-SGD released themselves is in `trained`. The open block of this object counts for what it
+        used; every other block for all that it reserved.
         """
         total: Counter[Charge] = Counter()
         for owner, counts in self._totals.items():
-            if run is None or owner == run:
+            if owner == run or (run is None and owner not in self._trainings):
                 total.update(counts)
         block = self._open_block()
         if block is not None and run in (None, self.run):
@@ -128,7 +153,133 @@ class Ledger:
 
     def runs(self) -> list[str]:
         """Identities of the runs that have charged, in the order in which they first did."""
-        return [owner for owner in self._totals if self.counts(run=owner)]
+        return [owner for owner in self._totals if owner not in self._trainings and self.counts(run=owner)]
+
+    def trained_by(self, training: str) -> Counter[Release]:
+        """What one training of a teacher released itself: its planned steps of DP-SGD, or nothing."""
+        found: Counter[Release] = Counter()
+        if training in self._trainings:
+            for charge, count in self.counts(run=training).items():
+                found[charge.release] += count
+        return found
+
+    def trained(self) -> dict[str, Counter[Release]]:
+        """The same for every training that is known, by identity."""
+        return {training: self.trained_by(training) for training in self._trainings}
+
+    @property
+    def head(self) -> Head | None:
+        """What a checkpoint keeps of the ledger as it stands; None in memory."""
+        return (self.id, len(self._hashes), self._hashes[-1]) if self._hashes else None
+
+    def goes_on_from(self, head: Head | None, *, whose: str) -> bool:
+        """Whether this is the ledger that `whose` saw; False for another one, begun since.
+
+        Raises:
+            LedgerError: It is the same, and lines are missing or other ones stand in their place.
+        """
+        if head is None or self.path is None:
+            return True
+        identity, lines, digest = str(head[0]), int(head[1]), str(head[2])
+        if identity != self.id:
+            return False
+        if not 1 <= lines <= len(self._hashes) or self._hashes[lines - 1] != digest:
+            raise LedgerError(
+                f"the privacy ledger {self.path} is not what {whose} saw of it: it had {lines} line(s) then, and has "
+                f"{len(self._hashes)} now, line {lines} of which is "
+                f"{'missing' if lines > len(self._hashes) else 'another one'}. It was cut or edited, and what was "
+                "spent cannot be known. Restore the file, or do not publish anything more from this data"
+            )
+        return True
+
+    def register(self, training: Training) -> None:
+        """Writes down a training, and what it releases by itself: before its first step where it is by DP-SGD.
+
+        What is known of it never shrinks: of each release the larger count holds.
+
+        Raises:
+            LedgerError: The lines could not be written: nothing may be released.
+        """
+        self.settle()
+        with self._locked() as append:
+            if training.id not in self._trainings:
+                self._append_training(append, training.id, training.kind, None)
+            known = self.trained_by(training.id)
+            if known and not training.releases:
+                raise LedgerError(
+                    f"training {training.id} was by DP-SGD as the privacy ledger {self.path} has it, and the file at "
+                    "hand says that nothing bounds it: it was trained on without noise, or changed. Train anew"
+                )
+            for release, count in (training.releases or {}).items():
+                if count > known[release]:
+                    charge = Charge(release=release, queries=0, training=training.id)
+                    self._reserve(append, charge, count - known[release], run=training.id)
+
+    def saved(self, training: str) -> str | None:
+        """Token of the last state of a training that was saved; None where none was."""
+        return self._saved.get(training)
+
+    def note_saved(self, training: str, token: str, *, after: str | None) -> None:
+        """Writes down that a state of a training is being saved, so that only it may be gone on from as the same.
+
+        Args:
+            training: Identity of the training.
+            token: Of the state.
+            after: Token of the state that it goes on from; None for the first.
+
+        Raises:
+            LedgerError: Another fit has gone on from the same state meanwhile, or the line could not be written.
+        """
+        self.settle()
+        with self._locked() as append:
+            if self._saved.get(training) != after:
+                raise LedgerError(
+                    f"another fit has gone on from the same checkpoint of training {training}: the two are different "
+                    "teachers. Start again: this one will then have an identity of its own"
+                )
+            append({"event": "saved", "training": training, "token": token})
+            self._saved[training] = token
+
+    def identify(self, digest: bytes, *, kind: str = "teacher") -> str:
+        """Identity of a teacher whose file names none: the same for the same weights, by a keyed hash in this ledger.
+
+        Args:
+            digest: Hash of the weights. It is not written down: the key, which stands in the ledger alone, is needed to
+                tell whether given weights are meant.
+            kind: What it is, for a reader.
+        """
+        self.settle()
+        with self._locked() as append:
+            fingerprint = hmac.new(bytes.fromhex(self._key), digest, hashlib.sha256).hexdigest()
+            if fingerprint not in self._fingerprints:
+                self._append_training(append, new_training_id(), kind, fingerprint)
+            return self._fingerprints[fingerprint]
+
+    def take_over(self, old: str | Path, *, training: str | None = None) -> int:
+        """Copies the charges of a ledger of version 1, which lay beside one teacher's file, once.
+
+        Such a ledger does not say which training each charge is about: the file at that path may have been another one
+        meanwhile. The charges therefore count in full, bounded by nothing but themselves, unless somebody who knows
+        says which training they are all about.
+
+        Args:
+            old: The file; it stays as it is.
+            training: Identity of the one training that all its charges are about; None: not known.
+
+        Returns:
+            How many blocks were new.
+
+        Raises:
+            LedgerError: It cannot be read, or is about other private data.
+        """
+        blocks = _read_version_1(Path(old), private_data=self.private_data)
+        self.settle()
+        with self._locked() as append:
+            fresh = {key: block for key, block in blocks.items() if key not in self._taken_over}
+            for key, (run, charge, count) in fresh.items():
+                if count:
+                    self._reserve(append, replace(charge, training=training), count, run=run, taken_over=key)
+        return len(fresh)
 
     def charge(self, charge: Charge, *, afford: Callable[[], int] | None = None) -> None:
         """Counts one release. When this returns, the release is on disk and its noise may be drawn.
@@ -194,17 +345,44 @@ class Ledger:
             self._become_another()
         return self._open
 
-    def _reserve(self, append: Callable[[dict[str, Any]], None], charge: Charge, count: int) -> tuple[str, Charge, int]:
+    def _reserve(
+        self,
+        append: Callable[[dict[str, Any]], None],
+        charge: Charge,
+        count: int,
+        *,
+        run: str | None = None,
+        taken_over: str | None = None,
+    ) -> tuple[str, Charge, int]:
         check_count("count", count, minimum=1)
         self._serial += 1
-        key = f"{self._instance}-{self._serial}"
-        append({"event": "reserve", "block": key, "run": self.run, "count": count, **charge.to_dict()})
-        self._take_reserved(key, self.run, charge, count)
+        key, owner = f"{self._instance}-{self._serial}", run or self.run
+        line = {"event": "reserve", "block": key, "run": owner, "count": count, **charge.to_dict()}
+        append(line if taken_over is None else {**line, "taken_over": taken_over})
+        self._take_reserved(key, owner, charge, count)
+        if taken_over is not None:
+            self._taken_over.add(taken_over)
         return key, charge, count
+
+    def _append_training(
+        self, append: Callable[[dict[str, Any]], None], training: str, kind: str, fingerprint: str | None
+    ) -> None:
+        append({"event": "training", "training": training, "kind": kind, "fingerprint": fingerprint})
+        self._take_training(training, kind, fingerprint)
+
+    def _take_training(self, training: str, kind: str, fingerprint: str | None) -> None:
+        # A run of that name would no longer count as one.
+        if training in self._totals and training not in self._trainings:
+            raise ValueError(f"{training} is a run, and cannot be a training as well")
+        self._trainings[str(training)] = str(kind)
+        if fingerprint is not None:
+            self._fingerprints[str(fingerprint)] = str(training)
 
     def _take_reserved(self, key: str, run: str, charge: Charge, count: int) -> None:
         if key in self._blocks:
             raise ValueError(f"block {key} is reserved twice")
+        if run in self._trainings and (charge.training != run or charge.queries):
+            raise ValueError(f"{run} is a training, and cannot be a run as well")
         self._blocks[key] = (run, charge, check_count("count", count, minimum=1))
         self._totals.setdefault(run, Counter())[charge] += count
 
@@ -236,11 +414,13 @@ class Ledger:
             raise self._unusable(error) from error
 
     def _append(self, descriptor: int, line: dict[str, Any]) -> None:
-        data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
+        chained = {**line, "prev": self._hashes[-1] if self._hashes else ""}
+        data = (json.dumps(chained, separators=(",", ":")) + "\n").encode()
         if os.write(descriptor, data) != len(data):
             raise OSError("the line was cut short; is the disk full?")
         os.fsync(descriptor)
         self._offset += len(data)
+        self._hashes.append(_hash(data))
 
     def _make_folder(self, folder: Path) -> None:
         try:
@@ -280,8 +460,10 @@ class Ledger:
         for line in data[:whole].splitlines(keepends=True):
             self._apply(line, first=self._offset == 0)
             self._offset += len(line)
+            self._hashes.append(_hash(line))
         if self._offset == 0:
-            self._append(descriptor, {"event": "open", "version": _VERSION, "private_data": self.private_data})
+            opening = {"event": "open", "version": _VERSION, "private_data": self.private_data}
+            self._append(descriptor, {**opening, "ledger": self.id, "key": self._key})
 
     def _apply(self, line: bytes, *, first: bool) -> None:
         try:
@@ -289,13 +471,21 @@ class Ledger:
             event = entry["event"]
             if (event == "open") != first:
                 raise ValueError("the first line, and no other, says what the ledger is about")
+            if event == "open":
+                self._check_header(entry)
+            if entry["prev"] != (self._hashes[-1] if self._hashes else ""):
+                raise ValueError("it does not hold the hash of the line before it: one of the two was changed")
             if event == "reserve":
                 self._take_reserved(entry["block"], entry["run"], Charge.from_dict(entry), entry["count"])
+                if "taken_over" in entry:
+                    self._taken_over.add(entry["taken_over"])
+            elif event == "saved":
+                self._saved[str(entry["training"])] = str(entry["token"])
+            elif event == "training":
+                self._take_training(entry["training"], entry["kind"], entry["fingerprint"])
             elif event == "settle":
                 self._take_settled(entry["block"], entry["used"])
-            elif event == "open":
-                self._check_header(entry)
-            else:
+            elif event != "open":
                 raise ValueError(f"unknown event {event!r}")
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise LedgerError(
@@ -304,15 +494,54 @@ class Ledger:
             ) from error
 
     def _check_header(self, entry: Mapping[str, Any]) -> None:
+        if entry["version"] == 1:
+            raise LedgerError(
+                f"the privacy ledger {self.path} has version 1, in which charges do not say which training of a "
+                "teacher they are about. Set `ledger` to a new file, and take the old charges over into it with: "
+                f"LightningCLI ledger take-over {self.path} NEW.jsonl"
+            )
         if entry["version"] != _VERSION:
             raise LedgerError(
                 f"the privacy ledger {self.path} has version {entry['version']}, this code reads {_VERSION}"
             )
+        self._key, self.id = str(entry["key"]), str(entry["ledger"])
+        bytes.fromhex(self._key)
         if entry["private_data"] != self.private_data:
             raise LedgerError(
                 f"the privacy ledger {self.path} is about {entry['private_data']!r}, not {self.private_data!r}; "
                 "set `ledger` to the file that belongs to this data"
             )
+
+
+def _hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()[:32]
+
+
+def _read_version_1(path: Path, *, private_data: str) -> dict[str, tuple[str, Charge, int]]:
+    """Blocks of a ledger of version 1: run, charge and releases used. An unsettled block counts as a whole."""
+    blocks: dict[str, tuple[str, Charge, int]] = {}
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n") and not _is_json(lines[-1]):
+            lines.pop()  # cut short by a crash before it was synced: no noise was drawn for it
+        for line in lines:
+            entry = json.loads(line)
+            if entry["event"] == "open" and (entry["version"] != 1 or entry["private_data"] != private_data):
+                raise ValueError(
+                    f"it has version {entry['version']} and is about {entry['private_data']!r}, wanted are version 1 "
+                    f"and {private_data!r}"
+                )
+            if entry["event"] == "reserve":
+                count = check_count("count", entry["count"], minimum=1)
+                blocks[entry["block"]] = (entry["run"], Charge.from_dict(entry), count)
+            elif entry["event"] == "settle":
+                run, charge, count = blocks[entry["block"]]
+                blocks[entry["block"]] = (run, charge, min(count, check_count("used", entry["used"])))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LedgerError(
+            f"the privacy ledger {path} of version 1 cannot be taken over ({error}): what was spent cannot be known"
+        ) from error
+    return blocks
 
 
 def _is_json(text: bytes) -> bool:

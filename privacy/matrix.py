@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 
-from privacy.calibration import GradientRelease, output_gradient_mu
+from privacy.calibration import GradientRelease
+from privacy.gradient_mechanisms import output_gradient_mu
+from privacy.guarantees import short_figure
 from privacy.pipelines import Bound, composed, disjoint, post_processing, released, unbounded
 from privacy.published import published_dgd_epsilon, published_dpdfd_epsilon
 from privacy.releases import (
@@ -114,7 +116,7 @@ def methods_table() -> str:
         ),
     ]
     lines = ["| method and setting | one private teacher | n teachers on disjoint shards | DP-SGD teacher (alone: "
-             f"{_figure(dp.epsilon(DELTA))}) |", "|---|---:|---:|---:|"]  # fmt: skip
+             f"{short_figure(dp.epsilon(DELTA))}) |", "|---|---:|---:|---:|"]  # fmt: skip
     lines += [f"| {name} | {' | '.join(_cell(bound) for bound in bounds)} |" for name, *bounds in rows]
     return "\n".join(lines) + "\n"
 
@@ -137,7 +139,9 @@ def papers_table() -> str:
         votes = released({LaplaceVotes(40.0): queries})
         rows.append((f"B, {queries} Laplace votes, b=40, without the baseline", published, votes))
     lines = ["| run | published ε (a claim) | record-level ε (a bound) |", "|---|---:|---:|"]
-    lines += [f"| {name} | {_figure(published)} | {_figure(bound.epsilon(DELTA))} |" for name, published, bound in rows]
+    lines += [
+        f"| {name} | {_claim(published)} | {short_figure(bound.epsilon(DELTA))} |" for name, published, bound in rows
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -150,8 +154,8 @@ def _answers(count: int, candidates: int) -> Bound:
 
 
 def _cell(bound: Bound | None) -> str:
-    return "–" if bound is None else _figure(bound.epsilon(DELTA))
+    return "–" if bound is None else short_figure(bound.epsilon(DELTA))
 
 
-def _figure(value: float) -> str:
+def _claim(value: float) -> str:
     return "inf" if math.isinf(value) else f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from privacy.account import Accounting, Scope
 from privacy.annotators import DISJOINT_SHARDS, Annotator, uncompiled
-from privacy.calibration import output_gradient_mu
+from privacy.gradient_mechanisms import output_gradient_mu
 from privacy.ledger import Charge
 from privacy.mechanisms import normalize_rows, zero_non_finite_rows
 from privacy.noise import NoiseSource
 from privacy.releases import Gaussian
+from privacy.words import Words
 
 __all__ = ["MeanAnswerAnnotator"]
 
@@ -104,23 +103,22 @@ class MeanAnswerAnnotator(Annotator):
         released = (directions.view(len(logits), *self.shape).sum(dim=0) + noise) / len(logits)
         return released.to(logits.dtype).to(logits.device)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Words:
         """See `Annotator.describe`."""
-        return {
-            "assumption": DISJOINT_SHARDS,
-            "mechanism": (
+        return Words(
+            assumption=DISJOINT_SHARDS,
+            mechanism=(
                 "the mean over teachers on disjoint shards of the directions of their logits (less their mean, of norm "
                 f"1 at most), with Gaussian noise of deviation sigma={self.noise_multiplier:g} on the sum of each "
                 f"coordinate (B={self.shape[0]} images in a call)"
             ),
-            "unit": "one training record of one teacher",
-            "relation": (
+            unit="one training record of one teacher",
+            relation=(
                 "zero-out of one record; the bound holds for replace-one and add-or-remove as well, since a record's "
                 "id alone decides its shard"
             ),
-            "source": (
+            source=(
                 "Gaussian mechanism, one record moves one teacher's direction on each image by up to 2; exact "
                 "composition (Balle and Wang 2018; Dong et al. 2022)"
             ),
-            "published_source": "no theorem of the papers is about mean answers",
-        }
+        )

@@ -41,6 +41,7 @@ _LOG_TAIL = math.log(1e-30)
 _LOG_WINDOW_TAIL = math.log(1e-14)
 #: Transforms are exact to about 1e-16 times the number of compositions; delta is met with this much to spare.
 _SAFETY = 1e-9
+_ROUNDING = 4e-15
 #: Longest transform; where a sum needs more there is no bound from here, and the Renyi one stands alone.
 _MAX_POINTS = 1 << 24
 
@@ -303,7 +304,7 @@ def compose_delta(parts: Sequence[tuple[LossDistribution, int]], epsilon: float)
     tilted = _tilt(kept, theta)
     if tilted is None:
         return 1.0
-    return min(1.0, infinite + (1.0 + _SAFETY) * math.exp(min(0.0, tilted.log_delta(epsilon))))
+    return min(1.0, infinite + (1.0 + _safety(kept)) * math.exp(min(0.0, tilted.log_delta(epsilon))))
 
 
 def compose_epsilon(parts: Sequence[tuple[LossDistribution, int]], delta: float) -> float:
@@ -323,7 +324,7 @@ def compose_epsilon(parts: Sequence[tuple[LossDistribution, int]], delta: float)
     infinite = _infinite(kept)
     if infinite >= delta:
         return math.inf
-    target = math.log(delta - infinite) - _SAFETY
+    target = math.log(delta - infinite) - _safety(kept)
 
     def renyi(theta: float) -> float:
         return (_log_mgf(kept, theta) - target - math.log1p(theta)) / theta + math.log(theta / (1.0 + theta))
@@ -350,6 +351,11 @@ def compose_epsilon(parts: Sequence[tuple[LossDistribution, int]], delta: float)
         if excess(root * (1.0 + bump)) <= 0.0:
             return root * (1.0 + bump)
     return root * (1.0 + 1e-10)
+
+
+def _safety(parts: Sequence[tuple[LossDistribution, int]]) -> float:
+    """Share of delta that is kept for rounding: a spectrum of relative error 1e-16 is raised to the count."""
+    return max(_SAFETY, _ROUNDING * math.fsum(count for _, count in parts))
 
 
 def _checked(parts: Sequence[tuple[LossDistribution, int]]) -> list[tuple[LossDistribution, int]]:

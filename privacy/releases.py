@@ -1,9 +1,10 @@
 """What one look at private data costs, as frozen values that can be counted, stored and composed.
 
 A :class:`Release` is the privacy cost of **one** release under record-level neighbours (one record arbitrarily
-different, which changes one teacher arbitrarily). A ledger is a mapping from releases to how often each happened; every
-epsilon is a pure function of it (:mod:`privacy.composition`). A release knows its Renyi curve for compositions with
-anything else, and, where it has one, the mu of an exactly equivalent Gaussian mechanism.
+different, which changes one teacher arbitrarily), or under the unit and relation that it names. A ledger is a mapping
+from releases to how often each happened; every epsilon is a pure function of it (:mod:`privacy.composition`). A release
+knows its Renyi curve for compositions with anything else, and, where it has one, the mu of an exactly equivalent
+Gaussian mechanism.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,15 +23,23 @@ from scipy.special import gammaln
 
 from privacy import pld
 from privacy.checks import check_count, check_nonnegative, check_probability
+from privacy.neighbours import Relation, Unit
 
 _REGISTRY: dict[str, type[Release]] = {}
 
 
 @dataclass(frozen=True)
 class Release(ABC):
-    """The privacy cost of one release. Subclasses are frozen, hashable and registered by their ``kind``."""
+    """The privacy cost of one release. Subclasses are frozen, hashable and registered by their ``kind``.
+
+    Attributes:
+        unit: what one neighbouring change touches.
+        relation: how two neighbouring data sets differ in it.
+    """
 
     kind: ClassVar[str]
+    unit: Unit = field(default=Unit.RECORD, kw_only=True, repr=False)
+    relation: Relation = field(default=Relation.ANY_CHANGE, kw_only=True, repr=False)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -100,9 +109,14 @@ def release_from_dict(data: Mapping[str, Any]) -> Release:
         raise ValueError(f"kind must be one of {sorted(_REGISTRY)}, got {kind!r}")
     cls = _REGISTRY[kind]
     names = {field.name for field in dataclasses.fields(cls)}
-    if set(values) != names:
+    # What was written before events named their neighbours is of the default ones.
+    if not names - {"unit", "relation"} <= set(values) <= names:
         raise ValueError(f"fields of a {kind!r} release must be {sorted(names)}, got {sorted(values)}")
-    return cls(**{name: _from_plain(value) for name, value in values.items()})
+    made = {name: _from_plain(value) for name, value in values.items()}
+    for name, enum in (("unit", Unit), ("relation", Relation)):
+        if name in made:
+            made[name] = enum(made[name])
+    return cls(**made)
 
 
 def release_kinds() -> dict[str, type[Release]]:
@@ -113,6 +127,8 @@ def release_kinds() -> dict[str, type[Release]]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Release):
         return value.to_dict()
+    if isinstance(value, Unit | Relation):
+        return value.value
     return "inf" if isinstance(value, float) and math.isinf(value) else value
 
 
@@ -349,6 +365,8 @@ class Repeated(Release):
         if not isinstance(self.release, Release) or isinstance(self.release, Repeated):
             raise ValueError(f"release must be a single release, got {self.release!r}")
         object.__setattr__(self, "count", check_count("count", self.count, minimum=1))
+        object.__setattr__(self, "unit", self.release.unit)
+        object.__setattr__(self, "relation", self.release.relation)
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
         """``count`` times that of one."""
@@ -537,6 +555,7 @@ class SampledGaussian(Release):
     kind: ClassVar[str] = "sampled_gaussian"
     noise_multiplier: float
     sample_rate: float
+    relation: Relation = field(default=Relation.ADD_OR_REMOVE, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -587,6 +606,10 @@ class SampledGaussian(Release):
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
         if self.gaussian_mu is not None:
             return Gaussian(self.gaussian_mu).losses(interval)
+        if self._mu > _LARGEST_SAMPLED_MU:
+            # Its grid would not fit into memory; composition has RDP besides.
+            loss = pld.LossDistribution(interval, 0, np.zeros(1), 1.0)
+            return loss, loss
         return pld.sampled_gaussian_losses(self.noise_multiplier, self.sample_rate, interval)
 
 
@@ -602,6 +625,8 @@ class RevealedGaussian(Release):
     kind: ClassVar[str] = "revealed_gaussian"
     mu: float
     sample_rate: float
+    unit: Unit = field(default=Unit.LABEL, kw_only=True, repr=False)
+    relation: Relation = field(default=Relation.REPLACE_ONE, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mu", check_nonnegative("mu", self.mu, infinite=True))
@@ -665,8 +690,10 @@ def _laplace_rdp(shift: float, order: NDArray[np.float64]) -> NDArray[np.float64
     return np.clip(value, 0.0, shift)
 
 
+_LARGEST_SAMPLED_MU = 1e3
 _MAX_SAMPLED_ORDER = 4096
 _MAX_QUADRATURE_ORDER = 64
+_MAX_QUADRATURE_REACH = 2e4
 
 
 def _sampled_rdp(noise_multiplier: float, sample_rate: float, orders: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -681,7 +708,7 @@ def _sampled_rdp(noise_multiplier: float, sample_rate: float, orders: NDArray[np
         if order > _MAX_SAMPLED_ORDER:
             continue
         below = math.floor(order)
-        if order == below or order > _MAX_QUADRATURE_ORDER:
+        if order == below or order > _MAX_QUADRATURE_ORDER or order > _MAX_QUADRATURE_REACH * noise_multiplier:
             rest = order - below
             log_moment = (1.0 - rest) * _sampled_log_moment(noise_multiplier, sample_rate, below)
             if rest:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any, ClassVar, Literal, get_args
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,39 +14,24 @@ from numpy.typing import NDArray
 from privacy.account import Accounting, BudgetExceeded, Scope
 from privacy.annotators import Annotator, uncompiled
 from privacy.checks import check_count
-from privacy.claims import Claim, NoisyVotes, RdpSlope
+from privacy.claims import Claim, RdpSlope
 from privacy.data_dependent import gnmax_data_dependent_rdp
 from privacy.latents import laplace_latents
 from privacy.ledger import Charge
 from privacy.noise import NoiseSource
-from privacy.pipelines import Bound
 from privacy.rdp import DEFAULT_ORDERS, rdp_epsilon
 from privacy.releases import (
-    DiscreteLaplaceVotes,
     Gaussian,
     GaussianVotes,
-    LaplaceVotes,
-    Release,
-    Repeated,
     ThresholdCheck,
 )
+from privacy.vote_mechanisms import ConfidentVote, vote_mechanism
 from privacy.votes import REJECTED, noisy_votes
+from privacy.words import Words
 
 __all__ = ["VoteAnnotator", "VoteMechanism"]
 
 VoteMechanism = Literal["laplace", "discrete_laplace", "gaussian", "confident"]
-
-_B = "B Sec. III-E"
-_GNMAX = "Papernot et al. 2018, Proposition 8"
-_SOURCES = {
-    "laplace": "Laplace mechanism on two counts that move by one each, whatever the votes; loss distributions rounded "
-    "pessimistically",
-    "discrete_laplace": "discrete Laplace mechanism on two counts that move by one each, whatever the votes; loss "
-    "distributions that are exact on the integers",
-    "gaussian": "Gaussian mechanism on counts that move by sqrt(2) (Papernot et al. 2018); exact composition",
-    "confident": "Gaussian mechanisms on the largest count (moves by 1) and on the counts (by sqrt(2)), Papernot et "
-    "al. 2018; exact composition of all checks and of the most answers that were allowed before the first",
-}
 
 
 class VoteAnnotator(Annotator):
@@ -115,8 +101,7 @@ class VoteAnnotator(Annotator):
             ledger_block=ledger_block,
             noise=noise,
         )
-        if mechanism not in get_args(VoteMechanism):
-            raise ValueError(f"mechanism must be one of {', '.join(get_args(VoteMechanism))}, got {mechanism!r}")
+        kind = vote_mechanism(mechanism)
         _positive("scale", scale)
         confident = {"threshold": threshold, "threshold_scale": threshold_scale, "max_answers": max_answers}
         if mechanism != "confident":
@@ -130,9 +115,10 @@ class VoteAnnotator(Annotator):
                 check_count("max_answers", max_answers, minimum=1)
         if latent_epsilon is not None:
             _positive("latent_epsilon", latent_epsilon)
-        if data_dependent and mechanism not in ("gaussian", "confident"):
+        if data_dependent and not kind.data_dependent:
             raise ValueError(f"data_dependent is known for the Gaussian mechanisms alone, got {mechanism!r}")
         self.mechanism: VoteMechanism = mechanism
+        self.votes = kind
         self.scale = float(scale)
         self.threshold = threshold
         self.threshold_scale = threshold_scale
@@ -145,31 +131,21 @@ class VoteAnnotator(Annotator):
     @property
     def claim_of_reveal(self) -> Claim | None:
         """B counts its baseline classifier for nothing; see `Annotator.claim_of_reveal`."""
-        if self.mechanism in ("laplace", "discrete_laplace"):
-            return NoisyVotes(source=_B, epsilon0=0.0)
-        return RdpSlope(source=_GNMAX, slope=0.0)
+        return self.votes.free_claim()
 
     @property
     def _check(self) -> Charge:
         assert self.threshold_scale is not None
-        claim = RdpSlope(source=_GNMAX, slope=0.5 / self.threshold_scale**2)
+        claim = ConfidentVote.check_claim(self.threshold_scale)
         return Charge(release=ThresholdCheck(self.threshold_scale), claim=claim)
 
     @property
     def _answer(self) -> Charge:
         """One answer; of `confident` it comes on top of the check, which has counted the query."""
-        release: Release
-        if self.mechanism == "laplace":
-            release = LaplaceVotes(self.scale)
-        elif self.mechanism == "discrete_laplace":
-            release = DiscreteLaplaceVotes(self.scale)
-        else:
-            claim = RdpSlope(source=_GNMAX, slope=1.0 / self.scale**2)
-            queries = 0 if self.mechanism == "confident" else 1
-            return Charge(release=GaussianVotes(self.scale), claim=claim, queries=queries)
         return Charge(
-            release=release,
-            claim=NoisyVotes(source=_B, epsilon0=2.0 / self.scale, epsilon1=self.latent_epsilon or 0.0),
+            release=self.votes.event(self.scale),
+            claim=self.votes.claim(self.scale, latent_epsilon=self.latent_epsilon),
+            queries=0 if self.mechanism == "confident" else 1,
         )
 
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
@@ -179,9 +155,7 @@ class VoteAnnotator(Annotator):
         assert isinstance(check.release, ThresholdCheck) and isinstance(answer.release, GaussianVotes)
         mu = math.hypot(check.release.gaussian_mu, answer.release.gaussian_mu)
         assert isinstance(check.claim, RdpSlope) and isinstance(answer.claim, RdpSlope)
-        return Charge(
-            release=Gaussian(mu=mu), claim=RdpSlope(source=_GNMAX, slope=check.claim.slope + answer.claim.slope)
-        )
+        return Charge(release=Gaussian(mu=mu), claim=replace(check.claim, slope=check.claim.slope + answer.claim.slope))
 
     @property
     def answers_made(self) -> int:
@@ -220,8 +194,7 @@ class VoteAnnotator(Annotator):
         for _ in range(len(counts)):
             self.account.charge(self._honest(self._answer))
         self._remember(counts)
-        kind = "gaussian" if self.mechanism == "gaussian" else self.mechanism
-        return noisy_votes(counts, kind=kind, scale=self.scale, noise=self.noise)
+        return noisy_votes(counts, kind=self.mechanism, scale=self.scale, noise=self.noise)
 
     def _confident(self, counts: torch.Tensor) -> torch.Tensor:
         assert self.threshold is not None and self.threshold_scale is not None
@@ -267,38 +240,16 @@ class VoteAnnotator(Annotator):
         noisy = laplace_latents(codes, epsilon=self.latent_epsilon, noise=self.noise)
         return noisy / noisy.abs().amax(dim=1, keepdim=True).clamp_min(1.0)
 
-    def reveal_bounded(self, bound: Bound, *, reason: str) -> None:
-        """Charges, once in a run, a use of a model that was itself trained with differential privacy.
-
-        It is a release of its own from the private data, which **composes** with the votes.
-
-        Args:
-            bound: The model's own guarantee.
-            reason: Why nothing bounds the use, where `bound` is not a plain count of releases.
-
-        Raises:
-            BudgetExceeded: The target does not allow it: nothing may be used.
-        """
-        cases = [case for way in bound.ways for case in way]
-        if not bound.bounded or len(cases) != 1:
-            self.reveal(reason)
-            return
-        made = self.account.counts(scope="run")
-        for release, count in sorted(cases[0], key=repr):
-            whole = release if count == 1 or isinstance(release, Repeated) else Repeated(release, count)
-            charge = Charge(release=whole, claim=self.claim_of_reveal, queries=0)
-            for _ in range((count if isinstance(release, Repeated) else 1) - made[charge]):
-                self.account.charge(charge)
-
-    def covering(self, planned: int) -> Counter[Charge]:
+    def covering(self, planned: int | None) -> Counter[Charge]:
         """What a guarantee has to cover: all charges, and what the rest of the plan may still be charged.
 
         Of `confident` every answer that was allowed is counted, made or not: that some were left out is known only
         from the private data.
 
         Args:
-            planned: Queries planned before the first.
+            planned: Queries planned before the first; None: those that were made.
         """
+        planned = self.calls_made() if planned is None else planned
         covered = self.account.counts()
         rest = max(0, planned - self.calls_made())
         if self.mechanism != "confident":
@@ -310,7 +261,7 @@ class VoteAnnotator(Annotator):
         covered[answer] += max(0, min(allowed, self.calls_made() + rest) - self.answers_made)
         return +covered
 
-    def covered_epsilon(self, planned: int) -> float:
+    def covered_epsilon(self, planned: int | None) -> float:
         """Record-level ε of `covering(planned)`; under a target that all releases were held to, at most the target.
 
         A target stops a sequence whose length depends on the answers. That it bounds such a sequence is known where
@@ -348,12 +299,8 @@ class VoteAnnotator(Annotator):
             total = total + checks * self._check.release.rdp(DEFAULT_ORDERS)
         return rdp_epsilon(total, DEFAULT_ORDERS, self.delta)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Words:
         """See `Annotator.describe`."""
-        noise = {
-            "laplace": f"Lap({self.scale:g})",
-            "discrete_laplace": f"discrete Laplace noise of scale {self.scale:g}",
-        }.get(self.mechanism, f"N(0, {self.scale:g}^2)")
         answered = ""
         if self.mechanism == "confident":
             most = "every query" if self.max_answers is None else f"at most {self.max_answers} queries"
@@ -361,27 +308,20 @@ class VoteAnnotator(Annotator):
                 f", for queries whose largest count plus N(0, {self.threshold_scale:g}^2) reaches {self.threshold:g} "
                 f"votes ({most} may be answered)"
             )
-        laplace = self.mechanism in ("laplace", "discrete_laplace")
-        whole = "as whole numbers, whose probabilities are right to about 1e-15 of their value"
-        exact = {"noise": whole} if self.mechanism == "discrete_laplace" else {}
-        return {
-            **exact,
-            "mechanism": (
+        return Words(
+            noise=self.votes.drawn,
+            mechanism=(
                 f"one label for each queried image, the class of most votes among teachers on disjoint shards after "
-                f"{noise} was added to every count{answered} (mechanism={self.mechanism})"
+                f"{self.votes.words(self.scale)} was added to every count{answered} (mechanism={self.mechanism})"
             ),
-            "unit": "one training record of one teacher",
-            "relation": (
+            unit="one training record of one teacher",
+            relation=(
                 "zero-out of one record, which moves two counts of each query by 1; the bound holds for replace-one "
                 "and add-or-remove as well, since a record's id alone decides its shard"
             ),
-            "source": _SOURCES[self.mechanism],
-            "published_source": (
-                "B (discriminative-generative distillation), Sec. III-E: N eps0^2 + eps0 sqrt(-2 N log delta) + eps1"
-                if laplace
-                else "Papernot et al. 2018, Proposition 8 (RDP of noisy votes), which B takes for DGD+; without eps1"
-            ),
-        }
+            source=self.votes.source,
+            published_source=self.votes.published_source,
+        )
 
 
 def _positive(name: str, value: float | None) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
-from privacy.draws import discrete_laplace, laplace
 from privacy.noise import NoiseSource
+from privacy.vote_mechanisms import vote_mechanism
 
 __all__ = ["REJECTED", "VoteNoise", "confident_votes", "noisy_votes", "vote_counts"]
 
@@ -61,16 +61,9 @@ def noisy_votes(counts: torch.Tensor, *, kind: VoteNoise, scale: float, noise: N
     """
     _check_counts(counts)
     _positive("scale", scale)
-    shape = tuple(counts.shape)
-    votes = counts.detach().cpu()
-    if kind == "laplace":
-        noisy = votes.double() + scale * laplace(noise, shape)
-    elif kind == "discrete_laplace":
-        noisy = votes + discrete_laplace(noise, shape, scale=scale)
-    elif kind == "gaussian":
-        noisy = votes.double() + scale * noise.gaussian(shape)
-    else:
+    if kind not in get_args(VoteNoise):
         raise ValueError(f"kind must be laplace, discrete_laplace or gaussian, got {kind!r}")
+    noisy = vote_mechanism(kind).noisy(counts.detach().cpu(), scale=scale, noise=noise)
     return noisy.argmax(dim=1).to(counts.device)
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
+# What fixtures of a session train writes its ledger here; each test has a folder of its own.
+os.environ["TRANSCRIPTION_LEDGERS"] = tempfile.mkdtemp(prefix="ledgers-")
+
+from pathlib import Path
 
 import hypothesis
+import pytest
 import torch
 
 torch.set_num_threads(1)
@@ -17,3 +23,10 @@ torch.set_num_threads(1)
 # The same examples each time, and no deadline: a contended machine is slow, not wrong.
 hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("project")
+
+
+@pytest.fixture(autouse=True)
+def ledgers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of the ledgers that this test writes, its own."""
+    monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "ledgers"))
+    return tmp_path / "ledgers"

@@ -15,7 +15,7 @@ from typing import Any
 from lightning_modules.figures import Line, lines_over, save_figure
 from lightning_modules.tables.published import Published, footnotes, published
 from lightning_modules.tables.spec import SpecError, TableSpec
-from privacy.guarantees import write_atomically
+from privacy.guarantees import short_figure, write_atomically
 
 __all__ = ["render_results", "render_table"]
 
@@ -183,7 +183,8 @@ def as_markdown(spec: TableSpec, preset: str, rows: Sequence[Row], *, beside: Se
     ]
     for row in rows:
         paper = "–" if row.printed is None else _percent(row.printed.accuracy) + notes.marks(row.printed.notes)
-        largest = [_number(row.largest(name)) for name in ("epsilon_published", "epsilon_record", "delta", "steps")]
+        shown = {"epsilon_published": _number, "epsilon_record": _bound, "delta": _number, "steps": _number}
+        largest = [show(row.largest(name)) for name, show in shown.items()]
         cells = [*(value for _, value in row.labels), paper, _ours(row), str(len(row.records)), *largest]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", LEGEND, ""]
@@ -265,7 +266,7 @@ def _beside(spec: TableSpec, preset: str, rows: Sequence[Row], results: Path) ->
             chosen = all(at.get(axis) == str(value) for axis, value in (entry.get("cell") or {}).items())
             if chosen and row.records and (at.get("dataset"), at.get("epsilon")) in columns:
                 methods.setdefault(str(entry["label"]), {})[heading] = (
-                    f"{_ours(row)} (record-level ε = {_number(row.largest('epsilon_record'))})"
+                    f"{_ours(row)} (record-level ε = {_bound(row.largest('epsilon_record'))})"
                 )
     headings = [f"{dataset}, ε = {epsilon}" for dataset, epsilon in columns]
     return _by_method("Ours, from other tables:", methods, headings)
@@ -386,6 +387,10 @@ def _number(value: float | None) -> str:
     if math.isinf(value):
         return "inf"
     return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.4g}"
+
+
+def _bound(value: float | None) -> str:
+    return "–" if value is None else short_figure(value)
 
 
 def _plain(value: float | None) -> str:

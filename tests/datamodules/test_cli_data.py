@@ -54,7 +54,7 @@ def test_a_nested_config_and_an_option_over_it(tmp_path: Path) -> None:
             "init_args": {
                 "dataset": {"class_path": "Digits", "init_args": {"val_fraction": 0.2}},
                 "steps_per_epoch": 7,
-                "evaluation": "validation",
+                "evaluation": "test",
             },
         }
     }
@@ -62,7 +62,7 @@ def test_a_nested_config_and_an_option_over_it(tmp_path: Path) -> None:
     path.write_text(json.dumps(config))
     data = data_from(["--config", str(path), "--data.dataset.eval_batch_size", "100", "--data.batch_size", "32"])
     assert isinstance(data, Latent) and isinstance(data.dataset, Digits)
-    assert (data.steps_per_epoch, data.batch_size, data.evaluation) == (7, 32, "validation")
+    assert (data.steps_per_epoch, data.batch_size, data.evaluation) == (7, 32, "test")
     assert (data.dataset.val_fraction, data.dataset.eval_batch_size) == (0.2, 100)
 
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from fractions import Fraction
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from datamodules import Digits, Poisson, PoissonBatches
-from privacy.noise import ReproducibleNoise
+from privacy.noise import NoiseSource, ReproducibleNoise
 
 
 def inclusion(batches: PoissonBatches) -> np.ndarray:
@@ -55,15 +58,17 @@ def test_epoch_and_rate() -> None:
     assert (data.name, data.private_data, data.num_classes) == ("Digits", "Digits/train", 10)
 
 
-def test_precomputed_features_replace_images_but_not_those_of_the_test_split() -> None:
-    data = Poisson(dataset=Digits(), batch_size=100)
+@pytest.mark.parametrize("evaluation", ["test", "validation"])
+def test_precomputed_features_replace_images_but_not_those_of_the_test_split(evaluation: Any) -> None:
+    data = Poisson(dataset=Digits(), batch_size=100, evaluation=evaluation)
     data.setup("fit")
     data.setup("test")
     data.precompute(lambda images: images.flatten(1) * 2)
     inputs, _ = next(iter(data.train_dataloader()))
     assert inputs.shape[1:] == (64,)
     inputs, labels = next(iter(data.val_dataloader()))
-    images = data.dataset.validation_records.__getitems__(list(range(len(labels))))[0]
+    looked_at = data.dataset.validation_records if evaluation == "validation" else data.dataset.test_records
+    images = looked_at.__getitems__(list(range(len(labels))))[0]
     assert torch.equal(inputs, images.flatten(1) * 2)
     assert next(iter(data.test_dataloader()))[0].shape[1:] == (1, 8, 8)
 
@@ -78,3 +83,32 @@ def test_a_batch_larger_than_the_data_is_refused() -> None:
     data = Poisson(dataset=Digits(), batch_size=5000)
     with pytest.raises(ValueError, match="batch_size must not exceed"):
         data.setup("fit")
+
+
+def test_no_record_is_likelier_than_the_analysis_says() -> None:
+    """The words just above and below the threshold; the twin rounds the coin down, as the code once did."""
+    rate = 1 / 3
+    exact = Fraction(rate) * 2**64
+    words = np.array([int(exact) - 1, int(exact), int(exact) + 1], dtype=np.uint64)
+
+    class Fixed(NoiseSource):
+        def words(self, count: int) -> Any:
+            return words[:count]
+
+    taken = next(iter(PoissonBatches(records=3, sample_rate=rate, steps=1, noise=Fixed())))
+    assert taken == [0]  # as many words lie below the threshold as the rate allows, rounded down
+    assert Fraction(int(exact), 2**64) <= Fraction(rate)
+    rounded_down = (words >> np.uint64(11)) * 2.0**-53 < rate
+    assert rounded_down.sum() > len(taken)
+
+
+def test_every_record_is_taken_at_rate_one() -> None:
+    assert next(iter(PoissonBatches(records=5, sample_rate=1.0, steps=1))) == [0, 1, 2, 3, 4]
+
+
+def test_more_private_records_than_were_stated_are_refused() -> None:
+    class Few(Digits):
+        num_records = 100
+
+    with pytest.raises(ValueError, match="num_records of Few is 100, and its private part holds 1435"):
+        Poisson(dataset=Few(), batch_size=10).setup("fit")

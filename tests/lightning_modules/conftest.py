@@ -12,13 +12,16 @@ from lightning_modules.cli import main
 
 @pytest.fixture(scope="session")
 def trained_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A teacher of the digits, trained once by the command that a user would type."""
+    """A teacher of the digits, trained once by the command that a user would type, and its ledger in `ledgers/`."""
     folder, before = tmp_path_factory.mktemp("teacher"), Path.cwd()
     os.chdir(folder)
+    others = os.environ.pop("TRANSCRIPTION_LEDGERS", None)
     try:
         main(["fit", "--config", "sweeps/teacher_digits.yaml", "--trainer.max_epochs=5", *QUIET])
     finally:
         os.chdir(before)
+        if others is not None:
+            os.environ["TRANSCRIPTION_LEDGERS"] = others
     return folder / "teachers" / "digits.ckpt"
 
 
@@ -40,8 +43,9 @@ def quick_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def folder(tmp_path: Path, trained_teacher: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder with the teacher in `teachers/digits.ckpt`, and no ledger yet."""
+    """An empty working folder with the teacher in `teachers/digits.ckpt`, and a ledger that knows of its training."""
     (tmp_path / "teachers").mkdir()
     shutil.copyfile(trained_teacher, tmp_path / "teachers" / "digits.ckpt")
+    shutil.copytree(trained_teacher.parents[1] / "ledgers", tmp_path / "ledgers")
     monkeypatch.chdir(tmp_path)
     return tmp_path

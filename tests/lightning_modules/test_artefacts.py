@@ -14,9 +14,10 @@ import yaml
 from support.runs import QUIET, distil
 
 from lightning_modules.cli import main
+from privacy.guarantees import round_up
 
 RESULT_FIELDS = {
-    "paper", "method", "dataset", "accuracy", "teacher_accuracy", "epsilon_record", "epsilon_published", "delta",
+    "paper", "method", "dataset", "accuracy", "epsilon_record", "epsilon_published", "delta",
     "unit", "seed", "steps", "wall_seconds", "hardware", "versions", "commit", "config",
 }  # fmt: skip
 
@@ -38,17 +39,17 @@ def test_result_guarantee_metrics_and_figures(folder: Path) -> None:
         6,
         3,
     )
-    assert 0 <= record["accuracy"] <= 1 and record["teacher_accuracy"] > 0.8
-    assert record["uncharged_looks"] == ["teacher_accuracy"]
+    assert 0 <= record["accuracy"] <= 1 and "teacher_accuracy" not in record
+    assert record["uncharged_looks"] == [] and not Path("run/private").exists()
     assert record["epsilon_record"] == account.epsilon() and record["epsilon_published"] == account.epsilon_published()
     assert record["config"]["model"]["class_path"].endswith("DPDFD")
 
-    stated = json.loads(Path("run/guarantee.json").read_text())
+    stated = json.loads(Path("run/public/guarantee.json").read_text())
     assert stated["guarantee"]["epsilon"] == record["epsilon_record"]
     assert "epsilon" in stated["published_claim"] and "not a guarantee" in stated["published_claim"]["status"]
     assert not any("accuracy" in key for part in stated.values() for key in part)
-    page = Path("run/guarantee.md").read_text()
-    assert "# Privacy guarantee" in page and f"{account.epsilon():.6g}" in page
+    page = Path("run/public/guarantee.md").read_text()
+    assert "# Privacy guarantee" in page and round_up(account.epsilon()) in page
 
     rows = _rows("run/metrics.csv")
     assert set(rows[0]) >= {"privacy/epsilon", "privacy/epsilon_published", "privacy/queries", "val/accuracy"}
@@ -56,7 +57,7 @@ def test_result_guarantee_metrics_and_figures(folder: Path) -> None:
     assert len(judged) == 2 and float(judged[-1]["privacy/epsilon"]) == pytest.approx(account.epsilon(), rel=1e-6)
     spent = [float(row["privacy/epsilon"]) for row in rows if row["privacy/epsilon"]]
     assert spent == sorted(spent) and spent[0] < spent[-1]
-    assert {path.name for path in Path("run/figures").iterdir()} == {"curves.png", "synthetic_000006.png"}
+    assert {path.name for path in Path("run/public/figures").iterdir()} == {"curves.png", "synthetic_000006.png"}
 
 
 def test_an_infinite_epsilon_is_the_string_inf(folder: Path) -> None:
@@ -87,7 +88,7 @@ def test_tensorboard(folder: Path) -> None:
         events.Tags()["scalars"]
     )
     assert events.Tags()["images"] == ["synthetic"]
-    assert Path("tb/x/version_0/guarantee.md").is_file() and Path("tb/x/version_0/result.json").is_file()
+    assert Path("tb/x/version_0/public/guarantee.md").is_file() and Path("tb/x/version_0/result.json").is_file()
 
 
 def test_wandb_offline_keeps_each_run_in_a_folder_of_its_own(folder: Path) -> None:
@@ -101,7 +102,7 @@ def test_wandb_offline_keeps_each_run_in_a_folder_of_its_own(folder: Path) -> No
     wandb.finish()
     assert {path.name for path in Path("wb/p/one").iterdir()} >= {
         "config.yaml",
-        "guarantee.md",
+        "public",
         "result.json",
         "checkpoints",
     }
@@ -110,9 +111,9 @@ def test_wandb_offline_keeps_each_run_in_a_folder_of_its_own(folder: Path) -> No
 
 def test_fast_dev_run_leaves_no_litter(folder: Path) -> None:
     distil("run", "--trainer.fast_dev_run=true")
-    assert {path.name for path in folder.iterdir()} == {"teachers", "given.json"}
+    assert {path.name for path in folder.iterdir()} == {"teachers", "ledgers", "given.json"}
     # A real answer of the teacher was released all the same.
-    assert "reserve" in Path("teachers/digits.ckpt.ledger.jsonl").read_text()
+    assert "reserve" in Path("ledgers/Digits-train.jsonl").read_text()
 
 
 def test_test_and_validate_need_no_teacher_and_keep_the_curves(folder: Path) -> None:
@@ -144,7 +145,7 @@ def test_a_teachers_record_promises_nothing(folder: Path) -> None:
     )
     record = json.loads(Path("t/result.json").read_text())
     assert record["epsilon_record"] == record["epsilon_published"] == "inf"
-    assert not Path("t/guarantee.json").exists()
+    assert not Path("t/public/guarantee.json").exists()
     content: dict[str, Any] = torch.load("teachers/digits.ckpt", weights_only=True)
     assert content["private_data"] == "Digits/train" and content["num_records"] == 1435
     assert content["hyper_parameters"]["network"]["class_path"].endswith("SmallCNN")

@@ -50,10 +50,10 @@ def test_a_run_that_had_used_its_target_up_ends_quietly_when_resumed(folder: Pat
         "epochs": 3,
     }
     distil(**settings)
-    before = json.loads(Path("run/guarantee.json").read_text())
+    before = json.loads(Path("run/public/guarantee.json").read_text())
     again = distil("run", "--ckpt_path=run/checkpoints/last.ckpt", **settings)
     assert again.model.steps_done == 5
-    assert json.loads(Path("run/guarantee.json").read_text()) == before
+    assert json.loads(Path("run/public/guarantee.json").read_text()) == before
 
 
 def test_a_target_in_which_no_step_fits_is_refused_at_the_start(folder: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_target_in_which_no_step_fits_is_refused_at_the_start(folder: Path) ->
         BudgetExceeded, match=r"target_epsilon=1 \(record accounting.*leaves no room.*raise noise_multiplier"
     ):
         distil(annotator={"target_epsilon": 1.0})
-    ledger = Path("teachers/digits.ckpt.ledger.jsonl").read_text()
+    ledger = Path("ledgers/Digits-train.jsonl").read_text()
     assert "reserve" not in ledger
     assert not Path("run/checkpoints").exists()
 
@@ -73,7 +73,7 @@ def test_the_annotator_refuses_where_the_callback_is_gone(folder: Path, monkeypa
         distil(annotator={**PUBLISHED, "target_epsilon": target}, steps=4, epochs=3)
     assert checkpoint()["distillation"]["steps_done"] == 5
     # What was released before the error stays released, and is stated.
-    assert json.loads(Path("run/guarantee.json").read_text())["guarantee"]["queries"] == 5 * BATCH_SIZE
+    assert json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]["queries"] == 5 * BATCH_SIZE
 
 
 def test_a_second_run_on_the_same_private_data_composes(folder: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_second_run_on_the_same_private_data_composes(folder: Path) -> None:
     second = distil("two", steps=2).model.annotator.account
     assert second.epsilon() > first.epsilon()
     assert second.epsilon(scope="run") == first.epsilon(scope="run")
-    assert json.loads(Path("two/guarantee.json").read_text())["guarantee"]["runs"] == 2
+    assert json.loads(Path("two/public/guarantee.json").read_text())["guarantee"]["runs"] == 2
 
 
 def test_a_delta_that_one_record_could_hide_in_is_refused(folder: Path) -> None:

@@ -24,6 +24,7 @@ from lightning_modules.results import ResultRecord
 from privacy.account import BudgetExceeded
 from privacy.annotators import GradientAnnotator
 from privacy.composition import compose
+from privacy.identity import Training, new_training_id
 from privacy.published import published_dgd_epsilon
 from privacy.releases import GaussianVotes, LaplaceVotes, Release, SampledGaussian
 from privacy.vote_annotator import VoteAnnotator
@@ -128,7 +129,7 @@ def test_votes_on_a_prior_cost_their_queries_and_nothing_else(place: Path) -> No
     account = model.annotator.account
     assert account.epsilon() == pytest.approx(laplace(QUERIES)) == model.guarantee().epsilon
     assert account.epsilon_published() == pytest.approx(published_dgd_epsilon(QUERIES, 0.05, 1e-5, 0.01))
-    page = Path("run/guarantee.md").read_text()
+    page = Path("run/public/guarantee.md").read_text()
     assert "VOID" not in page and "moves two counts of each query by 1" in page
     assert "teachers of different shards share nothing" in page
 
@@ -138,7 +139,7 @@ def test_a_baseline_without_privacy_leaves_no_bound(place: Path) -> None:
     account = model.annotator.account
     assert account.epsilon() == math.inf == model.guarantee().epsilon
     assert account.epsilon_published() == pytest.approx(published_dgd_epsilon(QUERIES, 0.05, 1e-5))
-    assert "VOID: the generator was trained against a classifier" in Path("run/guarantee.md").read_text()
+    assert "VOID: the generator was trained against a classifier" in Path("run/public/guarantee.md").read_text()
 
 
 def test_a_baseline_that_is_not_charged_is_noticed(place: Path) -> None:
@@ -152,7 +153,7 @@ SGD: dict[Release, int] = {SampledGaussian(1.0, 0.01): 1000}
 def private_baseline() -> dict[str, Any]:
     """The digits' teacher as if it had been trained by DP-SGD."""
     content = torch.load("teachers/digits.ckpt", map_location="cpu", weights_only=True)
-    content["releases"] = [[release.to_dict(), count] for release, count in SGD.items()]
+    content["training"] = Training(new_training_id(), kind="DPSGDTeacher", releases=SGD).to_dict()
     torch.save(content, "teachers/dp.ckpt")
     return {"images": "generator", "baseline": "teachers/dp.ckpt"}
 
@@ -278,7 +279,7 @@ def test_a_budget_in_which_nothing_fits_is_refused_before_any_work(
 def test_whoever_stops_early_has_used_the_whole_plan(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _interrupted(monkeypatch, VAE + 1)
     assert laplace(QUERIES) == pytest.approx(
-        float(re.findall(r"ε \| ([\d.]+)", Path("run/guarantee.md").read_text())[0]), rel=1e-4
+        float(re.findall(r"ε \| ([\d.]+)", Path("run/public/guarantee.md").read_text())[0]), rel=1e-4
     )
 
 
@@ -305,7 +306,7 @@ POOL = {"images": "pool", "pool": {"class_path": "Digits"}}
 def test_a_public_pool_is_named_in_the_guarantee(place: Path) -> None:
     model = run(**POOL).model
     assert model.guarantee().epsilon == pytest.approx(laplace(QUERIES))
-    assert "the test part of Digits, is public" in Path("run/guarantee.md").read_text()
+    assert "the test part of Digits, is public" in Path("run/public/guarantee.md").read_text()
     pool = Digits()
     pool.setup("test")
     images = pool.test_records.__getitems__(range(362))[0].half().flatten(1)
@@ -319,7 +320,39 @@ def test_a_pool_that_is_the_private_data_leaves_no_bound(place: Path, name: str 
     model = run(**POOL, pool_part="train", private_data=name).model
     assert model.guarantee().epsilon == math.inf
     assert model.annotator.account.epsilon_published() == pytest.approx(published_dgd_epsilon(QUERIES, 0.05, 1e-5))
-    assert "VOID: the pool" in Path("run/guarantee.md").read_text()
+    assert "VOID: the pool" in Path("run/public/guarantee.md").read_text()
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.parametrize("vae", [0, 2])
+def test_a_private_pool_is_neither_kept_nor_drawn(place: Path, part: str, vae: int) -> None:
+    run(**POOL, pool_part=part, vae_steps=vae)
+    pool = Digits()
+    pool.setup("fit" if part == "train" else "test")
+    records = pool.train_records if part == "train" else pool.test_records
+    images = records.__getitems__(range(len(records)))[0].half().flatten(1)
+    kept = [value for value in _tensors(checkpoint()) if value.dtype == torch.float16 and value.ndim == 4]
+    found = {tuple(row) for value in kept for row in value.flatten(1).tolist()}
+    assert not found & {tuple(row) for row in images.tolist()}
+    assert len(checkpoint()["dgd"]["query_positions"]) == QUERIES
+    page = Path("run/public/guarantee.md").read_text()
+    assert ("is public and was there without the private data" in page) is (part == "test")
+    drawn = list(Path("run").rglob("synthetic_*.png"))
+    # Without a VAE the only images are the pool's own: public ones are shown, private ones are not.
+    assert bool(drawn) is (part == "test" or vae > 0)
+    assert all("private" in path.parts for path in drawn) is (part == "train")
+    # A resumed run asks for the same images again, by their positions.
+    before = checkpoint()["dgd"]
+    again = run("run", LAST, **POOL, pool_part=part, vae_steps=vae, epochs=EPOCHS + 1).model
+    assert torch.equal(again.query_labels, before["query_labels"])
+    assert torch.equal(again.query_images, again._pool_images[before["query_positions"]].half())
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for item in inner for tensor in _tensors(item)]
 
 
 def test_pate_is_a_pool_without_vae(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +360,7 @@ def test_pate_is_a_pool_without_vae(place: Path, monkeypatch: pytest.MonkeyPatch
     model = run(**POOL, vae_steps=0, votes={"mechanism": "gaussian"}).model
     assert model.vae is None and seen[:ASKING] == ["query"] * ASKING and set(seen[ASKING:]) == {"student"}
     assert model.guarantee().epsilon == pytest.approx(compose({GaussianVotes(40.0): QUERIES}, 1e-5).epsilon)
-    assert list(Path("run/figures").glob("synthetic_*.png"))
+    assert list(Path("run/public/figures").glob("synthetic_*.png"))
 
 
 @pytest.mark.parametrize("kind", ["DGD", "CuriousDGD"])

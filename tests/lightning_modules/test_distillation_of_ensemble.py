@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from lightning_modules import Distillation
 from lightning_modules.cli import TranscriptionCLI, main
 from lightning_modules.components import SmallCNN
-from lightning_modules.ensemble_teacher import EnsembleTeacher
 from lightning_modules.private_ensemble import PrivateEnsemble
 from lightning_modules.private_teacher import TeacherError
 from privacy import BudgetExceeded, Gaussian, compose
@@ -110,10 +109,10 @@ def test_a_run_costs_what_it_was_calibrated_for(place: Path) -> None:
     assert record["epsilon_record"] == pytest.approx(account.epsilon())
     assert (record["queries"], record["steps"]) == (CALLS * BATCH_SIZE, 2 * STEPS)
     assert record["unit"] == "one training record of one teacher"
-    guarantee = json.loads(Path("run/guarantee.json").read_text())["guarantee"]
+    guarantee = json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]
     assert guarantee["epsilon"] == pytest.approx(account.epsilon())
     assert set(guarantee["artefacts"]) == {"student", "synthetic images", "noisy answers"}
-    page = Path("run/guarantee.md").read_text()
+    page = Path("run/public/guarantee.md").read_text()
     assert "one training record of one teacher" in page and "directions of their logits" in page and "VOID" not in page
     # As many steps as wanted: they are free.
     longer = run("longer", annotator={"target_epsilon": 10.0, "scope": "run"}, epochs=5).model
@@ -123,7 +122,7 @@ def test_a_run_costs_what_it_was_calibrated_for(place: Path) -> None:
 def test_a_second_student_of_the_same_teachers_adds_up(place: Path) -> None:
     run("first")
     second = run("second").model.annotator.account
-    assert Path("teachers/digits_linear_ensemble.ckpt.ledger.jsonl").is_file()
+    assert Path("ledgers/Digits-train.jsonl").is_file()
     assert second.epsilon() == pytest.approx(bound(2 * CALLS, sigma=SIGMA))
     assert second.epsilon(scope="run") == pytest.approx(bound(CALLS, sigma=SIGMA))
     with pytest.raises(BudgetExceeded):
@@ -282,7 +281,7 @@ def ask_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     def each(self: Distillation) -> Callable[[Tensor], Tensor]:
         fit_answers(self)
         teacher = self.teacher
-        assert isinstance(teacher, EnsembleTeacher)
+        assert isinstance(teacher, PrivateEnsemble)
         return lambda images: teacher.each(images).mean(dim=0)
 
     fit_answers = Distillation.fit_answers
@@ -311,7 +310,7 @@ def test_other_teachers_change_nothing_once_the_answers_are_out(
 def test_the_ensemble_is_asked_about_the_queries_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Tensor] = []
     drawn: list[int] = []
-    look, draw = PrivateEnsemble.logits, Distillation.draw_images
+    look, draw = PrivateEnsemble.each, Distillation.draw_images
 
     def watched(self: PrivateEnsemble, images: Tensor) -> Tensor:
         asked.append(images)
@@ -321,7 +320,7 @@ def test_the_ensemble_is_asked_about_the_queries_alone(place: Path, monkeypatch:
         drawn.append(step)
         return draw(self, step, latents)
 
-    monkeypatch.setattr(PrivateEnsemble, "logits", watched)
+    monkeypatch.setattr(PrivateEnsemble, "each", watched)
     monkeypatch.setattr(Distillation, "draw_images", drawing)
     monkeypatch.setattr("lightning_modules.results.ResultRecord.on_fit_end", lambda *_: None)
     model = run().model
@@ -366,7 +365,7 @@ def small_networks(count: int) -> list[nn.Module]:
     return [SmallCNN(image_shape=SHAPE, width=4, hidden=16).eval() for _ in range(count)]
 
 
-class OneForAll(EnsembleTeacher):
+class OneForAll(PrivateEnsemble):
     """The twin that gives the teachers' mean in the place of each: a row that every record moves."""
 
     def each(self, images: Tensor) -> Tensor:
@@ -374,12 +373,12 @@ class OneForAll(EnsembleTeacher):
         return rows.mean(dim=0).expand_as(rows)
 
 
-@pytest.mark.parametrize("kind", [EnsembleTeacher, OneForAll])
+@pytest.mark.parametrize("kind", [PrivateEnsemble, OneForAll])
 def test_the_annotator_is_given_each_teachers_own_answers(
-    monkeypatch: pytest.MonkeyPatch, kind: type[EnsembleTeacher]
+    monkeypatch: pytest.MonkeyPatch, kind: type[PrivateEnsemble]
 ) -> None:
-    monkeypatch.setattr("lightning_modules.distillation.EnsembleTeacher", kind)
-    monkeypatch.setattr("lightning_modules.ensemble_teacher.EnsembleTeacher", kind)
+    monkeypatch.setattr("lightning_modules.distillation.PrivateEnsemble", kind)
+    monkeypatch.setattr("lightning_modules.private_ensemble.PrivateEnsemble", kind)
     teachers = small_networks(4)
     annotator = Watching(noise_multiplier=1.0, noise=Seeded(factor=0.0))
     module = script(teachers, annotator)
@@ -389,10 +388,10 @@ def test_the_annotator_is_given_each_teachers_own_answers(
         images = module.draw_images(-1 - call, None).half().float()
         with torch.no_grad():
             own = torch.stack([network(images) for network in teachers])
-        assert given.shape == (4, 50, 10) and torch.allclose(given, own, atol=1e-5) is (kind is EnsembleTeacher)
+        assert given.shape == (4, 50, 10) and torch.allclose(given, own, atol=1e-5) is (kind is PrivateEnsemble)
         centred = own - own.mean(dim=2, keepdim=True)
         mean = (centred / centred.norm(dim=2, keepdim=True)).mean(dim=0)
-        assert torch.allclose(released, mean, atol=1e-5) is (kind is EnsembleTeacher)
+        assert torch.allclose(released, mean, atol=1e-5) is (kind is PrivateEnsemble)
     assert module.noisy_answers is not None
     assert torch.equal(module.noisy_answers, torch.cat([released for _, released in annotator.seen]))
 
@@ -425,8 +424,8 @@ def test_no_file_holds_a_teacher(place: Path, monkeypatch: pytest.MonkeyPatch, l
         def holding(self: Distillation, stage: str) -> None:
             setup(self, stage)
             teacher = self.teacher
-            assert isinstance(teacher, EnsembleTeacher)
-            self.copy_of_teacher = teacher._ensemble._teachers.network(1)
+            assert isinstance(teacher, PrivateEnsemble)
+            self.copy_of_teacher = teacher._network_of(1)
 
         monkeypatch.setattr(Distillation, "setup", holding)
     run()

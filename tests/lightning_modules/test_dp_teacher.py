@@ -12,6 +12,7 @@ import pytest
 import torch
 from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy import stats
+from support.dp_teachers import PLAIN_SGD, SMALL, trainer_settings
 from support.runs import checkpoint, distil, fit
 
 from lightning_modules import DPSGDTeacher
@@ -20,9 +21,6 @@ from lightning_modules.components.scattering import Scattering2d
 from lightning_modules.private_teacher import PrivateTeacher
 from privacy import BudgetExceeded
 
-SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 8, "norm": "group", "activation": "tanh"}}
-PLAIN_SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 1.0}}
-
 
 def configuration(
     folder: str = "run", *, epochs: int = 1, steps: int = 1, batch: int = 128, same_coins: bool = False, **model: Any
@@ -30,14 +28,7 @@ def configuration(
     settings = {"network": SMALL, "optimizer": PLAIN_SGD, "noise_multiplier": 1.0, **model}
     return {
         "seed_everything": 3,
-        "trainer": {
-            "max_epochs": epochs,
-            "accelerator": "cpu",
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "num_sanity_val_steps": 0,
-            "default_root_dir": folder,
-        },
+        "trainer": trainer_settings(folder, epochs),
         "model": {"class_path": "DPSGDTeacher", "init_args": settings},
         "data": {
             "class_path": "Poisson",
@@ -188,7 +179,7 @@ def test_epsilon_is_that_of_opacus(start: torch.Tensor) -> None:
         figures[name] = accountant.get_epsilon(delta=1e-5)
     assert teacher.epsilon() == pytest.approx(figures["prv"], rel=0.02)
     assert teacher.epsilon() <= figures["rdp"]
-    guarantee = json.loads(Path("run/guarantee.json").read_text())
+    guarantee = json.loads(Path("run/public/guarantee.json").read_text())
     assert guarantee["guarantee"]["epsilon"] == pytest.approx(teacher.epsilon())
     assert guarantee["guarantee"]["relation"] == "add-or-remove of one training record"
     assert guarantee["published_claim"] is None
@@ -215,9 +206,9 @@ def test_a_student_inherits_the_smaller_epsilon(start: torch.Tensor) -> None:
     teacher = "teacher/checkpoints/last.ckpt"
     # Much noise: the answers alone are cheaper than the teacher.
     distil("noisy", model={"teacher": teacher}, annotator={"noise_multiplier": 1e4, "release": "per_sample_full"})
-    assert json.loads(Path("noisy/guarantee.json").read_text())["guarantee"]["epsilon"] < 0.1
+    assert json.loads(Path("noisy/public/guarantee.json").read_text())["guarantee"]["epsilon"] < 0.1
     distil("student", model={"teacher": teacher}, annotator={"target_epsilon": 3.0, "noise_multiplier": 0.0})
-    guarantee = json.loads(Path("student/guarantee.json").read_text())["guarantee"]
+    guarantee = json.loads(Path("student/public/guarantee.json").read_text())["guarantee"]
     assert 2.98 < guarantee["epsilon"] <= 3.0
     assert "DP-SGD" in guarantee["source"]
     assert json.loads(Path("student/result.json").read_text())["epsilon_record"] == guarantee["epsilon"]
@@ -228,14 +219,14 @@ def test_a_student_inherits_the_smaller_epsilon(start: torch.Tensor) -> None:
 
 def test_reproducible_noise_voids(start: torch.Tensor) -> None:
     fit(configuration(noise={"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}))
-    guarantee = json.loads(Path("run/guarantee.json").read_text())["guarantee"]
+    guarantee = json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]
     assert guarantee["epsilon"] == "inf"
     assert any("VOID" in text for text in guarantee["assumptions"])
 
 
 def test_reproducible_coins_void(start: torch.Tensor) -> None:
     fit(configuration(same_coins=True))
-    assert json.loads(Path("run/guarantee.json").read_text())["guarantee"]["epsilon"] == "inf"
+    assert json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]["epsilon"] == "inf"
 
 
 def test_what_was_void_stays_void_on_resume(start: torch.Tensor) -> None:

@@ -133,7 +133,7 @@ def test_images_come_from_the_generator_the_prior_or_both(
     assert batches == [(generated, (BATCH_SIZE, 1, 8, 8))]
     assert any(name.startswith("generator") for name in networks(cli)) == (generated > 0)
     assert ("generator" in cli.model.published_artefacts) == (generated > 0)
-    assert Path("run/figures/synthetic_000001.png").is_file()
+    assert Path("run/public/figures/synthetic_000001.png").is_file()
 
 
 @pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "batch_mean"])

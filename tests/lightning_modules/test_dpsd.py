@@ -216,7 +216,7 @@ def test_a_teacher_that_discriminates_is_bounded_by_nothing(folder: Path, annota
     assert account.epsilon() == math.inf
     assert account.epsilon_published() == account.epsilon_published(counts={cli.model.annotator.charge: 3})
     assert cli.model.annotator.calls_made() == 3 and not cli.model.plan_changed
-    assert "VOID: the generator was trained against the private teacher" in Path("run/guarantee.md").read_text()
+    assert "VOID: the generator was trained against the private teacher" in Path("run/public/guarantee.md").read_text()
     assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
 
 
@@ -238,7 +238,7 @@ def test_sizes_fixed_beforehand_are_charged_as_they_are_and_others_as_the_smalle
     expected = compose({RandomizedResponse(1.0, k): count for k, count in made.items()}, 1e-5).epsilon
     assert _epsilon("linear", settings) == pytest.approx(expected)
     smallest = compose({RandomizedResponse(1.0, 3): 3 * BATCH_SIZE}, 1e-5).epsilon
-    Path("teachers/digits.ckpt.ledger.jsonl").unlink()
+    Path("ledgers/Digits-train.jsonl").unlink()
     assert _epsilon("confident", {"class_path": "ConfidentCandidates"}) == pytest.approx(smallest)
     assert expected < smallest
 

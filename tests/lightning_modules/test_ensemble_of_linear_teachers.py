@@ -307,7 +307,7 @@ def test_the_file_gives_the_same_votes(
     assert torch.equal(votes, cli.model(images)) and loaded.num_teachers == 5
     with torch.no_grad():
         alone = torch.stack([cli.model.teacher(number)(images) for number in range(5)])
-    assert torch.allclose(loaded.logits(images), alone, atol=1e-5)
+    assert torch.allclose(loaded.each(images), alone, atol=1e-5)
     assert torch.equal(votes, vote_counts(alone.argmax(dim=2), num_classes=10))
     # Another teacher's weights in one place are noticed.
     content = torch.load(file, weights_only=True)

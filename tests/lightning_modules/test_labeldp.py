@@ -60,7 +60,7 @@ def test_a_generator_that_saw_the_teacher_is_bounded_by_nothing(folder: Path, im
     account = cli.model.annotator.account
     assert account.epsilon() == math.inf and account.epsilon_published() == 1.0
     assert cli.model.annotator.calls_made() == STEPS * STAGES and not cli.model.plan_changed
-    assert "VOID: the generator was trained against the private teacher" in Path("run/guarantee.md").read_text()
+    assert "VOID: the generator was trained against the private teacher" in Path("run/public/guarantee.md").read_text()
     assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
 
 

@@ -60,7 +60,7 @@ def private_teacher(folder: str = "teacher") -> str:
 
 
 def guarantee(folder: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(folder, "guarantee.json").read_text())["guarantee"]
+    found: dict[str, Any] = json.loads(Path(folder, "public/guarantee.json").read_text())["guarantee"]
     return found
 
 

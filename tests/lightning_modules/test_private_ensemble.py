@@ -18,6 +18,7 @@ from lightning_modules.components import SmallCNN, TwoConvNet
 from lightning_modules.components.stacked import NetworkStack
 from lightning_modules.private_ensemble import PrivateEnsemble
 from lightning_modules.private_teacher import TeacherError
+from privacy.identity import Training
 
 SHAPE = (1, 8, 8)
 QUICK = [
@@ -55,7 +56,10 @@ def load(path: str | Path, **settings: Any) -> PrivateEnsemble:
 def test_what_the_file_knows(file: Path) -> None:
     ensemble = load(file)
     assert (ensemble.num_teachers, ensemble.num_classes, ensemble.path) == (5, 10, file)
-    assert (ensemble.private_data, ensemble.num_records, ensemble.bound) == ("Digits/train", 1435, None)
+    assert (ensemble.private_data, ensemble.num_records) == ("Digits/train", 1435)
+    training = ensemble.training
+    assert isinstance(training, Training) and (training.kind, training.releases) == ("TeacherEnsemble", None)
+    assert load(file).training == training
     assert load(file, private_data="ours").private_data == "ours"
 
 
@@ -64,7 +68,7 @@ def test_votes_and_logits_are_those_of_each_teacher_by_itself(
 ) -> None:
     file, module = made
     ensemble = load(file, workers=2)
-    logits, votes = ensemble.logits(images), ensemble.votes(images)
+    logits, votes = ensemble.each(images), ensemble.votes(images)
     assert logits.shape == (5, 100, 10) and logits.dtype == torch.float32 and not logits.requires_grad
     assert votes.shape == (100, 10) and votes.dtype == torch.int64 and set(votes.sum(dim=1).tolist()) == {5}
     expected = torch.zeros(100, 10, dtype=torch.int64)
@@ -99,7 +103,7 @@ def test_a_teacher_that_breaks_on_an_image_still_has_one_vote(images: torch.Tens
         PrivateEnsemble(_Mixed([*healthy[:2], last]), num_classes=10, private_data="digits")
         for last in (healthy[2], Moody())
     )
-    assert torch.equal(after.logits(images)[2], torch.zeros(100, 10))
+    assert torch.equal(after.each(images)[2], torch.zeros(100, 10))
     moved = after.votes(images) - before.votes(images)
     assert int(moved.abs().max()) == 1 and set(moved.abs().sum(dim=1).tolist()) <= {0, 2}
     after.require_usable(num_classes=10, image_shape=SHAPE)
@@ -128,8 +132,11 @@ class Door:
     def __init__(self) -> None:
         self.reasons: list[str] = []
 
-    def reveal(self, reason: str) -> None:
-        self.reasons.append(reason)
+    def admit(self, training: Training) -> str:
+        return training.id
+
+    def reveal(self, reason: str, *, training: str) -> None:
+        self.reasons.append(f"{reason} of {training}")
 
 
 def test_a_teacher_itself_is_charged_first(file: Path) -> None:
@@ -140,7 +147,12 @@ def test_a_teacher_itself_is_charged_first(file: Path) -> None:
     network = ensemble.unprotected(door, teacher=3, reason="statistics")  # type: ignore[arg-type]
     _, distance = logits_and_statistics(network, images)
     distance.backward()
-    assert door.reasons == ["statistics"] and images.grad is not None and float(images.grad.abs().max()) > 0
+    assert isinstance(ensemble.training, Training)
+    assert (
+        door.reasons == [f"statistics of {ensemble.training.id}"]
+        and images.grad is not None
+        and float(images.grad.abs().max()) > 0
+    )
     assert all(weight.grad is None for weight in network.parameters())
 
 

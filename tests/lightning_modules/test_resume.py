@@ -137,7 +137,7 @@ def test_a_checkpoint_rolled_back_forgets_nothing(folder: Path) -> None:
 
 def test_a_ledger_that_was_lost_is_made_up_for_by_the_checkpoint(folder: Path) -> None:
     _noisy(epochs=1)
-    Path("teachers/digits.ckpt.ledger.jsonl").unlink()
+    Path("ledgers/Digits-train.jsonl").unlink()
     assert _calls(_noisy(LAST)) == 2 * STEPS
 
 

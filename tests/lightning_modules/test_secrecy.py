@@ -111,7 +111,7 @@ def test_reproducible_noise_is_the_same_twice_and_voids_the_guarantee(
     noise = {"noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}}
     assert equal(networks(distil("one", annotator=noise)), networks(distil("two", annotator=noise)))
     assert torch.equal(seen[0][1], seen[3][1])
-    assert "VOID" in Path("two/guarantee.md").read_text()
+    assert "VOID" in Path("two/public/guarantee.md").read_text()
 
 
 def _generator_gradients(kind: type[DPDFD], teacher: torch.nn.Module, **settings: float) -> list[torch.Tensor]:

@@ -17,6 +17,8 @@ from scipy import stats
 from privacy.account import BudgetExceeded
 from privacy.annotators import GradientAnnotator
 from privacy.composition import compose
+from privacy.discrete_releases import DiscreteGaussian
+from privacy.gradient_mechanisms import GRADIENT_MECHANISMS, output_gradient_mu
 from privacy.ledger import Charge, LedgerError
 from privacy.noise import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.releases import Gaussian, Unbounded
@@ -175,7 +177,7 @@ def test_the_claim_is_the_paper_s_that_calls() -> None:
         made.bind(batch_size=B, num_classes=CLASSES, paper=paper)
         assert made.charge.claim is not None
         sources[paper] = made.charge.claim.source
-        assert f"{paper} (" in made.describe()["published_source"]
+        assert f"{paper} (" in made.describe().published_source
     assert sources == {"C": "C Theorem 3", "D": "D Theorem 1"}
 
 
@@ -497,13 +499,48 @@ def test_a_state_about_other_data_opens_nothing() -> None:
 def test_the_description_names_the_mechanism() -> None:
     for release in RELEASES:
         words = annotator(release=release).describe()
-        assert set(words) - {"assumption"} == {"mechanism", "unit", "relation", "source", "published_source"}
-        assert ("share nothing" in words.get("assumption", "")) is (release == "ensemble")
+        assert all((words.unit, words.relation, words.source, words.published_source, words.noise))
+        assert ("share nothing" in words.assumption) is (release == "ensemble")
         for part in (f"release={release}", "sigma=20", "B=64", "C=0.001", "normalised"):
-            assert part in words["mechanism"]
-    assert "clipped" in annotator(bounding="clip").describe()["mechanism"]
+            assert part in words.mechanism
+    assert "clipped" in annotator(bounding="clip").describe().mechanism
 
 
 def test_a_mask_of_more_entries_than_there_are_is_refused() -> None:
     with pytest.raises(ValueError, match="top_k must be at most the number of classes 10, got 11"):
         annotator(ready=False, top_k=11)
+
+
+def test_a_mode_that_nobody_priced_is_refused() -> None:
+    for name in ("per_row", "PER_SAMPLE", ""):
+        with pytest.raises(ValueError, match="release must be one of per_sample, "):
+            GradientAnnotator(release=name)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="release must be one of"):
+            output_gradient_mu(name, 8, 100.0)
+    # What is priced is what its object says, and every object has a price of its own.
+    prices = {name: kind.mu(64, 20.0) for name, kind in GRADIENT_MECHANISMS.items()}
+    assert set(prices) == set(RELEASES)
+    assert all(annotator(release=name).charge.release.gaussian_mu == price for name, price in prices.items())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_discrete_noise_lies_on_its_lattice_and_has_the_same_scale(release: Any) -> None:
+    made = annotator(release=release, granularity=1e-3)
+    event = made.charge.release
+    assert isinstance(event, DiscreteGaussian) and event.mu == annotator(release=release).charge.release.gaussian_mu
+    assert made.account.epsilon_after(made.charge, 3) > annotator(release=release).account.epsilon_after(
+        annotator(release=release).charge, 3
+    )
+    given = torch.zeros((1, B, CLASSES) if release == "ensemble" else (B, CLASSES), dtype=torch.float64)
+    calls = 400 if release in ONE_VECTOR else 7
+    released = torch.cat([made.annotate(given) for _ in range(calls)]).double()
+    rows = released if release not in ("batch_mean", "batch_mean_rows") else released[::B]
+    unit = 2.0 ** math.floor(math.log2(1e-3 * 1e-3))
+    if release == "batch_mean" or release == "batch_mean_rows":
+        unit /= B
+    assert torch.equal(rows / unit, (rows / unit).round())
+    plain = annotator(release=release)
+    assert scale_is(rows, DEVIATION[release])
+    assert not scale_is(rows, DEVIATION[release] * 2 / 3)
+    assert not scale_is(rows, DEVIATION[release] * 3 / 2)
+    assert "no low bits" in made.describe().noise and "float" in plain.describe().noise

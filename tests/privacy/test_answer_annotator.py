@@ -10,18 +10,18 @@ import torch
 from privacy.account import BudgetExceeded
 from privacy.annotators import Annotator, GradientAnnotator
 from privacy.answer_annotator import AnswerAnnotator
-from privacy.guarantees import Guarantee
+from privacy.composition import compose
+from privacy.identity import Training, new_training_id
 from privacy.label_annotator import LabelAnnotator
-from privacy.pipelines import Bound, released
-from privacy.releases import SampledGaussian
+from privacy.releases import Release, SampledGaussian
 
-TEACHER = released({SampledGaussian(2.0, 0.05): 40})
+TEACHER: dict[Release, int] = {SampledGaussian(2.0, 0.05): 40}
 
 
-def annotator(teacher: Bound | None, **settings: object) -> AnswerAnnotator:
+def annotator(releases: dict[Release, int] | None, **settings: object) -> AnswerAnnotator:
     made = AnswerAnnotator(**settings)  # type: ignore[arg-type]
     made.bind(batch_size=4, num_classes=3)
-    made.open(private_data="digits/train", teacher=teacher)
+    made.open(private_data="digits/train", training=Training(new_training_id(), releases=releases))
     return made
 
 
@@ -30,7 +30,7 @@ def test_answers_of_a_bounded_teacher_cost_what_it_cost() -> None:
     logits = torch.randn(4, 3)
     for _ in range(3):
         assert torch.equal(made.annotate(logits), logits)
-    assert made.account.epsilon() == TEACHER.epsilon(1e-5)
+    assert made.account.epsilon() == compose(TEACHER, 1e-5).epsilon
     assert made.account.unbounded() == []
     assert made.account.queries() == 12
 
@@ -44,7 +44,7 @@ def test_answers_of_any_other_teacher_are_bounded_by_nothing() -> None:
 
 
 def test_a_target_below_the_teachers_own_is_refused() -> None:
-    own = TEACHER.epsilon(1e-5)
+    own = compose(TEACHER, 1e-5).epsilon
     annotator(TEACHER, target_epsilon=own).annotate(torch.randn(4, 3))
     for made in (annotator(TEACHER, target_epsilon=0.99 * own), annotator(None, target_epsilon=1e6)):
         with pytest.raises(BudgetExceeded):
@@ -73,9 +73,5 @@ def test_bad_answers_are_refused() -> None:
 def test_the_guarantee_says_how_noise_was_drawn(made: Annotator, said: str | None) -> None:
     made.bind(batch_size=4, num_classes=3, paper="A" if isinstance(made, LabelAnnotator) else "C")
     made.open(private_data="digits/train")
-    about = [
-        text
-        for text in Guarantee.of_run(made, artefacts=("student",), planned_calls=1).assumptions
-        if "noise came" in text
-    ]
+    about = [text for text in made.guarantee(artefacts=("student",), planned=1).assumptions if "noise came" in text]
     assert len(about) == (said is not None) and all(str(said) in text for text in about)

@@ -16,7 +16,7 @@ from support.neighbours import Neighbours, neighbours, worst_neighbours
 from support.seeded import Seeded
 
 import privacy.annotators
-from privacy import BudgetExceeded, Gaussian, GradientAnnotator, Guarantee, compose, published_dpdfd_epsilon
+from privacy import BudgetExceeded, Gaussian, GradientAnnotator, compose, published_dpdfd_epsilon
 from privacy.published import dpdfd_rdp_slope
 
 B, C, CLASSES, SIGMA = 16, 1e-3, 10, 20.0
@@ -287,13 +287,13 @@ def test_the_guarantee_is_about_a_record_of_one_teacher() -> None:
     one.annotate(gradients()[0])
     pages = {}
     for made in (many, one):
-        page = Guarantee.of_run(made, artefacts=["student"], planned_calls=1)
+        page = made.guarantee(artefacts=["student"], planned=1)
         pages[made.release] = (page, page.to_markdown())
     guarantee, text = pages["ensemble"]
     assert guarantee.unit == "one training record of one teacher"
     assert guarantee.epsilon == many.account.epsilon() < math.inf
     for part in (
-        "the sum over all teachers with Gaussian noise of deviation sigma*C = 20*C per coordinate, divided by n",
+        "the sum over all teachers with Gaussian noise of standard deviation sigma*C = 20*C per coordinate",
         "one record moves one row of each image by up to 2C",
         "a record's id alone decides its shard",
         "release=ensemble",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from privacy.annotators import GradientAnnotator
-from privacy.guarantees import Guarantee, json_number, write_atomically
+from privacy.guarantees import Guarantee, json_number, round_up, short_figure, write_atomically
 from privacy.noise import ReproducibleNoise
 
 
@@ -28,7 +28,7 @@ def annotator(
 
 
 def statement(made: GradientAnnotator, planned: int | None = None) -> Guarantee:
-    return Guarantee.of_run(made, artefacts=["student", "synthetic images"], planned_calls=planned)
+    return made.guarantee(artefacts=["student", "synthetic images"], planned=planned)
 
 
 def test_the_plan_is_what_is_guaranteed_and_the_running_sum_stands_beside_it() -> None:
@@ -61,11 +61,11 @@ def test_other_runs(tmp_path: Path) -> None:
     assert after.epsilon == pytest.approx(1.2151, abs=5e-5)
     assert after.epsilon_all_runs > 20
     assert after.runs == 2
-    assert any("other runs from the same private data" in text for text in after.not_covered)
+    assert any("other runs and teachers from the same private data" in text for text in after.not_covered)
     alone.close()
     whole = statement(together)
     assert whole.epsilon == whole.epsilon_all_runs == after.epsilon_all_runs
-    assert not any("other runs from" in text for text in whole.not_covered)
+    assert not any("other runs and teachers from" in text for text in whole.not_covered)
 
 
 def test_what_others_spent_meanwhile_is_read(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_the_page_says_it_all() -> None:
         guarantee.mechanism,
         guarantee.source,
         "| δ | 1e-05 |",
-        "| record-level ε | 28.8387 |",
+        "| record-level ε | 28.8388 |",
         "digits/train",
         "student, synthetic images",
         "ε = 0.0456",
@@ -149,7 +149,7 @@ def test_the_page_says_it_all() -> None:
         *guarantee.not_covered,
     ):
         assert part in page
-    assert page.index("28.8387") < page.index("0.0456")
+    assert page.index("28.8388") < page.index("0.0456")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,10 @@ def test_writing(tmp_path: Path) -> None:
     data, page = guarantee.write(tmp_path / "run")
     assert json.loads(data.read_text(encoding="utf-8")) == json.loads(json.dumps(guarantee.to_dict()))
     assert page.read_text(encoding="utf-8") == guarantee.to_markdown()
-    assert sorted(file.name for file in (tmp_path / "run").iterdir()) == ["guarantee.json", "guarantee.md"]
+    assert sorted(file.name for file in (tmp_path / "run").iterdir()) == [
+        "guarantee.json",
+        "guarantee.md",
+    ]
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
@@ -198,3 +201,17 @@ def test_numbers_for_json() -> None:
     for value in (math.nan, -math.inf):
         with pytest.raises(ValueError, match="privacy figure"):
             json_number(value)
+
+
+@pytest.mark.parametrize("value", [3.0000001, 2.9999985, 0.1095001, 28.838725, 1e-5 / 3, 999.9999, 123456.789, 3.0])
+def test_figures_are_rounded_up(value: float) -> None:
+    for digits in (4, 6):
+        shown = float(round_up(value, digits=digits))
+        assert value <= shown <= value * (1 + 10.0 ** (1 - digits))
+    assert value <= float(short_figure(value).replace(",", ""))
+
+
+def test_the_nearest_digits_may_lie_below() -> None:
+    assert float(f"{28.838725:.4g}") > 28.838725 > float(f"{28.838725:.6g}")
+    assert float(f"{219.2442:.4g}") < 219.2442
+    assert (round_up(math.inf), round_up(0.0), short_figure(math.inf)) == ("inf", "0", "inf")

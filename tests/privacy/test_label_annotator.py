@@ -190,6 +190,6 @@ def test_settings_without_meaning_are_refused(settings: dict[str, Any], message:
 def test_the_description_names_the_mechanism() -> None:
     for paper, source in (("A", "A (differentially"), ("D", "Theorem 2")):
         words = annotator(paper=paper, epsilon=0.5, smallest=3).describe()
-        assert set(words) == {"mechanism", "unit", "relation", "source", "noise", "published_source"}
-        assert "epsilon=0.5" in words["mechanism"] and "3 to 10" in words["mechanism"]
-        assert source in words["published_source"]
+        assert all((words.unit, words.relation, words.source)) and "whole-number" in words.noise
+        assert "epsilon=0.5" in words.mechanism and "3 to 10" in words.mechanism
+        assert source in words.published_source

@@ -52,7 +52,7 @@ def test_a_charge_is_on_disk_when_it_returns(path: Path) -> None:
     ledger = opened(path, block=10)
     spend(ledger, 1)
     (header, reserved) = lines(path)
-    assert header == {"event": "open", "version": 1, "private_data": "digits/train"}
+    assert {"event": "open", "version": 2, "private_data": "digits/train", "prev": ""}.items() <= header.items()
     assert reserved["event"] == "reserve"
     assert (reserved["run"], reserved["count"]) == ("one", 10)
     assert Charge.from_dict(reserved) == VOTE
@@ -259,8 +259,11 @@ def test_a_ledger_about_other_data_is_refused(path: Path) -> None:
 
 
 def test_another_version_is_refused(path: Path) -> None:
-    path.write_text('{"event":"open","version":2,"private_data":"digits/train"}\n')
-    with pytest.raises(LedgerError, match="has version 2, this code reads 1"):
+    path.write_text('{"event":"open","version":3,"private_data":"digits/train"}\n')
+    with pytest.raises(LedgerError, match="has version 3, this code reads 2"):
+        opened(path)
+    path.write_text('{"event":"open","version":1,"private_data":"digits/train"}\n')
+    with pytest.raises(LedgerError, match=r"version 1.*do not say which training.*LightningCLI ledger take-over"):
         opened(path)
 
 

@@ -15,7 +15,7 @@ from support.neighbours import Neighbours, neighbours, worst_neighbours
 from support.seeded import Seeded
 
 import privacy.mean_answer_annotator
-from privacy import BudgetExceeded, Gaussian, Guarantee, NoiseSource, ReproducibleNoise, compose
+from privacy import BudgetExceeded, Gaussian, NoiseSource, ReproducibleNoise, compose
 from privacy.mean_answer_annotator import MeanAnswerAnnotator
 
 B, CLASSES, SIGMA, N = 16, 10, 20.0, 7
@@ -278,7 +278,7 @@ def test_a_call_beyond_the_budget_is_neither_charged_nor_drawn(kind: type[MeanAn
 def test_the_guarantee_is_about_a_record_of_one_teacher() -> None:
     made = annotator()
     made.annotate(answers())
-    guarantee = Guarantee.of_run(made, artefacts=["student"], planned_calls=1)
+    guarantee = made.guarantee(artefacts=["student"], planned=1)
     assert guarantee.unit == "one training record of one teacher"
     assert guarantee.epsilon == made.account.epsilon() < math.inf
     page = guarantee.to_markdown()
@@ -300,7 +300,7 @@ def test_noise_that_can_be_drawn_again_bounds_nothing() -> None:
     made.annotate(answers())
     assert made.account.epsilon() == math.inf and made.account.queries() == B
     assert any("drawn again" in reason for reason in made.account.unbounded())
-    page = Guarantee.of_run(made, artefacts=["student"], planned_calls=1)
+    page = made.guarantee(artefacts=["student"], planned=1)
     assert page.epsilon == math.inf and "VOID" in page.to_markdown()
     twin = annotator(noise=None)
     twin.annotate(answers())

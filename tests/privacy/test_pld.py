@@ -92,3 +92,15 @@ def test_malformed_distributions_raise() -> None:
         pld.compose_epsilon([(pld.gaussian_loss(1.0, 0.1), 1), (pld.gaussian_loss(1.0, 0.2), 1)], 1e-5)
     with pytest.raises(ValueError, match="count"):
         pld.compose_epsilon([(pld.gaussian_loss(1.0, 0.1), -1)], 1e-5)
+
+
+@pytest.mark.parametrize("count", [10**6, 10**8, 10**10])
+def test_the_margin_grows_with_the_number_of_releases(count: int) -> None:
+    """A Gaussian's own closed form lies below its loss distribution, however often it is composed."""
+    mu = 1.0 / math.sqrt(count)
+    exact = gaussian_epsilon(1.0, 1e-5)
+    loss = pld.gaussian_loss(mu, mu / 60.0)
+    found = pld.compose_epsilon([(loss, count)], 1e-5)
+    assert exact <= found <= exact * 1.05 or math.isinf(found)
+    assert pld._safety([(loss, count)]) >= 16 * 2.0**-53 * count
+    assert pld._safety([(loss, 10)]) == pld._SAFETY

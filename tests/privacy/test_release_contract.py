@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from privacy import (
+    DiscreteGaussian,
     DiscreteLaplaceVotes,
     Gaussian,
     GaussianVotes,
@@ -20,6 +21,7 @@ from privacy import (
     Release,
     Repeated,
     RevealedGaussian,
+    SampledDiscreteGaussian,
     SampledGaussian,
     ThresholdCheck,
     Unbounded,
@@ -46,6 +48,10 @@ PAIRS: list[tuple[Release, Release]] = [
     (SampledGaussian(0.8, 0.01), SampledGaussian(0.85, 0.01)),
     (SampledGaussian(0.8, 0.01), SampledGaussian(0.8, 0.009)),
     (SampledGaussian(2.0, 1.0), SampledGaussian(2.1, 1.0)),
+    (DiscreteGaussian(0.1), DiscreteGaussian(0.09)),
+    (SampledDiscreteGaussian(0.8, 0.01), SampledDiscreteGaussian(0.85, 0.01)),
+    (SampledDiscreteGaussian(0.8, 0.01), SampledDiscreteGaussian(0.8, 0.009)),
+    (SampledDiscreteGaussian(2.0, 1.0), SampledDiscreteGaussian(2.1, 1.0)),
     (RevealedGaussian(1.0, 0.05), RevealedGaussian(0.9, 0.05)),
     (Repeated(RandomizedResponse(1.0, 10), 3), Repeated(RandomizedResponse(1.0, 10), 2)),
     (Repeated(Gaussian(0.1), 4), Gaussian(0.19)),
@@ -88,7 +94,7 @@ def test_monotone_in_count_and_delta(release: Release) -> None:
 
 @pytest.mark.parametrize("release", RELEASES, ids=repr)
 def test_order_free_and_additive_in_counts(release: Release) -> None:
-    other = Gaussian(0.05)
+    other = Gaussian(0.05, unit=release.unit, relation=release.relation)
     assert compose({release: 7, other: 3}, DELTA) == compose({other: 3, release: 7}, DELTA)
     assert np.allclose(10 * release.rdp([2.0, 5.5]), sum(release.rdp([2.0, 5.5]) for _ in range(10)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,12 @@ import torch
 from scipy import stats
 
 from privacy.account import BudgetExceeded
-from privacy.annotators import GradientAnnotator
 from privacy.composition import compose, confident_votes_epsilon
 from privacy.data_dependent import gnmax_data_dependent_rdp
 from privacy.guarantees import Guarantee
+from privacy.identity import Training, new_training_id
 from privacy.ledger import Ledger
 from privacy.noise import ReproducibleNoise
-from privacy.pipelines import disjoint, post_processing, released, unbounded
 from privacy.published import published_dgd_epsilon
 from privacy.rdp import DEFAULT_ORDERS, rdp_epsilon
 from privacy.releases import GaussianVotes, LaplaceVotes, Release, SampledGaussian, ThresholdCheck
@@ -173,7 +173,7 @@ def stated(made: VoteAnnotator, planned: int) -> float:
 
 def stated_by_what_came_out(made: VoteAnnotator, planned: int) -> float:
     """The broken twin: a number of answers that depends on the private data as if it had been fixed."""
-    return Guarantee.of_run(made, artefacts=("student",), planned_calls=planned).epsilon
+    return made.account.epsilon()
 
 
 @pytest.mark.parametrize(("statement", "same"), [(stated, True), (stated_by_what_came_out, False)])
@@ -227,10 +227,18 @@ def test_the_budget_stops_before_it_is_overspent(mechanism: Any) -> None:
         made.annotate(counts(1, 200))
 
 
+BASELINE_ID = new_training_id()
+
+
+def reveal(made: VoteAnnotator, releases: dict[Release, int] | None, *, reason: str) -> None:
+    """Uses a second model, a baseline, beside the ensemble."""
+    made.reveal(reason, training=made.admit(Training(BASELINE_ID, releases=releases)))
+
+
 def test_a_baseline_without_privacy_leaves_no_bound_and_costs_nothing_in_the_paper() -> None:
     made = annotator(latent_epsilon=0.01)
     for _ in range(2):
-        made.reveal_bounded(unbounded("trained without privacy"), reason="the generator was trained against it")
+        reveal(made, None, reason="the generator was trained against it")
     made.annotate(counts(27, 200))
     assert made.account.epsilon() == math.inf == made.covered_epsilon(27)
     assert made.account.unbounded() == ["the generator was trained against it"]
@@ -245,7 +253,7 @@ BASELINE: dict[Release, int] = {SampledGaussian(1.0, 0.01): 1000}
 def test_a_baseline_by_dp_sgd_composes_with_the_votes(mechanism: Any) -> None:
     made = annotator(mechanism=mechanism)
     for _ in range(2):  # one model: one release, however often it is used
-        made.reveal_bounded(released(BASELINE), reason="x")
+        reveal(made, BASELINE, reason="x")
     made.annotate(counts(400, 200))
     together = compose({made.charge.release: 400, **BASELINE}, 1e-5).epsilon
     assert made.account.epsilon() == pytest.approx(together, rel=1e-9)
@@ -255,19 +263,19 @@ def test_a_baseline_by_dp_sgd_composes_with_the_votes(mechanism: Any) -> None:
     assert made.calls_made() == 400
 
 
-def test_a_bound_that_is_no_plain_count_of_releases_is_not_believed_to_be_one() -> None:
-    both = disjoint([released(BASELINE), released({SampledGaussian(2.0, 0.01): 1})])
-    for bound in (both, post_processing(released(BASELINE), released({GaussianVotes(40.0): 1}))):
-        made = annotator()
-        made.reveal_bounded(bound, reason="several cases")
-        assert made.account.epsilon() == math.inf
+def test_the_baselines_bound_covers_no_use_of_the_ensemble_itself() -> None:
+    made = annotator()
+    reveal(made, BASELINE, reason="x")
+    assert made.account.epsilon() == compose(BASELINE, 1e-5).epsilon
+    made.reveal("a teacher of the ensemble trained the generator")
+    assert made.account.epsilon() == math.inf
 
 
 def test_nothing_is_revealed_under_a_target_that_it_exceeds() -> None:
     made = annotator(target_epsilon=0.5)
-    for bound in (unbounded("x"), released(BASELINE)):
+    for releases in (None, BASELINE):
         with pytest.raises(BudgetExceeded):
-            made.reveal_bounded(bound, reason="x")
+            reveal(made, releases, reason="x")
     assert not made.account.counts()
 
 
@@ -316,24 +324,11 @@ def test_data_dependent_figures_are_smaller_and_in_no_statement() -> None:
     rdp = 100 * gnmax_data_dependent_rdp(counts(1, 200, 30)[0], 40.0, DEFAULT_ORDERS)
     figure = made.data_dependent_epsilon()
     assert figure == pytest.approx(rdp_epsilon(rdp, DEFAULT_ORDERS, 1e-5)) and figure < made.account.epsilon()
-    guarantee = Guarantee.of_run(made, artefacts=("student",), planned_calls=100)
+    guarantee = made.guarantee(artefacts=("student",), planned=100)
     assert not mentions(guarantee, figure)
-    assert mentions(Dependent.of_run(made, artefacts=("student",), planned_calls=100), figure)
-
-
-class Dependent(Guarantee):
-    """The broken twin: states the private figure."""
-
-    def to_markdown(self) -> str:
-        return super().to_markdown() + f"{self.figure:.6g}"
-
-    figure = 0.0
-
-    @classmethod
-    def of_run(cls, annotator: Any, **settings: Any) -> Dependent:
-        made = super().of_run(annotator, **settings)
-        object.__setattr__(made, "figure", annotator.data_dependent_epsilon())
-        return made
+    # The broken twin: states the private figure.
+    told = replace(guarantee, assumptions=(*guarantee.assumptions, f"the votes themselves cost {figure:.6g}"))
+    assert mentions(told, figure)
 
 
 def mentions(guarantee: Guarantee, figure: float) -> bool:
@@ -371,15 +366,8 @@ def test_settings_without_meaning_are_refused(settings: dict[str, Any], message:
 @pytest.mark.parametrize("settings", [{}, {"mechanism": "discrete_laplace"}, {"mechanism": "gaussian"}, CONFIDENT])
 def test_the_description_names_the_mechanism(settings: dict[str, Any]) -> None:
     words = annotator(**settings).describe()
-    assert set(words) - {"noise"} == set(annotated_gradients().describe())
-    assert settings.get("mechanism", "laplace") in words["mechanism"]
-    assert "two counts of each query by 1" in words["relation"]
-
-
-def annotated_gradients() -> GradientAnnotator:
-    made = GradientAnnotator()
-    made.bind(batch_size=8, num_classes=CLASSES)
-    return made
+    assert settings.get("mechanism", "laplace") in words.mechanism
+    assert "two counts of each query by 1" in words.relation
 
 
 def test_discrete_noise_is_whole_numbers_and_costs_a_little_more() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from lightning_modules.dgd import DGD
 from privacy.vote_annotator import VoteAnnotator
@@ -26,14 +27,15 @@ class LeakyDGD(DGD):
     def on_fit_start(self) -> None:
         super().on_fit_start()
         assert self._baseline is not None
-        self.copy_of_baseline = self._baseline._network
+        self.copy_of_baseline = self._baseline._network_of(0)
 
 
 class BackDoorDGD(DGD):
     """Takes the baseline without asking at the door."""
 
-    def _charge(self, bound: Any, *, reason: str) -> None:
-        pass
+    def _unprotected_baseline(self) -> nn.Module:
+        assert self._baseline is not None
+        return self._baseline._network_of(0)
 
 
 class CuriousDGD(DGD):

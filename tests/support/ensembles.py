@@ -26,6 +26,8 @@ class Changed(Digits):
     def __init__(self, *, record: int, how: str) -> None:
         super().__init__()
         self.record, self.how = record, how
+        if how == "added":
+            self.num_records = Digits.num_records + 1  # type: ignore[misc]
 
     def read(self, part: Part) -> ImageDataset:
         records = super().read(part)

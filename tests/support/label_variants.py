@@ -55,7 +55,7 @@ class UndetachedDPSD(DPSD):
     """The released targets' values in the generator's loss, with the teacher still in their graph."""
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        answer = self.teacher._network(images).softmax(dim=1)
+        answer = self.teacher._network_of(0)(images).softmax(dim=1)
         return soft_cross_entropy(self.student(images), targets + answer - answer.detach()).mean()
 
 
@@ -63,7 +63,7 @@ class BackDoorDPSD(DPSD):
     """DPSD-T that takes the teacher without asking at the door."""
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return self.generator_terms(self.teacher._network, images)[0]
+        return self.generator_terms(self.teacher._network_of(0), images)[0]
 
 
 class StuckLatentsDPSD(DPSD):

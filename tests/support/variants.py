@@ -48,7 +48,7 @@ class LeakyDPDFD(DPDFD):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        self.copy_of_teacher = self.teacher._network
+        self.copy_of_teacher = self.teacher._network_of(0)
 
 
 class CuriousDPDFD(DPDFD):
@@ -81,7 +81,7 @@ class UndetachedDPDFD(DPDFD):
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits, _ = logits_and_features(self.student, images)
-        answer = self.teacher._network(images).softmax(dim=1)
+        answer = self.teacher._network_of(0)(images).softmax(dim=1)
         return soft_cross_entropy(logits, targets.detach() + answer - answer.detach()).mean()
 
 

@@ -1,0 +1,219 @@
+"""How noised output gradients leave: one object for each way, which owns noise, sensitivity, price and words.
+
+Every way starts from rows ḡ of norm at most C (`GradientAnnotator` bounds them) and adds Gaussian noise. A teacher that
+was not trained privately may change *every* row because of one record, each by at most 2C; of an ensemble on disjoint
+shards one teacher's row of each image. C cancels in μ, which is the L2 distance that one record moves what is noised,
+divided by the standard deviation of the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+
+from privacy.checks import check_count, check_positive
+
+__all__ = ["GRADIENT_MECHANISMS", "AddNoise", "GradientMechanism", "gradient_mechanism", "output_gradient_mu"]
+
+AddNoise = Callable[[torch.Tensor, float], torch.Tensor]
+"""Adds noise of a standard deviation to values of any shape, in float64."""
+
+
+class GradientMechanism(ABC):
+    """One way to release a batch of bounded output gradients.
+
+    Attributes:
+        name: What the setting `release` calls it.
+        of_ensemble: Whether it takes the rows of many teachers on disjoint shards.
+        source: Paper and equation.
+    """
+
+    name: ClassVar[str]
+    of_ensemble: ClassVar[bool] = False
+    source: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def mu(cls, batch_size: int, noise_multiplier: float) -> float:
+        """μ of one call on B rows: what one record moves, over the standard deviation of the noise."""
+
+    @classmethod
+    @abstractmethod
+    def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
+        """Standard deviation of the noise on each coordinate of what is noised, in units of C."""
+
+    @classmethod
+    @abstractmethod
+    def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
+        """Noises bounded rows.
+
+        Args:
+            rows: Of norm at most C, shape (n, B, c), float64; n is 1 unless `of_ensemble`.
+            noise_std: `noise_std` times C.
+            add_noise: Draws the noise.
+
+        Returns:
+            Shape (B, c), float64.
+        """
+
+    @classmethod
+    @abstractmethod
+    def words(cls, noise_std: float) -> str:
+        """What is released, for a reader; `noise_std` in units of C."""
+
+
+class PerSample(GradientMechanism):
+    """ḡ_i + N(0, (σC/B)² I) for each row: what the accuracies of C and D need."""
+
+    name = "per_sample"
+    source = "C Algorithm 1, its noise on each row"
+
+    @classmethod
+    def mu(cls, batch_size: int, noise_multiplier: float) -> float:
+        """B rows move by 2C each, against σC/B: √B·2B/σ."""
+        return math.sqrt(batch_size) * 2.0 * batch_size / noise_multiplier
+
+    @classmethod
+    def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
+        """σ/B."""
+        return noise_multiplier / batch_size
+
+    @classmethod
+    def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
+        """See `GradientMechanism.release`."""
+        return add_noise(rows[0], noise_std)
+
+    @classmethod
+    def words(cls, noise_std: float) -> str:
+        """See `GradientMechanism.words`."""
+        return f"each row with Gaussian noise of standard deviation sigma*C/B = {noise_std:.4g}*C per coordinate"
+
+
+class PerSampleFull(PerSample):
+    """ḡ_i + N(0, σ²C² I) for each row."""
+
+    name = "per_sample_full"
+    source = "D Algorithm 1"
+
+    @classmethod
+    def mu(cls, batch_size: int, noise_multiplier: float) -> float:
+        """B rows move by 2C each, against σC: √B·2/σ."""
+        return math.sqrt(batch_size) * 2.0 / noise_multiplier
+
+    @classmethod
+    def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
+        """σ, on each row, or on the sum over teachers."""
+        return noise_multiplier
+
+    @classmethod
+    def words(cls, noise_std: float) -> str:
+        """See `GradientMechanism.words`."""
+        return f"each row with Gaussian noise of standard deviation sigma*C = {noise_std:.4g}*C per coordinate"
+
+
+class BatchMean(GradientMechanism):
+    """(1/B)(Σ ḡ_i + N(0, σ²C² I)), one vector for the batch: C Algorithm 1 as printed. It distils nothing."""
+
+    name = "batch_mean"
+    source = "C Algorithm 1 as printed"
+
+    @classmethod
+    def mu(cls, batch_size: int, noise_multiplier: float) -> float:
+        """The sum moves by 2BC, against σC: 2B/σ."""
+        return 2.0 * batch_size / noise_multiplier
+
+    @classmethod
+    def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
+        """σ, on the sum."""
+        return noise_multiplier
+
+    @classmethod
+    def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
+        """See `GradientMechanism.release`; all rows are equal."""
+        batch = rows.shape[1]
+        return (add_noise(rows[0].sum(dim=0), noise_std) / batch).repeat(batch, 1)
+
+    @classmethod
+    def words(cls, noise_std: float) -> str:
+        """See `GradientMechanism.words`."""
+        return "the batch mean with Gaussian noise of standard deviation sigma*C/B per coordinate"
+
+
+class BatchMeanRows(PerSampleFull):
+    """(1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector for the batch: D Eq. 3 as printed. It distils nothing."""
+
+    name = "batch_mean_rows"
+    source = "D Eq. 3 as printed"
+
+    @classmethod
+    def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
+        """See `GradientMechanism.release`; all rows are equal."""
+        return add_noise(rows[0], noise_std).mean(dim=0, keepdim=True).repeat(rows.shape[1], 1)
+
+    @classmethod
+    def words(cls, noise_std: float) -> str:
+        """See `GradientMechanism.words`."""
+        return "the batch mean of rows, each with Gaussian noise of standard deviation sigma*C per coordinate"
+
+
+class EnsembleSum(PerSampleFull):
+    """(1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) for each row, over n teachers on disjoint shards.
+
+    One teacher's row of each of B images moves by 2C, as every row of one teacher does in `PerSampleFull`: the same μ.
+    """
+
+    name = "ensemble"
+    of_ensemble = True
+    source = "C Algorithm 2, D Algorithm 2"
+
+    @classmethod
+    def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
+        """See `GradientMechanism.release`."""
+        return add_noise(rows.sum(dim=0), noise_std) / len(rows)
+
+    @classmethod
+    def words(cls, noise_std: float) -> str:
+        """See `GradientMechanism.words`."""
+        return (
+            f"the sum over all teachers with Gaussian noise of standard deviation sigma*C = {noise_std:.4g}*C per "
+            "coordinate, divided by n"
+        )
+
+
+GRADIENT_MECHANISMS: dict[str, type[GradientMechanism]] = {
+    kind.name: kind for kind in (PerSample, PerSampleFull, BatchMean, BatchMeanRows, EnsembleSum)
+}
+"""Every way that is priced."""
+
+
+def gradient_mechanism(name: str) -> type[GradientMechanism]:
+    """The mechanism of a name.
+
+    Raises:
+        ValueError: Nobody has priced such a way: it must not be charged as if it were another.
+    """
+    if name not in GRADIENT_MECHANISMS:
+        raise ValueError(f"release must be one of {', '.join(GRADIENT_MECHANISMS)}, got {name!r}")
+    return GRADIENT_MECHANISMS[name]
+
+
+def output_gradient_mu(release: str, batch_size: int, noise_scale: float) -> float:
+    """μ of one call on output gradients under record-level neighbours (C Algorithms 1, 2; D Eq. 3, Algorithm 2).
+
+    Args:
+        release: Name of the mechanism.
+        batch_size: B.
+        noise_scale: σ.
+
+    Raises:
+        ValueError: An unknown mechanism, or numbers out of range.
+
+    >>> output_gradient_mu("batch_mean", 256, 100.0), output_gradient_mu("ensemble", 256, 100.0)
+    (5.12, 0.32)
+    """
+    rows = check_count("batch_size", batch_size, minimum=1)
+    return gradient_mechanism(release).mu(rows, check_positive("noise_scale", noise_scale))

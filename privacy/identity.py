@@ -1,0 +1,136 @@
+"""Which training of which teacher something is about."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from privacy.releases import Release, release_from_dict
+
+__all__ = ["LEDGERS", "Head", "Training", "UnnamedTraining", "ledger_file", "new_training_id"]
+
+Head: TypeAlias = tuple[str, int, str]
+"""Identity of a ledger, how many lines somebody saw of it, and the hash of the last of them."""
+
+LEDGERS = "TRANSCRIPTION_LEDGERS"
+"""Environment variable that names the folder of all ledgers."""
+
+
+def new_training_id() -> str:
+    """A random identity for one training of one teacher.
+
+    Random and no hash of weights: it stands in what students publish, where a hash would be an exact answer about the
+    private data.
+    """
+    return secrets.token_hex(16)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training of one teacher, or of one ensemble.
+
+    Two files are of one training only where the same fit wrote both, or one that resumed it.
+
+    Attributes:
+        id: Random, see `new_training_id`.
+        kind: What was trained, for example `DPSGDTeacher`.
+        releases: What the whole planned training releases of its private records, where it was by DP-SGD: whatever is
+            computed from the teacher alone costs no more. None where nothing bounds it.
+        ledger: The ledger that the training wrote to or named.
+        head: Identity of that ledger, its number of lines when the file was written, and the hash of the last of them;
+            None: none was read.
+        state: Token of the state that was saved: a ledger knows the last one, so that a second branch of one training
+            is told from its continuation.
+        ledger_was_replaced: Whether the training went on with another ledger than it began with.
+    """
+
+    id: str
+    kind: str = "teacher"
+    releases: Mapping[Release, int] | None = None
+    ledger: Path | None = None
+    head: Head | None = None
+    state: str | None = None
+    ledger_was_replaced: bool = False
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[0-9a-f]{8,64}", self.id):
+            raise ValueError(f"id of a training must be 8 to 64 hexadecimal digits, got {self.id!r}")
+        if self.releases is not None:
+            kept = {release: int(count) for release, count in self.releases.items() if count}
+            object.__setattr__(self, "releases", MappingProxyType(kept))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a checkpoint; `from_dict` is the inverse."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "releases": None if self.releases is None else [[r.to_dict(), n] for r, n in self.releases.items()],
+            "ledger": None if self.ledger is None else str(self.ledger),
+            "head": None if self.head is None else list(self.head),
+            "state": self.state,
+            "ledger_was_replaced": self.ledger_was_replaced,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Training:
+        """Inverse of `to_dict`.
+
+        Raises:
+            ValueError: Fields that make no training.
+        """
+        try:
+            releases = values["releases"]
+            head = values["head"]
+            return cls(
+                id=str(values["id"]),
+                kind=str(values["kind"]),
+                releases=None if releases is None else {release_from_dict(r): int(n) for r, n in releases},
+                ledger=None if values["ledger"] is None else Path(values["ledger"]),
+                head=None if head is None else (str(head[0]), int(head[1]), str(head[2])),
+                state=values.get("state"),
+                ledger_was_replaced=bool(values.get("ledger_was_replaced")),
+            )
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"these values describe no training: {dict(values)!r} ({error!r})") from error
+
+
+@dataclass(frozen=True)
+class UnnamedTraining:
+    """A training whose file gives it no identity: a ledger knows it again by its weights (`Ledger.identify`).
+
+    Attributes:
+        digest: Hash of the weights, **private**.
+        kind: What it is, for a reader.
+        releases: See `Training`.
+    """
+
+    digest: bytes
+    kind: str = "teacher"
+    releases: Mapping[Release, int] | None = None
+
+
+def ledger_file(private_data: str, *, beside: Path | None = None, recorded: Path | None = None) -> Path:
+    """The one ledger of a private data set, symbolic links resolved.
+
+    In this order: the folder that `TRANSCRIPTION_LEDGERS` names; the file that the teacher's training recorded, where
+    the folder it was trained in is there; beside the teacher's file; `ledgers/` in the working folder.
+
+    Args:
+        private_data: Public name of the data.
+        beside: The teacher's file, where there is one.
+        recorded: What the teacher's file says, where it says anything.
+    """
+    name = re.sub(r"[^\w.]+", "-", private_data).strip("-.") or "private-data"
+    if folder := os.environ.get(LEDGERS):
+        return (Path(folder) / f"{name}.jsonl").resolve()
+    if recorded is not None and recorded.parent.parent.is_dir():
+        return recorded.resolve()
+    if beside is not None:
+        return beside.resolve().with_name(f"{name}.ledger.jsonl")
+    return (Path("ledgers") / f"{name}.jsonl").resolve()

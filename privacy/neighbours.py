@@ -1,0 +1,76 @@
+"""What one private change is: the unit that changes, and how two neighbouring data sets differ.
+
+An ε is a statement about pairs of data sets. Two of them may be composed where both are about the same pairs, or where
+a lemma says that one statement holds for the pairs of the other. Where neither is so, composing raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+__all__ = ["IncompatibleNeighbours", "Relation", "Unit", "common_neighbours"]
+
+
+class IncompatibleNeighbours(ValueError):
+    """Events under different neighbouring relations, which no lemma of this project composes."""
+
+
+class Unit(str, Enum):
+    """What one neighbouring change touches."""
+
+    RECORD = "record"
+    LABEL = "label"
+    CLIENT = "client"
+
+
+class Relation(str, Enum):
+    """How two neighbouring data sets differ in one unit.
+
+    `ANY_CHANGE` is the strongest: the unit may be blanked out, replaced, added or removed. Bounds on queries of a
+    private model are of this kind, since all that they use is that one model may become any other.
+    """
+
+    ANY_CHANGE = "any change"
+    ADD_OR_REMOVE = "add or remove"
+    REPLACE_ONE = "replace one"
+    ZERO_OUT = "zero out"
+
+
+def common_neighbours(events: Iterable[tuple[Unit, Relation]]) -> tuple[Unit, Relation]:
+    """Unit and relation that a composition of `events` is a statement about.
+
+    Two lemmas, both because the pairs of one statement are some of the other's:
+
+    - A bound for any change of a unit holds for each single kind of change: events under `ANY_CHANGE` compose with
+      events under one other relation, as events under that one.
+    - Replacing a label replaces its record by one that differs in the label alone: events about records under
+      `ANY_CHANGE` or `REPLACE_ONE` compose with events about labels, as events about labels.
+
+    Nothing else is composed: from add-or-remove to replace-one it takes group privacy, which changes ε.
+
+    Args:
+        events: Unit and relation of each event; none at all count as any change of a record.
+
+    Raises:
+        IncompatibleNeighbours: Units or relations that no lemma composes.
+
+    >>> unit, relation = common_neighbours([(Unit.RECORD, Relation.ANY_CHANGE), (Unit.RECORD, Relation.ADD_OR_REMOVE)])
+    >>> unit.value, relation.value
+    ('record', 'add or remove')
+    """
+    pairs = set(events)
+    units = {unit for unit, _ in pairs} or {Unit.RECORD}
+    if units == {Unit.RECORD, Unit.LABEL}:
+        units = {Unit.LABEL}
+        pairs |= {(Unit.LABEL, Relation.REPLACE_ONE)}
+    if len(units) > 1:
+        names = ", ".join(sorted(unit.value for unit in units))
+        raise IncompatibleNeighbours(f"events must be about one unit to be composed, got units {names}")
+    single = {relation for _, relation in pairs} - {Relation.ANY_CHANGE}
+    if len(single) > 1:
+        names = ", ".join(sorted(relation.value for relation in single))
+        raise IncompatibleNeighbours(
+            f"events must be under one neighbouring relation (or hold for any change) to be composed, got {names}"
+        )
+    return units.pop(), single.pop() if single else Relation.ANY_CHANGE

@@ -1,0 +1,193 @@
+"""Ways in which an ε loses its training: each check passes as the code is, and fails for the mutant."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import privacy.account
+import privacy.annotators
+import privacy.composition
+import privacy.guarantees
+import privacy.ledger
+from privacy import (
+    AnswerAnnotator,
+    Charge,
+    Gaussian,
+    Ledger,
+    LedgerError,
+    PrivacyAccount,
+    Relation,
+    Release,
+    SampledGaussian,
+    Training,
+    Unit,
+    compose,
+    new_training_id,
+)
+from privacy.neighbours import IncompatibleNeighbours
+
+DATA = "digits/train"
+STEPS: dict[Release, int] = {SampledGaussian(1.0, 0.05): 100}
+DP, PRIVATE = new_training_id(), new_training_id()
+
+
+def asked(path: Path, training: Training, **settings: Any) -> AnswerAnnotator:
+    """One batch of a teacher's answers without noise."""
+    made = AnswerAnnotator(**settings)
+    made.bind(batch_size=2, num_classes=3)
+    made.open(private_data=DATA, ledger=path, training=training)
+    made.annotate(torch.zeros(2, 3))
+    made.close()
+    return made
+
+
+def of_dp(path: Path, **settings: Any) -> AnswerAnnotator:
+    return asked(path, Training(DP, releases=STEPS), **settings)
+
+
+def keeps_trainings_apart(path: Path) -> bool:
+    asked(path, Training(PRIVATE))
+    return of_dp(path).account.epsilon() == float("inf")
+
+
+def composes_two_trainings(path: Path) -> bool:
+    asked(path, Training(new_training_id(), releases=STEPS))
+    twice = {release: 2 * count for release, count in STEPS.items()}
+    return of_dp(path).account.epsilon() == compose(twice, 1e-5).epsilon
+
+
+def reads_trainings_back(path: Path) -> bool:
+    of_dp(path)
+    book = Ledger(path=path, private_data=DATA, run="reader")
+    return {charge.training for charge in book.counts()} == {DP} and dict(book.trained_by(DP)) == STEPS
+
+
+def never_forgets_a_plan(path: Path) -> bool:
+    book = Ledger(path=path, private_data=DATA, run="reader")
+    book.register(Training(DP, releases={SampledGaussian(1.0, 0.05): 100}))
+    book.register(Training(DP, releases={SampledGaussian(1.0, 0.05): 10}))
+    return book.trained_by(DP) == Counter(STEPS)
+
+
+def totals_everything(path: Path) -> bool:
+    book = Ledger(path=path, private_data=DATA, run="reader")
+    book.register(Training(DP, releases=STEPS))
+    account = PrivacyAccount(ledger=book, delta=1e-5)
+    return account.epsilon_of_ledger() == compose(STEPS, 1e-5).epsilon > 0 == account.epsilon()
+
+
+def refuses_an_edited_line(path: Path) -> bool:
+    of_dp(path)
+    path.write_bytes(path.read_bytes().replace(b'"count":100', b'"count":101', 1))
+    try:
+        Ledger(path=path, private_data=DATA, run="reader")
+    except LedgerError:
+        return True
+    return False
+
+
+def refuses_a_shorter_ledger(path: Path) -> bool:
+    state = of_dp(path).account.state()
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    made = AnswerAnnotator()
+    made.bind(batch_size=2, num_classes=3)
+    try:
+        made.open(private_data=DATA, ledger=path, training=Training(DP, releases=STEPS), state=state)
+    except LedgerError:
+        return True
+    return False
+
+
+def refuses_other_neighbours(path: Path) -> bool:
+    del path
+    try:
+        compose({SampledGaussian(1.0, 0.01): 1, Gaussian(0.2, relation=Relation.REPLACE_ONE): 1}, 1e-5)
+    except IncompatibleNeighbours:
+        return True
+    return False
+
+
+def never_prints_less(path: Path) -> bool:
+    guarantee = of_dp(path).guarantee(artefacts=("student",), planned=1)
+    shown = guarantee.headline().split("ε = ")[1].split(" ")[0]
+    return float(shown) >= guarantee.epsilon == compose(STEPS, 1e-5).epsilon
+
+
+def covers_the_whole_plan(path: Path) -> bool:
+    training = Training(PRIVATE)
+    made = privacy.annotators.GradientAnnotator(release="per_sample_full")
+    made.bind(batch_size=2, num_classes=3)
+    made.open(private_data=DATA, ledger=path, training=training)
+    made.annotate(torch.zeros(2, 3))
+    mu = made.charge.release.gaussian_mu
+    assert mu is not None
+    return made.guarantee(artefacts=("student",), planned=50).epsilon == compose({Gaussian(mu): 50}, 1e-5).epsilon
+
+
+def _one_for_all(self: PrivacyAccount, training: str | None) -> Counter[Release] | None:
+    bounds = [releases for releases in self.ledger.trained().values() if releases]
+    return bounds[0] if bounds else None
+
+
+def _anonymous(values: Any) -> Charge:
+    return replace(FROM_DICT(values), training=None)
+
+
+FROM_DICT = Charge.from_dict
+REGISTER = Ledger.register
+
+
+def _anew(self: Ledger, training: Training) -> None:
+    self._totals.pop(training.id, None)
+    REGISTER(self, training)
+
+
+MUTANTS: dict[str, tuple[Callable[[Path], bool], list[tuple[Any, str, Any]]]] = {
+    "a bound for every training": (keeps_trainings_apart, [(PrivacyAccount, "_trained", _one_for_all)]),
+    "two trainings as one": (
+        composes_two_trainings,
+        [(PrivacyAccount, "_by_training", staticmethod(lambda counts: {DP: Counter(c.release for c in counts)}))],
+    ),
+    "charges that name no training": (
+        reads_trainings_back,
+        [(privacy.ledger.Charge, "from_dict", staticmethod(_anonymous))],
+    ),
+    "a plan that shrinks": (never_forgets_a_plan, [(Ledger, "register", _anew)]),
+    "a total without trainings": (totals_everything, [(Ledger, "trained", lambda self: {})]),
+    "a chain that nobody checks": (refuses_an_edited_line, [(privacy.ledger, "_hash", lambda line: "0" * 32)]),
+    "a head that nobody checks": (
+        refuses_a_shorter_ledger,
+        [(Ledger, "goes_on_from", lambda self, head, *, whose: True)],
+    ),
+    "neighbours that are not asked for": (
+        refuses_other_neighbours,
+        [(privacy.composition, "common_neighbours", lambda events: (Unit.RECORD, Relation.ANY_CHANGE))],
+    ),
+    "the nearest digits": (
+        never_prints_less,
+        [(privacy.guarantees, "round_up", lambda value, digits=6: f"{value - 1e-3:.3g}")],
+    ),
+    "steps taken for steps planned": (
+        covers_the_whole_plan,
+        [(privacy.annotators.Annotator, "covering", lambda self, planned: self.account.counts())],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check, changes = MUTANTS[name]
+    assert check(tmp_path / "as it is" / "ledger.jsonl")
+    for owner, attribute, mutant in changes:
+        monkeypatch.setattr(owner, attribute, mutant)
+    with contextlib.suppress(LedgerError):  # that it is told on reading will do as well
+        assert not check(tmp_path / "mutant" / "ledger.jsonl")

@@ -1,0 +1,97 @@
+"""Events compose where they are about the same neighbours or a stated lemma says so, and otherwise they raise."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from privacy import Gaussian, RandomizedResponse, Release, Repeated, RevealedGaussian, SampledGaussian
+from privacy.composition import compose, compose_delta, rdp_compose
+from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
+from privacy.pipelines import released
+from privacy.releases import release_from_dict
+
+DELTA = 1e-5
+PAIRS = st.tuples(st.sampled_from(Unit), st.sampled_from(Relation))
+
+
+@given(st.lists(PAIRS, max_size=5))
+def test_what_composes(events: list[tuple[Unit, Relation]]) -> None:
+    units = {unit for unit, _ in events}
+    relations = {relation for _, relation in events} - {Relation.ANY_CHANGE}
+    if units == {Unit.RECORD, Unit.LABEL}:
+        units, relations = {Unit.LABEL}, relations | {Relation.REPLACE_ONE}
+    if len(units) > 1 or len(relations) > 1:
+        with pytest.raises(IncompatibleNeighbours):
+            common_neighbours(events)
+        return
+    unit, relation = common_neighbours(events)
+    assert {unit} >= units and relation == next(iter(relations), Relation.ANY_CHANGE)
+
+
+def test_queries_compose_with_dp_sgd_as_add_or_remove() -> None:
+    queries, training = Gaussian(0.2), SampledGaussian(1.0, 0.01)
+    assert common_neighbours((event.unit, event.relation) for event in (queries, training)) == (
+        Unit.RECORD,
+        Relation.ADD_OR_REMOVE,
+    )
+    together = compose({queries: 1, training: 100}, DELTA).epsilon
+    assert together > max(compose({queries: 1}, DELTA).epsilon, compose({training: 100}, DELTA).epsilon)
+
+
+def test_answers_compose_with_label_noise_as_a_statement_about_labels() -> None:
+    answers, labels = RandomizedResponse(0.1, 10), RevealedGaussian(1.0, 0.05)
+    assert common_neighbours((event.unit, event.relation) for event in (answers, labels)) == (
+        Unit.LABEL,
+        Relation.REPLACE_ONE,
+    )
+    assert compose({answers: 5, labels: 5}, DELTA).epsilon > compose({labels: 5}, DELTA).epsilon
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (SampledGaussian(1.0, 0.01), Gaussian(0.2, relation=Relation.REPLACE_ONE)),
+        (SampledGaussian(1.0, 0.01), Gaussian(0.2, relation=Relation.ZERO_OUT)),
+        (SampledGaussian(1.0, 0.01), RevealedGaussian(1.0, 0.05)),
+        (RandomizedResponse(1.0, 10, relation=Relation.ZERO_OUT), RevealedGaussian(1.0, 0.05)),
+        (Gaussian(0.2, unit=Unit.CLIENT), Gaussian(0.2)),
+    ],
+    ids=repr,
+)
+def test_what_does_not_compose_raises_however_it_is_asked(first: Release, second: Release) -> None:
+    for event in (first, second):
+        assert compose({event: 1}, DELTA).epsilon > 0
+    both = {first: 1, second: 1}
+    for ask in (
+        lambda: compose(both, DELTA),
+        lambda: compose_delta(both, 1.0),
+        lambda: rdp_compose(both, DELTA),
+        lambda: released(both).epsilon(DELTA),
+        lambda: compose({Repeated(first, 2): 1, second: 1}, DELTA),
+    ):
+        with pytest.raises(IncompatibleNeighbours):
+            ask()
+    # What has not happened is about nobody.
+    assert compose({first: 1, second: 0}, DELTA) == compose({first: 1}, DELTA)
+
+
+@pytest.mark.parametrize(("unit", "relation"), itertools.product(Unit, Relation))
+def test_neighbours_survive_being_written(unit: Unit, relation: Relation) -> None:
+    for event in (Gaussian(0.5, unit=unit, relation=relation), SampledGaussian(1.0, 0.1, unit=unit, relation=relation)):
+        for kept in (event, Repeated(event, 3)):
+            assert release_from_dict(kept.to_dict()) == kept
+            assert (kept.unit, kept.relation) == (unit, relation)
+    assert (Gaussian(0.5, unit=unit, relation=relation) == Gaussian(0.5)) == (
+        (unit, relation) == (Unit.RECORD, Relation.ANY_CHANGE)
+    )
+
+
+def test_what_was_written_without_neighbours_has_those_of_its_kind() -> None:
+    old = {"kind": "sampled_gaussian", "noise_multiplier": 1.0, "sample_rate": 0.01}
+    assert release_from_dict(old).relation == Relation.ADD_OR_REMOVE
+    with pytest.raises(ValueError, match="Relation"):
+        release_from_dict({"kind": "gaussian", "mu": 0.5, "unit": "record", "relation": "friends"})

@@ -1,0 +1,92 @@
+"""Small teachers of the digits through the real entry point: private ones, and by DP-SGD."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning import LightningDataModule, LightningModule, Trainer
+from support.runs import fit
+
+from datamodules import Digits
+from lightning_modules import DPSGDTeacher, Teacher
+
+SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 8, "norm": "group", "activation": "tanh"}}
+PLAIN_SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 1.0}}
+
+
+class OtherDigits(Digits):
+    """The digits under another name."""
+
+
+def trainer_settings(folder: str, epochs: int, **settings: Any) -> dict[str, Any]:
+    """A quiet trainer on the CPU, in `folder`."""
+    return {
+        "max_epochs": epochs,
+        "accelerator": "cpu",
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "default_root_dir": folder,
+        **settings,
+    }
+
+
+def private_teacher(folder: str, *, epochs: int = 1, **model: Any) -> Teacher:
+    """A teacher that nothing bounds, in `folder/checkpoints/last.ckpt`."""
+    config = {
+        "seed_everything": 3,
+        "trainer": trainer_settings(folder, epochs),
+        "model": {"class_path": "Teacher", "init_args": {"network": SMALL, **model}},
+        "data": {"class_path": "Digits"},
+    }
+    model: Teacher = fit(config).model
+    return model
+
+
+def teacher_by_dp_sgd(
+    folder: str,
+    *arguments: str,
+    epochs: int = 2,
+    batch: int = 128,
+    dataset: str = "Digits",
+    evaluation: str = "test",
+    callbacks: list[dict[str, Any]] | None = None,
+    precision: str = "32-true",
+    **model: Any,
+) -> DPSGDTeacher:
+    """A teacher by DP-SGD, three steps an epoch, in `folder/checkpoints/last.ckpt`."""
+    config = {
+        "seed_everything": 3,
+        "trainer": trainer_settings(folder, epochs, precision=precision, callbacks=callbacks),
+        "model": {"class_path": "DPSGDTeacher", "init_args": {"network": SMALL, "optimizer": PLAIN_SGD, **model}},
+        "data": {
+            "class_path": "Poisson",
+            "init_args": {
+                "dataset": {"class_path": dataset},
+                "batch_size": batch,
+                "steps_per_epoch": 3,
+                "evaluation": evaluation,
+            },
+        },
+    }
+    made: DPSGDTeacher = fit(config, *arguments).model
+    return made
+
+
+def train(
+    module: LightningModule,
+    data: LightningDataModule,
+    *,
+    epochs: int = 1,
+    precision: Any = "32-true",
+    resume: str | None = None,
+    save: str | None = None,
+) -> None:
+    """One fit as a script would have it."""
+    trainer = Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, precision=precision, default_root_dir="script",
+    )  # fmt: skip
+    trainer.fit(module, datamodule=data, ckpt_path=resume)
+    if save is not None:
+        trainer.save_checkpoint(save)

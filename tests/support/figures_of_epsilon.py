@@ -1,0 +1,86 @@
+"""Every ε that this project states for its own recipes, computed without training anything.
+
+`python -m support.figures_of_epsilon FILE` (in `tests/`) writes them as JSON. `tests/test_figures_of_epsilon.py` holds
+them against those that were written at an earlier commit: a change that moves one has to say so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from datamodules import Poisson
+from datamodules.splits import id_fraction
+from lightning_modules import DPSGDTeacher
+from lightning_modules.calibrate import ACCOUNTINGS, epsilon_of
+from lightning_modules.cli import _cli
+from lightning_modules.distillation import DataFreeDistillation
+from privacy import SampledGaussian, calibrate_noise, compose
+from privacy.matrix import methods_table, papers_table
+
+SWEEPS = Path(__file__).parents[2] / "sweeps"
+
+
+def recipes() -> list[Path]:
+    """The files of `sweeps/` that configure one fit."""
+    return sorted(path for path in SWEEPS.glob("*.yaml") if "model" in yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def figures(path: Path) -> dict[str, float]:
+    """What a recipe costs: the ε of its plan, and how many calls a target of it allows."""
+    cli = _cli(["--config", str(path), "--trainer.accelerator=cpu", "--trainer.logger=false"], run=False)
+    epochs = int(cli.trainer.max_epochs or 0)
+    if isinstance(cli.model, DPSGDTeacher):
+        return _of_dp_sgd(cli.model, cli.datamodule, epochs=epochs)
+    if not isinstance(cli.model, DataFreeDistillation):
+        return {}
+    calls = cli.model.calls_of(epochs * len(cli.datamodule.train_dataloader()))
+    annotator = cli.model.annotator
+    found = {accounting: epsilon_of(annotator, calls, accounting) for accounting in ACCOUNTINGS}
+    return {"calls": calls, "target_epsilon": annotator.target_epsilon or math.inf, **found}
+
+
+def _of_dp_sgd(teacher: DPSGDTeacher, data: Any, *, epochs: int) -> dict[str, float]:
+    assert isinstance(data, Poisson)
+    records = data.num_records
+    if data.name == "Digits":
+        data.setup("fit")
+        records = len(data.dataset.train_records)
+    else:
+        # Ids are positions in the official file: how many are left for training follows without it.
+        held_out = id_fraction(torch.arange(records), purpose="validation") < data.dataset.val_fraction
+        records = int((~held_out).sum())
+    rate = data.batch_size / records
+    steps = epochs * (data.steps_per_epoch or max(1, round(1 / rate)))
+    noise = teacher.noise_multiplier
+    if noise is None:
+        assert teacher.target_epsilon is not None
+        noise = calibrate_noise(
+            lambda value: compose({SampledGaussian(value, rate): steps}, teacher.delta).epsilon,
+            teacher.target_epsilon,
+            low=0.2,
+            high=1e4,
+        ).value
+    epsilon = compose({SampledGaussian(noise, rate): steps}, teacher.delta).epsilon
+    return {"steps": steps, "noise_multiplier": noise, "record": epsilon}
+
+
+def every_figure() -> dict[str, Any]:
+    """Those of all recipes, and the tables of `docs/privacy.md`."""
+    of_recipes = {path.stem: made for path in recipes() if (made := figures(path))}
+    plain = {name: {key: _plain(value) for key, value in made.items()} for name, made in of_recipes.items()}
+    return {"recipes": plain, "methods": methods_table().splitlines(), "papers": papers_table().splitlines()}
+
+
+def _plain(value: float) -> float | str:
+    return "inf" if math.isinf(value) else value
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json.dumps(every_figure(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
