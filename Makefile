@@ -14,6 +14,14 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LOWEST := .venv-lowest
 LOCK := .venv-lock
+ORACLE := .venv-oracle
+ORACLE_INSTALLED := $(ORACLE)/.installed
+# What dp-accounting needs and $(VENV) lacks, or has in too new a version (attrs). Pinned here: the other pins contradict it.
+ORACLE_PINS := attrs==23.2.0 dm-tree==0.1.10 dp-accounting==0.6.0 wrapt==2.5.2
+
+# As many processes for tests as there are cores, up to 8; tests of one file share what is trained for them.
+WORKERS ?= auto
+PARALLEL := -n $(WORKERS) --maxprocesses 8 --dist loadfile
 
 # One thread for tests and for the demo's small networks: on a machine that others use too, more are many times slower.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
@@ -48,17 +56,30 @@ demo: $(INSTALLED) ## handwritten digits: teacher, student and both privacy figu
 
 .PHONY: test
 test: $(INSTALLED) ## the fast test suite, doctests included
-	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) $(PARALLEL) -m "not slow" $(PYTEST_ARGS)
 
 .PHONY: test-slow
 test-slow: $(INSTALLED) ## the tests that the fast suite leaves out
-	$(PYTEST) -m slow $(PYTEST_ARGS)
+	$(PYTEST) $(PARALLEL) -m slow $(PYTEST_ARGS)
 
 .PHONY: test-lowest
 test-lowest: ## the fast suite at the lowest versions that pyproject.toml allows (LOWEST_PYTHON=python3.10)
 	$(call create_venv,$(LOWEST_PYTHON),$(LOWEST))
 	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' -c constraints-lowest.txt
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(PARALLEL) -m "not slow" $(PYTEST_ARGS)
+
+# Sees all of $(VENV), so that torch is not installed twice; what a path file names comes after the environment's own packages.
+$(ORACLE_INSTALLED): $(INSTALLED) Makefile
+	@rm -rf $(ORACLE)
+	$(call create_venv,$(BIN)/python,$(ORACLE))
+	@packages() { "$$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
+	packages $(BIN)/python > "$$(packages $(ORACLE)/bin/python)/seen.pth"
+	@$(ORACLE)/bin/python -m pip install --quiet --disable-pip-version-check $(ORACLE_PINS)
+	@touch $@
+
+.PHONY: test-oracle
+test-oracle: $(ORACLE_INSTALLED) ## the accountants against dp-accounting, in an environment of its own
+	ORACLE=required OMP_NUM_THREADS=1 $(ORACLE)/bin/python -m pytest tests/privacy/test_oracle.py $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: $(INSTALLED) ## ruff: rules and formatting
@@ -123,5 +144,5 @@ lock: pyproject.toml ## resolve both constraints files anew
 
 .PHONY: clean
 clean: ## remove environments, caches and build products; data, runs and results stay
-	rm -rf $(VENV) $(LOWEST) $(LOCK) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(LOCK) $(ORACLE) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
