@@ -89,7 +89,7 @@ lint: $(INSTALLED) ## ruff: rules and formatting
 .PHONY: types
 types: $(INSTALLED) ## mypy: strict for privacy, typed signatures everywhere
 	$(BIN)/mypy --strict privacy
-	$(BIN)/mypy lightning_modules datamodules
+	$(BIN)/mypy lightning_modules datamodules sweeps
 
 .PHONY: format
 format: $(INSTALLED) ## rewrite the code as ruff would have it

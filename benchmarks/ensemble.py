@@ -25,10 +25,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from datamodules import MNIST, Digits, ImageDataModule, Shards
-from lightning_modules.components import SmallCNN, TwoConvNet
-from lightning_modules.components.stacked import NetworkStack
-from lightning_modules.ensemble import TeacherEnsemble, rate_factor, shuffled_passes
-from lightning_modules.runs import commit, hardware, versions
+from lightning_modules.networks import SmallCNN, TwoConvNet
+from lightning_modules.networks.stacked import NetworkStack
+from lightning_modules.runtime.runs import commit, hardware, versions
+from lightning_modules.teachers.ensemble import TeacherEnsemble, rate_factor, shuffled_passes
 
 NETWORKS = {"SmallCNN": SmallCNN, "TwoConvNet": TwoConvNet}
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from datamodules.base import Batches, ImageDataModule, require_at_least
 from datamodules.images import keep_batch
 from datamodules.mapped import MappedRecords
-from privacy.noise import NoiseSource, SystemNoise
+from privacy.mechanisms.noise import NoiseSource, SystemNoise
 
 
 class PoissonBatches:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from lightning_modules.base import DataFreeDistillation
 from lightning_modules.dgd import DGD
-from lightning_modules.distillation import DataFreeDistillation
-from lightning_modules.dp_teacher import DPSGDTeacher
+from lightning_modules.distillation import Distillation
 from lightning_modules.dpdfd import DPDFD
 from lightning_modules.dpsd import DPSD
-from lightning_modules.ensemble import TeacherEnsemble
 from lightning_modules.labeldp import LabelDP
-from lightning_modules.plain import Distillation
-from lightning_modules.teacher import Teacher
+from lightning_modules.moved import MOVED
+from lightning_modules.teachers import DPSGDTeacher, Teacher, TeacherEnsemble
+from privacy.deprecation import alias_modules
+
+alias_modules(MOVED)
 
 __all__ = [
     "DGD",

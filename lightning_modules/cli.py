@@ -17,26 +17,26 @@ from lightning.pytorch.utilities import rank_zero_info
 # Importing makes the short class names of the configuration files known.
 import privacy.annotators  # noqa: F401
 from datamodules import MissingDataError
-from lightning_modules.audit_command import AuditError, audit
-from lightning_modules.calibrate import calibrate
-from lightning_modules.config import SaveConfig
-from lightning_modules.csv_logger import ContinuedCSVLogger
-from lightning_modules.documents import DocumentError, render
-from lightning_modules.ledger_command import ledger
-from lightning_modules.own_training import CheckpointError
-from lightning_modules.paths import find_configs
-from lightning_modules.pipeline import PipelineError, pipeline
-from lightning_modules.prior_figures import priors
-from lightning_modules.private_teacher import TeacherError
-from lightning_modules.results import ResultRecord
-from lightning_modules.resuming import read_hyperparameters, refuse_differences
-from lightning_modules.sweep import SweepError, sweep
-from lightning_modules.tables.command import tables
-from lightning_modules.tables.spec import SpecError
-from lightning_modules.wandb_runs import describe_runs
+from lightning_modules.callbacks.config import SaveConfig
+from lightning_modules.callbacks.record import ResultRecord
+from lightning_modules.commands.audit import AuditError, audit
+from lightning_modules.commands.calibrate import calibrate
+from lightning_modules.commands.ledger import ledger
+from lightning_modules.commands.priors import priors
+from lightning_modules.runtime.csv_logger import ContinuedCSVLogger
+from lightning_modules.runtime.paths import find_configs
+from lightning_modules.runtime.resuming import read_hyperparameters, refuse_differences
+from lightning_modules.runtime.wandb_runs import describe_runs
+from lightning_modules.teachers.own_training import CheckpointError
+from lightning_modules.teachers.private_teacher import TeacherError
 from privacy.account import BudgetExceeded
 from privacy.ledger import LedgerError
 from privacy.neighbours import IncompatibleNeighbours
+from sweeps.runner.documents import DocumentError, render
+from sweeps.runner.pipeline import PipelineError, pipeline
+from sweeps.runner.sweep import SweepError, sweep
+from sweeps.runner.tables.command import tables
+from sweeps.runner.tables.spec import SpecError
 
 __all__ = ["TranscriptionCLI", "main", "run"]
 

@@ -17,20 +17,21 @@ from torch import nn
 from torch.nn import functional as F
 
 from datamodules import ImageDataModule
-from lightning_modules.components import ConvVAE, ImagePrior, logits_and_features, logits_and_statistics
-from lightning_modules.components.batchnorm import frozen_statistics
-from lightning_modules.components.generator_terms import GeneratorTerms
-from lightning_modules.components.self_training import distort, pseudo_label_loss
-from lightning_modules.components.spread import spread_rows
-from lightning_modules.components.tangent_normal import entropy, feature_distance, find_directions
-from lightning_modules.components.vae import negative_elbo, sample_codes
-from lightning_modules.distillation import DataFreeDistillation
-from lightning_modules.private_ensemble import PrivateEnsemble
-from lightning_modules.private_teacher import PrivateTeacher
-from lightning_modules.randomness import seeded, stream
-from lightning_modules.runs import datamodule_of
-from privacy.vote_annotator import VoteAnnotator
-from privacy.votes import REJECTED
+from lightning_modules.base import DataFreeDistillation
+from lightning_modules.functional.generator_terms import GeneratorTerms
+from lightning_modules.functional.self_training import distort, pseudo_label_loss
+from lightning_modules.functional.spread import spread_rows
+from lightning_modules.functional.tangent_normal import entropy, feature_distance, find_directions
+from lightning_modules.networks import ConvVAE, logits_and_features, logits_and_statistics
+from lightning_modules.networks.batchnorm import frozen_statistics
+from lightning_modules.networks.vae import negative_elbo, sample_codes
+from lightning_modules.priors import ImagePrior
+from lightning_modules.runtime.randomness import seeded, stream
+from lightning_modules.runtime.runs import datamodule_of
+from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+from lightning_modules.teachers.private_teacher import PrivateTeacher
+from privacy.annotators.votes import VoteAnnotator
+from privacy.mechanisms.vote_counts import REJECTED
 
 __all__ = ["DGD", "Phase"]
 

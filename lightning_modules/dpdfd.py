@@ -10,11 +10,11 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 from torch.nn import functional as F
 
-from lightning_modules.components import ImagePrior
-from lightning_modules.components.generator_terms import GeneratorTerms
-from lightning_modules.components.losses import decoupled_kd, output_gradients, soft_cross_entropy
-from lightning_modules.distillation import DataFreeDistillation, Images
-from lightning_modules.randomness import seeded
+from lightning_modules.base import DataFreeDistillation, Images
+from lightning_modules.functional.generator_terms import GeneratorTerms
+from lightning_modules.functional.losses import decoupled_kd, output_gradients, soft_cross_entropy
+from lightning_modules.priors import ImagePrior
+from lightning_modules.runtime.randomness import seeded
 from privacy.annotators import GradientAnnotator
 
 __all__ = ["DPDFD"]

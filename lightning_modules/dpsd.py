@@ -10,21 +10,21 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 from torch.nn import functional as F
 
-from lightning_modules.components import ImagePrior
-from lightning_modules.components.candidates import CandidateSchedule, LinearCandidates
-from lightning_modules.components.generator_terms import GeneratorTerms
-from lightning_modules.components.losses import (
+from lightning_modules.base import DataFreeDistillation, Images
+from lightning_modules.functional.candidates import CandidateSchedule, LinearCandidates
+from lightning_modules.functional.generator_terms import GeneratorTerms
+from lightning_modules.functional.losses import (
     decoupled_kd,
     expected_labels,
     kd,
     output_gradients,
     soft_cross_entropy,
 )
-from lightning_modules.distillation import DataFreeDistillation, Images
-from lightning_modules.randomness import seeded
+from lightning_modules.priors import ImagePrior
+from lightning_modules.runtime.randomness import seeded
 from privacy.annotators import GradientAnnotator
-from privacy.label_annotator import LabelAnnotator
-from privacy.response import top_k_candidates
+from privacy.annotators.label import LabelAnnotator
+from privacy.mechanisms.response import top_k_candidates
 
 __all__ = ["DPSD"]
 

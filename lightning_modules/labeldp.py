@@ -11,14 +11,14 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 from torch.nn import functional as F
 
-from lightning_modules.components import ImagePrior
-from lightning_modules.components.bn_statistics import logits_and_statistics
-from lightning_modules.components.losses import class_balance, expected_labels, one_hot_loss, soft_cross_entropy
-from lightning_modules.distillation import DataFreeDistillation, Images
-from lightning_modules.randomness import seeded, stream
+from lightning_modules.base import DataFreeDistillation, Images
+from lightning_modules.functional.losses import class_balance, expected_labels, one_hot_loss, soft_cross_entropy
+from lightning_modules.networks.bn_statistics import logits_and_statistics
+from lightning_modules.priors import ImagePrior
+from lightning_modules.runtime.randomness import seeded, stream
 from privacy.account import BudgetExceeded
-from privacy.label_annotator import LabelAnnotator
-from privacy.response import threshold_candidates
+from privacy.annotators.label import LabelAnnotator
+from privacy.mechanisms.response import threshold_candidates
 
 __all__ = ["LabelDP"]
 

@@ -3,8 +3,39 @@
 from __future__ import annotations
 
 from privacy.account import Accounting, BudgetExceeded, PrivacyAccount, Scope
+from privacy.accounting.calibration import (
+    Calibration,
+    calibrate_answers,
+    calibrate_candidates,
+    calibrate_count,
+    calibrate_dpdfd_noise,
+    calibrate_dpdfd_steps,
+    calibrate_noise,
+    calibrate_queries,
+    max_count,
+)
+from privacy.accounting.composition import (
+    Reading,
+    compose,
+    compose_delta,
+    confident_votes_epsilon,
+    gaussian_votes_epsilon,
+    laplace_votes_epsilon,
+    randomized_response_epsilon,
+    rdp_compose,
+)
+from privacy.accounting.selection import (
+    SelectionCost,
+    TruncatedNegativeBinomial,
+    all_candidates,
+    draw_candidates,
+    selection_epsilon,
+)
 from privacy.annotators import Annotator, GradientAnnotator
-from privacy.answer_annotator import AnswerAnnotator
+from privacy.annotators.answer import AnswerAnnotator
+from privacy.annotators.label import LabelAnnotator
+from privacy.annotators.mean_answer import MeanAnswerAnnotator
+from privacy.annotators.votes import VoteAnnotator, VoteMechanism
 from privacy.auditing import (
     AuditResult,
     audit,
@@ -21,52 +52,16 @@ from privacy.auditing import (
     rounds,
     table_score,
 )
-from privacy.calibration import (
-    Calibration,
-    calibrate_answers,
-    calibrate_candidates,
-    calibrate_count,
-    calibrate_dpdfd_noise,
-    calibrate_dpdfd_steps,
-    calibrate_noise,
-    calibrate_queries,
-    max_count,
+from privacy.auditing.verification import (
+    Verdict,
+    dpsd_eq5_table,
+    randomized_response_table,
+    verify_claim,
+    worst_case_delta,
+    worst_case_epsilon,
 )
-from privacy.claims import Claim, NoisyVotes, RdpSlope, WholeRun, claim_from_dict, published_epsilon
-from privacy.composition import (
-    Reading,
-    compose,
-    compose_delta,
-    confident_votes_epsilon,
-    gaussian_votes_epsilon,
-    laplace_votes_epsilon,
-    randomized_response_epsilon,
-    rdp_compose,
-)
-from privacy.data_dependent import gnmax_data_dependent_rdp
-from privacy.discrete_gaussian import release_on_lattice, round_to_lattice, sum_on_lattice
-from privacy.discrete_releases import DiscreteGaussian, SampledDiscreteGaussian
-from privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
-from privacy.gradient_mechanisms import GRADIENT_MECHANISMS, GradientMechanism, gradient_mechanism, output_gradient_mu
-from privacy.guarantees import Guarantee, round_up
-from privacy.identity import Training, ledger_file, new_training_id
-from privacy.label_annotator import LabelAnnotator
-from privacy.latents import laplace_latents
-from privacy.ledger import Charge, Ledger, LedgerError
-from privacy.mean_answer_annotator import MeanAnswerAnnotator
-from privacy.mechanisms import clip_rows, keep_largest, normalize_rows, zero_non_finite_rows
-from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
-from privacy.noise import NoiseSource, ReproducibleNoise, SystemNoise
-from privacy.published import (
-    dpdfd_rdp_slope,
-    published_dgd_epsilon,
-    published_dpdfd_epsilon,
-    published_dpsd_data_epsilon,
-    published_dpsd_label_epsilon,
-    published_labeldp_epsilon,
-)
-from privacy.rdp import rdp_epsilon, rdp_slope_epsilon
-from privacy.releases import (
+from privacy.deprecation import alias_modules
+from privacy.events import (
     DiscreteLaplaceVotes,
     Gaussian,
     GaussianVotes,
@@ -82,25 +77,35 @@ from privacy.releases import (
     release_from_dict,
     release_kinds,
 )
-from privacy.response import randomized_response, threshold_candidates, top_k_candidates
-from privacy.selection import (
-    SelectionCost,
-    TruncatedNegativeBinomial,
-    all_candidates,
-    draw_candidates,
-    selection_epsilon,
+from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
+from privacy.formatting import round_up
+from privacy.guarantee import Guarantee
+from privacy.identity import Training, ledger_file, new_training_id
+from privacy.ledger import Charge, Ledger, LedgerError
+from privacy.mechanisms import clip_rows, keep_largest, normalize_rows, zero_non_finite_rows
+from privacy.mechanisms.discrete_gaussian import release_on_lattice, round_to_lattice, sum_on_lattice
+from privacy.mechanisms.gradients import GRADIENT_MECHANISMS, GradientMechanism, gradient_mechanism, output_gradient_mu
+from privacy.mechanisms.latents import laplace_latents
+from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
+from privacy.mechanisms.response import randomized_response, threshold_candidates, top_k_candidates
+from privacy.mechanisms.vote_counts import REJECTED, VoteNoise, confident_votes, noisy_votes, vote_counts
+from privacy.mechanisms.words import Words
+from privacy.moved import MOVED
+from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
+from privacy.numerics.data_dependent import gnmax_data_dependent_rdp
+from privacy.numerics.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from privacy.numerics.rdp import rdp_epsilon, rdp_slope_epsilon
+from privacy.published import (
+    dpdfd_rdp_slope,
+    published_dgd_epsilon,
+    published_dpdfd_epsilon,
+    published_dpsd_data_epsilon,
+    published_dpsd_label_epsilon,
+    published_labeldp_epsilon,
 )
-from privacy.verification import (
-    Verdict,
-    dpsd_eq5_table,
-    randomized_response_table,
-    verify_claim,
-    worst_case_delta,
-    worst_case_epsilon,
-)
-from privacy.vote_annotator import VoteAnnotator, VoteMechanism
-from privacy.votes import REJECTED, VoteNoise, confident_votes, noisy_votes, vote_counts
-from privacy.words import Words
+from privacy.published.claims import Claim, NoisyVotes, RdpSlope, WholeRun, claim_from_dict, published_epsilon
+
+alias_modules(MOVED)
 
 __all__ = [
     "GRADIENT_MECHANISMS",

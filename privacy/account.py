@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from privacy.accounting.composition import compose
 from privacy.checks import check_delta
-from privacy.claims import Claim, published_epsilon
-from privacy.composition import compose
+from privacy.events import Release, Unbounded
 from privacy.ledger import Charge, Ledger
 from privacy.neighbours import Relation, Unit, common_neighbours
-from privacy.releases import Release, Unbounded
+from privacy.published.claims import Claim, published_epsilon
 
 __all__ = ["Accounting", "BudgetExceeded", "PrivacyAccount", "Scope"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from privacy.releases import Release, release_from_dict
+from privacy.events import Release, release_from_dict
 
 __all__ = ["LEDGERS", "Head", "Training", "UnnamedTraining", "ledger_file", "new_training_id"]
 

@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any
 
 from privacy.checks import check_count
-from privacy.claims import Claim, claim_from_dict
+from privacy.events import Release, release_from_dict
 from privacy.identity import Head, Training, new_training_id
-from privacy.releases import Release, release_from_dict
+from privacy.published.claims import Claim, claim_from_dict
 
 __all__ = ["RECORDS", "Charge", "Ledger", "LedgerError"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_modules.documents import DocumentError, render, render_text
-from privacy.matrix import methods_table, papers_table
+from sweeps.runner.documents import DocumentError, render, render_text
+from sweeps.runner.guarantee_tables import methods_table, papers_table
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

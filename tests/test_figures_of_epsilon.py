@@ -12,7 +12,7 @@ import pytest
 from support import figures_of_epsilon
 from support.figures_of_epsilon import SWEEPS, figures
 
-from privacy.matrix import methods_table, papers_table
+from sweeps.runner.guarantee_tables import methods_table, papers_table
 
 PINNED: dict[str, Any] = json.loads(Path(figures_of_epsilon.__file__).with_suffix(".json").read_text(encoding="utf-8"))
 #: Building these takes seconds each: statistics of procedural images are computed for their features.

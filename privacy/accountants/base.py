@@ -10,7 +10,7 @@ from typing import Any
 from opacus.accountants import IAccountant
 
 from privacy.checks import check_count, check_nonnegative, check_probability
-from privacy.releases import Release, release_from_dict
+from privacy.events import Release, release_from_dict
 
 _RELEASES = "releases"
 

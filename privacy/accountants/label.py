@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from privacy.accountants.base import ReleaseAccountant
-from privacy.composition import compose
-from privacy.releases import RandomizedResponse, Release, RevealedGaussian
+from privacy.accounting.composition import compose
+from privacy.events import RandomizedResponse, Release, RevealedGaussian
 
 
 class LabelDPAccountant(ReleaseAccountant):

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.accountants.base import ReleaseAccountant
+from privacy.accounting.composition import compose
 from privacy.checks import check_delta
-from privacy.composition import compose
-from privacy.rdp import DEFAULT_ORDERS, rdp_epsilon
-from privacy.releases import Release, RevealedGaussian, SampledGaussian
+from privacy.events import Release, RevealedGaussian, SampledGaussian
+from privacy.numerics.rdp import DEFAULT_ORDERS, rdp_epsilon
 
 _ORDERS = np.asarray(DEFAULT_ORDERS)
 

@@ -7,7 +7,7 @@ import math
 from scipy.special import betaincinv, ndtri
 
 from privacy.checks import check_count, check_delta
-from privacy.gaussian import gaussian_epsilon
+from privacy.numerics.gaussian import gaussian_epsilon
 
 
 def clopper_pearson_interval(successes: int, trials: int, confidence: float) -> tuple[float, float]:

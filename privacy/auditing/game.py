@@ -13,7 +13,7 @@ from privacy.auditing.bounds import clopper_pearson_epsilon, gaussian_audit_epsi
 from privacy.auditing.result import AuditResult
 from privacy.auditing.scores import Score, learnt_score
 from privacy.checks import check_count, check_delta
-from privacy.releases import Release
+from privacy.events import Release
 
 __all__ = ["Method", "Sampler", "audit", "rounds"]
 
@@ -73,7 +73,7 @@ def audit(
         ValueError: Settings without meaning, the method `gaussian` for what is not Gaussian, or outputs and scores that
             do not have one entry per round.
 
-    >>> from privacy.noise import ReproducibleNoise
+    >>> from privacy.mechanisms.noise import ReproducibleNoise
     >>> noise = ReproducibleNoise(seed=0)
     >>> found = audit(
     ...     lambda n: 1.0 + noise.gaussian((n,)), lambda n: noise.gaussian((n,)),

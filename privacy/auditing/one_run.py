@@ -11,7 +11,7 @@ from scipy.special import gammaln
 
 from privacy.auditing.result import AuditResult
 from privacy.checks import check_count, check_delta, check_nonnegative
-from privacy.noise import NoiseSource, SystemNoise
+from privacy.mechanisms.noise import NoiseSource, SystemNoise
 
 __all__ = ["audit_one_run", "one_run_epsilon", "one_run_p_value"]
 

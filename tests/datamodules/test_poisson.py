@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from datamodules import Digits, Poisson, PoissonBatches
-from privacy.noise import NoiseSource, ReproducibleNoise
+from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
 
 
 def inclusion(batches: PoissonBatches) -> np.ndarray:

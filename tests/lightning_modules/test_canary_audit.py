@@ -30,8 +30,8 @@ from datamodules.base import Part
 from datamodules.splits import id_fraction
 from lightning_modules import DPSGDTeacher
 from privacy import AuditResult, Gaussian, NoiseSource, SampledGaussian, SystemNoise, audit, compose, rounds
+from privacy.accounting.calibration import calibrate_noise
 from privacy.auditing import Sampler, Score
-from privacy.calibration import calibrate_noise
 
 pytestmark = pytest.mark.slow
 

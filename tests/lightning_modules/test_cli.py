@@ -12,9 +12,9 @@ from support.runs import QUIET, configuration, fit
 from lightning_modules import cli as command_line
 from lightning_modules.callbacks import BudgetStop
 from lightning_modules.cli import main
-from lightning_modules.components import SmallCNN
-from lightning_modules.paths import find_config, find_configs
-from lightning_modules.private_teacher import TeacherError
+from lightning_modules.networks import SmallCNN
+from lightning_modules.runtime.paths import find_config, find_configs
+from lightning_modules.teachers.private_teacher import TeacherError
 from privacy.account import BudgetExceeded
 
 
@@ -91,7 +91,7 @@ def test_expected_errors_end_the_process_with_their_message(monkeypatch: pytest.
 
 
 def test_more_than_one_device_is_refused(folder: Path) -> None:
-    from lightning_modules.distillation import DataFreeDistillation
+    from lightning_modules.base import DataFreeDistillation
 
     model = fit(configuration(steps=1)).model
     assert isinstance(model, DataFreeDistillation)

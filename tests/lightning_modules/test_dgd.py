@@ -15,19 +15,20 @@ from support.runs import BATCH_SIZE, checkpoint, distil, equal, leaks, teacher_w
 from torch import nn
 
 from datamodules import Digits, Latent
+from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.cli import TranscriptionCLI
-from lightning_modules.components import SmallCNN, StrokePrior
 from lightning_modules.dgd import DGD
-from lightning_modules.private_ensemble import PrivateEnsemble
-from lightning_modules.private_teacher import TeacherError
-from lightning_modules.results import ResultRecord
+from lightning_modules.networks import SmallCNN
+from lightning_modules.priors import StrokePrior
+from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+from lightning_modules.teachers.private_teacher import TeacherError
 from privacy.account import BudgetExceeded
+from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
-from privacy.composition import compose
+from privacy.annotators.votes import VoteAnnotator
+from privacy.events import GaussianVotes, LaplaceVotes, Release, SampledGaussian
 from privacy.identity import Training, new_training_id
 from privacy.published import published_dgd_epsilon
-from privacy.releases import GaussianVotes, LaplaceVotes, Release, SampledGaussian
-from privacy.vote_annotator import VoteAnnotator
 
 GENERATOR, VAE, QUERIES = 2, 2, 20
 ASKING = math.ceil(QUERIES / BATCH_SIZE)

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from lightning_modules import Distillation
 from lightning_modules.cli import TranscriptionCLI, main
-from lightning_modules.components import SmallCNN
-from lightning_modules.private_ensemble import PrivateEnsemble
-from lightning_modules.private_teacher import TeacherError
+from lightning_modules.networks import SmallCNN
+from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+from lightning_modules.teachers.private_teacher import TeacherError
 from privacy import BudgetExceeded, Gaussian, compose
-from privacy.answer_annotator import AnswerAnnotator
-from privacy.calibration import calibrate_noise
-from privacy.mean_answer_annotator import MeanAnswerAnnotator
+from privacy.accounting.calibration import calibrate_noise
+from privacy.annotators.answer import AnswerAnnotator
+from privacy.annotators.mean_answer import MeanAnswerAnnotator
 
 SHAPE = (1, 8, 8)
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
@@ -322,7 +322,7 @@ def test_the_ensemble_is_asked_about_the_queries_alone(place: Path, monkeypatch:
 
     monkeypatch.setattr(PrivateEnsemble, "each", watched)
     monkeypatch.setattr(Distillation, "draw_images", drawing)
-    monkeypatch.setattr("lightning_modules.results.ResultRecord.on_fit_end", lambda *_: None)
+    monkeypatch.setattr("lightning_modules.callbacks.record.ResultRecord.on_fit_end", lambda *_: None)
     model = run().model
     assert [len(images) for images in asked] == [BATCH_SIZE] * CALLS
     assert model.annotator.account.queries() == CALLS * BATCH_SIZE
@@ -377,8 +377,8 @@ class OneForAll(PrivateEnsemble):
 def test_the_annotator_is_given_each_teachers_own_answers(
     monkeypatch: pytest.MonkeyPatch, kind: type[PrivateEnsemble]
 ) -> None:
-    monkeypatch.setattr("lightning_modules.distillation.PrivateEnsemble", kind)
-    monkeypatch.setattr("lightning_modules.private_ensemble.PrivateEnsemble", kind)
+    monkeypatch.setattr("lightning_modules.base.PrivateEnsemble", kind)
+    monkeypatch.setattr("lightning_modules.teachers.private_ensemble.PrivateEnsemble", kind)
     teachers = small_networks(4)
     annotator = Watching(noise_multiplier=1.0, noise=Seeded(factor=0.0))
     module = script(teachers, annotator)

@@ -11,8 +11,8 @@ from support.runs import BATCH_SIZE, distil, fit, networks
 from support.variants import CarelessDPDFD, MoodyTeacher
 
 from lightning_modules import DPDFD
-from lightning_modules.components import logits_and_features
-from lightning_modules.components.losses import activation, class_balance, one_hot_loss, soft_cross_entropy
+from lightning_modules.functional.losses import activation, class_balance, one_hot_loss, soft_cross_entropy
+from lightning_modules.networks import logits_and_features
 from privacy.annotators import GradientAnnotator
 
 

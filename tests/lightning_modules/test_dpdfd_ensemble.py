@@ -18,14 +18,14 @@ from torch import nn
 from datamodules import Digits, Latent
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.cli import TranscriptionCLI
-from lightning_modules.components import SmallCNN
-from lightning_modules.components.losses import decoupled_kd, output_gradients
-from lightning_modules.private_ensemble import PrivateEnsemble
-from lightning_modules.private_teacher import TeacherError
+from lightning_modules.functional.losses import decoupled_kd, output_gradients
+from lightning_modules.networks import SmallCNN
+from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+from lightning_modules.teachers.private_teacher import TeacherError
+from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
-from privacy.composition import compose
+from privacy.events import Gaussian
 from privacy.published import published_dpdfd_epsilon
-from privacy.releases import Gaussian
 
 TEACHERS, STEPS, SIGMA = 3, 3, 20.0
 SHAPE = (1, 8, 8)
@@ -374,6 +374,6 @@ def test_many_teachers_are_asked_for_the_images_that_are_charged(place: Path, mo
         return look(self, images)
 
     monkeypatch.setattr(PrivateEnsemble, "each", counted)
-    monkeypatch.setattr("lightning_modules.results.ResultRecord.on_fit_end", lambda *_: None)
+    monkeypatch.setattr("lightning_modules.callbacks.record.ResultRecord.on_fit_end", lambda *_: None)
     account = run().model.annotator.account
     assert shown == [BATCH_SIZE] * STEPS and account.queries() == STEPS * BATCH_SIZE

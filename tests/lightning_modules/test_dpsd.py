@@ -23,13 +23,13 @@ from support.variants import FixedAnnotator, MoodyTeacher
 from datamodules import Digits, Latent
 from lightning_modules import DPSD
 from lightning_modules.cli import TranscriptionCLI
-from lightning_modules.components import ConfidentCandidates, FixedCandidates, LinearCandidates
-from lightning_modules.components.losses import decoupled_kd, kd
+from lightning_modules.functional import ConfidentCandidates, FixedCandidates, LinearCandidates
+from lightning_modules.functional.losses import decoupled_kd, kd
+from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
-from privacy.claims import RdpSlope, WholeRun
-from privacy.composition import compose
-from privacy.label_annotator import LabelAnnotator
-from privacy.releases import RandomizedResponse
+from privacy.annotators.label import LabelAnnotator
+from privacy.events import RandomizedResponse
+from privacy.published.claims import RdpSlope, WholeRun
 
 DATA = {"class_path": "GradientAnnotator", "init_args": {"top_k": 3}}
 LABEL = {"class_path": "LabelAnnotator", "init_args": {"smallest": 3}}

@@ -21,8 +21,8 @@ from support.runs import checkpoint, distil
 
 from datamodules import Digits, Latent, Poisson
 from lightning_modules import DPDFD, DPSGDTeacher, Teacher
-from lightning_modules.components import SmallCNN
-from lightning_modules.own_training import CheckpointError
+from lightning_modules.networks import SmallCNN
+from lightning_modules.teachers.own_training import CheckpointError
 from privacy import (
     BudgetExceeded,
     Charge,
@@ -196,7 +196,7 @@ def test_dp_sgd_is_not_resumed_on_other_private_data(monkeypatch: pytest.MonkeyP
     resume = f"--ckpt_path={TEACHER}"
     with pytest.raises(CheckpointError, match="private_data of the checkpoint is 'Digits/train'"):
         teacher_by_dp_sgd("teacher", resume, noise_multiplier=1.0, epochs=3, dataset="support.dp_teachers.OtherDigits")
-    monkeypatch.setattr("lightning_modules.own_training.OwnTraining._refuse_other_data", lambda *_: None)
+    monkeypatch.setattr("lightning_modules.teachers.own_training.OwnTraining._refuse_other_data", lambda *_: None)
     other = teacher_by_dp_sgd(
         "teacher", resume, noise_multiplier=1.0, epochs=3, dataset="support.dp_teachers.OtherDigits"
     )
@@ -440,7 +440,7 @@ class PrivateFile:
     """What a teacher's file says of itself."""
 
     def __init__(self, path: str) -> None:
-        from lightning_modules.private_teacher import PrivateTeacher
+        from lightning_modules.teachers.private_teacher import PrivateTeacher
 
         teacher = PrivateTeacher.load(path, num_classes=10, image_shape=(1, 8, 8))
         assert teacher.training is not None and teacher.training.releases is not None
@@ -486,7 +486,9 @@ def test_branches_of_one_training_compose(monkeypatch: pytest.MonkeyPatch, broke
     teacher_by_dp_sgd("base", noise_multiplier=1.0, epochs=1)
     if broken:  # what was saved last is asked for neither before a fit nor when it writes
         monkeypatch.setattr(Ledger, "note_saved", lambda *_, **__: None)
-        monkeypatch.setattr("lightning_modules.own_training.Ledger.saved", lambda self, training: BRANCH[0]._token)
+        monkeypatch.setattr(
+            "lightning_modules.teachers.own_training.Ledger.saved", lambda self, training: BRANCH[0]._token
+        )
         keep = DPSGDTeacher.on_fit_start
 
         def remember(self: DPSGDTeacher) -> None:

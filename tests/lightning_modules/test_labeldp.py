@@ -16,10 +16,10 @@ from support.variants import MoodyTeacher
 from datamodules import Digits, Latent
 from lightning_modules import LabelDP
 from lightning_modules.cli import TranscriptionCLI
+from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
-from privacy.composition import compose
-from privacy.label_annotator import LabelAnnotator
-from privacy.releases import RandomizedResponse
+from privacy.annotators.label import LabelAnnotator
+from privacy.events import RandomizedResponse
 
 STEPS, STAGES = 4, 2
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"

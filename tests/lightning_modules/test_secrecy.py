@@ -13,7 +13,7 @@ from support.runs import checkpoint, distil, equal, leaks, networks, teacher_wei
 from support.variants import MoodyTeacher
 
 from lightning_modules import DPDFD
-from lightning_modules.private_teacher import PrivateTeacher
+from lightning_modules.teachers.private_teacher import PrivateTeacher
 
 
 def test_no_file_of_a_run_holds_the_teacher(folder: Path) -> None:

@@ -15,8 +15,8 @@ from support.dp_teachers import teacher_by_dp_sgd
 from support.runs import QUIET, distil
 
 from lightning_modules.cli import main
-from lightning_modules.private_model import TeacherError
-from lightning_modules.private_teacher import PrivateTeacher
+from lightning_modules.teachers.private_model import TeacherError
+from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy import LedgerError, SampledGaussian, compose
 from privacy.identity import UnnamedTraining
 

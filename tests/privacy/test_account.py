@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privacy.account import BudgetExceeded, PrivacyAccount
-from privacy.claims import RdpSlope, WholeRun
-from privacy.composition import compose
+from privacy.accounting.composition import compose
+from privacy.events import Gaussian, RandomizedResponse, Unbounded
 from privacy.ledger import Charge, Ledger
 from privacy.published import dpdfd_rdp_slope, published_dpdfd_epsilon
-from privacy.releases import Gaussian, RandomizedResponse, Unbounded
+from privacy.published.claims import RdpSlope, WholeRun
 
 STEP = Charge(
     release=Gaussian(mu=0.32),

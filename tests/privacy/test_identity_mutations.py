@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import privacy.account
+import privacy.accounting.composition
 import privacy.annotators
-import privacy.composition
-import privacy.guarantees
+import privacy.guarantee
 import privacy.ledger
 from privacy import (
     AnswerAnnotator,
@@ -170,11 +170,11 @@ MUTANTS: dict[str, tuple[Callable[[Path], bool], list[tuple[Any, str, Any]]]] = 
     ),
     "neighbours that are not asked for": (
         refuses_other_neighbours,
-        [(privacy.composition, "common_neighbours", lambda events: (Unit.RECORD, Relation.ANY_CHANGE))],
+        [(privacy.accounting.composition, "common_neighbours", lambda events: (Unit.RECORD, Relation.ANY_CHANGE))],
     ),
     "the nearest digits": (
         never_prints_less,
-        [(privacy.guarantees, "round_up", lambda value, digits=6: f"{value - 1e-3:.3g}")],
+        [(privacy.guarantee, "round_up", lambda value, digits=6: f"{value - 1e-3:.3g}")],
     ),
     "steps taken for steps planned": (
         covers_the_whole_plan,

@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privacy.account import BudgetExceeded, PrivacyAccount
-from privacy.claims import RdpSlope
-from privacy.composition import compose
+from privacy.accounting.composition import compose
+from privacy.events import Gaussian, Unbounded
 from privacy.ledger import Charge, Ledger, LedgerError
-from privacy.releases import Gaussian, Unbounded
+from privacy.published.claims import RdpSlope
 
 VOTE = Charge(release=Gaussian(mu=2**0.5 / 40))
 STEP = Charge(release=Gaussian(mu=0.32), claim=RdpSlope(source="C Theorem 3", slope=5e-7), queries=256)
@@ -92,7 +92,7 @@ def test_a_process_that_dies_has_spent_its_block(path: Path) -> None:
     code = (
         "import os, sys\n"
         "from privacy.ledger import Charge, Ledger\n"
-        "from privacy.releases import Gaussian\n"
+        "from privacy.events import Gaussian\n"
         "ledger = Ledger(path=sys.argv[1], private_data='digits/train', run='dead', block=100)\n"
         "for _ in range(130): ledger.charge(Charge(release=Gaussian(mu=2**0.5 / 40)))\n"
         "os.kill(os.getpid(), 9)\n"

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privacy import Gaussian, RandomizedResponse, Release, Repeated, RevealedGaussian, SampledGaussian
-from privacy.composition import compose, compose_delta, rdp_compose
+from privacy.accounting.composition import compose, compose_delta, rdp_compose
+from privacy.accounting.pipelines import released
+from privacy.events import release_from_dict
 from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
-from privacy.pipelines import released
-from privacy.releases import release_from_dict
 
 DELTA = 1e-5
 PAIRS = st.tuples(st.sampled_from(Unit), st.sampled_from(Relation))
@@ -79,7 +79,7 @@ def test_what_does_not_compose_raises_however_it_is_asked(first: Release, second
     assert compose({first: 1, second: 0}, DELTA) == compose({first: 1}, DELTA)
 
 
-@pytest.mark.parametrize(("unit", "relation"), itertools.product(Unit, Relation))
+@pytest.mark.parametrize(("unit", "relation"), list(itertools.product(Unit, Relation)))
 def test_neighbours_survive_being_written(unit: Unit, relation: Relation) -> None:
     for event in (Gaussian(0.5, unit=unit, relation=relation), SampledGaussian(1.0, 0.1, unit=unit, relation=relation)):
         for kept in (event, Repeated(event, 3)):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lightning_modules.dgd import DGD
-from privacy.vote_annotator import VoteAnnotator
+from privacy.annotators.votes import VoteAnnotator
 
 
 class ForgetfulDGD(DGD):

@@ -18,11 +18,11 @@ import yaml
 from datamodules import Poisson
 from datamodules.splits import id_fraction
 from lightning_modules import DPSGDTeacher
-from lightning_modules.calibrate import ACCOUNTINGS, epsilon_of
+from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli import _cli
-from lightning_modules.distillation import DataFreeDistillation
+from lightning_modules.commands.calibrate import ACCOUNTINGS, epsilon_of
 from privacy import SampledGaussian, calibrate_noise, compose
-from privacy.matrix import methods_table, papers_table
+from sweeps.runner.guarantee_tables import methods_table, papers_table
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules import DPSD, LabelDP
-from lightning_modules.components.losses import soft_cross_entropy
-from privacy.label_annotator import LabelAnnotator
+from lightning_modules.functional.losses import soft_cross_entropy
+from privacy.annotators.label import LabelAnnotator
 
 
 class FixedLabels(LabelAnnotator):

@@ -12,8 +12,8 @@ from datamodules import Digits
 from datamodules.base import ImageDataModule, Part
 from datamodules.images import ImageDataset
 from lightning_modules import DPDFD
-from lightning_modules.components import logits_and_features
-from lightning_modules.components.losses import soft_cross_entropy
+from lightning_modules.functional.losses import soft_cross_entropy
+from lightning_modules.networks import logits_and_features
 from privacy.annotators import GradientAnnotator
 
 

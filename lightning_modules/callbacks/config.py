@@ -1,0 +1,62 @@
+"""The resolved configuration of a run: saved beside its results and shown to every logger."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from typing import Any
+
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.cli import SaveConfigCallback
+
+from lightning_modules.runtime.runs import callbacks_of, run_folder
+from privacy.files import write_atomically
+
+__all__ = ["SaveConfig", "resolved_config"]
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes `config.yaml` into the folder of the run itself, and hands the resolved values to every logger."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Once per process, when the first stage begins."""
+        if self.already_saved or not trainer.is_global_zero:
+            return
+        self.already_saved = True
+        if stage == "fit":
+            # Without the checkpoint it went on from: `fit --config config.yaml` runs the whole fit again.
+            begun = self.config.clone()
+            begun["ckpt_path"] = None
+            write_atomically(run_folder(trainer) / "config.yaml", self.parser.dump(begun, skip_none=False))
+        for logger in trainer.loggers:
+            logger.log_hyperparams(self.values)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Adds the optimizers as they were made: where the configuration names none, a method fills in its own."""
+        if trainer.is_global_zero:
+            for logger in trainer.loggers:
+                logger.log_hyperparams({"optimizers": [_settings(optimizer) for optimizer in trainer.optimizers]})
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The configuration as plain values, which JSON can hold: an infinite number is the string "inf"."""
+        # By way of JSON, which is read ten times faster than YAML.
+        text = self.parser.dump(self.config, skip_none=False, format="json")
+        loaded: dict[str, Any] = json.loads(text, parse_constant={"Infinity": "inf"}.get)
+        return loaded
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    plain = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in optimizer.defaults.items()
+        if isinstance(value, (bool, int, float, str, tuple))
+    }
+    return {"class": type(optimizer).__name__, **plain}
+
+
+def resolved_config(trainer: Trainer) -> dict[str, Any] | None:
+    """The run's configuration as plain values; None where it was not started from the command line."""
+    found = next((callback for callback in callbacks_of(trainer) if isinstance(callback, SaveConfig)), None)
+    return None if found is None else found.values

@@ -1,0 +1,171 @@
+"""A measured result as a record, written by the run that measured it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from torch import nn
+
+from lightning_modules.callbacks.config import resolved_config
+from lightning_modules.callbacks.curves import Curves
+from lightning_modules.callbacks.data_free import is_data_free
+from lightning_modules.runtime.publication import private_folder
+from lightning_modules.runtime.runs import (
+    callbacks_of,
+    commit,
+    datamodule_of,
+    hardware,
+    is_dev_run,
+    run_folder,
+    versions,
+)
+from lightning_modules.teachers.dp_sgd import DPSGDTeacher
+from privacy.files import write_atomically
+from privacy.formatting import json_number
+
+__all__ = ["ResultRecord", "role"]
+
+_LOOK = (
+    "the teacher's accuracy on the test split was measured without noise and stands in private/looks.json: it must "
+    "neither be published nor be used to choose anything"
+)
+
+
+class ResultRecord(Callback):
+    """Writes accuracy, both ε and provenance as JSON when a fit ends. Documents and tables are made from such files.
+
+    Args:
+        path: The file, for example `results/dpdfd_mnist_prior.json`; None is `result.json` in the run's folder.
+        note: Free text that is kept with the record.
+        teacher_accuracy: Measure also the accuracy of a student's teacher on the test split. That looks at the teacher
+            without noise, and nothing is charged for it: it goes into `private/looks.json`, reaches no logger, and the
+            guarantee says that it was done.
+    """
+
+    def __init__(self, *, path: str | None = None, note: str = "", teacher_accuracy: bool = False) -> None:
+        self.path = path
+        self.note = note
+        self.teacher_accuracy = teacher_accuracy
+        self._begun = 0.0
+        self._seconds_before = 0.0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the clock.
+
+        Raises:
+            ValueError: The fit has no data module, so that there is no test split to measure on.
+        """
+        if datamodule_of(trainer) is None:
+            raise ValueError(
+                "ResultRecord measures on the test split of a data module: fit with datamodule=..., or leave it out"
+            )
+        if self.teacher_accuracy and is_data_free(pl_module) and _LOOK not in pl_module.looks:
+            pl_module.looks.append(_LOOK)
+        self._begun = time.monotonic()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measures on the test split and writes."""
+        if not trainer.is_global_zero or is_dev_run(trainer):
+            return
+        data = datamodule_of(trainer)
+        record: dict[str, Any] = {
+            "paper": getattr(pl_module, "paper", ""),
+            "method": type(pl_module).__name__,
+            "dataset": data.name,
+            "wall_seconds": round(self.seconds, 2),
+        }
+        data.setup("test")
+        loader = data.test_dataloader()
+        if is_data_free(pl_module):
+            account = pl_module.annotator.account
+            guarantee = pl_module.guarantee()
+            curves = next((callback for callback in callbacks_of(trainer) if isinstance(callback, Curves)), None)
+            record |= {
+                "accuracy": accuracy_on(pl_module.student, loader, pl_module.device),
+                "uncharged_looks": list(pl_module.looks),
+                "epsilon_record": json_number(guarantee.epsilon),
+                "epsilon_published": json_number(guarantee.claimed_epsilon),
+                "published_claim": guarantee.claimed_source,
+                "delta": account.delta,
+                "unit": guarantee.unit,
+                "scope": account.scope,
+                "steps": pl_module.steps_done,
+                "queries": account.queries(scope="run"),
+                "curve": [
+                    {name: json_number(value) for name, value in point.items()}
+                    for point in (curves.history if curves else [])
+                ],
+            }
+        else:
+            accuracy = accuracy_on(pl_module, loader, pl_module.device)
+            bound = pl_module.guarantee() if isinstance(pl_module, DPSGDTeacher) else None
+            epsilon = "inf" if bound is None else json_number(bound.epsilon)
+            # A teacher by DP-SGD may be measured on public images: its guarantee covers that.
+            bound_looks = pl_module.looks if isinstance(pl_module, DPSGDTeacher) else ["accuracy"]
+            record |= {
+                "accuracy": accuracy,
+                "uncharged_looks": list(bound_looks),
+                "epsilon_record": epsilon,
+                "epsilon_published": epsilon,
+                "delta": 0.0 if bound is None else bound.delta,
+                "unit": "one training record",
+                "steps": trainer.global_step,
+            }
+        seed = torch.initial_seed() if not is_data_free(pl_module) else pl_module.draw_seed
+        record |= {
+            "seed": seed,
+            "hardware": hardware(),
+            "versions": versions(),
+            "commit": commit(),
+            "note": self.note,
+            "config": resolved_config(trainer),
+        }
+        if self.teacher_accuracy and is_data_free(pl_module):
+            looks = {"teacher_accuracy": accuracy_on(pl_module.teacher.logits, loader, pl_module.device)}
+            write_atomically(private_folder(trainer) / "looks.json", json.dumps(looks, indent=2) + "\n")
+        path = Path(self.path) if self.path else run_folder(trainer) / "result.json"
+        write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the fit, with what a resumed run had used before."""
+        return self._seconds_before + (time.monotonic() - self._begun if self._begun else 0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The time used so far."""
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        self._seconds_before = float(state_dict["seconds"])
+
+
+def role(record: Mapping[str, Any]) -> str:
+    """What a record is about, in words."""
+    teachers = {
+        "Teacher": "teacher, private",
+        "DPSGDTeacher": "teacher by DP-SGD",
+        "TeacherEnsemble": "ensemble of teachers, private",
+    }
+    return teachers.get(record["method"], f"student by {record['method']}")
+
+
+@torch.no_grad()
+def accuracy_on(classify: Any, loader: Any, device: torch.device) -> float:
+    """Share of right decisions of a network, or of any function from images to logits, between 0 and 1."""
+    training = classify.training if isinstance(classify, nn.Module) else None
+    if isinstance(classify, nn.Module):
+        classify.eval()
+    hits = total = 0
+    for images, labels in loader:
+        hits += int((classify(images.to(device)).argmax(dim=1).cpu() == labels).sum())
+        total += len(labels)
+    if isinstance(classify, nn.Module) and training is not None:
+        classify.train(training)
+    return hits / total

@@ -1,0 +1,1 @@
+"""Commands of `LightningCLI` beside those of Lightning."""

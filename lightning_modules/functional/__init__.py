@@ -1,0 +1,10 @@
+"""Losses and other pure functions that the papers' algorithms are written in."""
+
+from lightning_modules.functional.candidates import (
+    CandidateSchedule,
+    ConfidentCandidates,
+    FixedCandidates,
+    LinearCandidates,
+)
+
+__all__ = ["CandidateSchedule", "ConfidentCandidates", "FixedCandidates", "LinearCandidates"]

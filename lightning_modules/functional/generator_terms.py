@@ -1,0 +1,48 @@
+"""The generator's loss of C and D: three terms, each with its weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from lightning_modules.functional.losses import activation, class_balance, one_hot_loss
+from lightning_modules.networks.features import logits_and_features
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorTerms:
+    """C Eq. 5, D Eq. 8, of a discriminator's logits and features; a weight of 0 switches a term off.
+
+    Larger activations mean more realistic images, so their term is subtracted.
+
+    Attributes:
+        one_hot_weight: of the cross-entropy to the discriminator's own decision.
+        balance_weight: of the negative entropy of the mean prediction.
+        activation_weight: of the size of the features.
+        activation_norm: ``l1`` mean absolute feature, or ``l2`` mean row norm.
+    """
+
+    one_hot_weight: float = 1.0
+    balance_weight: float = 5.0
+    activation_weight: float = 0.1
+    activation_norm: Literal["l1", "l2"] = "l1"
+
+    def __call__(self, discriminator: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The weighted sum and the logits (n, c) that it is of, both with their graph.
+
+        Args:
+            discriminator: a classifier; see :func:`logits_and_features`.
+            images: (n, C, H, W).
+        """
+        logits, features = logits_and_features(discriminator, images)
+        logits, features = logits.float(), features.float()
+        loss = logits.new_zeros(())
+        if self.one_hot_weight:
+            loss = loss + self.one_hot_weight * one_hot_loss(logits)
+        if self.balance_weight:
+            loss = loss + self.balance_weight * class_balance(logits)
+        if self.activation_weight:
+            loss = loss - self.activation_weight * activation(features, norm=self.activation_norm)
+        return loss, logits

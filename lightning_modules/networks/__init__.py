@@ -1,0 +1,32 @@
+"""Networks: classifiers of teachers and students, feature extractors, generators, the VAE."""
+
+from lightning_modules.networks.bn_statistics import logits_and_statistics
+from lightning_modules.networks.building import build_network, check_network
+from lightning_modules.networks.classifiers import ImageClassifier
+from lightning_modules.networks.features import logits_and_features
+from lightning_modules.networks.generators import DAFLGenerator
+from lightning_modules.networks.refiner import Refiner
+from lightning_modules.networks.resnet import ResNet18, ResNet34
+from lightning_modules.networks.scattering import Scattering2d, ScatteringClassifier
+from lightning_modules.networks.small_nets import DataLensClassifier, SmallCNN, TwoConvNet
+from lightning_modules.networks.vae import ConvVAE
+from lightning_modules.networks.whitening import WhitenedScatteringClassifier
+
+__all__ = [
+    "ConvVAE",
+    "DAFLGenerator",
+    "DataLensClassifier",
+    "ImageClassifier",
+    "Refiner",
+    "ResNet18",
+    "ResNet34",
+    "Scattering2d",
+    "ScatteringClassifier",
+    "SmallCNN",
+    "TwoConvNet",
+    "WhitenedScatteringClassifier",
+    "build_network",
+    "check_network",
+    "logits_and_features",
+    "logits_and_statistics",
+]

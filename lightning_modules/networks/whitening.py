@@ -1,0 +1,198 @@
+"""Fixed features whose scale in every direction is evened out by statistics of images drawn by rule: free of charge."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lightning_modules.networks.classifiers import ImageClassifier
+from lightning_modules.networks.scattering import Scattering2d, scattering_norm
+from lightning_modules.priors import ImagePrior, StrokePrior
+
+__all__ = ["WhitenedScattering", "WhitenedScatteringClassifier", "whitening_of"]
+
+#: What whitening takes from a prior's images, by all that decides it: seconds to find, and a teacher and its student
+#: want the same.
+_FOUND: dict[tuple[object, ...], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+_KEPT = 2
+
+
+def whitening_of(features: Tensor, *, power: float, floor: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, directions and gains that even the features' variances out.
+
+    A direction of variance v is multiplied by (v + f)^-power, f = floor times the mean variance; directions that no
+    feature vector has a part in count as v = 0. With power 0.5 and no floor that is whitening; less leaves some of the
+    difference, which is where the signal is.
+
+    Args:
+        features: (N, F), of public images.
+        power: at least 0.
+        floor: above 0.
+
+    Returns:
+        Mean (F,); orthonormal directions (F, k), k = min(N - 1, F), some of them zero; and gains (k,) relative to that
+        of all other directions, which is 1. float32.
+    """
+    middle = features.double().mean(dim=0)
+    rows = (features.double() - middle) / max(1, len(features)) ** 0.5
+    squares, vectors = torch.linalg.eigh(rows @ rows.T)
+    least = floor * squares.sum() / features.shape[1]
+    # As many for every prior, so that any state fits; largest first.
+    count = min(len(features) - 1, features.shape[1])
+    squares, vectors = squares.flip(0)[:count], vectors.flip(1)[:, :count]
+    # Below a hundredth of the floor a direction is like those that no image has a part in.
+    kept = squares > 0.01 * least
+    directions = torch.where(kept, rows.T @ vectors / squares.clamp_min(1e-300).sqrt(), torch.zeros(()).double())
+    gains = torch.where(kept, (1 + squares / least) ** -power, torch.ones(()).double())
+    return middle.float(), directions.float(), gains.float()
+
+
+class WhitenedScattering(nn.Module):
+    """Scattering features, normalised by groups within each image, then whitened by a prior's statistics.
+
+    What whitening needs is taken from images that nobody owns, so a teacher by DP-SGD on these features costs what it
+    costs on plain ones, and its noise is spent on directions that have been made alike. The statistics are buffers: a
+    checkpoint holds them, whatever later versions of the prior draw.
+
+    Args:
+        image_shape: channels, height, width.
+        prior: images of about the kind that will be classified.
+        scales: see `Scattering2d`.
+        angles: see `Scattering2d`.
+        groups: see `ScatteringClassifier`.
+        power: see `whitening_of`.
+        floor: see `whitening_of`.
+        images: how many of the prior's are looked at.
+    """
+
+    mean: Tensor
+    directions: Tensor
+    gains: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        *,
+        image_shape: tuple[int, int, int],
+        prior: ImagePrior,
+        scales: int,
+        angles: int,
+        groups: int,
+        power: float,
+        floor: float,
+        images: int,
+    ) -> None:
+        super().__init__()
+        self.scattering = Scattering2d(image_shape=image_shape, scales=scales, angles=angles)
+        channels, height, width = self.scattering.output_shape
+        if not power >= 0 or not floor > 0 or images < 2:
+            raise ValueError(
+                f"power must be 0 or more, floor above 0 and images 2 or more, got {power}, {floor} and {images}"
+            )
+        self.norm = scattering_norm(groups, channels)
+        self.output_shape = (channels * height * width,)
+        key = (type(prior), *sorted(vars(prior).items()), *image_shape, scales, angles, groups, power, floor, images)
+        plain = all(_is_plain(value) for value in vars(prior).values())
+        found = _FOUND.get(key) if plain else None
+        if found is None:
+            found = self._statistics_of(prior, image_shape, images, power=power, floor=floor)
+        if plain:
+            _FOUND[key] = found
+            while len(_FOUND) > _KEPT:
+                _FOUND.pop(next(iter(_FOUND)))
+        # Copies: a checkpoint that is loaded writes into buffers.
+        for name, value in zip(("mean", "directions", "gains", "scale"), found, strict=True):
+            self.register_buffer(name, value.clone())
+
+    def _statistics_of(
+        self, prior: ImagePrior, image_shape: tuple[int, int, int], count: int, *, power: float, floor: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What the buffers are to hold, of the prior's first images."""
+        draw = torch.Generator().manual_seed(0)
+        pieces = [min(500, count - start) for start in range(0, count, 500)]
+        size, device = (image_shape[0], image_shape[1], image_shape[2]), torch.device("cpu")
+        drawn = [prior.sample(n, image_shape=size, generator=draw, device=device) for n in pieces]
+        features = torch.cat([self.plain(images) for images in drawn])
+        mean, directions, gains = whitening_of(features, power=power, floor=floor)
+        # As long as the plain features of these images are on the average, so that rates mean about the same.
+        whitened = _whitened(features, mean, directions, gains)
+        return mean, directions, gains, features.norm(dim=1).mean() / whitened.norm(dim=1).mean()
+
+    @torch.no_grad()
+    def plain(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to features (N, F) before whitening."""
+        features: Tensor = self.norm(self.scattering(images)).flatten(1)
+        return features
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to features (N, F)."""
+        return self.scale * _whitened(self.plain(images), self.mean, self.directions, self.gains)
+
+
+def _is_plain(value: object) -> bool:
+    """Of other settings, equality might say too little."""
+    if isinstance(value, tuple):
+        return all(_is_plain(part) for part in value)
+    return value is None or isinstance(value, int | float | str)
+
+
+def _whitened(features: Tensor, mean: Tensor, directions: Tensor, gains: Tensor) -> Tensor:
+    centred = features - mean
+    along = centred @ directions
+    return centred + (along * (gains - 1)) @ directions.T
+
+
+class WhitenedScatteringClassifier(ImageClassifier):
+    """A linear classifier on whitened scattering features, for training by DP-SGD and for students of such teachers.
+
+    Args:
+        num_classes: number of classes c.
+        image_shape: channels, height, width.
+        prior: images by whose statistics the features are whitened. Default: `StrokePrior`.
+        scales: J.
+        angles: L.
+        groups: see `ScatteringClassifier`.
+        power: how far variances are evened out, 0 to 0.5; see `whitening_of`.
+        floor: see `whitening_of`.
+        images: how many images of the prior are looked at.
+
+    Raises:
+        ValueError: a setting that does not fit.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int = 10,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        prior: ImagePrior | None = None,
+        scales: int = 2,
+        angles: int = 8,
+        groups: int = 27,
+        power: float = 0.25,
+        floor: float = 0.01,
+        images: int = 2000,
+    ) -> None:
+        super().__init__()
+        self.front = WhitenedScattering(
+            image_shape=image_shape,
+            prior=prior or StrokePrior(),
+            scales=scales,
+            angles=angles,
+            groups=groups,
+            power=power,
+            floor=floor,
+            images=images,
+        )
+        self.head = nn.Linear(self.front.output_shape[0], num_classes)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to the head's input (N, F)."""
+        features: Tensor = self.front(images)
+        return features
+
+    def after_front(self, features: Tensor) -> Tensor:
+        """Map what `front` gives of images, (N, F), to logits (N, c)."""
+        logits: Tensor = self.head(features)
+        return logits

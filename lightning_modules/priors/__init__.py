@@ -1,0 +1,20 @@
+"""Procedural priors: images that are drawn from a random generator alone, and so cost no privacy."""
+
+from lightning_modules.priors.base import ImagePrior, check_sample
+from lightning_modules.priors.dead_leaves import DeadLeavesPrior
+from lightning_modules.priors.fractals import FractalPrior
+from lightning_modules.priors.gradients import GradientPrior
+from lightning_modules.priors.mixture import MixturePrior
+from lightning_modules.priors.silhouettes import SilhouettePrior
+from lightning_modules.priors.strokes import StrokePrior
+
+__all__ = [
+    "DeadLeavesPrior",
+    "FractalPrior",
+    "GradientPrior",
+    "ImagePrior",
+    "MixturePrior",
+    "SilhouettePrior",
+    "StrokePrior",
+    "check_sample",
+]

@@ -1,0 +1,60 @@
+"""Random colours as photographs have them: channels that go together, and palettes that change smoothly."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lightning_modules.priors.random_rows import RandomRows
+
+__all__ = ["HARMONICS", "palette", "palette_numbers", "tint"]
+
+HARMONICS = 4
+
+
+def palette_numbers(channels: int) -> int:
+    """How many random numbers :func:`palette` takes for each image."""
+    return 2 * HARMONICS * (channels + 1) + channels + 4
+
+
+def palette(rows: RandomRows, at: Tensor, *, channels: int) -> Tensor:
+    """Colours at positions on an image's own random palette, whose spectrum falls with the frequency as 1/k.
+
+    A palette has one curve of brightness, which all channels share, and one of tint for each channel, usually weaker:
+    in photographs brightness varies far more than hue.
+
+    Args:
+        rows: numbers of each image, see :func:`palette_numbers`.
+        at: (B, N), positions; a whole turn is 1.
+        channels: C.
+
+    Returns:
+        (B, N, C) in [0, 1].
+    """
+    mean = rows.uniform(1, low=0.15, high=0.85) + rows.uniform(channels, low=-0.5, high=0.5) * rows.uniform(1) ** 2
+    contrast, colourful = rows.uniform(1, low=0.1, high=0.4), 0.4 * rows.uniform(1) ** 2
+    steps = torch.arange(1, HARMONICS + 1, device=at.device)
+    height = rows.normal(HARMONICS, channels + 1) / steps[:, None]
+    phase = rows.uniform(HARMONICS, channels + 1)
+    turns = (at[:, :, None] * steps)[..., None] + phase[:, None]  # (B, N, K, C + 1)
+    curves = (height[:, None] * torch.sin(2 * math.pi * turns)).sum(2)
+    strength = torch.cat([contrast, colourful.expand(-1, channels)], 1)[:, None]
+    curves = curves * strength
+    return (mean[:, None] + curves[..., :1] + curves[..., 1:]).clamp(0, 1)
+
+
+def tint(noise: Tensor, *, mixing: Tensor, strength: Tensor) -> Tensor:
+    """Gives independent fields the colour covariance of photographs: one shared brightness, weaker differences.
+
+    Args:
+        noise: (B, C + 1, H, W), independent fields; the first is brightness.
+        mixing: (B, C, C), how the other fields make tints.
+        strength: (B,), deviation of the tints beside a brightness of 1.
+
+    Returns:
+        (B, C, H, W).
+    """
+    shades = torch.einsum("bij,bjhw->bihw", mixing, noise[:, 1:])
+    return noise[:, :1] + strength[:, None, None, None] * shades

@@ -1,0 +1,124 @@
+"""Dead leaves: things of every size that hide one another."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lightning_modules.priors.base import ImagePrior, check_sample
+from lightning_modules.priors.colours import palette, palette_numbers
+from lightning_modules.priors.random_rows import RandomRows
+
+__all__ = ["DeadLeavesPrior"]
+
+_PER_LEAF = 12
+
+
+class DeadLeavesPrior(ImagePrior):
+    """Discs, rectangles and triangles that occlude one another, sizes by a power law, colours of one palette.
+
+    The public knowledge it encodes, and no more: a photograph is made of surfaces with sharp edges that hide what lies
+    behind them, there are as many small things as a scale-free world has (density r^-3 of sizes: Lee, Mumford and Huang
+    2001), their colours belong together, and surfaces are shaded and sometimes textured. It knows no object.
+
+    As pre-training images: Baradad et al. (2021), "Learning to See by Looking at Noise". Their leaves are painted until
+    nothing of the ground shows; here ``leaves`` are painted over one ground, the last of them being the nearest.
+
+    Its defaults were chosen by looking. Sizes are fractions of the image's shorter side, so that one set of settings
+    serves 8x8 and 64x64 pixels. The random numbers of one image are one row of one draw from ``generator``.
+
+    Args:
+        leaves: number of leaves of one image.
+        size: smallest and largest radius.
+        power: of the density of radii, 3 in photographs; 0 makes all sizes equally frequent.
+        texture: probability that a leaf is striped.
+
+    Raises:
+        ValueError: for a setting out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        leaves: int = 32,
+        size: tuple[float, float] = (0.08, 0.8),
+        power: float = 3.0,
+        texture: float = 0.3,
+    ) -> None:
+        if isinstance(leaves, bool) or not isinstance(leaves, int) or not 1 <= leaves <= 1024:
+            raise ValueError(f"leaves must be a whole number from 1 to 1024, got {leaves!r}")
+        if len(size) != 2 or not 0 < size[0] <= size[1] <= 4:
+            raise ValueError(f"size must be two increasing numbers in (0, 4], got {size!r}")
+        if not 0 <= power <= 8:
+            raise ValueError(f"power must lie in [0, 8], got {power!r}")
+        if not 0 <= texture <= 1:
+            raise ValueError(f"texture must lie in [0, 1], got {texture!r}")
+        self.leaves = leaves
+        self.size = (float(size[0]), float(size[1]))
+        self.power = float(power)
+        self.texture = float(texture)
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        image_shape: tuple[int, int, int],
+        generator: torch.Generator,
+        device: torch.device | str,
+    ) -> Tensor:
+        """Draw ``batch_size`` images (B, C, H, W) in [-1, 1]; see :meth:`ImagePrior.sample`.
+
+        Raises:
+            ValueError: if ``batch_size`` or a size in ``image_shape`` is not positive.
+        """
+        check_sample(batch_size, image_shape)
+        channels, height, width = image_shape
+        columns = palette_numbers(channels) + _PER_LEAF * (self.leaves + 1)
+        with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
+            rows = RandomRows.draw(batch_size, columns, generator=generator, device=device)
+            # One turn of the palette is more than one image has: neighbours in hue, not every colour at once.
+            at = rows.uniform(self.leaves + 1)
+            colours = palette(rows, at, channels=channels)[..., None, None]
+            numbers = rows.uniform(self.leaves + 1, _PER_LEAF - 1)
+            side = min(height, width)
+            y = ((torch.arange(height, device=at.device) + 0.5 - height / 2) / side)[:, None]
+            x = ((torch.arange(width, device=at.device) + 0.5 - width / 2) / side)[None]
+            image = at.new_zeros(batch_size, channels, height, width)
+            for leaf in range(self.leaves + 1):
+                mask, paint = self._leaf(numbers[:, leaf], x, y, side, room=(width / side, height / side))
+                if leaf == 0:
+                    mask = torch.ones_like(mask)  # the ground
+                image = image + mask[:, None] * (colours[:, leaf] * paint[:, None] - image)
+            return (2 * image.clamp(0, 1) - 1).contiguous()
+
+    def _leaf(
+        self, numbers: Tensor, x: Tensor, y: Tensor, side: int, *, room: tuple[float, float]
+    ) -> tuple[Tensor, Tensor]:
+        """Where one leaf of each image is, with edges one pixel wide, and its shading: both (B, H, W)."""
+        columns = numbers[:, :, None, None].unbind(1)
+        kind, center_x, center_y, turn, size, aspect, slope, striped, pitch, phase, strength = columns
+        radius = self._radius(size)
+        far_x = x - (room[0] + 2 * radius) * (center_x - 0.5)
+        far_y = y - (room[1] + 2 * radius) * (center_y - 0.5)
+        cosine, sine = torch.cos(2 * math.pi * turn), torch.sin(2 * math.pi * turn)
+        along = (cosine * far_x + sine * far_y) / radius
+        beside = (cosine * far_y - sine * far_x) / radius / (0.5 + 0.5 * aspect)
+        disc = (along**2 + beside**2).sqrt()
+        box = torch.maximum(along.abs(), beside.abs())
+        triangle = 1.4 * torch.maximum(-along, along / 2 + math.sqrt(0.75) * beside.abs())
+        far = torch.where(kind < 1 / 3, disc, torch.where(kind < 2 / 3, box, triangle))
+        mask = ((1 - far) * radius * (0.5 + 0.5 * aspect) * side + 0.5).clamp(0, 1)
+        stripes = torch.sin((4 + 14 * pitch) * along + 2 * math.pi * phase)
+        amount = torch.where(striped < self.texture, 0.1 + 0.3 * strength, 0.0)
+        return mask, 1 + 0.5 * (slope - 0.5) * along.clamp(-1, 1) + amount * stripes
+
+    def _radius(self, uniform: Tensor) -> Tensor:
+        """Radii whose density is r^-power between the two sizes, by the inverse of its distribution function."""
+        low, high = self.size
+        if abs(self.power - 1) < 1e-6:
+            return low * (high / low) ** uniform
+        slope = 1 - self.power
+        radius: Tensor = (low**slope + uniform * (high**slope - low**slope)) ** (1 / slope)
+        return radius

@@ -1,0 +1,153 @@
+"""Noise with the spectrum of photographs, and fractals of iterated maps."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lightning_modules.priors.base import ImagePrior, check_sample
+from lightning_modules.priors.colours import palette, palette_numbers, tint
+from lightning_modules.priors.random_rows import RandomRows
+
+__all__ = ["FractalPrior", "power_law_noise"]
+
+_MAPS = 4  # most affine maps of one fractal
+_WALKERS, _STEPS, _SETTLE = 128, 40, 8  # points that walk side by side, their steps, and the first ones not drawn
+_SMOOTH_FROM = 16  # pixels a side
+
+
+class FractalPrior(ImagePrior):
+    """Colour noise with a 1/f^α amplitude spectrum, and at times an iterated function system's fractal on it.
+
+    The public knowledge it encodes, and no more: the amplitudes of photographs fall with the frequency as 1/f^α with α
+    around 1 (Field 1987), their colour channels go together, and natural shapes repeat themselves at smaller scales. It
+    knows no object.
+
+    Noise of this kind is the *spectrum* model of Baradad et al. (2021), "Learning to See by Looking at Noise"; fractals
+    are those of Kataoka et al. (2020), "Pre-training without Natural Images": 2 to 4 affine maps, drawn by the chaos
+    game. Maps are made contracting as Anderson and Farrell (2022), "Improving Fractal Pre-training", by their singular
+    values, so that none has to be thrown away.
+
+    Defaults: α as in Baradad et al.; the rest by looking. The random numbers of one image are one row of one draw from
+    ``generator``.
+
+    Args:
+        exponent: smallest and largest α; 0 is white noise.
+        fractal_probability: probability that an image has a fractal before the noise.
+
+    Raises:
+        ValueError: for a setting out of its range.
+    """
+
+    def __init__(self, *, exponent: tuple[float, float] = (0.5, 3.5), fractal_probability: float = 0.5) -> None:
+        if len(exponent) != 2 or not 0 <= exponent[0] <= exponent[1] <= 8:
+            raise ValueError(f"exponent must be two increasing numbers in [0, 8], got {exponent!r}")
+        if not 0 <= fractal_probability <= 1:
+            raise ValueError(f"fractal_probability must lie in [0, 1], got {fractal_probability!r}")
+        self.exponent = (float(exponent[0]), float(exponent[1]))
+        self.fractal_probability = float(fractal_probability)
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        image_shape: tuple[int, int, int],
+        generator: torch.Generator,
+        device: torch.device | str,
+    ) -> Tensor:
+        """Draw ``batch_size`` images (B, C, H, W) in [-1, 1]; see :meth:`ImagePrior.sample`.
+
+        Raises:
+            ValueError: if ``batch_size`` or a size in ``image_shape`` is not positive.
+        """
+        check_sample(batch_size, image_shape)
+        channels, height, width = image_shape
+        noise_numbers = (channels + 1) * height * width + channels * channels + channels + 5
+        walk_numbers = _MAPS * 7 + 1 + _WALKERS * _STEPS
+        columns = noise_numbers + walk_numbers + palette_numbers(channels) + 2
+        with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
+            rows = RandomRows.draw(batch_size, columns, generator=generator, device=device)
+            image = self._noise(rows, image_shape)
+            drawn = rows.uniform(1) < self.fractal_probability
+            trace = _trace(rows, height, width)
+            ink = (trace * (1.5 + rows.uniform(1, 1))).clamp(0, 1) * drawn[:, :, None]
+            # Colour follows how often a place is visited, as in the usual pictures of fractals.
+            colours = palette(rows, trace.flatten(1), channels=channels).mT.unflatten(2, (height, width))
+            return (2 * (image * (1 - ink[:, None]) + colours * ink[:, None]) - 1).clamp(-1, 1).contiguous()
+
+    def _noise(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
+        """(B, C, H, W) in [0, 1]."""
+        channels, height, width = image_shape
+        low, high = self.exponent
+        exponent = rows.uniform(1, low=low, high=high)[:, 0]
+        fields = power_law_noise(rows.normal(channels + 1, height, width), exponent)
+        mixing = rows.normal(channels, channels) / math.sqrt(channels)
+        noise = tint(fields, mixing=mixing, strength=rows.uniform(1, low=0.1, high=0.7)[:, 0])
+        mean = rows.uniform(1, low=0.25, high=0.75) + rows.uniform(channels, low=-0.2, high=0.2)
+        contrast = rows.uniform(1, low=0.1, high=0.3)[..., None, None]
+        return (mean[:, :, None, None] + contrast * noise).clamp(0, 1)
+
+
+def power_law_noise(white: Tensor, exponent: Tensor) -> Tensor:
+    """Filters white noise to amplitudes of 1/f^α, and to mean 0 and deviation 1 in each field.
+
+    Args:
+        white: (B, K, H, W), standard normal.
+        exponent: α of each image, (B,).
+
+    Returns:
+        (B, K, H, W); 0 where a field has a single pixel.
+    """
+    height, width = white.shape[-2:]
+    down = torch.fft.fftfreq(height, device=white.device)
+    across = torch.fft.rfftfreq(width, device=white.device)
+    frequency = (down[:, None] ** 2 + across[None] ** 2).sqrt()
+    mean_free = frequency > 0
+    gain = torch.where(mean_free, frequency.clamp_min(1e-6), 1.0)[None] ** -exponent[:, None, None] * mean_free
+    noise = torch.fft.irfft2(torch.fft.rfft2(white) * gain[:, None], s=(height, width))
+    return noise / noise.square().mean((-2, -1), keepdim=True).sqrt().clamp_min(1e-6)
+
+
+def _trace(rows: RandomRows, height: int, width: int) -> Tensor:
+    """How often the chaos game visits each pixel, (B, H, W), between 0 and 1 on a logarithmic scale.
+
+    Visits are counted in whole numbers, whose sum does not depend on the order: the same on every device.
+    """
+    turn, back = rows.uniform(_MAPS, high=2 * math.pi), rows.uniform(_MAPS, high=2 * math.pi)
+    stretch = rows.uniform(_MAPS, 2, low=0.2, high=0.8)
+    shift = rows.uniform(_MAPS, 2, low=-1, high=1)
+    mirrored = rows.uniform(_MAPS) < 0.5
+    count = rows.uniform(1, low=2, high=_MAPS + 1).floor().clamp(max=_MAPS)
+    stretch = torch.stack([stretch[..., 0], torch.where(mirrored, -1.0, 1.0) * stretch[..., 1]], 2)
+    matrices = _rotation(turn) @ (stretch[..., None] * _rotation(back))
+    choice = (rows.uniform(_WALKERS, _STEPS) * count[:, :, None]).long().clamp(max=_MAPS - 1)
+    batch = torch.arange(len(choice), device=choice.device)[:, None]
+    point = torch.zeros(len(choice), _WALKERS, 2, device=choice.device)
+    visited = []
+    for step in range(_STEPS):
+        chosen = choice[:, :, step]
+        point = (matrices[batch, chosen] @ point[..., None])[..., 0] + shift[batch, chosen]
+        if step >= _SETTLE:
+            visited.append(point)
+    path = torch.cat(visited, 1)
+    low, high = path.amin(1, keepdim=True), path.amax(1, keepdim=True)
+    path = (path - low) / (high - low).amax(2, keepdim=True).clamp_min(1e-6)
+    path = path + (1 - (path.amax(1, keepdim=True))) / 2  # centred along its shorter side
+    column = (path[..., 0] * width).long().clamp(0, width - 1)
+    row = (path[..., 1] * height).long().clamp(0, height - 1)
+    place = batch * height * width + row * width + column
+    visits = torch.bincount(place.flatten(), minlength=len(choice) * height * width).float().view(-1, height, width)
+    if min(height, width) >= _SMOOTH_FROM:
+        # A few thousand points leave gaps where a fractal is thin: dust instead of a line.
+        visits = functional.avg_pool2d(visits[:, None], 3, 1, 1)[:, 0]
+    seen = torch.log1p(visits)
+    return seen / seen.amax((1, 2), keepdim=True)
+
+
+def _rotation(angle: Tensor) -> Tensor:
+    """(..., 2, 2)."""
+    cosine, sine = torch.cos(angle), torch.sin(angle)
+    return torch.stack([torch.stack([cosine, -sine], -1), torch.stack([sine, cosine], -1)], -2)

@@ -1,0 +1,119 @@
+"""A prior of priors: each image drawn by one of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_modules.priors.base import ImagePrior, check_sample
+from lightning_modules.priors.random_rows import RandomRows
+
+__all__ = ["MixturePrior"]
+
+_COLUMNS = 6
+
+
+class MixturePrior(ImagePrior):
+    """Draws each image from one of several priors, and at times blends two such images.
+
+    In a configuration:
+
+        prior:
+          class_path: MixturePrior
+          init_args:
+            priors: [{class_path: SilhouettePrior}, {class_path: DeadLeavesPrior, init_args: {leaves: 20}}]
+            weights: [3, 1]
+
+    Which prior an image is of, and how it is blended, are one row of one draw from ``generator``; each prior draws its
+    share from a generator of its own, seeded by that draw.
+
+    Args:
+        priors: the priors, one or more.
+        weights: relative frequencies, one per prior. Default: all alike.
+        blend_probability: probability that an image is blended with another one of the mixture: half of the time as a
+            weighted mean (mixup, Zhang et al. 2018), half of the time along a straight cut (after CutMix, Yun et al.
+            2019). Costs a second draw of the whole batch where it is not 0.
+
+    Raises:
+        ValueError: for a setting out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        priors: Sequence[ImagePrior],
+        weights: Sequence[float] | None = None,
+        blend_probability: float = 0.0,
+    ) -> None:
+        priors = list(priors)
+        wrong = [type(prior).__name__ for prior in priors if not isinstance(prior, ImagePrior)]
+        if not priors or wrong:
+            raise ValueError(f"priors must be one or more image priors, got {wrong or 'none'}")
+        chosen = [1.0] * len(priors) if weights is None else [float(weight) for weight in weights]
+        if len(chosen) != len(priors):
+            raise ValueError(f"weights must be one per prior, {len(priors)}, got {len(chosen)}")
+        if not all(math.isfinite(weight) and weight >= 0 for weight in chosen) or sum(chosen) <= 0:
+            raise ValueError(f"weights must be numbers of at least 0, not all 0, got {chosen!r}")
+        if not 0 <= blend_probability <= 1:
+            raise ValueError(f"blend_probability must lie in [0, 1], got {blend_probability!r}")
+        self.priors = priors
+        self.weights = tuple(weight / sum(chosen) for weight in chosen)
+        self.blend_probability = float(blend_probability)
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        image_shape: tuple[int, int, int],
+        generator: torch.Generator,
+        device: torch.device | str,
+    ) -> Tensor:
+        """Draw ``batch_size`` images (B, C, H, W) in [-1, 1]; see :meth:`ImagePrior.sample`.
+
+        Raises:
+            ValueError: if ``batch_size`` or a size in ``image_shape`` is not positive.
+        """
+        check_sample(batch_size, image_shape)
+        rounds = 2 if self.blend_probability else 1
+        # Seeds before rows: their number does not depend on how many images are drawn.
+        seeds = torch.randint(2**62, (rounds, len(self.priors)), generator=generator, device=generator.device).tolist()
+        where = generator.device
+        rows = RandomRows.draw(batch_size, _COLUMNS, generator=generator, device=device)
+        images = self._round(rows, seeds[0], image_shape, where, device)
+        if rounds == 1:
+            return images
+        others = self._round(rows, seeds[1], image_shape, where, device)
+        return images + self._share(rows, image_shape) * (others - images)
+
+    def _round(
+        self,
+        rows: RandomRows,
+        seeds: list[int],
+        image_shape: tuple[int, int, int],
+        where: torch.device,
+        device: torch.device | str,
+    ) -> Tensor:
+        """One image of the mixture for each row, (B, C, H, W)."""
+        limits = torch.tensor(self.weights).cumsum(0).to(device)
+        kind = torch.bucketize(rows.uniform(1)[:, 0], limits[:-1], right=True)
+        images = torch.empty(len(kind), *image_shape, device=device)
+        for number, prior in enumerate(self.priors):
+            chosen = (kind == number).nonzero()[:, 0]
+            if len(chosen):
+                own = torch.Generator(device=where).manual_seed(seeds[number])
+                images[chosen] = prior.sample(len(chosen), image_shape=image_shape, generator=own, device=device)
+        return images
+
+    def _share(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
+        """How much of the second image each pixel takes, (B, 1, H, W)."""
+        blended, cut, amount, turn = rows.uniform(4)[:, :, None, None, None].unbind(1)
+        _, height, width = image_shape
+        y = ((torch.arange(height, device=cut.device) + 0.5) / height * 2 - 1)[:, None]
+        x = ((torch.arange(width, device=cut.device) + 0.5) / width * 2 - 1)[None]
+        line = torch.cos(2 * math.pi * turn) * x + torch.sin(2 * math.pi * turn) * y - 1.2 * (amount - 0.5)
+        half = (line * min(height, width) / 2 + 0.5).clamp(0, 1)
+        share = torch.where(cut < 0.5, half, 0.2 + 0.6 * amount)
+        return share * (blended < self.blend_probability)

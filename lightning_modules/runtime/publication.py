@@ -1,0 +1,65 @@
+"""What of a run may leave the house: `public/` holds what the guarantee covers, `private/` what nothing covers.
+
+Everything else in a run's folder (configuration, checkpoints, curves, records) is its working state and stays.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from lightning import Trainer
+from torch import nn
+
+from lightning_modules.runtime.runs import run_folder
+from privacy.files import write_atomically
+from privacy.guarantee import Guarantee
+
+__all__ = ["clear", "private_folder", "public_folder", "publish"]
+
+
+def public_folder(trainer: Trainer) -> Path:
+    """Where the guarantee lies, and what it covers."""
+    return run_folder(trainer) / "public"
+
+
+def private_folder(trainer: Trainer) -> Path:
+    """Where lies what this run found out about the teacher or its data without a charge."""
+    return run_folder(trainer) / "private"
+
+
+def clear(trainer: Trainer) -> None:
+    """Takes out what an earlier fit into the same folder has left, which this one's guarantee says nothing about."""
+    for folder in (public_folder(trainer), private_folder(trainer)):
+        for pattern in ("guarantee.*", "*.pt", "looks.json", "figures/*.png"):
+            for file in folder.glob(pattern):
+                file.unlink(missing_ok=True)
+
+
+def publish(folder: Path, guarantee: Guarantee, networks: Mapping[str, nn.Module]) -> None:
+    """Writes plain weights beside the guarantee that covers them; nothing where ε is infinite, which covers nothing.
+
+    Args:
+        folder: Where to.
+        guarantee: What is said of them.
+        networks: By the name of the file.
+    """
+    covered = {} if math.isinf(guarantee.epsilon) else networks
+    if not covered:
+        # Drawn while a bound still held.
+        for picture in (folder / "figures").glob("*.png"):
+            kept = folder.parent / "private" / "figures" / picture.name
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(picture, kept)
+    for stale in folder.glob("*.pt"):
+        if stale.stem not in covered:
+            stale.unlink()
+    for name, network in covered.items():
+        state = {key: value.detach().cpu().clone() for key, value in network.state_dict().items()}
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_atomically(folder / f"{name}.pt", buffer.getvalue())

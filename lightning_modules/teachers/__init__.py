@@ -1,0 +1,18 @@
+"""Private teachers: how they are trained, and what keeps them apart from everything that is published."""
+
+from lightning_modules.teachers.dp_sgd import DPSGDTeacher
+from lightning_modules.teachers.ensemble import TeacherEnsemble
+from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+from lightning_modules.teachers.private_model import PrivateModel, TeacherError
+from lightning_modules.teachers.private_teacher import PrivateTeacher
+from lightning_modules.teachers.teacher import Teacher
+
+__all__ = [
+    "DPSGDTeacher",
+    "PrivateEnsemble",
+    "PrivateModel",
+    "PrivateTeacher",
+    "Teacher",
+    "TeacherEnsemble",
+    "TeacherError",
+]

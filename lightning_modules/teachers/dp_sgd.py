@@ -1,0 +1,607 @@
+"""A teacher trained by DP-SGD: whatever is computed from it afterwards costs nothing more."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+from opacus.optimizers import DPOptimizer
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from opacus.validators import ModuleValidator
+from torch import nn
+from torch.nn import functional as F
+
+from datamodules import Poisson
+from lightning_modules.runtime.publication import clear, public_folder, publish
+from lightning_modules.runtime.runs import callbacks_of, is_dev_run
+from lightning_modules.teachers.augmentation import random_views
+from lightning_modules.teachers.dp_optimizers import GHOST_MARGIN, FlatOptimizer, GhostOptimizer
+from lightning_modules.teachers.own_training import CheckpointError
+from lightning_modules.teachers.teacher import Teacher
+from privacy.account import PrivacyAccount
+from privacy.accounting.calibration import calibrate_noise, max_count
+from privacy.accounting.composition import compose
+from privacy.events import Release, SampledGaussian, Unbounded
+from privacy.events.discrete import SampledDiscreteGaussian
+from privacy.formatting import round_up
+from privacy.guarantee import Guarantee
+from privacy.mechanisms.noise import NoiseSource, SystemNoise
+from privacy.mechanisms.words import FLOATS, LATTICE, Words
+
+__all__ = ["DPSGDTeacher"]
+
+_LOOK = (
+    "accuracy on held-out private records was measured while training, and stands in the logs of this run: nothing "
+    "bounds what it reveals of them, and it must not leave with the teacher"
+)
+_INSECURE = "the noise or the sampling can be drawn again by whoever knows its seed"
+
+
+class DPSGDTeacher(Teacher):
+    """DP-SGD (Abadi et al. 2016) through Opacus: clipping by record, Gaussian noise, Poisson sampling, virtual batches.
+
+    Record-level (ε, δ) under add-or-remove of one training record, by the privacy-loss distribution of the
+    Poisson-sampled Gaussian. Needs the data module `Poisson`: batches drawn in any other way are not what the analysis
+    is about. Noise and coins come from the operating system, not from `torch.Generator`, which keeps 32 bits of its
+    seed.
+
+    Args:
+        num_classes: See `Teacher`.
+        image_shape: See `Teacher`.
+        target_epsilon: ε at the end of the planned steps; the noise is calibrated to it.
+        noise_multiplier: σ in units of `max_grad_norm`, in place of `target_epsilon`.
+        delta: δ, below one over the number of private records.
+        max_grad_norm: Clipping norm of one record's gradient.
+        clipping: `flat` keeps per-sample gradients; `ghost` computes their norms without keeping them, for larger
+            networks.
+        physical_batch_size: Gradients that are held at once, one for each view of a record. Does not change the result,
+            but for which views are drawn.
+        augmentation_multiplicity: Random views of each record in a step. Their mean gradient is what is clipped, so
+            that a record counts once however many there are (De et al. 2022, section 3.3). 0 takes the record as it is.
+            Needs flat clipping, and a fixed front is then not computed once.
+        shift: Pixels by which a view is moved at most.
+        flip: Mirror half of the views left to right.
+        granularity: Distance of the lattice that clipped gradients are rounded to, towards zero, and that discrete
+            Gaussian noise lies on (Canonne, Kamath and Steinke 2020): such noise has no low bits that could tell of a
+            record. In units of `max_grad_norm`, rounded down to a power of two; for example 1e-3. It needs flat
+            clipping and costs slightly more, since it is composed by RDP alone. None takes floating-point noise.
+        noise: Source of the noise; None is the operating system's generator.
+        network: See `Teacher`. No BatchNorm: it mixes records. A network with a fixed `front` and `after_front` (such
+            as `ScatteringClassifier`) has the front computed once.
+        optimizer: Default: SGD, rate 4, momentum 0.9.
+        lr_scheduler: See `Teacher`.
+        label_smoothing: See `Teacher`.
+
+    Raises:
+        ValueError: A setting that has no meaning, or a network with layers that DP-SGD cannot treat record by record.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        image_shape: tuple[int, int, int],
+        target_epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        delta: float = 1e-5,
+        max_grad_norm: float = 0.1,
+        clipping: Literal["flat", "ghost"] = "flat",
+        physical_batch_size: int = 1024,
+        augmentation_multiplicity: int = 0,
+        shift: int = 2,
+        flip: bool = False,
+        granularity: float | None = None,
+        noise: NoiseSource | None = None,
+        network: Callable[..., nn.Module] | None = None,
+        optimizer: OptimizerCallable | None = None,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(
+            num_classes=num_classes,
+            image_shape=image_shape,
+            network=network,
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            label_smoothing=label_smoothing,
+        )
+        if (target_epsilon is None) == (noise_multiplier is None):
+            raise ValueError(
+                f"give one of target_epsilon and noise_multiplier, got {target_epsilon} and {noise_multiplier}"
+            )
+        for name, value in (
+            ("target_epsilon", target_epsilon),
+            ("noise_multiplier", noise_multiplier),
+            ("max_grad_norm", max_grad_norm),
+            ("physical_batch_size", physical_batch_size),
+        ):
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be above 0, got {value}")
+        if not 0 < delta < 1:
+            raise ValueError(f"delta must lie between 0 and 1, got {delta}")
+        if clipping not in ("flat", "ghost"):
+            raise ValueError(f"clipping must be flat or ghost, got {clipping!r}")
+        if augmentation_multiplicity < 0:
+            raise ValueError(f"augmentation_multiplicity must be at least 0, got {augmentation_multiplicity}")
+        if augmentation_multiplicity and not 0 <= shift < min(image_shape[1:]):
+            raise ValueError(f"shift must be at least 0 and below the sides of images {image_shape}, got {shift}")
+        if flip and not augmentation_multiplicity:
+            raise ValueError("flip=true mirrors views of a record: set augmentation_multiplicity to 1 or more")
+        if augmentation_multiplicity and clipping != "flat":
+            raise ValueError(
+                f"augmentation_multiplicity={augmentation_multiplicity} needs clipping=flat: ghost clipping would clip "
+                "each view by itself, and a record would count once for each"
+            )
+        if granularity is not None and not 0 < granularity <= 1:
+            raise ValueError(f"granularity must lie in (0, 1] clipping norms, or be null, got {granularity}")
+        if granularity is not None and clipping != "flat":
+            raise ValueError(
+                f"granularity={granularity} needs clipping=flat: ghost clipping never holds a record's gradient, which "
+                "is what is rounded"
+            )
+        if problems := ModuleValidator.validate(self.network):
+            raise ValueError(
+                f"model.network: DP-SGD needs each record by itself: {problems[0]}. Take GroupNorm or no norm, for "
+                "example {class_path: SmallCNN, init_args: {norm: group, activation: tanh}}"
+            )
+        self.automatic_optimization = False
+        self.target_epsilon = target_epsilon
+        self.noise_multiplier = noise_multiplier
+        self._given = (target_epsilon, noise_multiplier)
+        self._planned = False
+        self.delta = delta
+        self.max_grad_norm = max_grad_norm
+        self.clipping: Literal["flat", "ghost"] = clipping
+        self.physical_batch_size = physical_batch_size
+        self.augmentation_multiplicity = augmentation_multiplicity
+        self.shift = shift
+        self.flip = flip
+        self.granularity = granularity
+        self._lattice = None if granularity is None else 2.0 ** math.floor(math.log2(granularity * max_grad_norm))
+        self.noise = noise or SystemNoise()
+        self.history: list[list[float]] = []
+        #: All steps that were planned before the first, in the form of `history`; it never shrinks.
+        self.plan: list[list[float]] = []
+        self.secure = True
+        #: What this run looks at that nothing is charged for, in words for the guarantee.
+        self.looks: list[str] = []
+        self._wrapped: tuple[GradSampleModule] | None = None
+        self._front_done = False
+
+    def setup(self, stage: str) -> None:
+        """Checks the data, calibrates the noise to the planned steps, and computes a fixed front once."""
+        super().setup(stage)
+        if stage != "fit":
+            return
+        if self.trainer.precision not in ("32-true", "64-true"):
+            raise ValueError(
+                f"trainer.precision must be 32-true or 64-true for DP-SGD, got {self.trainer.precision!r}: in half "
+                "precision gradients were measured beyond the norm that they are clipped to"
+            )
+        data = self._poisson
+        if self.delta >= 1 / data.num_records:
+            raise ValueError(
+                f"delta must lie below 1/N = {1 / data.num_records:.3g} for {data.private_data}, got {self.delta:g}"
+            )
+        if self._wrapped is not None:
+            return  # a second fit of the same object
+        if self.noise_multiplier is None:
+            self.noise_multiplier = self._calibrated(data)
+        front = getattr(self.network, "front", None)
+        if isinstance(front, nn.Module) and not self.augmentation_multiplicity:
+            rank_zero_info("Computing the fixed features of all private images once.")
+            data.precompute(front)
+            self._front_done = True
+        # In a tuple: as a submodule it would rename every weight in the checkpoint.
+        wrap = GradSampleModule if self.clipping == "flat" else GradSampleModuleFastGradientClipping
+        options = (
+            {}
+            if self.clipping == "flat"
+            else {"max_grad_norm": self.max_grad_norm * (1 - GHOST_MARGIN), "use_ghost_clipping": True}
+        )
+        self._wrapped = (wrap(self.network, loss_reduction="mean", **options),)
+
+    @property
+    def _poisson(self) -> Poisson:
+        data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, Poisson):
+            raise ValueError(
+                "DP-SGD needs Poisson-sampled batches: wrap the data set, data: {class_path: Poisson, init_args: "
+                f"{{dataset: ...}}}}, got {type(data).__name__}"
+            )
+        if self.trainer.world_size > 1:
+            raise NotImplementedError(
+                f"DP-SGD runs in one process, got {self.trainer.world_size}: set --trainer.devices 1"
+            )
+        return data
+
+    def _calibrated(self, data: Poisson) -> float:
+        assert self.target_epsilon is not None
+        if self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
+            raise ValueError(
+                f"trainer.max_epochs must be set: the noise is calibrated to it, got {self.trainer.max_epochs}"
+            )
+        steps = self.trainer.max_epochs * len(data.train_dataloader())
+        found = calibrate_noise(
+            lambda noise: compose({self._event(noise, data.sample_rate): steps}, self.delta).epsilon,
+            self.target_epsilon,
+            low=0.2,
+            high=1e4,
+        )
+        rank_zero_info(
+            f"noise_multiplier={found.value:.4f} for epsilon={found.epsilon:.4f} at delta={self.delta:g} after {steps} "
+            f"steps at sample rate {data.sample_rate:.4f}"
+        )
+        return found.value
+
+    @property
+    def releases(self) -> Counter[Release]:
+        """What the whole training releases: all planned steps, taken or not, as Poisson-sampled Gaussians.
+
+        Whoever stopped early has seen what the steps gave, so that a file of fewer steps costs no less. Students
+        inherit this.
+        """
+        return self._events(_larger(self.plan, self.history))
+
+    def _events(self, steps: list[list[float]]) -> Counter[Release]:
+        counts: Counter[Release] = Counter()
+        for noise, rate, count in steps:
+            counts[self._event(noise, rate) if self.secure else Unbounded(_INSECURE)] += int(count)
+        return counts
+
+    def _event(self, noise: float, rate: float) -> Release:
+        """What one step releases."""
+        return SampledGaussian(noise, rate) if self.granularity is None else SampledDiscreteGaussian(noise, rate)
+
+    def epsilon(self) -> float:
+        """Record-level ε at δ of the steps taken so far."""
+        return compose(self._events(self.history), self.delta).epsilon
+
+    def on_fit_start(self) -> None:
+        """Checks what is resumed, before any work.
+
+        Raises:
+            CheckpointError: The checkpoint is of other private data, or its steps were sampled at another rate.
+            ValueError: A callback that chooses by private records.
+        """
+        self.own_training.begin(self)
+        self._refuse_selection()
+        rate = self._poisson.sample_rate
+        if any(entry[1] != rate for entry in self.history):
+            raise CheckpointError(
+                f"the checkpoint's steps were sampled at rate {self.history[-1][1]:.6g}, and data.batch_size over the "
+                f"records of this fit gives {rate:.6g}: resume with the same, or begin anew without --ckpt_path"
+            )
+        if self.device.type == "cuda" and self.clipping == "ghost":
+            # Norms in TF32 are off by more than the margin that is left for them.
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        if is_dev_run(self.trainer):
+            self.own_training.register(None, in_memory=True)
+            return
+        self.own_training.branch()
+        # Where nothing is left to do, no step begins, and what the checkpoint says is what there is to say.
+        self.own_training.register(self.releases)
+        if self.trainer.is_global_zero and not self.trainer.ckpt_path:
+            clear(self.trainer)
+
+    def on_train_start(self) -> None:
+        """Fixes the plan and charges all of it, before the first step.
+
+        Raises:
+            ValueError: More steps than the target was calibrated for.
+            LedgerError: The ledger cannot be written: no step may be taken.
+        """
+        self._fix_plan()
+        self.own_training.register(self.releases, in_memory=is_dev_run(self.trainer))
+        self.own_training.renew_token()
+
+    def _refuse_selection(self) -> None:
+        if not self._poisson.looks_at_private_records:
+            return
+        if _LOOK not in self.looks:
+            self.looks.append(_LOOK)
+        for callback in callbacks_of(self.trainer):
+            if (monitor := getattr(callback, "monitor", None)) is not None:
+                raise ValueError(
+                    f"{type(callback).__name__} chooses by {monitor!r}, which is measured on private records here: a "
+                    "teacher that was chosen so reveals them beyond its epsilon. Take data.evaluation=test, or leave "
+                    "the callback out and publish the last step"
+                )
+
+    def _fix_plan(self) -> None:
+        """Adds to the plan what this fit is to make; nothing is ever taken from it."""
+        assert self.noise_multiplier is not None
+        self.secure = self.secure and self.noise.secure and self._poisson.secure
+        self._planned = self.trainer.max_epochs is not None and self.trainer.max_epochs >= 0
+        before = self.plan
+        if self._planned:
+            whole = _added(self.history, [self.noise_multiplier, self._poisson.sample_rate], self._steps_ahead())
+            self.plan = _larger(self.plan, whole)
+        try:
+            self._require_target()
+        except ValueError:
+            # What was refused is no plan, and must not stand in the checkpoint that an error leaves.
+            self.plan = before
+            raise
+
+    def _steps_ahead(self) -> int:
+        """Steps that this fit has yet to make."""
+        assert self.trainer.max_epochs is not None
+        length = len(self._poisson.train_dataloader())
+        loop: Any = self.trainer.fit_loop
+        epochs = loop.epoch_progress.current
+        within = loop.epoch_loop.batch_progress.current.completed if epochs.ready > epochs.processed else 0
+        return max(0, (self.trainer.max_epochs - epochs.processed) * length - within)
+
+    def _require_target(self) -> None:
+        if self.target_epsilon is None or not self.secure:
+            return
+        epsilon = compose(self.releases, self.delta).epsilon
+        if epsilon > self.target_epsilon * (1 + 1e-6):
+            steps = int(sum(entry[2] for entry in _larger(self.plan, self.history)))
+            raise ValueError(
+                f"target_epsilon={self.target_epsilon:g} was what the noise was calibrated to, and {steps} steps in "
+                f"all with noise_multiplier={self.noise_multiplier:.4g} cost {round_up(epsilon)}: lower "
+                "trainer.max_epochs, or begin anew without --ckpt_path"
+            )
+
+    def guarantee(self) -> Guarantee:
+        """What may be said of the teacher itself; students of it inherit it."""
+        assert self.noise_multiplier is not None
+        data = self._poisson
+        account = PrivacyAccount(
+            ledger=self.own_training.ledger, delta=self.delta, scope="run", training=self.own_training.id
+        )
+        account.ledger_was_replaced = self.own_training.ledger_was_replaced
+        kind = "Gaussian" if self.granularity is None else "discrete Gaussian"
+        words = Words(
+            mechanism=(
+                f"sums of record gradients clipped to {self.max_grad_norm:g}, with {kind} noise of standard deviation "
+                f"{self.noise_multiplier:.4g} x {self.max_grad_norm:g}, on Poisson samples at rate "
+                f"{data.sample_rate:.4g}"
+            ),
+            unit="one training record",
+            relation="add-or-remove of one training record",
+            source=(
+                "privacy-loss distribution of the Poisson-sampled Gaussian (Abadi et al. 2016; Koskela et al. 2020), "
+                "rounded pessimistically"
+                if self.granularity is None
+                else "RDP of the Poisson-sampled discrete Gaussian (Canonne, Kamath and Steinke 2020; Mironov, Talwar "
+                "and Zhang 2019)"
+            ),
+            noise=FLOATS if self.granularity is None else LATTICE,
+            assumption="the settings and the initial weights were chosen without the private data; each record was "
+            "sampled by a coin of its own; gradients of other records do not depend on who else is in a batch, up to "
+            "the rounding of float32",
+        )
+        assumptions = []
+        if self.own_training.resumed:
+            assumptions.append("steps that an interrupted fit made after its last checkpoint were shown to nobody")
+        if self.clipping == "ghost":
+            assumptions.append("no record has a gradient that is not finite, which ghost clipping cannot leave out")
+        return Guarantee.of(
+            account,
+            words,
+            artefacts=("teacher", "whatever is computed from it"),
+            covered=account.counts(),
+            planned=self._planned,
+            secure=self.secure,
+            num_records=data.num_records,
+            spent=self.epsilon(),
+            looks=self.looks,
+            assumptions=assumptions,
+        )
+
+    def on_fit_end(self) -> None:
+        """Writes the guarantee, and what it covers, beside the results."""
+        if self.trainer.is_global_zero and not is_dev_run(self.trainer):
+            guarantee = self.guarantee()
+            folder = public_folder(self.trainer)
+            _, page = guarantee.write(folder)
+            publish(folder, guarantee, {"teacher": self.network})
+            rank_zero_info(f"\n{guarantee.headline()}\nThe whole statement: {page}")
+
+    def forward_train(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Logits of what the loaders give: images, or features where the front was computed before."""
+        if self._front_done:
+            logits: torch.Tensor = self.network.after_front(inputs)  # type: ignore[operator]
+            return logits
+        return self(inputs)
+
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
+        """One noisy step on a Poisson batch, accumulated over physical batches."""
+        inputs, labels = batch
+        wrapper = self.optimizers()
+        optimizer: DPOptimizer = wrapper.optimizer  # type: ignore[union-attr]
+        size = max(1, self.physical_batch_size // max(1, self.augmentation_multiplicity))
+        pieces = list(zip(inputs.split(size), labels.split(size), strict=True))
+        for position, (rows, targets) in enumerate(pieces):
+            last = position + 1 == len(pieces)
+            optimizer.signal_skip_step(do_skip=not last)
+            optimizer.zero_grad()
+            if len(rows) == 0:
+                self._empty_gradients()
+            else:
+                self._backward(rows, targets, optimizer)
+            if last:
+                # Counted before the noise is drawn.
+                self._count_step()
+                wrapper.step()  # type: ignore[union-attr]
+            else:
+                optimizer.step()
+
+    def _backward(self, rows: torch.Tensor, targets: torch.Tensor, optimizer: DPOptimizer) -> None:
+        views = self.augmentation_multiplicity
+        if views:
+            rows = random_views(rows, count=views, shift=self.shift, flip=self.flip)
+            targets = targets.repeat_interleave(views)
+        logits = self.forward_train(rows)
+        if self.clipping == "flat":
+            loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+            self.manual_backward(loss)
+            if views:
+                self._one_gradient_per_record(len(rows) // views, views)
+            return
+        assert self._wrapped is not None
+        criterion = nn.CrossEntropyLoss(label_smoothing=self.label_smoothing)
+        DPLossFastGradientClipping(self._wrapped[0], optimizer, criterion, loss_reduction="mean")(
+            logits, targets
+        ).backward()
+
+    def _one_gradient_per_record(self, records: int, views: int) -> None:
+        """Before anything is clipped."""
+        for parameter in self.network.parameters():
+            if parameter.requires_grad:
+                each: torch.Tensor = parameter.grad_sample  # type: ignore[attr-defined]
+                parameter.grad_sample = each.unflatten(0, (records, views)).mean(dim=1)  # type: ignore[attr-defined]
+
+    def _empty_gradients(self) -> None:
+        """An empty Poisson batch takes a step of noise alone."""
+        for parameter in self.network.parameters():
+            if parameter.requires_grad:
+                if self.clipping == "flat":
+                    parameter.grad_sample = parameter.new_zeros(0, *parameter.shape)  # type: ignore[attr-defined]
+                parameter.grad = torch.zeros_like(parameter)
+
+    def _count_step(self) -> None:
+        assert self.noise_multiplier is not None
+        before = self.releases
+        steps = self.history
+        self.history = _added(self.history, [self.noise_multiplier, self._poisson.sample_rate], 1)
+        if (now := self.releases) != before:
+            # Beyond the plan, or without one: each step is charged when it is taken, and none beyond the target.
+            self._planned = False
+            try:
+                self._require_target()
+            except ValueError:
+                self.history = steps  # it is not taken
+                raise
+            self.own_training.register(now, in_memory=is_dev_run(self.trainer))
+
+    def on_train_epoch_end(self) -> None:
+        """Logs ε; steps a schedule by hand."""
+        self.log("privacy/epsilon", self.epsilon(), prog_bar=True)
+        schedulers = self.lr_schedulers()
+        for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
+            if scheduler is not None:
+                scheduler.step()
+
+    def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
+        """Accuracy on held-out private records, on which the bound says nothing."""
+        inputs, labels = batch
+        logits = self.forward_train(inputs) if self.trainer.state.fn == "fit" else self(inputs)
+        self.val_accuracy(logits, labels)
+        self.log("val/accuracy", self.val_accuracy, prog_bar=True)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """The user's optimizer inside Opacus's, with noise from the operating system."""
+        trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        base = (
+            torch.optim.SGD(trained, lr=4.0, momentum=0.9)
+            if self.optimizer_factory is None
+            else self.optimizer_factory(trained)
+        )
+        assert self.noise_multiplier is not None
+        kind = FlatOptimizer if self.clipping == "flat" else GhostOptimizer
+        optimizer = kind(
+            base,
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=self.max_grad_norm,
+            expected_batch_size=self._poisson.batch_size,
+            loss_reduction="mean",
+        )
+        optimizer.source = self.noise
+        optimizer.granularity = self._lattice
+        if self.scheduler_factory is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": self.scheduler_factory(base)}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds plan and history of the steps: δ may be chosen anew, one (ε, δ) would not allow it."""
+        progress = [list(entry) for entry in self.history]
+        self.own_training.save(checkpoint, trainer=self._trainer, releases=self.releases, progress=progress)
+        checkpoint["dp_sgd"] = {
+            "history": [list(entry) for entry in self.history],
+            "plan": [list(entry) for entry in self.plan],
+            "noise_multiplier": self.noise_multiplier,
+            "secure_noise": self.secure,
+            "looks": list(self.looks),
+            "settings": self._settings,
+        }
+        checkpoint["releases"] = [[release.to_dict(), count] for release, count in self.releases.items()]
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What a resumed training must not change."""
+        return {
+            "class": f"{type(self).__module__}.{type(self).__name__}",
+            "precision": None if self._trainer is None else str(self._trainer.precision),
+            "target_epsilon": self._given[0],
+            "noise_multiplier": self._given[1],
+            "delta": self.delta,
+            "max_grad_norm": self.max_grad_norm,
+            "clipping": self.clipping,
+            "granularity": self.granularity,
+            "augmentation_multiplicity": self.augmentation_multiplicity,
+        }
+
+    def _plan_of_old(self, state: dict[str, Any]) -> list[list[float]]:
+        """Of a file that holds the steps taken alone: the plan of calibrated noise is what its target allows."""
+        history = [list(entry) for entry in state["history"]]
+        if self.target_epsilon is None or len(history) != 1 or not state.get("secure_noise", True):
+            return history
+        ((noise, rate, taken),) = history
+        return [[noise, rate, max(taken, max_count(self._event(noise, rate), self.target_epsilon, self.delta))]]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Goes on with plan, history and noise of the training that is resumed.
+
+        Raises:
+            CheckpointError: It is of no training by DP-SGD, or of one with other settings.
+        """
+        self.own_training.load(checkpoint)
+        state = checkpoint.get("dp_sgd")
+        if not isinstance(state, dict) or "history" not in state or "noise_multiplier" not in state:
+            raise CheckpointError(
+                "the checkpoint is of no training by DP-SGD: its weights were computed from private records without "
+                "noise, and nothing that is added now would bound what they reveal. Begin anew without --ckpt_path"
+            )
+        for name, value in self._settings.items():
+            before = state.get("settings", {}).get(name, value)
+            # Outside of a fit nothing has a precision.
+            if value != before and None not in ((value, before) if name == "precision" else ()):
+                raise CheckpointError(
+                    f"{name} was {before!r} when the checkpoint was written and is {value!r} now: resume with the "
+                    "same, or begin anew without --ckpt_path"
+                )
+        self.history = [list(entry) for entry in state["history"]]
+        self.plan = [list(entry) for entry in state["plan"]] if "plan" in state else self._plan_of_old(state)
+        # What was looked at once cannot be taken back by resuming without it.
+        self.looks = list(dict.fromkeys([*self.looks, *state.get("looks", [])]))
+        self.secure = bool(state.get("secure_noise", True))
+        self.noise_multiplier = state["noise_multiplier"]
+
+
+def _added(steps: list[list[float]], kind: list[float], count: int) -> list[list[float]]:
+    """`steps` with so many more of a (noise multiplier, sample rate), those of one kind in one entry."""
+    entries = [[*entry] for entry in steps]
+    for entry in entries:
+        if entry[:2] == kind:
+            entry[2] += count
+            return entries
+    return [*entries, [*kind, count]] if count else entries
+
+
+def _larger(first: list[list[float]], second: list[list[float]]) -> list[list[float]]:
+    """Of each kind of step the larger count."""
+    counts: dict[tuple[float, float], float] = {}
+    for noise, rate, count in [*first, *second]:
+        counts[noise, rate] = max(count, counts.get((noise, rate), 0))
+    return [[noise, rate, count] for (noise, rate), count in counts.items()]

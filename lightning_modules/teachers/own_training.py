@@ -1,0 +1,179 @@
+"""Which training a fit of a teacher is: its identity, its place in the data's ledger, and what may resume it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning import LightningModule, Trainer
+
+from lightning_modules.runtime.runs import datamodule_of
+from privacy.events import Release
+from privacy.identity import Training, ledger_file, new_training_id
+from privacy.ledger import Ledger
+
+__all__ = ["CheckpointError", "OwnTraining"]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that this fit must not go on from."""
+
+
+class OwnTraining:
+    """Identity of the training that a module is in, kept by its checkpoints.
+
+    Args:
+        kind: What is trained, for a reader of the ledger.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.id: str | None = None
+        self.private_data: str | None = None
+        #: Whether some fit of this training went on from a checkpoint.
+        self.resumed = False
+        self.ledger_was_replaced = False
+        self._restored: dict[str, Any] | None = None
+        self._ledger: Ledger | None = None
+        self._token: str | None = None
+        self._progress: Any = None
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of the private data, whose run is this training.
+
+        Raises:
+            RuntimeError: `register` has not been called.
+        """
+        if self._ledger is None:
+            raise RuntimeError("the ledger of a training is opened by register()")
+        return self._ledger
+
+    def begin(self, module: LightningModule) -> None:
+        """Takes a new identity where a fit begins, or goes on with that of the checkpoint.
+
+        Raises:
+            CheckpointError: The checkpoint is of other private data.
+        """
+        data = datamodule_of(module.trainer)
+        now = {name: getattr(data, name, None) for name in ("private_data", "num_records")}
+        self._refuse_other_data(now)
+        self.private_data = now["private_data"]
+        self._restored = {**(self._restored or {}), **now}
+        if self.id is None:
+            self.id = new_training_id()
+
+    def _refuse_other_data(self, now: Mapping[str, Any]) -> None:
+        for name, value in (self._restored or {}).items():
+            if name in now and None not in (value, now[name]) and value != now[name]:
+                raise CheckpointError(
+                    f"{name} of the checkpoint is {value!r}, and that of this fit is {now[name]!r}: what the first "
+                    "training gave away would be stated of other records. Resume with the same data, or begin anew "
+                    "without --ckpt_path"
+                )
+
+    def register(self, releases: Mapping[Release, int] | None, *, in_memory: bool = False) -> None:
+        """Writes the training into the data's ledger, with all that it is going to release, before its first step.
+
+        Args:
+            releases: All planned steps, or None for a training that nothing bounds.
+            in_memory: Keep the ledger in memory: for a fit that writes nothing.
+
+        Raises:
+            LedgerError: The ledger cannot be written, or is not the one that the checkpoint saw.
+        """
+        self._open(in_memory=in_memory or self.private_data is None)
+        assert self.id is not None
+        self.ledger.register(Training(self.id, kind=self.kind, releases=releases))
+
+    def _open(self, *, in_memory: bool) -> None:
+        if self._ledger is not None and (self._ledger.durable or in_memory):
+            return
+        if self._ledger is not None:
+            self._token = None  # of the ledger in memory that this one takes the place of
+        name = self.private_data or "data without a name"
+        path = None if in_memory else ledger_file(name, recorded=self._recorded)
+        self._ledger = Ledger(path=path, private_data=name, run=self.id or "")
+        same = self._ledger.goes_on_from(None if self._stated is None else self._stated.head, whose="the checkpoint")
+        self.ledger_was_replaced |= not same
+
+    def branch(self) -> None:
+        """Takes a new identity where this is not what was saved last.
+
+        Two fits that go on from one checkpoint give two teachers, whose steps after it compose. Each branch then has an
+        identity of its own with all steps since the first, and identities compose. Call it before `register`, in each
+        fit, and `renew_token` before its first step.
+        """
+        self._open(in_memory=self.private_data is None)
+        assert self.id is not None
+        known = self.id in self.ledger.trained()
+        # A checkpoint whose training this ledger does not know comes from another ledger.
+        same = self.ledger.saved(self.id) == self._token if known else self._stated is None
+        if not same:
+            self.id, self._token = new_training_id(), None
+        self.ledger.run = self.id
+
+    def renew_token(self) -> None:
+        """From here on a copy of this object, or an earlier checkpoint, is another branch.
+
+        Raises:
+            LedgerError: Another fit went on from the same checkpoint at the same time, or it could not be written down.
+        """
+        assert self.id is not None
+        token = new_training_id()
+        self.ledger.note_saved(self.id, token, after=self._token)
+        self._token = token
+
+    @property
+    def _stated(self) -> Training | None:
+        stated = (self._restored or {}).get("training")
+        return None if stated is None else Training.from_dict(stated)
+
+    @property
+    def _recorded(self) -> Any:
+        return None if self._stated is None else self._stated.ledger
+
+    def save(
+        self, checkpoint: dict[str, Any], *, trainer: Trainer | None, releases: Any = None, progress: Any = None
+    ) -> None:
+        """Adds identity, ledger, and the public name and size of the private data.
+
+        Args:
+            checkpoint: What is saved.
+            trainer: Knows the data.
+            releases: See `Training`.
+            progress: How far the training is, for one that may branch: each state that is saved gets a token.
+        """
+        data = None if trainer is None else datamodule_of(trainer)
+        checkpoint["private_data"] = getattr(data, "private_data", None)
+        checkpoint["num_records"] = getattr(data, "num_records", None)
+        ledger = self._ledger
+        if ledger is not None:
+            path = ledger.path
+        else:
+            path = None if self.private_data is None else ledger_file(self.private_data, recorded=self._recorded)
+        if ledger is not None and progress is not None and progress != self._progress:
+            self._progress = progress
+            self.renew_token()
+        checkpoint["training"] = Training(
+            self.id or new_training_id(),
+            kind=self.kind,
+            releases=releases,
+            ledger=path,
+            head=None if ledger is None else ledger.head,
+            state=self._token,
+            ledger_was_replaced=self.ledger_was_replaced,
+        ).to_dict()
+
+    def load(self, checkpoint: Mapping[str, Any]) -> None:
+        """Goes on with the identity of a checkpoint; one of before there were identities is given a new one.
+
+        So is one of another kind of training: what bounds steps of DP-SGD says nothing of steps without noise.
+        """
+        self._restored = {name: checkpoint.get(name) for name in ("private_data", "num_records", "training")}
+        self._ledger = None
+        stated = self._stated
+        self.id = None if stated is None or stated.kind != self.kind else stated.id
+        self._token = None if stated is None else stated.state
+        self.ledger_was_replaced = stated is not None and stated.ledger_was_replaced
+        self.resumed = True

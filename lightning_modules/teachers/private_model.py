@@ -1,0 +1,182 @@
+"""What every private model offers, one classifier or many: answers, and nothing that leads around an annotator."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from lightning_modules.networks import check_network
+from privacy.accounting.calibration import max_count
+from privacy.annotators import Annotator
+from privacy.events import Release, SampledGaussian, release_from_dict
+from privacy.identity import Training, UnnamedTraining, ledger_file
+
+__all__ = ["PrivateModel", "TeacherError", "has_finite_weights", "training_of", "weights_digest"]
+
+
+class TeacherError(ValueError):
+    """A teacher that is missing, of another architecture, or unusable."""
+
+
+class PrivateModel(ABC):
+    """A private classifier or an ensemble of them, held outside of every `nn.Module`.
+
+    No attribute is a network, so that no `state_dict`, checkpoint, logger or copy can reach one; the networks are asked
+    by methods, whose answers are private until an annotator has released something of them.
+
+    Args:
+        private_data: Public name of what was trained on.
+        training: Which training it comes from; None: not known, and nothing bounds what is computed from it.
+        num_records: Number of records that were trained on, where known.
+        path: The file it came from.
+    """
+
+    def __init__(
+        self,
+        *,
+        private_data: str,
+        training: Training | UnnamedTraining | None,
+        num_records: int | None = None,
+        path: Path | None = None,
+    ) -> None:
+        self.private_data = private_data
+        self.training = training
+        self.num_records = num_records
+        # Resolved: a symbolic link must not lead to another ledger.
+        self.path = None if path is None else path.resolve()
+        self._admitted: tuple[Annotator, str | None] | None = None
+
+    @property
+    @abstractmethod
+    def num_teachers(self) -> int:
+        """n."""
+
+    @abstractmethod
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """Its decision, (N, C, H, W) → (N, c), float32: logits of one teacher, votes of many."""
+
+    @abstractmethod
+    def each(self, images: torch.Tensor) -> torch.Tensor:
+        """Every teacher's logits, (N, C, H, W) → (n, N, c), float32."""
+
+    @abstractmethod
+    def _network_of(self, teacher: int) -> nn.Module:
+        """One network, for the checks of this module and for `unprotected` alone."""
+
+    def unprotected(self, annotator: Annotator, *, reason: str, teacher: int = 0) -> nn.Module:
+        """One network itself, for a gradient with respect to images or its BatchNorm statistics.
+
+        Args:
+            annotator: Charged first, once in a run, with a release that nothing but the teacher's own training bounds.
+            reason: What is done with it, in words.
+            teacher: Its number, from 0.
+
+        Raises:
+            BudgetExceeded: The target allows no such thing.
+        """
+        if self._admitted is None or self._admitted[0] is not annotator:
+            self._admitted = (annotator, annotator.admit(self.training))
+        annotator.reveal(reason, training=self._admitted[1])
+        return self._network_of(teacher).eval()
+
+    @property
+    def ledger(self) -> Path | None:
+        """Where the ledger of the private data lies; None for a model of a script, whose ledger is kept in memory."""
+        if self.path is None:
+            return None
+        recorded = self.training.ledger if isinstance(self.training, Training) else None
+        return ledger_file(self.private_data, beside=self.path, recorded=recorded)
+
+    @property
+    def old_ledger(self) -> Path | None:
+        """The ledger of version 1 beside the file, where there is one."""
+        old = None if self.path is None else self.path.with_name(self.path.name + ".ledger.jsonl")
+        return old if old is not None and old.is_file() else None
+
+    def require_usable(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
+        """Refuses, before anything is charged, a model that could answer nothing of use.
+
+        Raises:
+            TeacherError: Weights that are not finite, or not (N, c) finite logits for blank images.
+        """
+        for index in range(self.num_teachers):
+            whose = self._name(index)
+            network = self._network_of(index)
+            if not has_finite_weights(network):
+                raise TeacherError(
+                    f"{whose} holds weights that are not finite; it was refused before anything was charged. Train "
+                    "with a lower rate (model.optimizer)"
+                )
+            try:
+                check_network(network, num_classes=num_classes, image_shape=image_shape, name="model.teacher")
+            except ValueError as error:
+                raise TeacherError(f"{whose} is of no use here: {error}") from error
+
+    def _name(self, teacher: int) -> str:
+        return "the teacher" if self.path is None else f"teacher {self.path}"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a private teacher is never written, copied or sent to another process")
+
+
+def has_finite_weights(network: nn.Module) -> bool:
+    """Whether every weight and buffer is finite."""
+    values = (value for value in network.state_dict().values() if value.is_floating_point())
+    return all(bool(torch.isfinite(value).all()) for value in values)
+
+
+def weights_digest(weights: Mapping[str, torch.Tensor]) -> bytes:
+    """Hash of names, shapes and values. **Private**: a ledger keeps no more of it than a keyed hash."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name}|{tuple(value.shape)}|{value.dtype}|".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return digest.digest()
+
+
+def training_of(content: Any, weights: Mapping[str, torch.Tensor], file: Path) -> Training | UnnamedTraining:
+    """Which training a file comes from, by its own word; of a file that names none, by its weights.
+
+    Raises:
+        TeacherError: A file by DP-SGD of before trainings had identities, which does not say how many steps were
+            planned.
+    """
+    stated = content.get("training") if isinstance(content, dict) else None
+    if stated is not None:
+        try:
+            return Training.from_dict(stated)
+        except ValueError as error:
+            raise TeacherError(f"teacher {file}: {error}") from error
+    releases = content.get("releases") if isinstance(content, dict) else None
+    kind = "file without an identity"
+    if not releases:
+        return UnnamedTraining(weights_digest(weights), kind=kind)
+    taken = {release_from_dict(release): int(count) for release, count in releases}
+    return UnnamedTraining(weights_digest(weights), kind=kind, releases=_plan_of_old(content, taken, file))
+
+
+def _plan_of_old(content: dict[str, Any], taken: dict[Release, int], file: Path) -> dict[Release, int]:
+    """All planned steps of a teacher by DP-SGD whose file holds those that were taken alone.
+
+    Its noise was calibrated so that the plan just meets `target_epsilon`: the plan is what that target allows.
+    """
+    settings = content.get("hyper_parameters", {})
+    target, delta = settings.get("target_epsilon"), settings.get("delta")
+    if any(not release.bounded for release in taken):
+        return taken
+    if target is None or delta is None or len(taken) != 1 or not isinstance(next(iter(taken)), SampledGaussian):
+        raise TeacherError(
+            f"teacher {file} was trained by DP-SGD before a file said how many steps were planned: it holds those that "
+            "were taken, and a training that was stopped early, by what it gave, would claim too little. Go on with it "
+            "once, with the epochs that were planned at first: LightningCLI fit --config ... --trainer.max_epochs N "
+            f"--ckpt_path {file}. The file that this writes says what it costs"
+        )
+    ((release, count),) = taken.items()
+    return {release: max(count, max_count(release, float(target), float(delta)))}

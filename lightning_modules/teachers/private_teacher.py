@@ -1,0 +1,223 @@
+"""A trained classifier that must never be written anywhere, loaded when a fit begins and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser
+from torch import nn
+
+from lightning_modules.networks import build_network
+from lightning_modules.runtime.paths import find_config
+from lightning_modules.teachers.private_model import (
+    PrivateModel,
+    TeacherError,
+    has_finite_weights,
+    training_of,
+    weights_digest,
+)
+from privacy.identity import Training, UnnamedTraining
+
+__all__ = ["PrivateTeacher", "TeacherError", "architecture", "has_finite_weights"]
+
+
+class PrivateTeacher(PrivateModel):
+    """One private classifier, see `PrivateModel`.
+
+    Args:
+        network: The classifier, (N, C, H, W) → (N, c) logits.
+        private_data: Public name of what it was trained on.
+        training: See `PrivateModel`; None takes its weights for its identity.
+        num_records: Number of records it was trained on, where known.
+        path: The file it came from.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        private_data: str,
+        training: Training | UnnamedTraining | None = None,
+        num_records: int | None = None,
+        path: Path | None = None,
+    ) -> None:
+        super().__init__(
+            private_data=private_data,
+            training=training or UnnamedTraining(weights_digest(network.state_dict()), kind="network of a script"),
+            num_records=num_records,
+            path=path,
+        )
+        network.eval().requires_grad_(False)
+        # In a function: an attribute could be reached, and be registered by whoever copies it.
+        self._held = lambda: network
+
+    @property
+    def num_teachers(self) -> int:
+        """1."""
+        return 1
+
+    def _network_of(self, teacher: int) -> nn.Module:
+        return self._held()
+
+    @torch.no_grad()
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits in float32 whatever the precision of the run, shape (N, c), on the device of `images`.
+
+        Whatever is computed from them is private until an annotator has released it.
+        """
+        network = self._held().to(images.device).eval()
+        with torch.autocast(images.device.type, enabled=False):
+            outputs: torch.Tensor = network(images.detach().float())
+        return outputs.float()
+
+    def each(self, images: torch.Tensor) -> torch.Tensor:
+        """The same as those of one teacher, (N, C, H, W) → (1, N, c)."""
+        return self.logits(images).unsqueeze(0)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        num_classes: int,
+        image_shape: tuple[int, int, int],
+        network: Callable[..., nn.Module] | None = None,
+        private_data: str | None = None,
+    ) -> PrivateTeacher:
+        """Reads a checkpoint of `Teacher`, or a plain file of weights (`torch.save(model.state_dict())`).
+
+        Args:
+            path: The file; read without unpickling code.
+            num_classes: c that the run expects.
+            image_shape: (C, H, W) that the run expects.
+            network: Builds the architecture. A checkpoint of `Teacher` knows its own.
+            private_data: Public name of the private data; a checkpoint of `Teacher` knows it.
+
+        Raises:
+            TeacherError: Missing file, other architecture or class count, weights that are not finite.
+        """
+        file = Path(path)
+        if not file.is_file():
+            raise TeacherError(_missing(file))
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise TeacherError(
+                f"teacher {file} cannot be read as plain weights ({type(error).__name__}: {error}). Give a "
+                f"checkpoint of "
+                "`LightningCLI fit` with a Teacher, or a file written by torch.save(model.state_dict(), ...)"
+            ) from error
+        weights = _weights(content, file)
+        built = architecture(
+            network, content, file, whose=f"teacher {file}", num_classes=num_classes, image_shape=image_shape
+        )
+        try:
+            built.load_state_dict(weights)
+        except RuntimeError as error:
+            raise TeacherError(
+                f"the weights in teacher {file} do not fit the architecture {type(built).__name__} with "
+                f"num_classes={num_classes} "
+                f"and image_shape={image_shape}: {error}. Set model.teacher_network to the class that the "
+                f"teacher was trained with, "
+                "or take the data set that it was trained on"
+            ) from error
+        records = _stated(content, "num_records")
+        teacher = cls(
+            built,
+            private_data=private_data or _stated(content, "private_data") or f"training data of {file.name}",
+            training=training_of(content, weights, file),
+            num_records=None if records is None else int(records),
+            path=file,
+        )
+        teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
+        return teacher
+
+
+def architecture(
+    network: Callable[..., nn.Module] | None,
+    content: Any,
+    file: Path,
+    *,
+    whose: str,
+    num_classes: int,
+    image_shape: tuple[int, int, int],
+) -> nn.Module:
+    """The network that a checkpoint's weights belong to, freshly initialised.
+
+    Args:
+        network: Builds it; None takes what the checkpoint says.
+        content: The checkpoint.
+        file: Where it lies, for messages.
+        whose: Of whom, for messages.
+        num_classes: c that the run expects.
+        image_shape: (C, H, W) that the run expects.
+
+    Raises:
+        TeacherError: The checkpoint does not say, or it cannot be built.
+    """
+    spec = content.get("hyper_parameters", {}).get("network") if isinstance(content, dict) else None
+    try:
+        return build_network(
+            network or _factory(spec, file),
+            num_classes=num_classes,
+            image_shape=image_shape,
+            name="model.teacher_network",
+        )
+    except TeacherError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise TeacherError(f"the architecture of {whose} cannot be built: {error}") from error
+
+
+def _missing(file: Path) -> str:
+    text = f"teacher checkpoint {file} does not exist."
+    stem = file.stem
+    recipe = f"sweeps/dp_teacher_{stem[:-3]}.yaml" if stem.endswith("_dp") else f"sweeps/teacher_{stem}.yaml"
+    if Path(find_config(recipe)).is_file():
+        return f"{text} Make it with:  LightningCLI fit --config {recipe}"
+    return (
+        f"{text} Train one with `LightningCLI fit --config sweeps/teacher_<dataset>.yaml`, or set "
+        f"--model.teacher to your own file"
+    )
+
+
+def _factory(spec: Any, file: Path) -> Callable[..., nn.Module]:
+    if not isinstance(spec, dict):
+        raise TeacherError(
+            f"{file} does not say which architecture it holds: set model.teacher_network, for example "
+            "{class_path: lightning_modules.networks.ResNet34}"
+        )
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--network", type=Callable[..., nn.Module])
+    factory: Callable[..., nn.Module] = parser.instantiate_classes(parser.parse_object({"network": spec})).network
+    return factory
+
+
+def _stated(content: Any, name: str) -> Any:
+    # A plain file of weights might have a weight of that name.
+    value = content.get(name) if isinstance(content, dict) else None
+    return None if isinstance(value, torch.Tensor) else value
+
+
+def _weights(content: Any, file: Path) -> dict[str, torch.Tensor]:
+    if isinstance(content, dict) and "ensemble" in content:
+        raise TeacherError(
+            f"{file} holds an ensemble, and one teacher was asked for: set model.annotator.release to ensemble for "
+            "DPDFD, or take MeanAnswerAnnotator for Distillation or VoteAnnotator for DGD"
+        )
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        prefix = "network."
+        inside = {key[len(prefix) :]: value for key, value in content["state_dict"].items() if key.startswith(prefix)}
+        weights = inside or content["state_dict"]
+    else:
+        weights = content
+    if (
+        not isinstance(weights, dict)
+        or not weights
+        or not all(isinstance(value, torch.Tensor) for value in weights.values())
+    ):
+        raise TeacherError(f"{file} holds no weights: expected a state_dict or a checkpoint with one")
+    return weights

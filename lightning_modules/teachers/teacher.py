@@ -1,0 +1,123 @@
+"""The private classifier that everything else transcribes: the only module that reads private training data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import nn
+from torch.nn import functional as F
+from torchmetrics.classification import MulticlassAccuracy
+
+from lightning_modules.networks import SmallCNN, build_network
+from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
+from lightning_modules.runtime.runs import is_dev_run
+from lightning_modules.teachers.own_training import OwnTraining
+
+__all__ = ["Teacher"]
+
+
+class Teacher(LightningModule):
+    """Trains any classifier by cross-entropy, with automatic optimization.
+
+    What it writes is as private as its training data: nothing bounds what it reveals about a record.
+
+    Args:
+        num_classes: c; linked from the data.
+        image_shape: (C, H, W); linked from the data.
+        network: Builds the classifier, called with those of `num_classes` and `image_shape` that it accepts. Default:
+            `SmallCNN`.
+        optimizer: Default: Adam with the rate 3e-3 as the peak of a one-cycle schedule over the whole fit.
+        lr_scheduler: A schedule stepped once an epoch, in place of the one-cycle schedule. With `optimizer` and
+            without this,
+            the rate stays constant.
+        label_smoothing: Between 0 and 1.
+
+    Raises:
+        ValueError: `label_smoothing` out of range, or a network that does not give c logits for such an image.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        image_shape: tuple[int, int, int],
+        network: Callable[..., nn.Module] | None = None,
+        optimizer: OptimizerCallable | None = None,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing must lie in [0, 1), got {label_smoothing}")
+        self.save_hyperparameters()
+        keep_plain_hyperparameters(self)
+        self.num_classes = num_classes
+        self.image_shape = (image_shape[0], image_shape[1], image_shape[2])
+        self.network = build_network(
+            network or SmallCNN, num_classes=num_classes, image_shape=self.image_shape, name="model.network"
+        )
+        if self.hparams.get("network", "") is None:
+            # Written out, so that the checkpoint itself says which architecture it holds.
+            self.hparams["network"] = {"class_path": f"{SmallCNN.__module__}.{SmallCNN.__name__}"}
+        self.optimizer_factory = optimizer
+        self.scheduler_factory = lr_scheduler
+        self.label_smoothing = label_smoothing
+        self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.own_training = OwnTraining(type(self).__name__)
+
+    def on_fit_start(self) -> None:
+        """Gives the training its identity, by which everything about this teacher is told from any other."""
+        self.own_training.begin(self)
+        self.own_training.register(None, in_memory=is_dev_run(self.trainer))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits, (N, C, H, W) → (N, c)."""
+        logits: torch.Tensor = self.network(images)
+        return logits
+
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        """Cross-entropy on private images (N, C, H, W) and labels (N,)."""
+        images, labels = batch
+        loss = F.cross_entropy(self(images), labels, label_smoothing=self.label_smoothing)
+        self.log("train/loss", loss)
+        return loss
+
+    def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
+        """Accuracy on held-out private records."""
+        images, labels = batch
+        self.val_accuracy(self(images), labels)
+        self.log("val/accuracy", self.val_accuracy, prog_bar=True)
+
+    def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
+        """Accuracy on the public test split."""
+        images, labels = batch
+        self.test_accuracy(self(images), labels)
+        self.log("test/accuracy", self.test_accuracy)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """One optimizer, one schedule."""
+        if self.optimizer_factory is None:
+            optimizer: torch.optim.Optimizer = torch.optim.Adam(self.parameters(), lr=3e-3)
+            if self.scheduler_factory is None:
+                steps = int(self.trainer.estimated_stepping_batches)
+                cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps)
+                return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
+        else:
+            optimizer = self.optimizer_factory(self.parameters())
+        if self.scheduler_factory is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": self.scheduler_factory(optimizer)}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the training's identity and the public name and size of its data, which a guarantee needs."""
+        self.own_training.save(checkpoint, trainer=self._trainer)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Goes on with the identity of the training that is resumed."""
+        self.own_training.load(checkpoint)

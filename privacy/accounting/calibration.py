@@ -1,0 +1,284 @@
+"""Noise, steps, queries or candidates for a target epsilon, under either accounting.
+
+Everything is a monotone search over the very functions that will report epsilon afterwards, and ends on the side where
+the target
+holds: the achieved epsilon comes back with the answer and is never above it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from privacy.accounting.composition import compose
+from privacy.checks import check_count, check_delta, check_nonnegative, check_positive
+from privacy.events import Gaussian, GaussianVotes, LaplaceVotes, RandomizedResponse, Release
+from privacy.mechanisms.gradients import output_gradient_mu
+from privacy.numerics.gaussian import gaussian_mu
+from privacy.published import published_dgd_epsilon, published_dpdfd_epsilon
+
+Accounting: TypeAlias = Literal["record", "published"]
+GradientRelease: TypeAlias = Literal["batch_mean", "per_sample", "per_sample_full", "batch_mean_rows", "ensemble"]
+VoteNoise: TypeAlias = Literal["laplace", "gaussian"]
+
+#: What :func:`max_count` returns for releases that cost nothing.
+NO_LIMIT = 2**62
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A setting and the epsilon that it reaches, never above the target.
+
+    Attributes:
+        value: noise scale, number of steps or queries, or number of candidates.
+        epsilon: what the same accounting reports for ``value``.
+    """
+
+    value: float
+    epsilon: float
+
+
+def calibrate_noise(
+    epsilon_of: Callable[[float], float], target_epsilon: float, *, low: float = 1e-6, high: float = 1e12
+) -> Calibration:
+    """The smallest noise with ``epsilon_of(noise) <= target_epsilon``, to 1e-6 relative, rounded to the safe side.
+
+    Args:
+        epsilon_of: non-increasing in the noise.
+        target_epsilon: most that may be spent.
+        low: noise below which nothing is searched; returned if it suffices.
+        high: noise above which the target counts as out of reach.
+
+    Raises:
+        ValueError: if even ``high`` spends more than the target.
+
+    >>> found = calibrate_noise(lambda s: compose({Gaussian(1 / s): 100}, 1e-5).epsilon, 1.0)
+    >>> round(found.value, 3), found.epsilon <= 1.0
+    (37.306, True)
+    """
+    target = _target(target_epsilon)
+    best = epsilon_of(high)
+    if best > target:
+        raise ValueError(f"target_epsilon must be at least {best:.6g}, what noise {high:g} costs, got {target:g}")
+    first = epsilon_of(low)
+    if first <= target:
+        return Calibration(low, first)
+    while high > low * (1.0 + 1e-6):
+        middle = math.sqrt(low * high)
+        value = epsilon_of(middle)
+        if value <= target:
+            high, best = middle, value
+        else:
+            low = middle
+    return Calibration(high, best)
+
+
+def calibrate_count(epsilon_of: Callable[[int], float], target_epsilon: float, *, limit: int = NO_LIMIT) -> Calibration:
+    """The largest count with ``epsilon_of(count) <= target_epsilon``, up to ``limit``.
+
+    Args:
+        epsilon_of: non-decreasing in the count.
+        target_epsilon: most that may be spent.
+        limit: largest count of interest.
+
+    Raises:
+        ValueError: if ``epsilon_of(0)`` is above the target already.
+
+    >>> calibrate_count(lambda n: compose({Gaussian(0.02): n}, 1e-5).epsilon, 1.0).value
+    179
+    """
+    target = _target(target_epsilon)
+    best = epsilon_of(0)
+    if best > target:
+        raise ValueError(f"target_epsilon must be at least {best:.6g}, what is spent already, got {target:g}")
+    low, high = 0, 1
+    while high <= limit and (value := epsilon_of(high)) <= target:
+        low, best, high = high, value, high * 2
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        value = epsilon_of(middle)
+        if value <= target:
+            low, best = middle, value
+        else:
+            high = middle
+    return Calibration(low, best)
+
+
+def max_count(
+    release: Release, budget_epsilon: float, delta: float, already: Mapping[Release, int] | None = None
+) -> int:
+    """How many further releases fit into a budget beside what was released already.
+
+    In closed form where all is Gaussian, else by bisection on :func:`privacy.compose`.
+
+    Args:
+        release: what is going to be released n times.
+        budget_epsilon: most that all may cost together.
+        delta: failure probability in (0, 1).
+        already: what was released before.
+
+    Returns:
+        n, 0 where not one fits; ``NO_LIMIT`` (2**62) where releases cost nothing.
+
+    >>> max_count(Gaussian(0.02), 1.0, 1e-5)
+    179
+    >>> max_count(Gaussian(0.02), 1.0, 1e-5, {Gaussian(0.02): 100})
+    79
+    """
+    target = _target(budget_epsilon)
+    delta = check_delta(delta)
+    before = dict(already or {})
+
+    def spent(count: int) -> float:
+        return compose({**before, release: before.get(release, 0) + count}, delta).epsilon
+
+    if compose(before, delta).epsilon > target or spent(1) > target:
+        return 0
+    mu = release.gaussian_mu
+    if mu == 0.0 or release.pure_epsilon == 0.0:
+        return NO_LIMIT
+    used = [(other.gaussian_mu, count) for other, count in before.items() if count]
+    if mu is not None and all(other is not None for other, _ in used):
+        room = gaussian_mu(target, delta) ** 2 - math.fsum(count * m * m for m, count in used if m is not None)
+        count = min(NO_LIMIT, max(1, math.floor(room / (mu * mu))))
+        # The inverse is rounded down by 1e-12: the functions that report have the last word.
+        while count > 1 and spent(count) > target:
+            count -= max(1, count // 10**12)
+        while count < NO_LIMIT and spent(count + 1) <= target:
+            count += 1
+        return count
+    return int(calibrate_count(spent, target, limit=2**40).value)
+
+
+def _gradient_epsilon(
+    release: GradientRelease,
+    norm_bound: float,
+    num_classes: int,
+    batch_size: int,
+    delta: float,
+    accounting: Accounting,
+) -> Callable[[float, int], float]:
+    _check_accounting(accounting)
+    if accounting == "published":
+        return lambda noise, steps: published_dpdfd_epsilon(norm_bound, num_classes, batch_size, steps, noise, delta)
+    return lambda noise, steps: (
+        compose({Gaussian(output_gradient_mu(release, batch_size, noise)): steps}, delta).epsilon
+    )
+
+
+def calibrate_dpdfd_noise(
+    target_epsilon: float,
+    *,
+    steps: int,
+    delta: float,
+    accounting: Accounting,
+    release: GradientRelease = "per_sample",
+    norm_bound: float = 1e-3,
+    num_classes: int = 10,
+    batch_size: int = 256,
+) -> Calibration:
+    """Noise scale sigma for a number of steps of C or D's data-sensitive switch.
+
+    >>> found = calibrate_dpdfd_noise(1.0, steps=40, delta=1e-5, accounting="record", release="ensemble")
+    >>> round(found.value, 1), found.epsilon <= 1.0
+    (755.0, True)
+    """
+    epsilon = _gradient_epsilon(release, norm_bound, num_classes, batch_size, delta, accounting)
+    return calibrate_noise(lambda noise: epsilon(noise, steps), target_epsilon)
+
+
+def calibrate_dpdfd_steps(
+    target_epsilon: float,
+    *,
+    noise_scale: float,
+    delta: float,
+    accounting: Accounting,
+    release: GradientRelease = "per_sample",
+    norm_bound: float = 1e-3,
+    num_classes: int = 10,
+    batch_size: int = 256,
+) -> Calibration:
+    """Number of steps of C or D's data-sensitive switch.
+
+    >>> int(calibrate_dpdfd_steps(1.0, noise_scale=100.0, delta=1e-5, accounting="published").value)
+    59680
+    """
+    epsilon = _gradient_epsilon(release, norm_bound, num_classes, batch_size, delta, accounting)
+    return calibrate_count(lambda steps: epsilon(noise_scale, steps), target_epsilon)
+
+
+def calibrate_queries(
+    target_epsilon: float, *, noise: VoteNoise, noise_scale: float, delta: float, accounting: Accounting
+) -> Calibration:
+    """Number of noisy votes (B). Published accounting knows Laplace noise only: eps0 = 2/noise_scale.
+
+    >>> found = calibrate_queries(1.0, noise="gaussian", noise_scale=40.0, delta=1e-5, accounting="record")
+    >>> int(found.value), found.epsilon <= 1.0
+    (57, True)
+    """
+    _check_accounting(accounting)
+    scale = check_positive("noise_scale", noise_scale)
+    if noise not in get_args(VoteNoise):
+        raise ValueError(f"noise must be one of {get_args(VoteNoise)}, got {noise!r}")
+    if accounting == "published":
+        if noise != "laplace":
+            raise ValueError("noise must be 'laplace' under published accounting, as in B's theorem, got 'gaussian'")
+        return calibrate_count(lambda n: published_dgd_epsilon(n, 2.0 / scale, delta), target_epsilon)
+    vote = LaplaceVotes(scale) if noise == "laplace" else GaussianVotes(scale)
+    count = max_count(vote, target_epsilon, delta)
+    return Calibration(count, compose({vote: count}, delta).epsilon)
+
+
+def calibrate_answers(target_epsilon: float, *, epsilon: float, num_candidates: int, delta: float) -> Calibration:
+    """Number of randomized answers under record-level accounting; a published one does not depend on it.
+
+    >>> int(calibrate_answers(10.0, epsilon=0.1, num_candidates=10, delta=1e-5).value)
+    1919
+    """
+    answer = RandomizedResponse(epsilon, num_candidates)
+    count = max_count(answer, target_epsilon, delta)
+    return Calibration(count, compose({answer: count}, delta).epsilon)
+
+
+def calibrate_candidates(
+    target_epsilon: float, *, epsilon: float, num_queries: int, num_classes: int, delta: float
+) -> Calibration:
+    """The smallest number of candidates k whose ``num_queries`` answers stay within the target; more cost less.
+
+    Raises:
+        ValueError: if even k = ``num_classes`` costs more.
+
+    >>> int(calibrate_candidates(60.0, epsilon=1.0, num_queries=100, num_classes=10, delta=1e-5).value)
+    4
+    """
+    target = _target(target_epsilon)
+    classes = check_count("num_classes", num_classes, minimum=2)
+    queries = check_count("num_queries", num_queries)
+
+    def spent(k: int) -> float:
+        return compose({RandomizedResponse(epsilon, k): queries}, delta).epsilon
+
+    low, high = 1, classes
+    best = spent(classes)
+    if best > target:
+        raise ValueError(f"target_epsilon must be at least {best:.6g}, what k = {classes} costs, got {target:g}")
+    while high - low > 1:
+        middle = (low + high) // 2
+        value = spent(middle)
+        if value <= target:
+            high, best = middle, value
+        else:
+            low = middle
+    return Calibration(high, best)
+
+
+def _target(target_epsilon: float) -> float:
+    return check_nonnegative("target_epsilon", target_epsilon)
+
+
+def _check_accounting(accounting: str) -> None:
+    if accounting not in get_args(Accounting):
+        raise ValueError(f"accounting must be one of {get_args(Accounting)}, got {accounting!r}")

@@ -1,0 +1,243 @@
+"""epsilon of everything that was released: the record-level figure as a pure function of counts."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privacy.checks import check_count, check_delta, check_nonnegative
+from privacy.events import (
+    Gaussian,
+    GaussianVotes,
+    LaplaceVotes,
+    RandomizedResponse,
+    Release,
+    Repeated,
+    ThresholdCheck,
+)
+from privacy.neighbours import common_neighbours
+from privacy.numerics import pld
+from privacy.numerics.gaussian import gaussian_delta, gaussian_epsilon
+from privacy.numerics.rdp import rdp_curve_epsilon
+
+Items: TypeAlias = Sequence[tuple[Release, int]]
+
+# Grid spacing as a share of the deviation of one loss: an error of about 1e-5 in epsilon.
+_RESOLUTION = 1.0 / 60.0
+_MAX_SINGLE = 1 << 17
+_MAX_SUM = 1 << 20
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An epsilon and how it was reached ("none", "exact", "rdp", "pld", "pure" or "unbounded")."""
+
+    epsilon: float
+    method: str
+
+
+def compose(counts: Mapping[Release, int], delta: float) -> Reading:
+    """epsilon at ``delta`` of all releases together, whatever their order.
+
+    Gaussian releases compose exactly, and so do randomized responses of one epsilon. Everything else takes the smallest
+    of the valid bounds: RDP, pessimistically rounded privacy-loss distributions, and the sum of pure epsilons. epsilons
+    under one delta are never added.
+
+    Args:
+        counts: how often each release happened; zero counts cost nothing, even of an unbounded release.
+        delta: failure probability in (0, 1).
+
+    Raises:
+        ValueError: on a negative or fractional count, or ``delta`` outside (0, 1).
+        IncompatibleNeighbours: on releases that are about different units or neighbouring relations.
+
+    >>> compose({Gaussian(0.02): 100}, 1e-5).epsilon == compose({Gaussian(0.2): 1}, 1e-5).epsilon
+    True
+    >>> compose({}, 1e-5)
+    Reading(epsilon=0.0, method='none')
+    """
+    return _compose(_kept(counts), check_delta(delta))
+
+
+def compose_delta(counts: Mapping[Release, int], epsilon: float) -> float:
+    """delta at ``epsilon`` of all releases together: exact for Gaussians, else an upper bound by loss distributions.
+
+    Raises:
+        ValueError: on a negative or fractional count, or a negative ``epsilon``.
+
+    >>> compose_delta({Gaussian(1.0): 4}, 3.0) == gaussian_delta(2.0, 3.0)
+    True
+    """
+    epsilon = check_nonnegative("epsilon", epsilon)
+    items = _merged(_kept(counts))
+    if not items:
+        return 0.0
+    if not all(release.bounded for release, _ in items):
+        return 1.0
+    if len(items) == 1 and items[0][0].gaussian_mu is not None:
+        return gaussian_delta(items[0][0].gaussian_mu, epsilon)
+    if math.fsum(count * release.pure_epsilon for release, count in items) <= epsilon:
+        return 0.0
+    return max(pld.compose_delta(parts, epsilon) for parts in _loss_parts(items))
+
+
+def rdp_compose(counts: Mapping[Release, int], delta: float) -> float:
+    """The RDP bound alone, at its best order.
+
+    >>> round(rdp_compose({Gaussian(0.2): 1}, 1e-5), 6)
+    0.794315
+    """
+    return _rdp(sorted(_kept(counts), key=repr), check_delta(delta))
+
+
+def _kept(counts: Mapping[Release, int]) -> frozenset[tuple[Release, int]]:
+    kept: dict[Release, int] = {}
+    for release, count in counts.items():
+        if not isinstance(release, Release):
+            raise ValueError(f"counts must map releases to how often they happened, got the key {release!r}")
+        number = check_count("count", count)
+        if number:
+            # Answers drawn at once cost what they cost one by one.
+            one, times = (release.release, release.count) if isinstance(release, Repeated) else (release, 1)
+            kept[one] = kept.get(one, 0) + number * times
+    common_neighbours((release.unit, release.relation) for release in kept)
+    return frozenset(kept.items())
+
+
+def _merged(items: frozenset[tuple[Release, int]]) -> list[tuple[Release, int]]:
+    """All Gaussians as one, the rest in an order of its own, so that neither hashing nor history changes a digit."""
+    squares = [count * mu * mu for release, count in items if (mu := release.gaussian_mu) is not None]
+    rest = sorted((item for item in items if item[0].gaussian_mu is None and item[0].pure_epsilon > 0.0), key=repr)
+    total = math.sqrt(math.fsum(squares))
+    return ([(Gaussian(total), 1)] if total > 0.0 else []) + rest
+
+
+@functools.lru_cache(maxsize=4096)
+def _compose(kept: frozenset[tuple[Release, int]], delta: float) -> Reading:
+    if not kept:
+        return Reading(0.0, "none")
+    if not all(release.bounded for release, _ in kept):
+        return Reading(math.inf, "unbounded")
+    items = _merged(kept)
+    if not items:
+        return Reading(0.0, "exact")
+    if len(items) == 1 and items[0][0].gaussian_mu is not None:
+        return Reading(gaussian_epsilon(items[0][0].gaussian_mu, delta), "exact")
+    pure = math.fsum(count * release.pure_epsilon for release, count in items)
+    spacings = {release.lattice for release, _ in items}
+    losses = _pld(items, delta)
+    if len(spacings) == 1 and None not in spacings and _interval(items) in spacings and math.isfinite(losses):
+        return Reading(min(losses, pure), "exact")
+    bounds = {"rdp": _rdp(items, delta), "pld": losses, "pure": pure}
+    method = min(bounds, key=lambda name: bounds[name])
+    return Reading(bounds[method], method)
+
+
+def _rdp(items: Items, delta: float) -> float:
+    if not items:
+        return 0.0
+    if not all(release.bounded for release, _ in items):
+        return math.inf
+
+    def curve(orders: NDArray[np.float64]) -> NDArray[np.float64]:
+        total = np.zeros_like(orders)
+        for release, count in items:
+            total = total + count * release.rdp(orders)
+        return total
+
+    return rdp_curve_epsilon(curve, delta)
+
+
+def _pld(items: Items, delta: float) -> float:
+    return max(pld.compose_epsilon(parts, delta) for parts in _loss_parts(items))
+
+
+def _loss_parts(items: Items) -> list[list[tuple[pld.LossDistribution, int]]]:
+    """Every release's losses on one grid, for removing and for adding the record."""
+    interval = _interval(items)
+    remove, add = [], []
+    for release, count in items:
+        first, second = release.losses(interval)
+        remove.append((first, count))
+        add.append((second, count))
+    same = all(first is second for (first, _), (second, _) in zip(remove, add, strict=True))
+    return [remove] if same else [remove, add]
+
+
+def _interval(items: Items) -> float:
+    lattices = sorted({release.lattice for release, _ in items if release.lattice is not None})
+    rounded = [
+        (release, count) for release, count in items if release.lattice is None or release.lattice != lattices[0]
+    ]
+    variance = math.fsum(count * release.loss_deviation**2 for release, count in items)
+    if not rounded:
+        if 30.0 * math.sqrt(variance) / lattices[0] < 4 * _MAX_SUM:
+            return lattices[0]
+        rounded = list(items)
+    rounds = math.fsum(count for _, count in rounded)
+    # Splitting a bin adds at most interval^2/4 of variance per release.
+    wanted = _RESOLUTION * math.sqrt(variance / rounds)
+    widest = max(release.loss_reach for release, _ in rounded)
+    interval = max(wanted, 30.0 * math.sqrt(variance) / _MAX_SUM, widest / _MAX_SINGLE)
+    # A lattice keeps its exactness where the grid divides it.
+    return lattices[0] / math.ceil(lattices[0] / interval) if lattices and lattices[0] > interval else interval
+
+
+def randomized_response_epsilon(epsilon: float, num_classes: int, num_queries: int, delta: float) -> float:
+    """Record-level epsilon of ``num_queries`` randomized answers that one record may all change, composed exactly.
+
+    Args:
+        epsilon: natural-log parameter of one answer.
+        num_classes: k, candidates of one answer; where k varies, the smallest in use dominates.
+        num_queries: N, answers drawn (asking again for a cached answer is free, drawing again is not).
+        delta: failure probability in (0, 1).
+
+    >>> round(randomized_response_epsilon(1.0, 10, 100, 1e-5), 4)
+    37.2055
+    """
+    release = RandomizedResponse(epsilon, num_classes)
+    return compose({release: check_count("num_queries", num_queries)}, delta).epsilon
+
+
+def laplace_votes_epsilon(scale: float, num_queries: int, delta: float) -> float:
+    """Record-level, data-independent epsilon of ``num_queries`` votes with Laplace noise of scale ``scale``.
+
+    >>> round(laplace_votes_epsilon(40.0, 400, 1e-5), 3)
+    2.924
+    """
+    return compose({LaplaceVotes(scale): check_count("num_queries", num_queries)}, delta).epsilon
+
+
+def gaussian_votes_epsilon(noise_std: float, num_queries: int, delta: float) -> float:
+    """Record-level, data-independent epsilon of ``num_queries`` votes with Gaussian noise, which is exact.
+
+    >>> round(gaussian_votes_epsilon(40.0, 1000, 1e-5), 4)
+    4.9833
+    """
+    return compose({GaussianVotes(noise_std): check_count("num_queries", num_queries)}, delta).epsilon
+
+
+def confident_votes_epsilon(
+    threshold_std: float, noise_std: float, num_checks: int, num_answers: int, delta: float
+) -> float:
+    """Record-level epsilon of ``num_checks`` noisy threshold checks and ``num_answers`` Gaussian votes among them.
+
+    How many are answered depends on the data: fix both numbers as a budget beforehand and stop before either is
+    exceeded.
+
+    Raises:
+        ValueError: if more are answered than checked.
+
+    >>> round(confident_votes_epsilon(150.0, 40.0, 1000, 300, 1e-5), 4)
+    2.6648
+    """
+    checks, answers = check_count("num_checks", num_checks), check_count("num_answers", num_answers)
+    if answers > checks:
+        raise ValueError(f"num_answers must be at most num_checks = {checks}, got {answers}")
+    return compose({ThresholdCheck(threshold_std): checks, GaussianVotes(noise_std): answers}, delta).epsilon

@@ -1,0 +1,60 @@
+"""The door for a teacher's answers as they are: of use where the teacher's own training bounds what they reveal."""
+
+from __future__ import annotations
+
+import torch
+
+from privacy.annotators.base import Annotator, uncompiled
+from privacy.events import Unbounded
+from privacy.ledger import Charge
+from privacy.mechanisms.words import Words
+
+__all__ = ["AnswerAnnotator"]
+
+
+class AnswerAnnotator(Annotator):
+    """Releases logits without noise.
+
+    Nothing bounds such answers by themselves. Of a teacher that was trained by DP-SGD they are post-processing, and the
+    teacher's own (ε, δ) is the record-level figure; of any other teacher it is infinite.
+
+    Arguments are those of `Annotator`.
+    """
+
+    def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
+        return Charge(release=Unbounded(reason="the teacher's answers were released without noise"), queries=batch_size)
+
+    @uncompiled
+    @torch.no_grad()
+    def annotate(self, logits: torch.Tensor) -> torch.Tensor:
+        """Charges one call, then hands the answers on.
+
+        Args:
+            logits: The teacher's, shape (B, c).
+
+        Returns:
+            The same, detached.
+
+        Raises:
+            ValueError: Not of the shape that was bound: nothing is charged. Or not finite: charged, since that it
+                failed is an answer as well.
+            BudgetExceeded: The target does not allow it: nothing is charged or released.
+        """
+        if tuple(logits.shape) != self.shape:
+            raise ValueError(
+                f"logits must have the shape (B, c) = {self.shape} that is charged for, got {tuple(logits.shape)}"
+            )
+        self.account.charge(self.charge)
+        if not bool(torch.isfinite(logits).all()):
+            raise ValueError("the teacher's answers must be finite, got nan or inf: its weights or its inputs overflow")
+        return logits.detach().clone()
+
+    def describe(self) -> Words:
+        """See `Annotator.describe`."""
+        return Words(
+            mechanism=f"the teacher's logits on synthetic images, without noise (B={self.shape[0]} in a call)",
+            unit="one training record of the teacher",
+            relation="that of the teacher's own guarantee, where it has one",
+            source="post-processing of the teacher",
+            noise="",
+        )

@@ -1,0 +1,373 @@
+"""The only door through which anything about a private teacher leaves.
+
+An annotator ties a mechanism to its sensitivity, its cost and the neighbouring relation that the cost is stated for. It
+charges before it draws noise and refuses what would overspend, so that no caller can forget to.
+"""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from privacy.account import Accounting, BudgetExceeded, PrivacyAccount, Scope
+from privacy.checks import check_count, check_delta
+from privacy.events import Unbounded
+from privacy.guarantee import Guarantee
+from privacy.identity import Training, UnnamedTraining
+from privacy.ledger import RECORDS, Charge, Ledger
+from privacy.mechanisms.noise import NoiseSource, SystemNoise
+from privacy.mechanisms.words import Words
+from privacy.published.claims import Claim
+
+__all__ = ["DISJOINT_SHARDS", "Annotator", "uncompiled"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+# Named here with the type that torch leaves out.
+uncompiled: Callable[[_F], _F] = torch.compiler.disable
+
+
+DISJOINT_SHARDS = (
+    "teachers of different shards share nothing: each record was seen by one of them alone, which its stable id "
+    "decides, and where a record is added, removed or replaced the ids of all others stay as they are"
+)
+"""What every bound on answers of an ensemble rests on."""
+
+
+class Annotator(ABC):
+    """Base of all annotators: settings of the budget, the ledger, the noise; `open` before the first release.
+
+    Args:
+        delta: δ of every figure; must lie below one over the number of private records.
+        target_epsilon: Most that may be spent, or None for no limit.
+        accounting: Which figure the target is about: `record`, which bounds something, or `published`, a paper's claim.
+        scope: `private_data` counts every run on the same private data, `run` this one alone. Students of several runs
+            that are all published compose: `run` is for research tables, and the guarantee says what it leaves out.
+        ledger: The ledger's file; None puts it beside the teacher.
+        ledger_block: Releases that one synced line of the ledger reserves.
+        noise: Source of noise; None is the operating system's cryptographic generator.
+
+    Raises:
+        ValueError: A setting that has no meaning.
+    """
+
+    noise_setting: ClassVar[str] = "noise_multiplier"
+    """Name of the setting that scales the noise, for calibration."""
+    more_is_noisier: ClassVar[bool] = True
+    """Whether a larger value of that setting is more noise."""
+
+    def __init__(
+        self,
+        *,
+        delta: float = 1e-5,
+        target_epsilon: float | None = None,
+        accounting: Accounting = "record",
+        scope: Scope = "private_data",
+        ledger: str | None = None,
+        ledger_block: int = 100,
+        noise: NoiseSource | None = None,
+    ) -> None:
+        self.delta = check_delta(delta)
+        self.target_epsilon = target_epsilon
+        self.accounting: Accounting = accounting
+        self.scope: Scope = scope
+        self.ledger_path = ledger
+        self.ledger_block = ledger_block
+        self.noise = noise or SystemNoise()
+        self._account: PrivacyAccount | None = None
+        self._shape: tuple[int, int] | None = None
+        self._paper: str | None = None
+        self.num_records: int | None = None
+
+    @property
+    def charge(self) -> Charge:
+        """Cost of one call of the annotator; nothing bounds it where the noise can be drawn again.
+
+        Raises:
+            RuntimeError: `bind` has not been called.
+        """
+        return self._honest(self._charge_for(*self.shape))
+
+    def _honest(self, charge: Charge) -> Charge:
+        """The charge as the ledger has to have it: about which training, and void where its noise is."""
+        training = charge.training or (None if self._account is None else self._account.training)
+        if self.noise.secure:
+            return replace(charge, training=training)
+        # In the ledger, not in this run alone: whoever reads it next must know.
+        void = Unbounded(reason="the noise can be drawn again by whoever knows its seed")
+        return replace(charge, release=void, training=training)
+
+    @property
+    def claim_of_reveal(self) -> Claim | None:
+        """What the paper's theorem counts for a use of the teacher outside of this mechanism; None: no theorem does."""
+        return None
+
+    def reveal(self, reason: str, *, training: str | None = None) -> None:
+        """Charges, once in a run, a use of a teacher that no noise covers, before it is made.
+
+        What bounds that teacher's own training bounds such a use, as it does every other.
+
+        Args:
+            reason: Why nothing else bounds it, printed wherever the infinite ε is shown.
+            training: Whose, where it is another teacher than the one that answers (see `admit`).
+
+        Raises:
+            BudgetExceeded: The target allows no such thing: nothing may be used.
+        """
+        self._charge_once(reason, training or self.account.training)
+
+    def reveal_records(self, reason: str) -> None:
+        """Charges, once in a run, a use of private records themselves: no teacher's guarantee covers it.
+
+        Raises:
+            BudgetExceeded: The target allows no such thing: nothing may be used.
+        """
+        self._charge_once(reason, RECORDS)
+
+    def _charge_once(self, reason: str, training: str | None) -> None:
+        # No queries: not answers are taken, but the whole.
+        charge = Charge(release=Unbounded(reason=reason), claim=self.claim_of_reveal, queries=0, training=training)
+        if not self.account.counts(scope="run")[charge]:
+            self.account.charge(charge)
+
+    def calls_made(self) -> int:
+        """Calls of this run so far, whatever each was charged."""
+        return sum(count for charge, count in self.account.counts(scope="run").items() if charge.queries)
+
+    @abstractmethod
+    def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
+        """Cost of one call on a batch of this shape."""
+
+    @abstractmethod
+    def describe(self) -> Words:
+        """Plain words and figures on the mechanism, for the guarantee."""
+
+    def covering(self, planned: int | None) -> Counter[Charge]:
+        """What a guarantee has to cover: all charges, and what the rest of the plan may still be charged.
+
+        Args:
+            planned: Calls of this run planned before its first; None where there was no plan.
+        """
+        covered = self.account.counts()
+        covered[self.charge] += 0 if planned is None else max(0, planned - self.calls_made())
+        return +covered
+
+    def covered_epsilon(self, planned: int | None) -> float:
+        """Record-level ε of `covering(planned)`."""
+        return self.account.epsilon(counts=self.covering(planned))
+
+    def guarantee(
+        self,
+        *,
+        artefacts: Sequence[str],
+        planned: int | None,
+        looks: Sequence[str] = (),
+        assumptions: Sequence[str] = (),
+        not_covered: Sequence[str] = (),
+    ) -> Guarantee:
+        """The guarantee of what was computed from this annotator's answers and public things alone.
+
+        Args:
+            artefacts: What was computed.
+            planned: Calls of this run planned before its first, which are what ε covers; None where there was no plan.
+            looks: See `Guarantee.of`.
+            assumptions: See `Guarantee.of`.
+            not_covered: See `Guarantee.of`.
+
+        Raises:
+            LedgerError: The ledger cannot be read: nothing can be said.
+        """
+        self.account.ledger.refresh()
+        return Guarantee.of(
+            self.account,
+            self.describe(),
+            artefacts=artefacts,
+            covered=self.covering(planned),
+            epsilon=self.covered_epsilon(planned),
+            planned=planned is not None,
+            secure=self.noise.secure,
+            num_records=self.num_records,
+            looks=looks,
+            assumptions=assumptions,
+            not_covered=not_covered,
+        )
+
+    def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
+        """Fixes the shape (B, c) of every call, which the cost depends on; needs neither teacher nor data.
+
+        Args:
+            batch_size: B.
+            num_classes: c.
+            paper: Letter of the paper whose method calls, and whose theorem the published figure is by.
+        """
+        if batch_size < 1 or num_classes < 2:
+            raise ValueError(
+                f"batch_size must be 1 or more and num_classes 2 or more, got {batch_size} and {num_classes}"
+            )
+        self._shape = (batch_size, num_classes)
+        self._paper = paper
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(B, c) as given to `bind`."""
+        if self._shape is None:
+            raise RuntimeError("call bind(batch_size=..., num_classes=...) before the annotator is used")
+        return self._shape
+
+    def open(
+        self,
+        *,
+        private_data: str,
+        ledger: str | Path | None = None,
+        num_records: int | None = None,
+        state: Mapping[str, Any] | None = None,
+        training: Training | UnnamedTraining | None = None,
+        old_ledger: Path | None = None,
+    ) -> None:
+        """Opens the ledger of the private data and restores what a checkpoint remembers of this run.
+
+        Args:
+            private_data: Public name of the data that the teacher was trained on.
+            ledger: Where the ledger lies unless the setting `ledger` says otherwise; None keeps it in memory.
+            num_records: Number of private records N, public by assumption.
+            state: What `state` gave when a checkpoint was saved.
+            training: The training that all answers are about; None: not known, and nothing but the answers' own noise
+                bounds them.
+            old_ledger: A ledger of version 1 that lies beside the teacher: its charges are taken over.
+
+        Raises:
+            ValueError: δ is not below 1/N, or another setting has no meaning; or the state is of a run that asked
+                another teacher.
+            LedgerError: The ledger cannot be read or written, or is not the one that the checkpoint saw.
+            RuntimeError: It is open already: a second run's charges would not be told apart from the first's.
+        """
+        if self._account is not None:
+            raise RuntimeError("this annotator is open already; build another one for another run")
+        if num_records is not None and check_count("num_records", num_records, minimum=1) * self.delta >= 1:
+            raise ValueError(
+                f"delta must lie below 1/N = {1 / num_records:.3g} for the {num_records} records of {private_data}, "
+                f"got {self.delta:g}: a mechanism that publishes one record outright would meet it"
+            )
+        run = state["run"] if state else uuid.uuid4().hex
+        path = self.ledger_path or ledger
+        book = Ledger(path=path, private_data=private_data, run=run, block=self.ledger_block)
+        head = training.head if isinstance(training, Training) else None
+        same = book.goes_on_from(head, whose="the teacher's training")
+        identity = _identity(training, book)
+        if old_ledger is not None:
+            book.take_over(old_ledger)
+        account = PrivacyAccount(
+            ledger=book,
+            delta=self.delta,
+            target_epsilon=self.target_epsilon,
+            accounting=self.accounting,
+            scope=self.scope,
+            training=identity,
+        )
+        account.ledger_was_replaced = not same or (isinstance(training, Training) and training.ledger_was_replaced)
+        if state:
+            self._require_same_training(state, account)
+            account.restore(state)
+        self._account = account
+        self.num_records = num_records
+
+    def _require_same_training(self, state: Mapping[str, Any], account: PrivacyAccount) -> None:
+        before = state.get("training")
+        # In memory a network of a script is given a new identity by every process: its charges compose.
+        if before is None or not account.ledger.durable or before == account.training:
+            return
+        raise ValueError(
+            f"the checkpoint's run asked the teacher of training {before}, and model.teacher is of training "
+            f"{account.training}: what bounds one says nothing of the other. Resume with the teacher that the run "
+            "began with, or begin anew without --ckpt_path"
+        )
+
+    def admit(self, training: Training | UnnamedTraining | None) -> str | None:
+        """Makes a second teacher known to the ledger, before `reveal` is charged for it; gives its identity.
+
+        Raises:
+            LedgerError: It could not be written down: nothing may be used.
+        """
+        return _identity(training, self.account.ledger)
+
+    def require_open_for(
+        self, training: Training | UnnamedTraining | None, *, state: Mapping[str, Any] | None = None
+    ) -> None:
+        """Refuses an annotator that was opened for another teacher, or for another run than a checkpoint's.
+
+        Args:
+            training: The teacher's.
+            state: What `state` gave when the checkpoint was saved that is resumed, if one is.
+
+        Raises:
+            ValueError: It was: what bounds one teacher says nothing of the other.
+        """
+        if state is not None and state["run"] != self.account.ledger.run:
+            raise ValueError(
+                f"this annotator is open for run {self.account.ledger.run}, and the checkpoint is of run "
+                f"{state['run']}: build another annotator to resume it"
+            )
+        if state is not None:
+            self.account.restore(state)
+        identity = _identity(training, self.account.ledger)
+        if identity != self.account.training:
+            raise ValueError(
+                f"this annotator is open for the teacher of training {self.account.training}, and was given to a run "
+                f"of training {identity}: build another annotator for another teacher"
+            )
+
+    @property
+    def account(self) -> PrivacyAccount:
+        """What has been spent.
+
+        Raises:
+            RuntimeError: `open` has not been called.
+        """
+        if self._account is None:
+            raise RuntimeError("call open(private_data=...) before anything is released")
+        return self._account
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `open` has been called."""
+        return self._account is not None
+
+    def require_affordable(self, calls: int = 1) -> None:
+        """Refuses a run in which not one step fits.
+
+        Args:
+            calls: Calls that its first step makes.
+
+        Raises:
+            BudgetExceeded: With the figures and what could be changed.
+        """
+        if self.affordable(limit=calls) < calls:
+            raise BudgetExceeded(self.account.refusal(self.charge, calls=calls))
+
+    def affordable(self, *, limit: int) -> int:
+        """How many more calls, up to `limit`, stay within the target."""
+        return self.account.affordable(self.charge, limit=limit)
+
+    def close(self) -> None:
+        """Settles the ledger at a proper end."""
+        if self._account is not None:
+            self._account.ledger.settle()
+
+
+def _identity(training: Training | UnnamedTraining | None, ledger: Ledger) -> str | None:
+    """The identity of a training in a ledger, in which it is written down."""
+    if training is None:
+        return None
+    if isinstance(training, UnnamedTraining):
+        identity = ledger.identify(training.digest, kind=training.kind)
+        training = Training(identity, kind=training.kind, releases=training.releases)
+    ledger.register(training)
+    return training.id

@@ -1,0 +1,245 @@
+"""DPDFD Eq. 4 and DPSD Eq. 3: bounded, noised gradients of the loss by the student's outputs."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+
+from privacy.account import Accounting, Scope
+from privacy.annotators.base import DISJOINT_SHARDS, Annotator, uncompiled
+from privacy.checks import check_count
+from privacy.events import Gaussian, Release
+from privacy.events.discrete import DiscreteGaussian
+from privacy.ledger import Charge
+from privacy.mechanisms import clip_rows, keep_largest, normalize_rows, zero_non_finite_rows
+from privacy.mechanisms.discrete_gaussian import discrete_gaussian, round_to_lattice
+from privacy.mechanisms.gradients import gradient_mechanism
+from privacy.mechanisms.noise import NoiseSource
+from privacy.mechanisms.words import FLOATS, LATTICE, Words
+from privacy.published import dpdfd_rdp_slope
+from privacy.published.claims import Claim, RdpSlope
+
+__all__ = ["GradientAnnotator", "GradientReleases"]
+
+_SMALLEST, _LARGEST = 1e-30, 1e30
+
+
+GradientReleases = Literal["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows", "ensemble"]
+
+
+class GradientAnnotator(Annotator):
+    """C Eq. 4, D Eq. 3: bounded gradients of the loss by the student's outputs, plus Gaussian noise.
+
+    Per row ḡ_i = C·g_i/(‖g_i‖₂ + e) (or clipped to C). One private record may change the teacher, hence **every** row
+    of every batch, each by up to 2C: neighbours differ in one record (zero-out; replace-one and add-or-remove follow).
+
+    | `release` | released | μ² per step |
+    |---|---|---|
+    | `per_sample` | ḡ_i + N(0, (σC/B)² I), independent rows: what the papers' accuracies need | B·(2B/σ)² |
+    | `per_sample_full` | ḡ_i + N(0, σ²C² I), independent rows | B·(2/σ)² |
+    | `batch_mean` | (1/B)(Σ ḡ_i + N(0, σ²C² I)), one vector: C Algorithm 1 to the letter | (2B/σ)² |
+    | `batch_mean_rows` | (1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector: D Eq. 3 to the letter | B·(2/σ)² |
+    | `ensemble` | (1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) of n teachers on disjoint shards: C Algorithm 2 | B·(2/σ)² |
+
+    `batch_mean` and `batch_mean_rows` carry no label of any image and distil nothing. For `ensemble` one record changes
+    one teacher, whose row of each image moves by up to 2C; all others stay equal to the last bit.
+
+    The theorem that gives the published figure (C's Theorem 3, D's Theorem 1) counts the same for all of them.
+
+    Args:
+        release: See the table.
+        top_k: Of each gradient only its k entries of largest magnitude are kept, before it is bounded (D's M_k); None
+            keeps all. Which they are depends on the teacher, so the noise goes on **all** coordinates all the same.
+        bounding: `normalize` or `clip`.
+        norm_bound: C.
+        noise_multiplier: σ. Zero releases the rows themselves: both ε are infinite.
+        stability: e.
+        granularity: Distance of the lattice that bounded rows are rounded to, towards zero, and that discrete Gaussian
+            noise lies on: no low bits that could tell of a record. In units of C, rounded down to a power of two, for
+            example 1e-3. It costs slightly more, since it is composed by RDP alone. None takes floating-point noise.
+        delta: See `Annotator`.
+        target_epsilon: See `Annotator`.
+        accounting: See `Annotator`.
+        scope: See `Annotator`.
+        ledger: See `Annotator`.
+        ledger_block: See `Annotator`.
+        noise: See `Annotator`.
+
+    Raises:
+        ValueError: A setting that has no meaning.
+    """
+
+    def __init__(
+        self,
+        *,
+        release: GradientReleases = "per_sample",
+        top_k: int | None = None,
+        bounding: Literal["normalize", "clip"] = "normalize",
+        norm_bound: float = 1e-3,
+        noise_multiplier: float = 100.0,
+        stability: float = 1e-4,
+        granularity: float | None = None,
+        delta: float = 1e-5,
+        target_epsilon: float | None = None,
+        accounting: Accounting = "record",
+        scope: Scope = "private_data",
+        ledger: str | None = None,
+        ledger_block: int = 100,
+        noise: NoiseSource | None = None,
+    ) -> None:
+        super().__init__(
+            delta=delta,
+            target_epsilon=target_epsilon,
+            accounting=accounting,
+            scope=scope,
+            ledger=ledger,
+            ledger_block=ledger_block,
+            noise=noise,
+        )
+        mechanism = gradient_mechanism(release)
+        if top_k is not None:
+            check_count("top_k", top_k, minimum=1)
+        if bounding not in ("normalize", "clip"):
+            raise ValueError(f"bounding must be normalize or clip, got {bounding!r}")
+        # Wide enough for any use, and nothing that is computed from them can overflow or vanish.
+        if not _SMALLEST <= norm_bound <= _LARGEST:
+            raise ValueError(f"norm_bound must lie between {_SMALLEST:g} and {_LARGEST:g}, got {norm_bound}")
+        if noise_multiplier != 0 and not _SMALLEST <= noise_multiplier <= _LARGEST:
+            raise ValueError(
+                f"noise_multiplier must be 0 or lie between {_SMALLEST:g} and {_LARGEST:g}, got {noise_multiplier}"
+            )
+        if not 0 <= stability <= _LARGEST:
+            raise ValueError(f"stability must lie between 0 and {_LARGEST:g}, got {stability}")
+        if granularity is not None and not _SMALLEST <= granularity <= 1:
+            raise ValueError(f"granularity must lie between {_SMALLEST:g} and 1, or be null, got {granularity}")
+        self.granularity = granularity
+        self._lattice = None if granularity is None else 2.0 ** math.floor(math.log2(granularity * norm_bound))
+        self.release: GradientReleases = release
+        self.mechanism = mechanism
+        self.top_k = top_k
+        self.bounding = bounding
+        self.norm_bound = norm_bound
+        self.noise_multiplier = noise_multiplier
+        self.stability = stability
+
+    def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
+        """See `Annotator.bind`.
+
+        Raises:
+            ValueError: `top_k` exceeds the number of classes.
+        """
+        super().bind(batch_size=batch_size, num_classes=num_classes, paper=paper)
+        if self.top_k is not None and self.top_k > num_classes:
+            raise ValueError(f"top_k must be at most the number of classes {num_classes}, got {self.top_k}")
+
+    @property
+    def theorem(self) -> str:
+        """Paper and theorem of the published figure."""
+        return "D Theorem 1" if self._paper == "D" else "C Theorem 3"
+
+    @property
+    def claim_of_reveal(self) -> Claim | None:
+        """D counts its teacher as a discriminator (DPSD-T) for nothing; see `Annotator.claim_of_reveal`."""
+        return RdpSlope(source=self.theorem, slope=0.0) if self._paper == "D" else None
+
+    def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
+        if not self.noise_multiplier:
+            return Charge(release=Gaussian(mu=math.inf), queries=batch_size)
+        mu = self.mechanism.mu(batch_size, self.noise_multiplier)
+        slope = dpdfd_rdp_slope(self.norm_bound, num_classes, batch_size, self.noise_multiplier)
+        event: Release = Gaussian(mu=mu) if self.granularity is None else DiscreteGaussian(mu)
+        return Charge(release=event, claim=RdpSlope(source=self.theorem, slope=slope), queries=batch_size)
+
+    def _add_noise(self, values: torch.Tensor, std: float) -> torch.Tensor:
+        """Values of any shape in float64, with Gaussian noise of standard deviation `std`."""
+        if self._lattice is None or not std:
+            return values + self.noise.gaussian(tuple(values.shape)) * std
+        # Whole multiples of the lattice already: `_bounded` rounds.
+        drawn = discrete_gaussian(self.noise, tuple(values.shape), sigma=std / self._lattice)
+        return values + drawn.double() * self._lattice
+
+    @uncompiled
+    @torch.no_grad()
+    def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Charges one step, then releases the batch.
+
+        Computed in float64 on the CPU, whatever precision the run has: the batch is small, and sensitivity must not
+        depend on rounding.
+
+        Args:
+            gradients: g, shape (B, c), gradients of each row's own loss (not of the batch mean: those would be so
+                small that `stability` swamps them). For `ensemble` g_ij of every teacher j, shape (n, B, c).
+
+        Returns:
+            Shape (B, c), detached, with the dtype and device of `gradients`. For `batch_mean` and `batch_mean_rows` all
+            rows are equal.
+
+        Raises:
+            ValueError: Not of the shape that was bound: nothing is charged.
+            BudgetExceeded: The target does not allow one more step: nothing is charged or released.
+        """
+        self._require_shape(gradients)
+        self.account.charge(self.charge)
+        batch_size, num_classes = self.shape
+        bounded = self._bounded(gradients.cpu().flatten(0, -2)).view(-1, batch_size, num_classes)
+        std = self.mechanism.noise_std(batch_size, self.noise_multiplier) * self.norm_bound
+        rows = self.mechanism.release(bounded, noise_std=std, add_noise=self._add_noise)
+        # First the dtype: not every device has float64.
+        return rows.to(gradients.dtype).to(gradients.device)
+
+    def _require_shape(self, gradients: torch.Tensor) -> None:
+        expected, shape = self.shape, tuple(gradients.shape)
+        if not self.mechanism.of_ensemble and shape != expected:
+            raise ValueError(f"gradients must have the shape (B, c) = {expected} that is charged for, got {shape}")
+        if self.mechanism.of_ensemble and (len(shape) != 3 or shape[1:] != expected or shape[0] < 1):
+            raise ValueError(
+                f"gradients of an ensemble must have the shape (n, B, c) with (B, c) = {expected} that is charged for, "
+                f"got {shape}"
+            )
+
+    def _bounded(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Rows (N, c) in float64, of norm C at most."""
+        rows = zero_non_finite_rows(gradients)
+        if self.top_k is not None:
+            rows = keep_largest(rows, k=self.top_k)
+        if self.bounding == "normalize":
+            rows = normalize_rows(rows, norm_bound=self.norm_bound, stability=self.stability)
+        else:
+            rows = clip_rows(rows, norm_bound=self.norm_bound)
+        if self._lattice is None:
+            return rows
+        # Towards zero, so that no norm grows, and before anything is summed.
+        whole = round_to_lattice(rows, norm_bound=self.norm_bound, granularity=self._lattice)
+        return whole.double() * self._lattice
+
+    def describe(self) -> Words:
+        """See `Annotator.describe`."""
+        batch_size, _ = self.shape
+        released = self.mechanism.words(self.mechanism.noise_std(batch_size, self.noise_multiplier))
+        masked = "" if self.top_k is None else f"their {self.top_k} largest entries kept, "
+        many = self.mechanism.of_ensemble
+        verb = "normalised" if self.bounding == "normalize" else "clipped"
+        return Words(
+            assumption=DISJOINT_SHARDS if many else "",
+            noise=FLOATS if self.granularity is None else LATTICE,
+            mechanism=(
+                "gradients of the distillation loss with respect to the student's outputs, "
+                f"{masked}{verb} to C={self.norm_bound:g} per row, released as {released} "
+                f"(sigma={self.noise_multiplier:g}, B={batch_size}, release={self.release})"
+            ),
+            unit="one training record of one teacher" if many else "one training record of the teacher",
+            relation=(
+                "zero-out of one record; the bound holds for replace-one and add-or-remove as well"
+                + (", since a record's id alone decides its shard" if many else "")
+            ),
+            source=(
+                f"Gaussian mechanism, one record moves {'one row of each image' if many else 'every row'} by up to 2C; "
+                "exact composition (Balle and Wang 2018; Dong et al. 2022)"
+            ),
+            published_source={
+                "C Theorem 3": "C (model conversion via differentially private data-free distillation), Theorem 3",
+                "D Theorem 1": "D (differentially private synthetic distillation), Theorem 1",
+            }[self.theorem],
+        )

@@ -1,0 +1,161 @@
+"""The door for labels: randomized response over candidates that the student alone has chosen (A, D label switch)."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+
+from privacy.account import Accounting, Scope
+from privacy.annotators.base import Annotator, uncompiled
+from privacy.checks import check_count
+from privacy.events import RandomizedResponse, Release, Repeated
+from privacy.ledger import Charge
+from privacy.mechanisms.noise import NoiseSource
+from privacy.mechanisms.response import randomized_response
+from privacy.mechanisms.words import Words
+from privacy.published.claims import Claim, WholeRun
+
+__all__ = ["LabelAnnotator"]
+
+_PUBLISHED = {
+    "A": ("A", "A (differentially private data-free distillation), selective randomized response"),
+    "D": ("D Theorem 2", "D (differentially private synthetic distillation), Theorem 2"),
+}
+
+
+class LabelAnnotator(Annotator):
+    """A's selective randomized response and D's label switch: one noisy class for each image.
+
+    The teacher's class r is kept with probability e^ε/(e^ε + k - 1) where it is among the image's k candidates, and
+    answered uniformly where it is not. One private record may change the teacher, hence **every** answer: N answers are
+    charged as N (exact composition), where the papers state ε for the whole run.
+
+    Fewer candidates cost more. A call whose sets all have one size that was fixed before the run is charged for that
+    size. Where sizes vary, or follow from earlier answers by way of the student, the smallest that may occur is what is
+    charged: it dominates the larger ones, whatever was answered before.
+
+    Args:
+        epsilon: Of one answer. Not a target: `target_epsilon` limits the run.
+        smallest: Size of the smallest candidate set that may occur, 2 or more (D's k).
+        delta: See `Annotator`.
+        target_epsilon: See `Annotator`.
+        accounting: See `Annotator`.
+        scope: See `Annotator`.
+        ledger: See `Annotator`.
+        ledger_block: See `Annotator`; of calls. Fewer than there, since a call is as many answers as a batch has rows.
+        noise: See `Annotator`.
+
+    Raises:
+        ValueError: A setting that has no meaning.
+    """
+
+    noise_setting: ClassVar[str] = "epsilon"
+    more_is_noisier: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        epsilon: float = 1.0,
+        smallest: int = 2,
+        delta: float = 1e-5,
+        target_epsilon: float | None = None,
+        accounting: Accounting = "record",
+        scope: Scope = "private_data",
+        ledger: str | None = None,
+        ledger_block: int = 10,
+        noise: NoiseSource | None = None,
+    ) -> None:
+        super().__init__(
+            delta=delta,
+            target_epsilon=target_epsilon,
+            accounting=accounting,
+            scope=scope,
+            ledger=ledger,
+            ledger_block=ledger_block,
+            noise=noise,
+        )
+        if not (epsilon > 0 and math.isfinite(epsilon)):
+            raise ValueError(f"epsilon must be above 0 and finite, got {epsilon}")
+        self.epsilon = epsilon
+        self.smallest = check_count("smallest", smallest, minimum=2)
+
+    def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
+        """See `Annotator.bind`.
+
+        Raises:
+            ValueError: `smallest` exceeds the number of classes.
+        """
+        super().bind(batch_size=batch_size, num_classes=num_classes, paper=paper)
+        if self.smallest > num_classes:
+            raise ValueError(f"smallest must be at most the number of classes {num_classes}, got {self.smallest}")
+
+    @property
+    def claim_of_reveal(self) -> Claim | None:
+        """A and D count a teacher that trains the generator for nothing; see `Annotator.claim_of_reveal`."""
+        return self._claim
+
+    @property
+    def _claim(self) -> WholeRun:
+        return WholeRun(source=_PUBLISHED[self._paper or "A"][0], epsilon=self.epsilon)
+
+    def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
+        return self._charge_of_size(self.smallest)
+
+    def _charge_of_size(self, size: int) -> Charge:
+        rows, _ = self.shape
+        release: Release = RandomizedResponse(self.epsilon, size)
+        return Charge(release=Repeated(release, rows), claim=self._claim, queries=rows)
+
+    @uncompiled
+    @torch.no_grad()
+    def annotate(self, logits: torch.Tensor, candidates: torch.Tensor, *, size: int | None = None) -> torch.Tensor:
+        """Charges one answer for each row, then answers.
+
+        Args:
+            logits: The teacher's, shape (B, c). **Private.** A row that is not finite counts as class 0.
+            candidates: bool, shape (B, c); must depend on the student and public things alone.
+            size: Candidates in every set, where that was fixed before the run; None where sizes vary or follow from
+                earlier answers.
+
+        Returns:
+            Classes, shape (B,), int64, on the device of `logits`.
+
+        Raises:
+            ValueError: Not of the shape that was bound, or sets that are smaller than is charged for: nothing is
+                charged.
+            BudgetExceeded: The target does not allow it: nothing is charged or released.
+        """
+        for name, given in (("logits", logits), ("candidates", candidates)):
+            if tuple(given.shape) != self.shape:
+                raise ValueError(
+                    f"{name} must have the shape (B, c) = {self.shape} that is charged for, got {tuple(given.shape)}"
+                )
+        sizes = candidates.sum(dim=1)
+        least = self.smallest if size is None else size
+        if int(sizes.min()) < least or least < self.smallest or (size is not None and int(sizes.max()) > size):
+            raise ValueError(
+                f"candidates must hold {'at least ' if size is None else ''}{max(least, self.smallest)} classes in "
+                f"each row, as is charged for, got {int(sizes.min())} to {int(sizes.max())}"
+            )
+        self.account.charge(self._honest(self._charge_of_size(least)))
+        # A teacher that fails answers as well: whether it failed is private too.
+        labels = torch.where(torch.isfinite(logits).all(dim=1), logits.argmax(dim=1), 0)
+        return randomized_response(labels, candidates, epsilon=self.epsilon, noise=self.noise)
+
+    def describe(self) -> Words:
+        """See `Annotator.describe`."""
+        rows, classes = self.shape
+        return Words(
+            mechanism=(
+                "the teacher's class of each synthetic image, answered by randomized response over candidates that the "
+                f"student alone has chosen (epsilon={self.epsilon:g} for one answer, {self.smallest} to {classes} "
+                f"candidates, B={rows} answers in a call)"
+            ),
+            unit="one training record of the teacher",
+            relation="zero-out of one record; the bound holds for replace-one and add-or-remove as well",
+            source="randomized response, one record may change every answer; exact composition on the loss lattice",
+            noise="compared with whole-number thresholds that are rounded towards privacy",
+            published_source=_PUBLISHED[self._paper or "A"][1],
+        )

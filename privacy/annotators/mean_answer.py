@@ -1,0 +1,124 @@
+"""The door for what an ensemble of teachers on disjoint shards says on the average: answers with noise, not labels."""
+
+from __future__ import annotations
+
+import torch
+
+from privacy.account import Accounting, Scope
+from privacy.annotators.base import DISJOINT_SHARDS, Annotator, uncompiled
+from privacy.events import Gaussian
+from privacy.ledger import Charge
+from privacy.mechanisms import normalize_rows, zero_non_finite_rows
+from privacy.mechanisms.gradients import output_gradient_mu
+from privacy.mechanisms.noise import NoiseSource
+from privacy.mechanisms.words import Words
+
+__all__ = ["MeanAnswerAnnotator"]
+
+
+class MeanAnswerAnnotator(Annotator):
+    """Releases (1/n)(Σ_j u_j + N(0, σ² I)) for each image, u_j the direction of teacher j's logits.
+
+    A row of logits is taken less its mean, which no softmax sees, and divided by its norm: |u_j| ≤ 1. One record
+    changes one teacher on a shard of its own, whose u_j moves by at most 2 on every image. A call on B images therefore
+    costs μ² = B·(2/σ)², as C's Algorithm 2 does, whose gradients are bounded in the same way.
+
+    It is in none of the papers. Votes (B; Papernot et al. 2018) move by √2 only, but of each image they keep its class
+    alone. Directions are close to linear in whatever features the teachers are linear in, so that a student that
+    averages the noise of many images away (`fit_noisy_answers`) is told more by each.
+
+    Args:
+        noise_multiplier: σ, on the sum over teachers.
+        delta: See `Annotator`.
+        target_epsilon: See `Annotator`.
+        accounting: See `Annotator`.
+        scope: See `Annotator`.
+        ledger: See `Annotator`.
+        ledger_block: See `Annotator`.
+        noise: See `Annotator`.
+
+    Raises:
+        ValueError: A setting that has no meaning.
+    """
+
+    def __init__(
+        self,
+        *,
+        noise_multiplier: float,
+        delta: float = 1e-5,
+        target_epsilon: float | None = None,
+        accounting: Accounting = "record",
+        scope: Scope = "private_data",
+        ledger: str | None = None,
+        ledger_block: int = 100,
+        noise: NoiseSource | None = None,
+    ) -> None:
+        super().__init__(
+            delta=delta,
+            target_epsilon=target_epsilon,
+            accounting=accounting,
+            scope=scope,
+            ledger=ledger,
+            ledger_block=ledger_block,
+            noise=noise,
+        )
+        if not 1e-30 <= noise_multiplier <= 1e30:
+            raise ValueError(f"noise_multiplier must lie between 1e-30 and 1e30, got {noise_multiplier}")
+        self.noise_multiplier = noise_multiplier
+
+    def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
+        mu = output_gradient_mu("ensemble", batch_size, self.noise_multiplier)
+        return Charge(release=Gaussian(mu=mu), queries=batch_size)
+
+    def deviation(self, num_teachers: int) -> float:
+        """Standard deviation of the noise on each coordinate of what is released."""
+        return self.noise_multiplier / num_teachers
+
+    @uncompiled
+    @torch.no_grad()
+    def annotate(self, logits: torch.Tensor) -> torch.Tensor:
+        """Charges one call, then releases the batch. In float64 on the CPU, see `GradientAnnotator.annotate`.
+
+        Args:
+            logits: Of every teacher, shape (n, B, c). **Private.** A row that is not finite counts as zeros.
+
+        Returns:
+            Shape (B, c), detached, with the dtype and device of `logits`.
+
+        Raises:
+            ValueError: Not of the shape that was bound: nothing is charged.
+            BudgetExceeded: The target does not allow it: nothing is charged or released.
+        """
+        if logits.ndim != 3 or tuple(logits.shape[1:]) != self.shape or len(logits) < 1:
+            raise ValueError(
+                f"logits must have the shape (n, B, c) with (B, c) = {self.shape} that is charged for, got "
+                f"{tuple(logits.shape)}"
+            )
+        self.account.charge(self.charge)
+        rows = zero_non_finite_rows(logits.cpu().flatten(0, 1))
+        # Once more: the largest of numbers overflow in their mean.
+        centred = zero_non_finite_rows(rows - rows.mean(dim=1, keepdim=True))
+        directions = normalize_rows(centred, norm_bound=1.0, stability=0.0)
+        noise = self.noise_multiplier * self.noise.gaussian(self.shape)
+        released = (directions.view(len(logits), *self.shape).sum(dim=0) + noise) / len(logits)
+        return released.to(logits.dtype).to(logits.device)
+
+    def describe(self) -> Words:
+        """See `Annotator.describe`."""
+        return Words(
+            assumption=DISJOINT_SHARDS,
+            mechanism=(
+                "the mean over teachers on disjoint shards of the directions of their logits (less their mean, of norm "
+                f"1 at most), with Gaussian noise of deviation sigma={self.noise_multiplier:g} on the sum of each "
+                f"coordinate (B={self.shape[0]} images in a call)"
+            ),
+            unit="one training record of one teacher",
+            relation=(
+                "zero-out of one record; the bound holds for replace-one and add-or-remove as well, since a record's "
+                "id alone decides its shard"
+            ),
+            source=(
+                "Gaussian mechanism, one record moves one teacher's direction on each image by up to 2; exact "
+                "composition (Balle and Wang 2018; Dong et al. 2022)"
+            ),
+        )

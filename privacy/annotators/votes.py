@@ -1,0 +1,329 @@
+"""The door for votes: noisy labels by an ensemble of teachers on disjoint shards (B; Papernot et al. 2017, 2018)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from privacy.account import Accounting, BudgetExceeded, Scope
+from privacy.annotators.base import Annotator, uncompiled
+from privacy.checks import check_count
+from privacy.events import (
+    Gaussian,
+    GaussianVotes,
+    ThresholdCheck,
+)
+from privacy.ledger import Charge
+from privacy.mechanisms.latents import laplace_latents
+from privacy.mechanisms.noise import NoiseSource
+from privacy.mechanisms.vote_counts import REJECTED, noisy_votes
+from privacy.mechanisms.votes import ConfidentVote, vote_mechanism
+from privacy.mechanisms.words import Words
+from privacy.numerics.data_dependent import gnmax_data_dependent_rdp
+from privacy.numerics.rdp import DEFAULT_ORDERS, rdp_epsilon
+from privacy.published.claims import Claim, RdpSlope
+
+__all__ = ["VoteAnnotator", "VoteMechanism"]
+
+VoteMechanism = Literal["laplace", "discrete_laplace", "gaussian", "confident"]
+
+
+class VoteAnnotator(Annotator):
+    """Labels by noisy votes (B Eq. 3). A *call* of this annotator is one query.
+
+    Teachers are trained on disjoint shards, so one record changes one teacher: two counts of each query move by 1.
+
+    | `mechanism` | answer | record-level, each query |
+    |---|---|---|
+    | `laplace` | argmax(counts + Lap(b)), b = 2/ε₀ = 40: B Eq. 3 | two unit shifts of Laplace noise |
+    | `discrete_laplace` | the same on the integers: no floating-point low bits | slightly more |
+    | `gaussian` | argmax(counts + N(0, σ²)): GNMax, B's DGD+ | μ² = 2/σ² |
+    | `confident` | as `gaussian` where max(counts) + N(0, σ₁²) ≥ threshold, else -1 | μ² = 1/σ₁² + 2/σ² (answered) |
+
+    A query that `confident` leaves unanswered costs its check alone. How many will be answered depends on the private
+    data, so what is stated covers the most answers that were allowed beforehand (`max_answers`, or the target), not the
+    number that came out: `covering`.
+
+    Args:
+        mechanism: See the table.
+        scale: b of the Laplace kinds, σ of the Gaussian ones, in votes.
+        threshold: Bar of `confident`, in votes.
+        threshold_scale: σ₁ of `confident`, in votes.
+        max_answers: Most queries that `confident` may answer in this run; None allows every query to be.
+        latent_epsilon: ε₁ of the Laplace noise on the VAE's latent codes (`perturb_latents`), or None for no such
+            noise. It enters the published figure alone, since no record-level bound rests on it.
+        data_dependent: Keep, in memory alone, the data-dependent cost of the Gaussian answers for
+            `data_dependent_epsilon`. That figure is itself private.
+        delta: See `Annotator`.
+        target_epsilon: See `Annotator`.
+        accounting: See `Annotator`.
+        scope: See `Annotator`.
+        ledger: See `Annotator`.
+        ledger_block: See `Annotator`; of queries.
+        noise: See `Annotator`.
+
+    Raises:
+        ValueError: A setting that has no meaning.
+    """
+
+    noise_setting: ClassVar[str] = "scale"
+
+    def __init__(
+        self,
+        *,
+        mechanism: VoteMechanism = "laplace",
+        scale: float = 40.0,
+        threshold: float | None = None,
+        threshold_scale: float | None = None,
+        max_answers: int | None = None,
+        latent_epsilon: float | None = None,
+        data_dependent: bool = False,
+        delta: float = 1e-5,
+        target_epsilon: float | None = None,
+        accounting: Accounting = "record",
+        scope: Scope = "private_data",
+        ledger: str | None = None,
+        ledger_block: int = 100,
+        noise: NoiseSource | None = None,
+    ) -> None:
+        super().__init__(
+            delta=delta,
+            target_epsilon=target_epsilon,
+            accounting=accounting,
+            scope=scope,
+            ledger=ledger,
+            ledger_block=ledger_block,
+            noise=noise,
+        )
+        kind = vote_mechanism(mechanism)
+        _positive("scale", scale)
+        confident = {"threshold": threshold, "threshold_scale": threshold_scale, "max_answers": max_answers}
+        if mechanism != "confident":
+            if given := [name for name, value in confident.items() if value is not None]:
+                raise ValueError(f"{', '.join(given)}: only mechanism='confident' has these, got {mechanism!r}")
+        else:
+            if threshold is None or not math.isfinite(threshold):
+                raise ValueError(f"threshold must be a finite number of votes for 'confident', got {threshold}")
+            _positive("threshold_scale", threshold_scale)
+            if max_answers is not None:
+                check_count("max_answers", max_answers, minimum=1)
+        if latent_epsilon is not None:
+            _positive("latent_epsilon", latent_epsilon)
+        if data_dependent and not kind.data_dependent:
+            raise ValueError(f"data_dependent is known for the Gaussian mechanisms alone, got {mechanism!r}")
+        self.mechanism: VoteMechanism = mechanism
+        self.votes = kind
+        self.scale = float(scale)
+        self.threshold = threshold
+        self.threshold_scale = threshold_scale
+        self.max_answers = max_answers
+        self.latent_epsilon = latent_epsilon
+        self.data_dependent = data_dependent
+        self._dependent_rdp: NDArray[np.float64] = np.zeros(len(DEFAULT_ORDERS))
+        self._dependent_queries = 0
+
+    @property
+    def claim_of_reveal(self) -> Claim | None:
+        """B counts its baseline classifier for nothing; see `Annotator.claim_of_reveal`."""
+        return self.votes.free_claim()
+
+    @property
+    def _check(self) -> Charge:
+        assert self.threshold_scale is not None
+        claim = ConfidentVote.check_claim(self.threshold_scale)
+        return Charge(release=ThresholdCheck(self.threshold_scale), claim=claim)
+
+    @property
+    def _answer(self) -> Charge:
+        """One answer; of `confident` it comes on top of the check, which has counted the query."""
+        return Charge(
+            release=self.votes.event(self.scale),
+            claim=self.votes.claim(self.scale, latent_epsilon=self.latent_epsilon),
+            queries=0 if self.mechanism == "confident" else 1,
+        )
+
+    def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
+        if self.mechanism != "confident":
+            return self._answer
+        check, answer = self._check, self._answer
+        assert isinstance(check.release, ThresholdCheck) and isinstance(answer.release, GaussianVotes)
+        mu = math.hypot(check.release.gaussian_mu, answer.release.gaussian_mu)
+        assert isinstance(check.claim, RdpSlope) and isinstance(answer.claim, RdpSlope)
+        return Charge(release=Gaussian(mu=mu), claim=replace(check.claim, slope=check.claim.slope + answer.claim.slope))
+
+    @property
+    def answers_made(self) -> int:
+        """Queries of this run that were answered, as far as `confident` may leave some out; private-data dependent."""
+        return self.account.counts(scope="run")[self._honest(self._answer)]
+
+    def affordable(self, *, limit: int) -> int:
+        """How many more queries, up to `limit`, are allowed even if every one is answered."""
+        if self.mechanism == "confident" and self.max_answers is not None:
+            limit = min(limit, max(0, self.max_answers - self.answers_made))
+        return super().affordable(limit=limit)
+
+    @uncompiled
+    @torch.no_grad()
+    def annotate(self, counts: torch.Tensor) -> torch.Tensor:
+        """Charges every query, then answers it.
+
+        Args:
+            counts: Votes per class of each query, shape (N, c), int64; each row sums to the number of teachers.
+                **Private.**
+
+        Returns:
+            Labels, shape (N,), int64, on the device of `counts`; `REJECTED` (-1) where `confident` leaves one out.
+
+        Raises:
+            ValueError: No such counts: nothing is charged.
+            BudgetExceeded: The target does not allow all of them: nothing is charged or released.
+        """
+        self._require_votes(counts)
+        if self.affordable(limit=len(counts)) < len(counts):
+            if self.max_answers is not None and self.max_answers - self.answers_made < len(counts):
+                raise BudgetExceeded(f"max_answers={self.max_answers} allows fewer than {len(counts)} more answers")
+            raise BudgetExceeded(self.account.refusal(self.charge))
+        if self.mechanism == "confident":
+            return self._confident(counts)
+        for _ in range(len(counts)):
+            self.account.charge(self._honest(self._answer))
+        self._remember(counts)
+        return noisy_votes(counts, kind=self.mechanism, scale=self.scale, noise=self.noise)
+
+    def _confident(self, counts: torch.Tensor) -> torch.Tensor:
+        assert self.threshold is not None and self.threshold_scale is not None
+        for _ in range(len(counts)):
+            self.account.charge(self._honest(self._check))
+        noise = self.threshold_scale * self.noise.gaussian((len(counts),))
+        passed = (counts.cpu().amax(dim=1).double() + noise >= self.threshold).to(counts.device)
+        labels = torch.full((len(counts),), REJECTED, dtype=torch.int64, device=counts.device)
+        for _ in range(int(passed.sum())):
+            self.account.charge(self._honest(self._answer))
+        if bool(passed.any()):
+            self._remember(counts[passed])
+            labels[passed] = noisy_votes(counts[passed], kind="gaussian", scale=self.scale, noise=self.noise)
+        return labels
+
+    def _require_votes(self, counts: torch.Tensor) -> None:
+        _, classes = self.shape
+        if counts.ndim != 2 or len(counts) < 1 or counts.shape[1] != classes or counts.dtype != torch.int64:
+            raise ValueError(
+                f"counts must be int64 of shape (N, {classes}), got {counts.dtype} of shape {tuple(counts.shape)}"
+            )
+        # One vote for each teacher is what makes two counts move by 1; how many teachers there are is public.
+        if bool((counts < 0).any()) or bool((counts.sum(dim=1) != counts[0].sum()).any()):
+            raise ValueError("counts must hold one vote of each teacher: rows of one sum, none below 0")
+
+    def perturb_latents(self, codes: torch.Tensor) -> torch.Tensor:
+        """Laplace noise of scale 2c/ε₁ on normalised latent codes (B Sec. III-E), scaled back to the decoder's range.
+
+        What it bounds: nothing about a private record. B counts ε₁ once, as if a private record were one row; its rows
+        are synthetic, and where they depend on private data (through a generator trained against the baseline) they do
+        so all together, and reach the student as query images and through the decoder besides. So nothing is charged.
+        Where the images come from public things alone, these codes are public already.
+
+        Args:
+            codes: Shape (N, c), c the width of the code.
+
+        Returns:
+            Shape (N, c), detached, the largest entry of each row at most 1 in magnitude; `codes` themselves, detached,
+            where `latent_epsilon` is None.
+        """
+        if self.latent_epsilon is None:
+            return codes.detach()
+        noisy = laplace_latents(codes, epsilon=self.latent_epsilon, noise=self.noise)
+        return noisy / noisy.abs().amax(dim=1, keepdim=True).clamp_min(1.0)
+
+    def covering(self, planned: int | None) -> Counter[Charge]:
+        """What a guarantee has to cover: all charges, and what the rest of the plan may still be charged.
+
+        Of `confident` every answer that was allowed is counted, made or not: that some were left out is known only
+        from the private data.
+
+        Args:
+            planned: Queries planned before the first; None: those that were made.
+        """
+        planned = self.calls_made() if planned is None else planned
+        covered = self.account.counts()
+        rest = max(0, planned - self.calls_made())
+        if self.mechanism != "confident":
+            covered[self.charge] += rest
+            return +covered
+        check, answer = self._honest(self._check), self._honest(self._answer)
+        covered[check] += rest
+        allowed = max(planned, self.calls_made()) if self.max_answers is None else self.max_answers
+        covered[answer] += max(0, min(allowed, self.calls_made() + rest) - self.answers_made)
+        return +covered
+
+    def covered_epsilon(self, planned: int | None) -> float:
+        """Record-level ε of `covering(planned)`; under a target that all releases were held to, at most the target.
+
+        A target stops a sequence whose length depends on the answers. That it bounds such a sequence is known where
+        every release is Gaussian (Smith and Thakurta 2022; Koskela et al. 2023); elsewhere the whole plan counts.
+        """
+        covered = self.covering(planned)
+        epsilon = self.account.epsilon(counts=covered)
+        # Of an earlier run nobody knows here under which target it stopped.
+        alone = self.scope == "private_data" and len(self.account.ledger.runs()) <= 1
+        if self.target_epsilon is None or self.accounting != "record" or not alone:
+            return epsilon
+        gaussian = all(charge.release.gaussian_mu is not None for charge in covered)
+        return min(epsilon, max(self.target_epsilon, self.account.epsilon())) if gaussian else epsilon
+
+    def _remember(self, counts: torch.Tensor) -> None:
+        if self.data_dependent:
+            for row in counts.cpu().tolist():
+                self._dependent_rdp = self._dependent_rdp + gnmax_data_dependent_rdp(row, self.scale, DEFAULT_ORDERS)
+            self._dependent_queries += len(counts)
+
+    def data_dependent_epsilon(self) -> float:
+        """**Private**: ε of this run's Gaussian votes as the votes themselves bound it (Papernot et al. 2018, Thm. 6).
+
+        For a research record that is never published, and for no guarantee: its value tells something about the private
+        data. Checks of `confident` are counted at their data-independent cost. Nothing of it is saved or logged.
+
+        Raises:
+            RuntimeError: `data_dependent` is off, or some of the run's answers were not seen by this object (resumed).
+        """
+        if not self.data_dependent or self._dependent_queries != self.answers_made:
+            raise RuntimeError("set data_dependent=True from the first query of an uninterrupted run")
+        total = self._dependent_rdp
+        if self.mechanism == "confident":
+            checks = self.account.counts(scope="run")[self._honest(self._check)]
+            total = total + checks * self._check.release.rdp(DEFAULT_ORDERS)
+        return rdp_epsilon(total, DEFAULT_ORDERS, self.delta)
+
+    def describe(self) -> Words:
+        """See `Annotator.describe`."""
+        answered = ""
+        if self.mechanism == "confident":
+            most = "every query" if self.max_answers is None else f"at most {self.max_answers} queries"
+            answered = (
+                f", for queries whose largest count plus N(0, {self.threshold_scale:g}^2) reaches {self.threshold:g} "
+                f"votes ({most} may be answered)"
+            )
+        return Words(
+            noise=self.votes.drawn,
+            mechanism=(
+                f"one label for each queried image, the class of most votes among teachers on disjoint shards after "
+                f"{self.votes.words(self.scale)} was added to every count{answered} (mechanism={self.mechanism})"
+            ),
+            unit="one training record of one teacher",
+            relation=(
+                "zero-out of one record, which moves two counts of each query by 1; the bound holds for replace-one "
+                "and add-or-remove as well, since a record's id alone decides its shard"
+            ),
+            source=self.votes.source,
+            published_source=self.votes.published_source,
+        )
+
+
+def _positive(name: str, value: float | None) -> None:
+    if value is None or not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be positive and finite, got {value}")

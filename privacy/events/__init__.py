@@ -1,0 +1,30 @@
+"""What one look at private data costs, as frozen values that can be counted, stored and composed."""
+
+from privacy.events.base import Release, release_from_dict, release_kinds
+from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
+from privacy.events.gaussian import Gaussian
+from privacy.events.laplace import LaplaceVector
+from privacy.events.repeated import Repeated
+from privacy.events.response import RandomizedResponse
+from privacy.events.sampled import RevealedGaussian, SampledGaussian
+from privacy.events.unbounded import Unbounded
+from privacy.events.votes import DiscreteLaplaceVotes, GaussianVotes, LaplaceVotes, ThresholdCheck
+
+__all__ = [
+    "DiscreteGaussian",
+    "DiscreteLaplaceVotes",
+    "Gaussian",
+    "GaussianVotes",
+    "LaplaceVector",
+    "LaplaceVotes",
+    "RandomizedResponse",
+    "Release",
+    "Repeated",
+    "RevealedGaussian",
+    "SampledDiscreteGaussian",
+    "SampledGaussian",
+    "ThresholdCheck",
+    "Unbounded",
+    "release_from_dict",
+    "release_kinds",
+]

@@ -1,0 +1,149 @@
+"""What one look at private data costs, as frozen values that can be counted, stored and composed.
+
+A :class:`Release` is the privacy cost of **one** release under record-level neighbours (one record arbitrarily
+different, which changes one teacher arbitrarily), or under the unit and relation that it names. A ledger is a mapping
+from releases to how often each happened; every epsilon is a pure function of it
+(:mod:`privacy.accounting.composition`). A release knows its Renyi curve for compositions with anything else, and,
+where it has one, the mu of an exactly equivalent Gaussian mechanism.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from privacy.neighbours import Relation, Unit
+from privacy.numerics import pld
+
+__all__ = ["Release", "checked_orders", "release_from_dict", "release_kinds"]
+
+_REGISTRY: dict[str, type[Release]] = {}
+
+
+@dataclass(frozen=True)
+class Release(ABC):
+    """The privacy cost of one release. Subclasses are frozen, hashable and registered by their ``kind``.
+
+    Attributes:
+        unit: what one neighbouring change touches.
+        relation: how two neighbouring data sets differ in it.
+    """
+
+    kind: ClassVar[str]
+    unit: Unit = field(default=Unit.RECORD, kw_only=True, repr=False)
+    relation: Relation = field(default=Relation.ANY_CHANGE, kw_only=True, repr=False)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        kind = cls.__dict__.get("kind")
+        if kind is None:
+            return
+        if kind in _REGISTRY:
+            raise ValueError(f"kind must be unique among releases, got {kind!r} twice")
+        _REGISTRY[kind] = cls
+
+    @abstractmethod
+    def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
+        """Upper bound on the Renyi divergence, both directions, at each order above 1; shape of ``orders``."""
+
+    @property
+    def gaussian_mu(self) -> float | None:
+        """mu of the Gaussian mechanism that this release equals or is dominated by, None without one."""
+        return None
+
+    @property
+    def bounded(self) -> bool:
+        """False where no finite epsilon covers this release at any delta."""
+        return True
+
+    @property
+    def pure_epsilon(self) -> float:
+        """epsilon at delta = 0, inf where there is none: N releases never cost more than N times this."""
+        return math.inf
+
+    @property
+    def lattice(self) -> float | None:
+        """Spacing of the grid on which all finite losses lie exactly, None for continuous losses."""
+        return None
+
+    @property
+    @abstractmethod
+    def loss_deviation(self) -> float:
+        """Rough standard deviation of the privacy loss: chooses grids, never enters a bound."""
+
+    @property
+    def loss_reach(self) -> float:
+        """Rough width of the support of the privacy loss: chooses grids, never enters a bound."""
+        return self.loss_deviation * (24.0 + self.loss_deviation)
+
+    @abstractmethod
+    def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
+        """Loss distributions on a grid, removing and adding the record (or one thing twice, where both are alike)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; ``release_from_dict`` is the inverse. Infinite numbers become the string "inf"."""
+        fields = {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return {"kind": self.kind, **fields}
+
+
+def release_from_dict(data: Mapping[str, Any]) -> Release:
+    """Rebuild a release from ``to_dict``.
+
+    Raises:
+        ValueError: if the kind is unknown or the fields do not fit it.
+
+    >>> release_from_dict({"kind": "gaussian", "mu": 0.5})
+    Gaussian(mu=0.5)
+    """
+    values = dict(data)
+    kind = values.pop("kind", None)
+    if kind not in _REGISTRY:
+        raise ValueError(f"kind must be one of {sorted(_REGISTRY)}, got {kind!r}")
+    cls = _REGISTRY[kind]
+    names = {field.name for field in dataclasses.fields(cls)}
+    # What was written before events named their neighbours is of the default ones.
+    if not names - {"unit", "relation"} <= set(values) <= names:
+        raise ValueError(f"fields of a {kind!r} release must be {sorted(names)}, got {sorted(values)}")
+    made = {name: _from_plain(value) for name, value in values.items()}
+    for name, enum in (("unit", Unit), ("relation", Relation)):
+        if name in made:
+            made[name] = enum(made[name])
+    return cls(**made)
+
+
+def release_kinds() -> dict[str, type[Release]]:
+    """Every registered kind, as a copy."""
+    return dict(_REGISTRY)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Release):
+        return value.to_dict()
+    if isinstance(value, Unit | Relation):
+        return value.value
+    return "inf" if isinstance(value, float) and math.isinf(value) else value
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return release_from_dict(value)
+    return math.inf if value == "inf" else value
+
+
+def checked_orders(orders: ArrayLike) -> NDArray[np.float64]:
+    """Renyi orders as float64, each above 1.
+
+    Raises:
+        ValueError: if one is 1 or less.
+    """
+    array = np.asarray(orders, dtype=np.float64)
+    if not np.all(array > 1.0):
+        raise ValueError(f"orders must all be above 1, got {orders!r}")
+    return array

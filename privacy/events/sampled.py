@@ -1,0 +1,145 @@
+"""Events of DP-SGD: Gaussian noise on a sum over a Poisson sample of the records."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from privacy.checks import check_nonnegative, check_probability
+from privacy.events.base import Release, checked_orders
+from privacy.events.gaussian import Gaussian
+from privacy.neighbours import Relation, Unit
+from privacy.numerics import pld
+from privacy.numerics.sampled_gaussian import sampled_gaussian_rdp
+
+__all__ = ["RevealedGaussian", "SampledGaussian"]
+
+
+_LARGEST_SAMPLED_MU = 1e3
+
+
+@dataclass(frozen=True)
+class SampledGaussian(Release):
+    """One DP-SGD step: Poisson sampling, noise of ``noise_multiplier`` clipping norms, add-or-remove one record.
+
+    What holds for a step of Opacus with Poisson sampling; batches of a shuffled loader are not covered.
+    """
+
+    kind: ClassVar[str] = "sampled_gaussian"
+    noise_multiplier: float
+    sample_rate: float
+    relation: Relation = field(default=Relation.ADD_OR_REMOVE, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "noise_multiplier", check_nonnegative("noise_multiplier", self.noise_multiplier, infinite=True)
+        )
+        object.__setattr__(self, "sample_rate", check_probability("sample_rate", self.sample_rate))
+
+    @property
+    def _mu(self) -> float:
+        return 1.0 / self.noise_multiplier if self.noise_multiplier else math.inf
+
+    @property
+    def gaussian_mu(self) -> float | None:
+        if self.sample_rate == 0.0 or self._mu == 0.0:
+            return 0.0
+        return self._mu if self.sample_rate == 1.0 else None
+
+    @property
+    def bounded(self) -> bool:
+        return self.sample_rate == 0.0 or math.isfinite(self._mu)
+
+    @property
+    def loss_deviation(self) -> float:
+        if self.gaussian_mu is not None:
+            return self.gaussian_mu
+        square = min(self._mu * self._mu, 700.0)
+        return min(self._mu, math.sqrt(math.log1p(self.sample_rate**2 * math.expm1(square))))
+
+    @property
+    def loss_reach(self) -> float:
+        if self.gaussian_mu is not None:
+            return super().loss_reach
+        # Between the losses 12 deviations below the null's mean and above the shifted one's.
+        q, wide, half = self.sample_rate, 12.0 * self._mu, 0.5 * self._mu * self._mu
+        top = wide + half
+        upper = math.log1p(q * math.expm1(top)) if top < 700.0 else top + math.log(q)
+        return upper - math.log1p(q * math.expm1(-wide - half))
+
+    def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
+        """Mironov, Talwar and Zhang 2019, Section 3.3, for the worse direction; see ``_sampled_log_moment``."""
+        order = checked_orders(orders)
+        if self.gaussian_mu is not None:
+            return Gaussian(self.gaussian_mu).rdp(order)
+        if not self.bounded:
+            return np.full_like(order, np.inf)
+        return sampled_gaussian_rdp(self.noise_multiplier, self.sample_rate, order)
+
+    def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
+        if self.gaussian_mu is not None:
+            return Gaussian(self.gaussian_mu).losses(interval)
+        if self._mu > _LARGEST_SAMPLED_MU:
+            # Its grid would not fit into memory; composition has RDP besides.
+            loss = pld.LossDistribution(interval, 0, np.zeros(1), 1.0)
+            return loss, loss
+        return pld.sampled_gaussian_losses(self.noise_multiplier, self.sample_rate, interval)
+
+
+@dataclass(frozen=True)
+class RevealedGaussian(Release):
+    """A Gaussian release that happens with probability ``sample_rate``, where the output betrays whether it happened.
+
+    Labels in direct training on private images (C, Algorithm 3): the images are public in this unit, so the update
+    shows who took part and sampling amplifies nothing. A label moves its gradient by at most two norm bounds: mu =
+    2/sigma. N of them have delta = sum over K of Bin(K; N, q) delta_GDP(sqrt(K) mu).
+    """
+
+    kind: ClassVar[str] = "revealed_gaussian"
+    mu: float
+    sample_rate: float
+    unit: Unit = field(default=Unit.LABEL, kw_only=True, repr=False)
+    relation: Relation = field(default=Relation.REPLACE_ONE, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mu", check_nonnegative("mu", self.mu, infinite=True))
+        object.__setattr__(self, "sample_rate", check_probability("sample_rate", self.sample_rate))
+
+    @property
+    def gaussian_mu(self) -> float | None:
+        if self.sample_rate == 0.0 or self.mu == 0.0:
+            return 0.0
+        return self.mu if self.sample_rate == 1.0 else None
+
+    @property
+    def bounded(self) -> bool:
+        return self.sample_rate == 0.0 or math.isfinite(self.mu)
+
+    @property
+    def loss_deviation(self) -> float:
+        return math.sqrt(self.sample_rate) * self.mu
+
+    @property
+    def loss_reach(self) -> float:
+        return self.mu * (24.0 + self.mu)
+
+    def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
+        """log(1 - q + q exp(l (l-1) mu^2 / 2))/(l - 1), exact."""
+        order = checked_orders(orders)
+        if self.gaussian_mu is not None:
+            return Gaussian(self.gaussian_mu).rdp(order)
+        exponent = 0.5 * order * (order - 1.0) * self.mu * self.mu
+        q = self.sample_rate
+        small = np.log1p(q * np.expm1(np.minimum(exponent, 1.0)))
+        large = np.logaddexp(math.log1p(-q), math.log(q) + exponent)
+        return np.where(exponent < 1.0, small, large) / (order - 1.0)
+
+    def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
+        if self.gaussian_mu is not None:
+            return Gaussian(self.gaussian_mu).losses(interval)
+        loss = pld.revealed_gaussian_loss(self.mu, self.sample_rate, interval)
+        return loss, loss

@@ -1,0 +1,37 @@
+"""Privacy figures as text and JSON: rounded up, never below the value, infinity included."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["json_number", "round_up", "short_figure"]
+
+
+def json_number(value: float) -> float | str:
+    """JSON has no infinity: `inf` as the string "inf", every other number as itself."""
+    if math.isnan(value) or value == -math.inf:
+        raise ValueError(f"a privacy figure must be a number or infinity, got {value}")
+    return "inf" if math.isinf(value) else value
+
+
+def round_up(value: float, *, digits: int = 6) -> str:
+    """A privacy figure as text, never below its value: so many significant digits, the last one rounded up.
+
+    >>> round_up(3.0000001), round_up(3.0), round_up(0.12345641), round_up(math.inf)
+    ('3.00001', '3', '0.123457', 'inf')
+    """
+    if value <= 0 or math.isinf(value):
+        return f"{value:g}"
+    text = f"{value:.{digits}g}"
+    if float(text) < value:
+        text = f"{value + 10.0 ** (math.floor(math.log10(value)) - digits + 1):.{digits}g}"
+    return text
+
+
+def short_figure(value: float) -> str:
+    """A privacy bound for a table: four digits, or a whole number from 1000 on; rounded up.
+
+    >>> short_figure(28.838725), short_figure(676028.4), short_figure(math.inf)
+    ('28.84', '676,029', 'inf')
+    """
+    return f"{math.ceil(value):,}" if 1000 <= value < math.inf else round_up(value, digits=4)

@@ -1,0 +1,283 @@
+"""What may truthfully be said about the privacy of published artefacts, for machines (JSON) and people (a page)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from privacy.account import PrivacyAccount
+from privacy.files import write_atomically
+from privacy.formatting import json_number, round_up
+from privacy.ledger import Charge
+from privacy.mechanisms.words import Words
+from privacy.neighbours import Relation, Unit
+
+__all__ = ["POST_PROCESSING", "RELATIONS", "Guarantee"]
+
+_PUBLIC = (
+    "public by assumption: the number of private records, the number of classes, image shape and normalisation, the "
+    "test split, any pretrained weights, and every setting in the configuration"
+)
+
+
+_NO_LOOKS = (
+    "within this run nothing about a teacher left but through the annotator; outside of it no teacher accuracy, "
+    "teacher loss or agreement was used to choose a setting, a checkpoint or a run"
+)
+
+
+_GENERATOR = "noise came from the operating system's cryptographic generator"
+
+
+RELATIONS: Mapping[tuple[Unit, Relation], str] = {
+    (Unit.RECORD, Relation.ADD_OR_REMOVE): "add-or-remove of one training record",
+    (Unit.RECORD, Relation.REPLACE_ONE): "replacement of one training record",
+    (Unit.RECORD, Relation.ZERO_OUT): "zero-out of one training record",
+    (Unit.LABEL, Relation.REPLACE_ONE): "replacement of the label of one training record",
+}
+"""Words for what is more special than what a mechanism says of itself."""
+
+
+POST_PROCESSING = (
+    "post-processing of a teacher that was itself trained by DP-SGD (Abadi et al. 2016): all planned steps of its "
+    "training, composed by privacy-loss distributions or RDP and rounded pessimistically"
+)
+
+
+_DP_SGD_ASSUMPTION = (
+    "the teacher's file is the one its training wrote: its planned steps, noise and sample rates are true, and its "
+    "settings were chosen without looking at the private data"
+)
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """A record-level statement, and beside it, marked as such, the paper's claim.
+
+    Attributes:
+        epsilon: Record-level ε that covers the artefacts; `inf` where nothing bounds it.
+        delta: δ of both figures.
+        unit: What one neighbouring change touches.
+        relation: Neighbouring relation.
+        private_data: Public name of the data the bound is about.
+        artefacts: What the bound covers.
+        mechanism: What was released.
+        source: Theorem or paper behind ε.
+        assumptions: What must be true for it to hold.
+        not_covered: What the statement does not cover.
+        epsilon_spent: Record-level ε of the releases made so far; below `epsilon` where a plan was not used up.
+        epsilon_all_runs: Record-level ε of everything the private data's ledger holds: trainings by DP-SGD, ensembles
+            and queries together.
+        runs: Runs in that ledger that asked a teacher.
+        trainings: Trainings of teachers in that ledger.
+        training: Identity of the training that the statement is about.
+        queries: Inputs that the teachers were asked about.
+        claimed_epsilon: What the paper's theorem gives for the same releases: a claim, not a bound.
+        claimed_source: That theorem.
+    """
+
+    epsilon: float
+    delta: float
+    unit: str
+    relation: str
+    private_data: str
+    artefacts: Sequence[str]
+    mechanism: str
+    source: str
+    assumptions: Sequence[str] = field(default_factory=tuple)
+    not_covered: Sequence[str] = field(default_factory=tuple)
+    epsilon_spent: float = math.inf
+    epsilon_all_runs: float = math.inf
+    runs: int = 1
+    trainings: int = 0
+    training: str = ""
+    queries: int = 0
+    claimed_epsilon: float = math.inf
+    claimed_source: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        account: PrivacyAccount,
+        words: Words,
+        *,
+        artefacts: Sequence[str],
+        covered: Mapping[Charge, int],
+        planned: bool,
+        secure: bool = True,
+        num_records: int | None = None,
+        epsilon: float | None = None,
+        spent: float | None = None,
+        looks: Sequence[str] = (),
+        assumptions: Sequence[str] = (),
+        not_covered: Sequence[str] = (),
+    ) -> Guarantee:
+        """The guarantee of what was computed from the charged releases and public things alone. There is no other way.
+
+        Args:
+            account: What was charged.
+            words: What the mechanism says of itself.
+            artefacts: What was computed.
+            covered: Charges that ε covers: all that were planned before the first, since a run that somebody stopped
+                early because of what they saw has used its whole plan.
+            planned: Whether there was such a plan; otherwise `covered` is what was charged, and an assumption says so.
+            secure: Whether nobody can draw the noise again.
+            num_records: N, where it is known that δ lies below 1/N.
+            epsilon: What bounds `covered`, where something better is known than their composition.
+            spent: Record-level ε of the releases made so far; None: of what the account was charged.
+            looks: What this run looked at that nothing was charged for, in words. Empty where it did not.
+            assumptions: What else must be true.
+            not_covered: What else is not covered.
+
+        Raises:
+            LedgerError: The ledger cannot be read: nothing can be said.
+        """
+        account.ledger.refresh()
+        holds = [_PUBLIC]
+        holds += [f"LOOKED AT WITHOUT CHARGE: {look}" for look in looks] or [_NO_LOOKS]
+        holds.append(
+            "the number of steps planned before the first release was chosen without the private data"
+            if planned
+            else "the number of steps was not chosen by looking at the results"
+        )
+        if secure and words.noise:
+            holds.append(f"{_GENERATOR}, {words.noise}")
+        holds += [words.assumption] if words.assumption else []
+        if num_records is None:
+            holds.append(
+                f"delta = {account.delta:g} lies below one over the number of private records, which was not given"
+            )
+        if account.ledger_was_replaced:
+            holds.append(
+                "ANOTHER LEDGER: the one that the teacher's training or this run's beginning was written to is not at "
+                "hand, and what else it holds is not counted: nothing that is published comes from there"
+            )
+        if not account.ledger.durable:
+            holds.append("the ledger was kept in memory: no other run and no crashed run has used this teacher")
+        holds += assumptions
+        holds += [f"VOID: {reason}" for reason in account.unbounded(counts=covered)]
+        by_bound = account.rests_on_teachers(counts=covered)
+        own = account.training == account.ledger.run
+        if by_bound and not own:
+            holds.append(_DP_SGD_ASSUMPTION)
+        outside = list(not_covered)
+        outside.append("what the ledger does not hold: copies of a teacher that were used elsewhere")
+        stated = account.epsilon(counts=covered) if epsilon is None else epsilon
+        if account.scope == "run" or account.epsilon_of_ledger() > stated:
+            outside.append(
+                "other runs and teachers from the same private data, if any of what they made is published too: the "
+                "ledger's total is given above"
+            )
+        return cls(
+            epsilon=stated,
+            delta=account.delta,
+            unit=words.unit,
+            relation=RELATIONS.get(account.neighbours(counts=covered), words.relation),
+            private_data=account.ledger.private_data,
+            artefacts=tuple(artefacts),
+            mechanism=words.mechanism,
+            source=POST_PROCESSING if account.training in by_bound and not own else words.source,
+            assumptions=tuple(holds),
+            not_covered=tuple(outside),
+            epsilon_spent=account.epsilon() if spent is None else spent,
+            epsilon_all_runs=account.epsilon_of_ledger(),
+            runs=len(account.ledger.runs()),
+            trainings=len(account.ledger.trained()),
+            training=account.training or "",
+            queries=account.queries(),
+            claimed_epsilon=account.epsilon_published(),
+            claimed_source=words.published_source,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, infinities as "inf"; the paper's claim apart from the guarantee."""
+        values = asdict(self)
+        claim = {"epsilon": values.pop("claimed_epsilon"), "source": values.pop("claimed_source")}
+        values = {key: json_number(value) if isinstance(value, float) else value for key, value in values.items()}
+        if not self.claimed_source:
+            return {"guarantee": values, "published_claim": None}
+        return {
+            "guarantee": values,
+            "published_claim": {
+                "epsilon": json_number(claim["epsilon"]),
+                "delta": self.delta,
+                "source": claim["source"],
+                "status": "a claim of the paper, not a guarantee: it bounds no record of the private data",
+            },
+        }
+
+    def to_markdown(self) -> str:
+        """The same as a page for a reader who has to decide whether the artefacts may be published."""
+        lines = [
+            "# Privacy guarantee",
+            "",
+            f"**{self.headline()}**",
+            "",
+            "| | |",
+            "|---|---|",
+            f"| record-level ε | {_figure(self.epsilon)} |",
+            f"| δ | {self.delta:g} |",
+            f"| unit | {self.unit} |",
+            f"| neighbouring relation | {self.relation} |",
+            f"| private data | {self.private_data} |",
+            f"| covers | {', '.join(self.artefacts)} |",
+            f"| released | {self.mechanism} |",
+            f"| teacher queries | {self.queries} |",
+            f"| derived from | {self.source} |",
+            f"| ε of the releases made so far | {_figure(self.epsilon_spent)} |",
+            f"| ε of everything in the data's ledger ({_count(self.trainings, 'training')} of teachers, "
+            f"{_count(self.runs, 'run')} on them) together | {_figure(self.epsilon_all_runs)} |",
+            f"| identity of the teacher's training | {self.training or 'not known'} |",
+            "",
+            "It holds if:",
+            *(f"- {text}" for text in self.assumptions),
+            "",
+            "It does not cover:",
+            *(f"- {text}" for text in self.not_covered),
+            "",
+        ]
+        if self.claimed_source:
+            lines += [
+                "## The paper's own figure for the same releases",
+                "",
+                f"ε = {_figure(self.claimed_epsilon)} at δ = {self.delta:g}, by {self.claimed_source}. This is a claim "
+                "of the paper, **not** a guarantee, and no part of the statement above: it does not count that one "
+                "private record may have changed a teacher that was trained without privacy, and with it every "
+                "answer. It is given so that results can be compared with the papers' tables.",
+                "",
+            ]
+        return "\n".join(lines)
+
+    def headline(self) -> str:
+        """One sentence on what ε means here."""
+        if math.isinf(self.epsilon):
+            return (
+                "Nothing bounds what these artefacts reveal about a single record of the private data "
+                "(record-level ε is infinite)."
+            )
+        if self.epsilon > 20:
+            return (
+                f"Record-level ε = {round_up(self.epsilon)} at δ = {self.delta:g}: a bound so large that it protects "
+                "no record in any meaningful sense (a ratio of e^ε between what two neighbouring data sets may give)."
+            )
+        return f"Record-level ε = {round_up(self.epsilon)} at δ = {self.delta:g}."
+
+    def write(self, folder: str | Path) -> tuple[Path, Path]:
+        """Writes `guarantee.json` and `guarantee.md`, each atomically; returns both paths."""
+        where = Path(folder)
+        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
+        return write_atomically(where / "guarantee.json", text), write_atomically(
+            where / "guarantee.md", self.to_markdown()
+        )
+
+
+def _figure(value: float) -> str:
+    return "infinite (nothing bounds it)" if math.isinf(value) else round_up(value)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

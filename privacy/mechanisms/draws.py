@@ -1,0 +1,97 @@
+"""Exact and continuous distributions drawn from a noise source's 64-bit words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from privacy.mechanisms.noise import NoiseSource
+
+__all__ = ["below", "discrete_laplace", "laplace", "less_likely_than"]
+
+_WORDS = 2**64
+# Integers up to here are exact in float64; with 45 scales, the longest draw, they still fit into int64.
+_LARGEST_SCALE = 2.0**53
+
+
+def below(noise: NoiseSource, limits: torch.Tensor) -> torch.Tensor:
+    """Uniform integers in [0, limit), exactly uniform by rejection.
+
+    Args:
+        noise: Where the words come from.
+        limits: Any shape, int64, each at least 1.
+
+    Returns:
+        int64, the shape of `limits`.
+
+    Raises:
+        ValueError: A limit below 1.
+    """
+    wanted = limits.detach().cpu().numpy().astype(np.uint64)
+    if (limits < 1).any():
+        raise ValueError(f"limits must be 1 or more, got {int(limits.min())}")
+    flat = wanted.reshape(-1)
+    drawn = noise.words(flat.size).copy()
+    # The last incomplete multiple of the limit would make small values likelier; its length is 2**64 % limit, which is
+    # (2**64 - limit) % limit.
+    excess = (np.uint64(0) - flat) % flat
+    while (bad := drawn > np.uint64(_WORDS - 1) - excess).any():
+        drawn[bad] = noise.words(int(bad.sum()))
+    return torch.from_numpy((drawn % flat).astype(np.int64)).reshape(limits.shape)
+
+
+def less_likely_than(noise: NoiseSource, probabilities: Sequence[int], index: torch.Tensor) -> torch.Tensor:
+    """Events of probability `probabilities[i] / 2**64`, one for each entry i of `index`.
+
+    Integer thresholds make the probabilities exact: no rounding of floating-point numbers can favour an outcome.
+
+    Args:
+        noise: Where the words come from.
+        probabilities: Integers from 0 to 2**64 - 1.
+        index: Any shape, int64.
+
+    Returns:
+        bool, the shape of `index`.
+    """
+    thresholds = np.array(probabilities, dtype=np.uint64)[index.detach().cpu().numpy()]
+    drawn = noise.words(int(thresholds.size)).reshape(thresholds.shape)
+    return torch.from_numpy(np.asarray(drawn < thresholds))
+
+
+def laplace(noise: NoiseSource, shape: Sequence[int]) -> torch.Tensor:
+    """Standard Laplace draws (density exp(-|x|)/2), float64 on the CPU, as the difference of two exponentials.
+
+    The tails end at 45 scales, beyond which the distribution has mass below 3e-20. Floating-point Laplace noise is not
+    hardened against attacks on its low bits (Mironov 2012); `discrete_laplace` has none.
+    """
+    first, second = _exponentials(noise, shape), _exponentials(noise, shape)
+    return torch.from_numpy(first - second).reshape(tuple(shape))
+
+
+def discrete_laplace(noise: NoiseSource, shape: Sequence[int], *, scale: float) -> torch.Tensor:
+    """Integers x with probability proportional to exp(-|x| / scale), int64 on the CPU.
+
+    The difference of two geometric draws (Ghosh, Roughgarden and Sundararajan 2012). Their steps are taken in float64,
+    so probabilities are right to about 1e-15 of their value; the tails end at 45 scales (mass below 3e-20).
+
+    Args:
+        noise: Where the words come from.
+        shape: Of the result.
+        scale: b, positive and at most 2**53.
+
+    Raises:
+        ValueError: `scale` is out of range: beyond it the draws would not fit into int64.
+    """
+    if not 0 < scale <= _LARGEST_SCALE:
+        raise ValueError(f"scale must be positive and at most 2**53, got {scale}")
+    first, second = (np.floor(scale * _exponentials(noise, shape)) for _ in range(2))
+    return torch.from_numpy((first - second).astype(np.int64)).reshape(tuple(shape))
+
+
+def _exponentials(noise: NoiseSource, shape: Sequence[int]) -> NDArray[np.float64]:
+    count = math.prod(shape)
+    return np.asarray(-np.log((noise.words(count).astype(np.float64) + 0.5) * 2.0**-64), dtype=np.float64)

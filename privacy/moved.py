@@ -1,0 +1,37 @@
+"""Where the modules of this package were before version 0.2; see `privacy.deprecation`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["MOVED"]
+
+MOVED: Mapping[str, str | tuple[str, ...]] = {
+    "privacy.answer_annotator": "privacy.annotators.answer",
+    "privacy.calibration": "privacy.accounting.calibration",
+    "privacy.claims": "privacy.published.claims",
+    "privacy.composition": "privacy.accounting.composition",
+    "privacy.data_dependent": "privacy.numerics.data_dependent",
+    "privacy.discrete_gaussian": "privacy.mechanisms.discrete_gaussian",
+    "privacy.discrete_releases": "privacy.events.discrete",
+    "privacy.draws": "privacy.mechanisms.draws",
+    "privacy.gaussian": "privacy.numerics.gaussian",
+    "privacy.gradient_mechanisms": "privacy.mechanisms.gradients",
+    "privacy.guarantees": ("privacy.guarantee", "privacy.formatting", "privacy.files"),
+    "privacy.label_annotator": "privacy.annotators.label",
+    "privacy.latents": "privacy.mechanisms.latents",
+    "privacy.matrix": "sweeps.runner.guarantee_tables",
+    "privacy.mean_answer_annotator": "privacy.annotators.mean_answer",
+    "privacy.noise": "privacy.mechanisms.noise",
+    "privacy.pipelines": "privacy.accounting.pipelines",
+    "privacy.pld": "privacy.numerics.pld",
+    "privacy.rdp": "privacy.numerics.rdp",
+    "privacy.releases": "privacy.events",
+    "privacy.response": "privacy.mechanisms.response",
+    "privacy.selection": "privacy.accounting.selection",
+    "privacy.verification": "privacy.auditing.verification",
+    "privacy.vote_annotator": "privacy.annotators.votes",
+    "privacy.vote_mechanisms": "privacy.mechanisms.votes",
+    "privacy.votes": "privacy.mechanisms.vote_counts",
+    "privacy.words": "privacy.mechanisms.words",
+}

@@ -1,0 +1,19 @@
+"""What the four papers claim, computed as they print it. No figure of this package bounds anything."""
+
+from privacy.published.theorems import (
+    dpdfd_rdp_slope,
+    published_dgd_epsilon,
+    published_dpdfd_epsilon,
+    published_dpsd_data_epsilon,
+    published_dpsd_label_epsilon,
+    published_labeldp_epsilon,
+)
+
+__all__ = [
+    "dpdfd_rdp_slope",
+    "published_dgd_epsilon",
+    "published_dpdfd_epsilon",
+    "published_dpsd_data_epsilon",
+    "published_dpsd_label_epsilon",
+    "published_labeldp_epsilon",
+]

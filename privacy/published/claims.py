@@ -1,0 +1,136 @@
+"""What a paper's theorem counts for one release: the published figure as a pure function of counts.
+
+A claim is the paper's, not a guarantee (see :mod:`privacy.published` for what each leaves out). Claims of one theorem
+compose as that theorem composes them; what no single theorem covers together has no published figure, and reads
+``inf``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from privacy.checks import check_count, check_delta, check_nonnegative
+from privacy.numerics.rdp import rdp_slope_epsilon
+from privacy.published import published_dgd_epsilon
+
+_REGISTRY: dict[str, type[Claim]] = {}
+
+
+@dataclass(frozen=True)
+class Claim(ABC):
+    """One paper's price of one release; ``source`` names paper and theorem."""
+
+    kind: ClassVar[str]
+    source: str
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _REGISTRY[cls.kind] = cls
+
+    def _check_source(self) -> None:
+        if not isinstance(self.source, str) or not self.source.strip():
+            raise ValueError(f"source must name paper and theorem, got {self.source!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; ``claim_from_dict`` is the inverse."""
+        return {"kind": self.kind, **dataclasses.asdict(self)}
+
+
+@dataclass(frozen=True)
+class RdpSlope(Claim):
+    """A release whose Renyi curve the theorem takes as ``slope`` times the order (C Theorem 3, D Theorem 1)."""
+
+    kind: ClassVar[str] = "rdp_slope"
+    slope: float
+
+    def __post_init__(self) -> None:
+        self._check_source()
+        object.__setattr__(self, "slope", check_nonnegative("slope", self.slope))
+
+
+@dataclass(frozen=True)
+class NoisyVotes(Claim):
+    """One noisy vote of B's privacy analysis; ``epsilon1``, the latent codes' price, is paid once for the whole run."""
+
+    kind: ClassVar[str] = "noisy_votes"
+    epsilon0: float
+    epsilon1: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._check_source()
+        object.__setattr__(self, "epsilon0", check_nonnegative("epsilon0", self.epsilon0))
+        object.__setattr__(self, "epsilon1", check_nonnegative("epsilon1", self.epsilon1))
+
+
+@dataclass(frozen=True)
+class WholeRun(Claim):
+    """The theorem states one epsilon for the whole run, however many answers are drawn (A; D's label switch)."""
+
+    kind: ClassVar[str] = "whole_run"
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        self._check_source()
+        object.__setattr__(self, "epsilon", check_nonnegative("epsilon", self.epsilon))
+
+
+def claim_from_dict(data: Mapping[str, Any]) -> Claim:
+    """Rebuild a claim from ``to_dict``.
+
+    Raises:
+        ValueError: if the kind is unknown or the fields do not fit it.
+    """
+    values = dict(data)
+    kind = values.pop("kind", None)
+    if kind not in _REGISTRY:
+        raise ValueError(f"kind must be one of {sorted(_REGISTRY)}, got {kind!r}")
+    cls = _REGISTRY[kind]
+    names = {field.name for field in dataclasses.fields(cls)}
+    if set(values) != names:
+        raise ValueError(f"fields of a {kind!r} claim must be {sorted(names)}, got {sorted(values)}")
+    return cls(**values)
+
+
+def published_epsilon(counts: Mapping[Claim, int], delta: float) -> float:
+    """The papers' figure for a run: 0 for nothing, ``inf`` where no single theorem covers all claims together.
+
+    Raises:
+        ValueError: on a negative or fractional count, or ``delta`` outside (0, 1).
+
+    >>> step = RdpSlope("C Theorem 3", 2 * (1e-3 / 100) ** 2 * 10 * 256)
+    >>> round(published_epsilon({step: 200}, 1e-5), 4)
+    0.0456
+    >>> published_epsilon({step: 1, WholeRun("A", 1.0): 1}, 1e-5)
+    inf
+    """
+    delta = check_delta(delta)
+    kept: dict[Claim, int] = {}
+    for claim, count in counts.items():
+        if not isinstance(claim, Claim):
+            raise ValueError(f"counts must map claims to how often they were made, got the key {claim!r}")
+        number = check_count("count", count)
+        if number:
+            kept[claim] = number
+    if not kept:
+        return 0.0
+    if len({(claim.kind, claim.source) for claim in kept}) > 1:
+        return math.inf
+    slopes = [(claim.slope, count) for claim, count in kept.items() if isinstance(claim, RdpSlope)]
+    if slopes:
+        return rdp_slope_epsilon(math.fsum(slope * count for slope, count in slopes), delta)
+    # B counts some uses of private models for nothing; they are no votes either.
+    free = {claim for claim in kept if isinstance(claim, NoisyVotes) and not claim.epsilon0 and not claim.epsilon1}
+    kept = {claim: count for claim, count in kept.items() if claim not in free}
+    if len(kept) != 1:
+        return math.inf if kept else 0.0
+    ((claim, count),) = kept.items()
+    if isinstance(claim, NoisyVotes):
+        return published_dgd_epsilon(count, claim.epsilon0, delta, claim.epsilon1)
+    if isinstance(claim, WholeRun):
+        return claim.epsilon
+    raise ValueError(f"no published composition is known for {type(claim).__name__}")

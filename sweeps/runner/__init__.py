@@ -1,0 +1,1 @@
+"""Runs and renders many fits: pipelines, tables, sweeps, and the documents made from their results."""

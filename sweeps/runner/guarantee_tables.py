@@ -1,0 +1,161 @@
+"""Which figure holds where: tables for `docs/privacy.md`, computed by the code that accounts for runs.
+
+Every figure is at δ = 1e-5 and record-level unless it is called published.
+"""
+
+from __future__ import annotations
+
+import math
+
+from privacy.accounting.calibration import GradientRelease
+from privacy.accounting.pipelines import Bound, composed, disjoint, post_processing, released, unbounded
+from privacy.events import (
+    Gaussian,
+    GaussianVotes,
+    LaplaceVotes,
+    RandomizedResponse,
+    RevealedGaussian,
+    SampledGaussian,
+    ThresholdCheck,
+)
+from privacy.formatting import short_figure
+from privacy.mechanisms.gradients import output_gradient_mu
+from privacy.published import published_dgd_epsilon, published_dpdfd_epsilon
+
+__all__ = ["methods_table", "papers_table"]
+
+DELTA = 1e-5
+_STEPS, _ROWS, _SIGMA = 200, 256, 100.0
+_ANSWER_SIGMA = 63.99
+_GENERATOR = "generator trained against the private teacher"
+
+
+def methods_table() -> str:
+    """Methods by kinds of teacher, at one reference setting a row."""
+    dp = released({SampledGaussian(1.0, 0.01): 1000})
+    rows: list[tuple[str, Bound | None, Bound | None, Bound | None]] = [
+        (
+            f"C, D data switch: `per_sample`, σ={_SIGMA:g}, {_STEPS} steps of {_ROWS} (generator against the student, "
+            "or prior)",
+            _gradients("per_sample"),
+            None,
+            post_processing(_gradients("per_sample"), dp),
+        ),
+        (
+            f"the same, `per_sample_full`; for n teachers `ensemble`, σ={_SIGMA:g}",
+            _gradients("per_sample_full"),
+            disjoint([_gradients("ensemble")] * 100),
+            post_processing(_gradients("per_sample_full"), dp),
+        ),
+        (
+            "the same, `batch_mean` (distils nothing)",
+            _gradients("batch_mean"),
+            None,
+            post_processing(_gradients("batch_mean"), dp),
+        ),
+        (
+            f"mean directions of n teachers' logits with noise, σ={_ANSWER_SIGMA:g}: 4096 images",
+            None,
+            released({Gaussian(output_gradient_mu("ensemble", 4096, _ANSWER_SIGMA)): 1}),
+            None,
+        ),
+        (
+            "D label switch: 1000 answers at ε=1, k=10",
+            _answers(1000, 10),
+            _answers(1000, 10),
+            post_processing(_answers(1000, 10), dp),
+        ),
+        (
+            "D, DPSD-T (generator against the teacher)",
+            composed(unbounded(_GENERATOR), _answers(1000, 10)),
+            None,
+            post_processing(composed(unbounded(_GENERATOR), _answers(1000, 10)), dp),
+        ),
+        (
+            "A with its generator (against the teacher): 1000 answers at ε=1, k from 2",
+            composed(unbounded(_GENERATOR), _answers(1000, 2)),
+            None,
+            post_processing(composed(unbounded(_GENERATOR), _answers(1000, 2)), dp),
+        ),
+        (
+            "A on a prior, or with the generator against the student",
+            _answers(1000, 2),
+            None,
+            post_processing(_answers(1000, 2), dp),
+        ),
+        (
+            "B, votes on a prior: 400 queries, Laplace b=40",
+            None,
+            released({LaplaceVotes(40.0): 400}),
+            None,
+        ),
+        ("B, votes on a prior: 100 queries, Gaussian σ=40", None, released({GaussianVotes(40.0): 100}), None),
+        (
+            "B, confident votes: 1000 checks σ=150, 300 answers σ=40",
+            None,
+            released({ThresholdCheck(150.0): 1000, GaussianVotes(40.0): 300}),
+            None,
+        ),
+        (
+            "B as published: generator against a baseline on all data, 400 Laplace votes",
+            None,
+            composed(unbounded("baseline trained without privacy"), released({LaplaceVotes(40.0): 400})),
+            composed(dp, released({LaplaceVotes(40.0): 400})),
+        ),
+        (
+            "C Algorithm 3, direct training on private images, for records",
+            unbounded("private images enter the Jacobian"),
+            None,
+            None,
+        ),
+        (
+            "C Algorithm 3, for labels only: σ=2, q=0.01, 1000 steps",
+            released({RevealedGaussian(1.0, 0.01): 1000}),
+            None,
+            None,
+        ),
+    ]
+    lines = ["| method and setting | one private teacher | n teachers on disjoint shards | DP-SGD teacher (alone: "
+             f"{short_figure(dp.epsilon(DELTA))}) |", "|---|---:|---:|---:|"]  # fmt: skip
+    lines += [f"| {name} | {' | '.join(_cell(bound) for bound in bounds)} |" for name, *bounds in rows]
+    return "\n".join(lines) + "\n"
+
+
+def papers_table() -> str:
+    """What the papers' theorems give at the papers' settings, against the record-level figure of the same run."""
+    rows: list[tuple[str, float, Bound]] = []
+    releases: tuple[GradientRelease, ...] = ("per_sample", "per_sample_full", "batch_mean")
+    for norm_bound, steps in ((1e-3, 59681), (5e-3, 139273)):
+        published = published_dpdfd_epsilon(norm_bound, 10, _ROWS, steps, _SIGMA, DELTA)
+        for release in releases:
+            name = f"C, D data switch, C={norm_bound:g}, T={steps:,}, `{release}`"
+            rows.append((name, published, _gradients(release, steps)))
+    rows += [
+        ("A, D label switch, ε=1, 10 000 labels drawn once, k=10", 1.0, _answers(10_000, 10)),
+        ("A, ε=1, 10 000 labels, k from 2", 1.0, _answers(10_000, 2)),
+    ]
+    for queries in (27, 400, 1000, 1300):
+        published = published_dgd_epsilon(queries, 1 / 20, DELTA)
+        votes = released({LaplaceVotes(40.0): queries})
+        rows.append((f"B, {queries} Laplace votes, b=40, without the baseline", published, votes))
+    lines = ["| run | published ε (a claim) | record-level ε (a bound) |", "|---|---:|---:|"]
+    lines += [
+        f"| {name} | {_claim(published)} | {short_figure(bound.epsilon(DELTA))} |" for name, published, bound in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _gradients(release: GradientRelease, steps: int = _STEPS) -> Bound:
+    return released({Gaussian(output_gradient_mu(release, _ROWS, _SIGMA)): steps})
+
+
+def _answers(count: int, candidates: int) -> Bound:
+    return released({RandomizedResponse(1.0, candidates): count})
+
+
+def _cell(bound: Bound | None) -> str:
+    return "–" if bound is None else short_figure(bound.epsilon(DELTA))
+
+
+def _claim(value: float) -> str:
+    return "inf" if math.isinf(value) else f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

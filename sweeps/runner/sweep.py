@@ -1,0 +1,232 @@
+"""W&B's sweep files without W&B's server: `LightningCLI sweep sweeps/wandb/dpdfd_mnist.yaml`.
+
+Grid and random search over `parameters`, each run by the file's own `command` with its macros expanded as `wandb agent`
+does it, in a folder of its own, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_modules.runtime.paths import find_config
+from lightning_modules.runtime.wandb_runs import end_wandb_run
+from sweeps.runner.store import Store
+
+__all__ = ["Sweep", "SweepError", "sweep"]
+
+PROGRAMS = ("LightningCLI", "transcribe")
+ENTRY = ("method", "parameters", "command")
+
+
+class SweepError(ValueError):
+    """A sweep file that this runner cannot follow."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep file says.
+
+    Attributes:
+        name: Its name.
+        method: `grid` or `random`.
+        parameters: By dotted name, as W&B describes them.
+        command: With macros.
+        program: What `${program}` stands for.
+    """
+
+    name: str
+    method: str
+    parameters: Mapping[str, Mapping[str, Any]]
+    command: Sequence[str]
+    program: str
+
+    @classmethod
+    def read(cls, path: str | Path) -> Sweep:
+        """Reads a file.
+
+        Raises:
+            SweepError: It does not exist, lacks an entry, searches by another method, or runs another program.
+        """
+        file = Path(find_config(str(path)))
+        if not file.is_file():
+            raise SweepError(f"sweep file {path} does not exist")
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if missing := [name for name in ENTRY if name not in values]:
+            raise SweepError(f"{path}: {', '.join(missing)} missing")
+        if values["method"] not in ("grid", "random"):
+            raise SweepError(f"{path}: method must be grid or random without a server, got {values['method']!r}")
+        found = cls(
+            name=str(values.get("name") or file.stem),
+            method=values["method"],
+            parameters=values["parameters"],
+            command=[str(part) for part in values["command"]],
+            program=str(values.get("program", "")),
+        )
+        found.arguments({})
+        for name, entry in found.parameters.items():
+            _check(name, entry, found.method)
+        return found
+
+    def points(self, *, count: int | None = None, seed: int = 0) -> Iterator[dict[str, Any]]:
+        """Values of the parameters, run by run.
+
+        Args:
+            count: How many; None is the whole grid. Random search needs it.
+            seed: Of random search. The first runs are the same whatever `count` is.
+
+        Raises:
+            SweepError: Random search without a count.
+        """
+        if self.method == "grid":
+            choices = [_choices(entry) for entry in self.parameters.values()]
+            for point in itertools.islice(itertools.product(*choices), count):
+                yield dict(zip(self.parameters, point, strict=True))
+            return
+        if count is None:
+            raise SweepError("random search goes on for ever: give --count")
+        draw = random.Random(seed)
+        for _ in range(count):
+            yield {name: _draw(entry, draw) for name, entry in self.parameters.items()}
+
+    def arguments(self, point: Mapping[str, Any]) -> list[str]:
+        """Arguments of `LightningCLI` for one run: the command with macros expanded, from after the program on.
+
+        Raises:
+            SweepError: The command runs something else, or uses a macro that makes no arguments for this command line.
+        """
+        line: list[str] = []
+        for part in self.command:
+            if part == "${args}":
+                # As the agent writes them, in Python's words: parsers here read None as null.
+                line += [f"--{name}={value}" for name, value in point.items()]
+            elif part == "${program}":
+                line.append(self.program)
+            elif part.startswith("${") and part not in ("${env}", "${interpreter}"):
+                raise SweepError(f"command: ${{env}}, ${{program}} and ${{args}} are understood, got {part}")
+            elif not part.startswith("${"):
+                line.append(part)
+        program, *rest = line or [""]
+        if Path(program).name not in PROGRAMS:
+            raise SweepError(f"command must run one of {', '.join(PROGRAMS)}, got {program!r}")
+        return rest
+
+    def run_name(self, point: Mapping[str, Any]) -> str:
+        """Name of the folder of a run: equal command lines are one run."""
+        return f"run-{hashlib.sha256(json.dumps(self.arguments(point)).encode()).hexdigest()[:16]}"
+
+
+def sweep(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
+    """The command `sweep FILE [--count N]`.
+
+    Args:
+        args: Its arguments.
+        run: Takes the arguments of one command.
+    """
+    parser = argparse.ArgumentParser(prog="LightningCLI sweep", description=__doc__, allow_abbrev=False)
+    parser.add_argument("file", help="W&B's sweep file, for example sweeps/wandb/dpdfd_mnist.yaml.")
+    parser.add_argument("--count", type=int, default=None, help="Runs to make at most; random search needs it.")
+    parser.add_argument("--seed", type=int, default=0, help="Of random search.")
+    parser.add_argument("--folder", default="runs/sweeps", help="Where the sweep's folder lies.")
+    parser.add_argument("--dry-run", action="store_true", help="Show the command lines; run nothing.")
+    options = parser.parse_args(list(args))
+    found = Sweep.read(options.file)
+    points = list(found.points(count=options.count, seed=options.seed))
+    store, since = Store(Path(options.folder) / found.name), time.time()
+    # Nothing here needs a server or a key, unless somebody says otherwise.
+    os.environ.setdefault("WANDB_MODE", "offline")
+    for number, point in enumerate(points, start=1):
+        name = found.run_name(point)
+        line = found.arguments(point)
+        line += _place(line, store.folder(name))
+        print(f"[{found.name} {number}/{len(points)}] {store.state(name, since=since)}: {' '.join(line)}", flush=True)
+        if options.dry_run:
+            continue
+        with store.claim(name) as mine:
+            if mine and store.done(name) is None:
+                # W&B writes elsewhere where the folder that it is given does not exist.
+                store.folder(name).mkdir(parents=True, exist_ok=True)
+                _attempt(name, line, store, run)
+    names = [found.run_name(point) for point in points]
+    failed = [error for name in names if (error := store.failure(name, since=since)) is not None]
+    if failed:
+        sys.exit(f"error: {len(failed)} of {len(points)} runs failed, the first one: {failed[0]}")
+
+
+def _attempt(name: str, line: list[str], store: Store, run: Callable[[list[str]], Any]) -> None:
+    try:
+        run(line)
+    except KeyboardInterrupt:
+        raise
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        store.fail(name, f"the command ended with status {error.code}")
+    except Exception as error:
+        # The other runs do not depend on why this one failed.
+        store.fail(name, error)
+    else:
+        store.finish(name, arguments=line)
+    finally:
+        end_wandb_run()
+
+
+def _place(line: Sequence[str], folder: Path) -> list[str]:
+    given = [f"--trainer.default_root_dir={folder}"]
+    logs = any(part.startswith("--trainer.logger=") and part.endswith("WandbLogger") for part in line)
+    return [*given, f"--trainer.logger.save_dir={folder}"] if logs else given
+
+
+def _check(name: str, entry: Mapping[str, Any], method: str) -> None:
+    if not isinstance(entry, Mapping):
+        raise SweepError(f"parameter {name}: a mapping is needed, got {entry!r}")
+    if "parameters" in entry:
+        raise SweepError(f"parameter {name}: nested parameters reach no command line; use dotted names")
+    if "value" in entry or "values" in entry:
+        return
+    if method == "grid":
+        raise SweepError(f"parameter {name}: a grid needs `value` or `values`, got {sorted(entry)}")
+    if not {"min", "max"} <= set(entry):
+        raise SweepError(f"parameter {name}: `value`, `values` or `min` and `max` are needed, got {sorted(entry)}")
+    known = ("uniform", "int_uniform", "log_uniform_values", "q_uniform")
+    if entry.get("distribution", "uniform") not in known:
+        raise SweepError(f"parameter {name}: distribution must be one of {known}, got {entry['distribution']!r}")
+    if not entry["min"] <= entry["max"] or (entry.get("distribution") == "log_uniform_values" and entry["min"] <= 0):
+        raise SweepError(
+            f"parameter {name}: min and max do not span an interval, got {entry['min']} and {entry['max']}"
+        )
+
+
+def _choices(entry: Mapping[str, Any]) -> list[Any]:
+    return [entry["value"]] if "value" in entry else list(entry["values"])
+
+
+def _draw(entry: Mapping[str, Any], draw: random.Random) -> Any:
+    if "value" in entry:
+        return entry["value"]
+    if "values" in entry:
+        weights = entry.get("probabilities")
+        return draw.choices(list(entry["values"]), weights=weights)[0]
+    low, high = entry["min"], entry["max"]
+    # W&B's own rule for what an interval means where no distribution is named.
+    whole = isinstance(low, int) and isinstance(high, int)
+    kind = entry.get("distribution", "int_uniform" if whole else "uniform")
+    if kind == "int_uniform":
+        return draw.randint(int(low), int(high))
+    if kind == "log_uniform_values":
+        return math.exp(draw.uniform(math.log(low), math.log(high)))
+    value = draw.uniform(low, high)
+    return round(value / entry.get("q", 1)) * entry.get("q", 1) if kind == "q_uniform" else value

@@ -1,0 +1,139 @@
+"""The command `tables`: list them, run what is missing, render what is there."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from privacy.files import write_atomically
+from sweeps.runner.store import Store
+from sweeps.runner.tables.rendering import render_results, render_table
+from sweeps.runner.tables.runner import Grid, duration, estimate, run_table, work
+from sweeps.runner.tables.spec import TableSpec, list_specs
+
+__all__ = ["tables"]
+
+
+def tables(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
+    """The command.
+
+    Args:
+        args: Its arguments.
+        run: Takes the arguments of one `fit` command.
+    """
+    options = _parser().parse_args(list(args))
+    {"list": _list, "run": _run, "render": _render, "work": _work}[options.command](options, run)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="LightningCLI tables", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="The tables and figures, their presets and sizes.")
+    run = commands.add_parser("run", help="Run the missing cells of tables, then render them.")
+    worker = commands.add_parser("work", help="What `run --jobs` starts: makes missing fits and renders nothing.")
+    for command in (run, worker):
+        command.add_argument("names", nargs="*", help="Names or files; none are all that are installed.")
+        command.add_argument("--preset", default="smoke", help="smoke (digits), cpu, or paper (as printed).")
+        command.add_argument("--seeds", type=int, nargs="+", default=None, help="In place of the preset's.")
+        command.add_argument("--folder", default="runs/tables", help="Where fits lie, shared by all tables.")
+    worker.add_argument("--since", type=float, required=True, help="Failures before this time are tried again.")
+    run.add_argument("--results", default="results/tables", help="Where records and rendered tables go.")
+    run.add_argument("--jobs", type=int, default=1, help="Worker processes; 1 runs in this one.")
+    run.add_argument("--dry-run", action="store_true", help="Show the cells with what they will cost; run nothing.")
+    run.add_argument(
+        "--select-by-test", action="store_true", help="Report the best step by test accuracy; the table will say so."
+    )
+    render = commands.add_parser("render", help="Render all records again, and the document of all tables.")
+    render.add_argument("--results", default="results/tables", help="Where the records are.")
+    render.add_argument("--check", action="store_true", help="Leave the document; fail where it is out of date.")
+    render.add_argument("--document", default="docs/results.md", help="The document to write.")
+    return parser
+
+
+def _specs(names: Sequence[str], preset: str) -> list[TableSpec]:
+    if names:
+        return [TableSpec.read(name) for name in names]
+    return [spec for spec in list_specs() if preset in spec.presets]
+
+
+def _list(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
+    specs = list_specs()
+    width = max(len(f"{spec.kind}-{spec.name}") for spec in specs)
+    for spec in specs:
+        sizes = ", ".join(f"{name} ({len(spec.cells(name))})" for name in spec.presets)
+        print(f"{f'{spec.kind}-{spec.name}':<{width}}  {spec.title}\n{'':<{width}}  presets (cells): {sizes}")
+
+
+def _run(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
+    if options.jobs < 1:
+        raise ValueError(f"--jobs must be 1 or more, got {options.jobs}")
+    failed = 0
+    for spec in _specs(options.names, options.preset):
+        if options.select_by_test:
+            spec = replace(spec, selection="best_on_test")
+        if options.dry_run:
+            _dry_run(spec, options)
+            continue
+        outcome = run_table(
+            spec,
+            preset=options.preset,
+            run=run,
+            folder=options.folder,
+            results=options.results,
+            seeds=options.seeds,
+            jobs=options.jobs,
+            say=lambda text: print(text, flush=True),
+        )
+        files = render_table(spec, preset=options.preset, results=options.results)
+        print(f"{outcome.line(f'{spec.name} {options.preset}')}: {', '.join(map(str, files))}")
+        failed += outcome.failed
+    if failed:
+        sys.exit(
+            f"error: {failed} fits failed; each one's folder in {options.folder} has a failed.json with the reason"
+        )
+
+
+def _dry_run(spec: TableSpec, options: argparse.Namespace) -> None:
+    store = Store(options.folder)
+    notes = store.notes()
+    grid = Grid.of(spec.cells(options.preset, seeds=options.seeds))
+    total, unknown = 0.0, 0
+    print(f"{spec.kind}-{spec.name} {options.preset}: {len(grid.cells)} cells, {len(grid.fits)} fits")
+    for name, fit in grid.fits.items():
+        state = store.state(name)
+        seconds, source = estimate(fit, notes)
+        cost = "unknown" if seconds is None else f"{duration(seconds)} ({source})"
+        print(f"  {state:<8} {name:<30} {cost:<20} {_place(name, grid)}")
+        if state != "done":
+            total, unknown = total + (seconds or 0.0), unknown + (seconds is None)
+    more = f", and {unknown} fits of unknown cost" if unknown else ""
+    print(f"  to do: {duration(total / options.jobs)} in {options.jobs} of {os.cpu_count()} cores{more}")
+
+
+def _place(name: str, grid: Grid) -> str:
+    cell = next((cell for cell in grid.cells if cell.fit.folder_name == name), None)
+    if cell is None:
+        return "shared by cells"
+    return ", ".join([*(f"{axis} {value}" for axis, value in cell.labels.items()), f"seed {cell.seed}"])
+
+
+def _work(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
+    for spec in _specs(options.names, options.preset):
+        grid = Grid.of(spec.cells(options.preset, seeds=options.seeds))
+        work(grid, Store(options.folder), run, since=options.since, say=print, title=f"{spec.name} {options.preset}")
+
+
+def _render(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
+    document = Path(options.document)
+    text = render_results(options.results, document, write=not options.check)
+    if options.check:
+        if not document.is_file() or document.read_text(encoding="utf-8") != text:
+            sys.exit(f"error: {document} is not as {options.results} has it, run `LightningCLI tables render`")
+        return
+    write_atomically(document, text)
+    print(document)

@@ -1,0 +1,446 @@
+"""A table or figure as a grid of cells: `sweeps/tables/c1.yaml`.
+
+    title: DPDFD under two budgets
+    paper: C
+    published: Table 1          # rows of sweeps/published that stand beside ours
+    method: DPDFD
+    fits:                       # as in a pipeline; the last one is what a cell measures
+      teacher: {config: sweeps/teacher_mnist.yaml, set: {trainer.callbacks: null}}
+      student: {config: sweeps/dpdfd_mnist.yaml, set: {model.teacher: "{teacher}/checkpoints/last.ckpt"}}
+    axes:                       # each value changes some fits' configuration files or parameters
+      dataset:
+        MNIST: {}
+        FashionMNIST: {teacher: {config: sweeps/teacher_fashionmnist.yaml}, student: {...}}
+      epsilon:
+        "1": {student: {model.annotator.target_epsilon: 1.0}}
+    skip:                       # points of the grid that have no meaning
+      - {dataset: FashionMNIST, epsilon: "10"}
+    exceptions:                 # what a combination of values changes, after each of them
+      - {when: {dataset: FashionMNIST, epsilon: "1"}, set: {student: {trainer.max_epochs: 40}}}
+    presets:
+      cpu:
+        seeds: [0, 1, 2]
+        axes: {epsilon: ["1"]}  # a list selects values; a mapping selects them and changes more
+        set: {student: {trainer.max_epochs: 15}}
+        seconds: {teacher: 60, student: 300}
+
+Axes named `dataset`, `epsilon`, `setting`, `method` or `unit` (what ε is claimed to protect) select the printed figure
+beside a cell. Only the last fit takes the cell's seed, and those named in `seeded`: other parents are made once, with
+the seed of their file.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_modules.runtime.paths import find_config
+from sweeps.runner.pipeline import Fit
+from sweeps.runner.tables.published import published
+
+__all__ = ["Cell", "FitSpec", "Preset", "SpecError", "TableSpec", "list_specs"]
+
+KEYS = {
+    "title", "kind", "paper", "published", "method", "note", "fits", "axes", "skip", "seeds", "presets", "figure",
+    "seeded", "selection", "beside", "exceptions",
+}  # fmt: skip
+PRESET_KEYS = {"seeds", "axes", "set", "seconds", "note"}
+FIGURE_KEYS = {"x", "log", "label"}
+
+Patch = Mapping[str, Mapping[str, Any]]
+"""What an axis value or a preset changes: fit name → parameter → value, where `config` names other files."""
+
+
+class SpecError(ValueError):
+    """A table spec that makes no sense."""
+
+
+@dataclass(frozen=True)
+class FitSpec:
+    """One fit of one cell, with everything that decides its outcome.
+
+    Attributes:
+        table: Name of the spec.
+        preset: Name of the preset.
+        fit: Name, configuration files and parameters.
+        parents: The fits that `{name}` in the parameters stands for.
+        labels: Values of the axes, for people and for estimates.
+        seconds: The spec's estimate, or None.
+    """
+
+    table: str
+    preset: str
+    fit: Fit
+    parents: Mapping[str, FitSpec]
+    labels: Mapping[str, str]
+    seconds: float | None = None
+
+    @property
+    def digest(self) -> str:
+        """Hash of the parsed files, the parameters and the parents: equal fits of any table are one fit."""
+        content = [
+            [_parsed(config) for config in self.fit.config],
+            dict(self.fit.set),
+            {name: parent.digest for name, parent in self.parents.items()},
+        ]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the folder that holds it."""
+        return f"{self.fit.name}-{self.digest[:16]}"
+
+    def lineage(self) -> Iterator[FitSpec]:
+        """Parents before children, itself last."""
+        for parent in self.parents.values():
+            yield from parent.lineage()
+        yield self
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measured figure of the table.
+
+    Attributes:
+        labels: Value of each axis.
+        seed: Seed of the measured fit.
+        fit: What is measured.
+    """
+
+    labels: Mapping[str, str]
+    seed: int
+    fit: FitSpec
+
+    @property
+    def name(self) -> str:
+        """File name of its record."""
+        # PATE and PATE+ are two methods.
+        labels = [value.replace("+", "plus") for value in self.labels.values()]
+        words = [re.sub(r"[^A-Za-z0-9.]+", "-", value).strip("-") for value in labels]
+        return "_".join([*words, f"seed{self.seed}"])
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How large everything is.
+
+    Attributes:
+        name: `smoke`, `cpu` or `paper`.
+        seeds: Seeds of each cell.
+        axes: Values kept of each axis, with what they change.
+        set: What the preset changes.
+        seconds: Estimated wall time of each fit.
+        note: What is not as in the paper.
+    """
+
+    name: str
+    seeds: tuple[int, ...]
+    axes: Mapping[str, Mapping[str, Patch]]
+    set: Patch = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A table or figure.
+
+    Attributes:
+        name: File name without its ending; `make table-<name>` or `make figure-<name>`.
+        title: Heading.
+        kind: `table` or `figure`.
+        paper: Letter of the paper.
+        table: The table's name in `sweeps/published`, or None.
+        method: The method's name there.
+        note: Text below the heading.
+        fits: Fits in order: configuration files and parameters.
+        presets: By name.
+        figure: For figures: `x` (an axis of numbers), `log` and `label`.
+        skip: Values of axes whose combination is left out.
+        exceptions: Values of axes, `when`, and what their combination changes after them, `set`.
+        seeded: Fits that take the cell's seed.
+        beside: Rows of other tables that are shown with this one: `table`, `label`, and `cell`, labels to choose by.
+        selection: `last` step, or `best_on_test`, which the rendered table then says.
+        path: What it was read by.
+    """
+
+    name: str
+    title: str
+    kind: str
+    paper: str
+    table: str | None
+    method: str | None
+    note: str
+    fits: Mapping[str, Mapping[str, Any]]
+    presets: Mapping[str, Preset]
+    figure: Mapping[str, Any] = field(default_factory=dict)
+    skip: Sequence[Mapping[str, str]] = ()
+    exceptions: Sequence[tuple[Mapping[str, str], Patch]] = ()
+    seeded: Sequence[str] = ()
+    beside: Sequence[Mapping[str, Any]] = ()
+    selection: str = "last"
+    path: str = ""
+
+    @classmethod
+    def read(cls, path: str | Path) -> TableSpec:
+        """Reads a spec by path, or by the name of one that is installed.
+
+        Raises:
+            SpecError: Unknown keys, axes, values, fits or files.
+        """
+        file = _locate(str(path))
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        where = str(path)
+        _only(values, KEYS, where)
+        if missing := {"title", "fits", "axes", "presets"} - set(values):
+            raise SpecError(f"{where}: `{'`, `'.join(sorted(missing))}` needed")
+        kind, selection = values.get("kind", "table"), values.get("selection", "last")
+        if kind not in ("table", "figure") or selection not in ("last", "best_on_test"):
+            raise SpecError(
+                f"{where}: kind is table or figure, selection is last or best_on_test, got {kind}, {selection}"
+            )
+        fits = _fits(values["fits"], where)
+        axes = {str(axis): _values(entry) for axis, entry in values["axes"].items()}
+        _check_patches(axes, fits, where)
+        seeds = tuple(values.get("seeds", [0]))
+        presets = {name: _preset(name, entry, axes, seeds, fits, where) for name, entry in values["presets"].items()}
+        figure = values.get("figure") or {}
+        _only(figure, FIGURE_KEYS, f"{where}, figure")
+        if kind == "figure" and figure.get("x") not in axes:
+            raise SpecError(f"{where}: figure.x must be one of the axes {sorted(axes)}, got {figure.get('x')!r}")
+        paper, table = str(values.get("paper", "")), values.get("published")
+        if table is not None and not any(row.paper == paper and row.table == table for row in published()):
+            raise SpecError(f"{where}: sweeps/published has no {table!r} of paper {paper!r}")
+        return cls(
+            name=file.stem,
+            title=values["title"],
+            kind=kind,
+            paper=paper,
+            table=table,
+            method=values.get("method"),
+            note=values.get("note", ""),
+            fits=fits,
+            presets=presets,
+            figure=figure,
+            skip=[_point(entry, axes, f"{where}, skip") for entry in values.get("skip") or []],
+            exceptions=_exceptions(values.get("exceptions") or [], axes, fits, where),
+            beside=_beside(values.get("beside") or [], where),
+            seeded=_seeded(values.get("seeded") or [], fits, where),
+            selection=selection,
+            path=where,
+        )
+
+    def preset(self, name: str) -> Preset:
+        """A preset by name.
+
+        Raises:
+            SpecError: There is none of that name.
+        """
+        if name not in self.presets:
+            raise SpecError(f"{self.name}: presets are {sorted(self.presets)}, got {name!r}")
+        return self.presets[name]
+
+    def cells(self, preset: str, *, seeds: Sequence[int] | None = None) -> list[Cell]:
+        """The grid in order, seeds innermost.
+
+        Args:
+            preset: Its name.
+            seeds: In place of the preset's.
+        """
+        chosen = self.preset(preset)
+        grid = [list(values) for values in chosen.axes.values()]
+        points = [dict(zip(chosen.axes, point, strict=True)) for point in itertools.product(*grid)]
+        cells = [
+            self._cell(chosen, point, seed)
+            for point in points
+            if not any(_holds(left_out, point) for left_out in self.skip)
+            for seed in (chosen.seeds if seeds is None else seeds)
+        ]
+        if len({cell.name for cell in cells}) < len(cells):
+            raise SpecError(
+                f"{self.name}: two cells of preset {preset} would write one record; name their values apart"
+            )
+        return cells
+
+    def _cell(self, preset: Preset, labels: Mapping[str, str], seed: int) -> Cell:
+        made: dict[str, FitSpec] = {}
+        patches = [preset.set, *(preset.axes[axis][value] for axis, value in labels.items())]
+        patches += [patch for when, patch in self.exceptions if _holds(when, labels)]
+        for name, base in self.fits.items():
+            config, parameters = base["config"], copy.deepcopy(dict(base["set"]))
+            for patch in patches:
+                change = dict(patch.get(name, {}))
+                config = change.pop("config", config)
+                parameters |= change
+            if name in self.seeded:
+                parameters["seed_everything"] = seed
+            files = (config,) if isinstance(config, str) else tuple(config)
+            fit = Fit(name=name, config=files, set=parameters)
+            if absent := set(fit.parents) - set(made):
+                raise SpecError(f"{self.name}, fit {name}: refers to {sorted(absent)}, before it are {sorted(made)}")
+            made[name] = FitSpec(
+                table=self.name,
+                preset=preset.name,
+                fit=fit,
+                parents={parent: made[parent] for parent in fit.parents},
+                labels=labels,
+                seconds=preset.seconds.get(name),
+            )
+        return Cell(labels=labels, seed=seed, fit=made[list(self.fits)[-1]])
+
+
+def _seeded(given: Sequence[str], fits: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    if unknown := set(given) - set(fits):
+        raise SpecError(f"{where}, seeded: fits are {sorted(fits)}, got {sorted(unknown)}")
+    return (*given, list(fits)[-1])
+
+
+def _beside(entries: Any, where: str) -> tuple[Mapping[str, Any], ...]:
+    for entry in entries:
+        _only(entry, {"table", "label", "cell"}, f"{where}, beside")
+        if missing := {"table", "label"} - set(entry):
+            raise SpecError(f"{where}, beside: `{'`, `'.join(sorted(missing))}` needed")
+        file = _locate(str(entry["table"]))
+        if entry.get("cell"):
+            other = yaml.safe_load(file.read_text(encoding="utf-8"))
+            axes = {str(axis): _values(values) for axis, values in (other.get("axes") or {}).items()}
+            _point(entry["cell"], axes, f"{where}, beside {entry['table']}")
+    return tuple(entries)
+
+
+def list_specs() -> list[TableSpec]:
+    """The specs that are installed."""
+    folder = resources.files("sweeps").joinpath("tables")
+    return [
+        TableSpec.read(file.name.removesuffix(".yaml"))
+        for file in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        if file.name.endswith(".yaml")
+    ]
+
+
+def _locate(path: str) -> Path:
+    for candidate in (path, f"sweeps/tables/{path}.yaml"):
+        file = Path(find_config(candidate))
+        if file.suffix == ".yaml" and file.is_file():
+            return file
+    folder = resources.files("sweeps").joinpath("tables")
+    known = sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+    raise SpecError(f"there is no table or figure {path!r}; known are {', '.join(known)}")
+
+
+@cache
+def _text(path: str, changed: int) -> Any:
+    return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+
+
+def _parsed(config: str) -> Any:
+    # As values, so that a comment that is added makes nothing run again.
+    file = Path(find_config(config))
+    return _text(str(file), file.stat().st_mtime_ns)
+
+
+def _only(values: Any, allowed: set[str], where: str) -> None:
+    if not isinstance(values, Mapping) or set(values) - allowed:
+        got = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
+        raise SpecError(f"{where}: allowed keys are {sorted(allowed)}, got {got}")
+
+
+def _fits(entries: Any, where: str) -> dict[str, Mapping[str, Any]]:
+    fits: dict[str, Mapping[str, Any]] = {}
+    for name, entry in entries.items():
+        _only(entry, {"config", "set"}, f"{where}, fit {name}")
+        if not re.fullmatch(r"\w+", name) or "config" not in entry:
+            raise SpecError(f"{where}: a fit has a single word for a name and a `config`, got {name!r}: {entry}")
+        fits[name] = {"config": entry["config"], "set": entry.get("set") or {}}
+    _check_files((fit["config"] for fit in fits.values()), where)
+    return fits
+
+
+def _values(entry: Any) -> dict[str, Patch]:
+    return {str(value): patch or {} for value, patch in entry.items()}
+
+
+def _point(entry: Any, axes: Mapping[str, Mapping[str, Patch]], where: str) -> Mapping[str, str]:
+    _only(entry, set(axes), where)
+    # Nothing to compare would mean the whole grid.
+    if not entry or any(str(value) not in axes[axis] for axis, value in entry.items()):
+        known = {axis: sorted(values) for axis, values in axes.items()}
+        raise SpecError(f"{where}: needs values of the axes {known}, got {entry}")
+    return {axis: str(value) for axis, value in entry.items()}
+
+
+def _holds(point: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    return point.items() <= labels.items()
+
+
+def _exceptions(
+    entries: Any, axes: Mapping[str, Mapping[str, Patch]], fits: Mapping[str, Any], where: str
+) -> list[tuple[Mapping[str, str], Patch]]:
+    made = []
+    for entry in entries:
+        _only(entry, {"when", "set"}, f"{where}, exceptions")
+        when, patch = _point(entry.get("when"), axes, f"{where}, exceptions, when"), entry.get("set") or {}
+        if not patch:
+            raise SpecError(f"{where}, exceptions: `set` needed, what {when} changes, got {entry}")
+        _check_patches({"exceptions": {str(when): patch}}, fits, where)
+        made.append((when, patch))
+    return made
+
+
+def _preset(
+    name: str,
+    entry: Any,
+    axes: Mapping[str, Mapping[str, Patch]],
+    seeds: tuple[int, ...],
+    fits: Mapping[str, Any],
+    where: str,
+) -> Preset:
+    place = f"{where}, preset {name}"
+    _only(entry, PRESET_KEYS, place)
+    chosen: dict[str, Mapping[str, Patch]] = dict(axes)
+    for axis, values in (entry.get("axes") or {}).items():
+        if axis not in axes:
+            raise SpecError(f"{place}: axes are {sorted(axes)}, got {axis!r}")
+        more = _values(values) if isinstance(values, Mapping) else {str(value): {} for value in values}
+        if not isinstance(values, Mapping) and (absent := set(more) - set(axes[axis])):
+            raise SpecError(f"{place}: {axis} has the values {sorted(axes[axis])}, got {sorted(absent)}")
+        chosen[axis] = {value: _merged(axes[axis].get(value, {}), patch) for value, patch in more.items()}
+    _check_patches(chosen, fits, place)
+    _check_patches({"set": {"set": entry.get("set") or {}}}, fits, place)
+    return Preset(
+        name=name,
+        seeds=tuple(entry.get("seeds", seeds)),
+        axes=chosen,
+        set=entry.get("set") or {},
+        seconds=entry.get("seconds") or {},
+        note=entry.get("note", ""),
+    )
+
+
+def _merged(first: Patch, second: Patch) -> Patch:
+    return {name: {**first.get(name, {}), **second.get(name, {})} for name in {**first, **second}}
+
+
+def _check_patches(axes: Mapping[str, Mapping[str, Patch]], fits: Mapping[str, Any], where: str) -> None:
+    for axis, values in axes.items():
+        for value, patch in values.items():
+            _only(patch, set(fits), f"{where}, {axis} {value}")
+            _check_files((change["config"] for change in patch.values() if "config" in change), where)
+
+
+def _check_files(configs: Any, where: str) -> None:
+    for config in configs:
+        for name in [config] if isinstance(config, str) else config:
+            if not Path(find_config(name)).is_file():
+                raise SpecError(f"{where}: configuration {name} does not exist")

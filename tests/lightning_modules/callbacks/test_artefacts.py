@@ -1,0 +1,159 @@
+"""What a run leaves behind: figures for machines and people, a configuration that runs again, logs in every logger."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from support.runs import QUIET, distil
+
+from lightning_modules.cli import main
+from privacy.formatting import round_up
+
+RESULT_FIELDS = {
+    "paper", "method", "dataset", "accuracy", "epsilon_record", "epsilon_published", "delta",
+    "unit", "seed", "steps", "wall_seconds", "hardware", "versions", "commit", "config",
+}  # fmt: skip
+
+
+def _rows(path: str) -> list[dict[str, str]]:
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_result_guarantee_metrics_and_figures(folder: Path) -> None:
+    cli = distil(steps=3, epochs=2)
+    account = cli.model.annotator.account
+    record = json.loads(Path("run/result.json").read_text())
+    assert set(record) >= RESULT_FIELDS
+    assert (record["paper"], record["method"], record["dataset"], record["steps"], record["seed"]) == (
+        "C",
+        "DPDFD",
+        "Digits",
+        6,
+        3,
+    )
+    assert 0 <= record["accuracy"] <= 1 and "teacher_accuracy" not in record
+    assert record["uncharged_looks"] == [] and not Path("run/private").exists()
+    assert record["epsilon_record"] == account.epsilon() and record["epsilon_published"] == account.epsilon_published()
+    assert record["config"]["model"]["class_path"].endswith("DPDFD")
+
+    stated = json.loads(Path("run/public/guarantee.json").read_text())
+    assert stated["guarantee"]["epsilon"] == record["epsilon_record"]
+    assert "epsilon" in stated["published_claim"] and "not a guarantee" in stated["published_claim"]["status"]
+    assert not any("accuracy" in key for part in stated.values() for key in part)
+    page = Path("run/public/guarantee.md").read_text()
+    assert "# Privacy guarantee" in page and round_up(account.epsilon()) in page
+
+    rows = _rows("run/metrics.csv")
+    assert set(rows[0]) >= {"privacy/epsilon", "privacy/epsilon_published", "privacy/queries", "val/accuracy"}
+    judged = [row for row in rows if row["val/accuracy"]]
+    assert len(judged) == 2 and float(judged[-1]["privacy/epsilon"]) == pytest.approx(account.epsilon(), rel=1e-6)
+    spent = [float(row["privacy/epsilon"]) for row in rows if row["privacy/epsilon"]]
+    assert spent == sorted(spent) and spent[0] < spent[-1]
+    assert {path.name for path in Path("run/public/figures").iterdir()} == {"curves.png", "synthetic_000006.png"}
+
+
+def test_an_infinite_epsilon_is_the_string_inf(folder: Path) -> None:
+    distil(annotator={"noise_multiplier": 0.0}, steps=1)
+    record = json.loads(Path("run/result.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert (record["epsilon_record"], record["epsilon_published"]) == ("inf", "inf")
+
+
+def test_the_saved_configuration_runs_again(folder: Path) -> None:
+    distil(steps=2)
+    saved = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert saved["ckpt_path"] is None
+    again = main(["fit", "--config", "run/config.yaml", "--trainer.default_root_dir=again"])
+    assert again is not None and again.model.steps_done == 2
+    resaved = yaml.safe_load(Path("again/config.yaml").read_text())
+    assert {**resaved, "trainer": None} == {**saved, "trainer": None}
+
+
+def test_tensorboard(folder: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    distil(
+        trainer={"logger": {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "tb", "name": "x"}}}, steps=2
+    )
+    events = EventAccumulator("tb/x/version_0")
+    events.Reload()
+    assert {"privacy/epsilon", "privacy/epsilon_published", "privacy/queries", "val/accuracy"} <= set(
+        events.Tags()["scalars"]
+    )
+    assert events.Tags()["images"] == ["synthetic"]
+    assert Path("tb/x/version_0/public/guarantee.md").is_file() and Path("tb/x/version_0/result.json").is_file()
+
+
+def test_wandb_offline_keeps_each_run_in_a_folder_of_its_own(folder: Path) -> None:
+    logger = {
+        "class_path": "WandbLogger",
+        "init_args": {"offline": True, "save_dir": "wb", "project": "p", "id": "one"},
+    }
+    distil(trainer={"logger": logger}, steps=2)
+    import wandb
+
+    wandb.finish()
+    assert {path.name for path in Path("wb/p/one").iterdir()} >= {
+        "config.yaml",
+        "public",
+        "result.json",
+        "checkpoints",
+    }
+    assert list(Path("wb/wandb").glob("offline-run-*/run-one.wandb"))
+
+
+def test_fast_dev_run_leaves_no_litter(folder: Path) -> None:
+    distil("run", "--trainer.fast_dev_run=true")
+    assert {path.name for path in folder.iterdir()} == {"teachers", "ledgers", "given.json"}
+    # A real answer of the teacher was released all the same.
+    assert "reserve" in Path("ledgers/Digits-train.jsonl").read_text()
+
+
+def test_test_and_validate_need_no_teacher_and_keep_the_curves(folder: Path) -> None:
+    cli = distil(steps=2)
+    Path("teachers/digits.ckpt").unlink()
+    before = _rows("run/metrics.csv")
+    results = {}
+    for command in ("test", "validate"):
+        done = main([command, "--config", "run/config.yaml", "--ckpt_path", "run/checkpoints/last.ckpt"])
+        assert done is not None
+        results[command] = done.trainer.callback_metrics
+    record = json.loads(Path("run/result.json").read_text())
+    assert float(results["test"]["test/accuracy"]) == pytest.approx(record["accuracy"], abs=1e-6)
+    assert "val/accuracy" in results["validate"]
+    assert [row["step"] for row in _rows("run/metrics.csv")][: len(before)] == [row["step"] for row in before]
+    assert not cli.model.trainer.fast_dev_run
+
+
+def test_a_teachers_record_promises_nothing(folder: Path) -> None:
+    main(
+        [
+            "fit",
+            "--config",
+            "sweeps/teacher_digits.yaml",
+            "--trainer.max_epochs=1",
+            "--trainer.default_root_dir=t",
+            *QUIET,
+        ]
+    )
+    record = json.loads(Path("t/result.json").read_text())
+    assert record["epsilon_record"] == record["epsilon_published"] == "inf"
+    assert not Path("t/public/guarantee.json").exists()
+    content: dict[str, Any] = torch.load("teachers/digits.ckpt", weights_only=True)
+    assert content["private_data"] == "Digits/train" and content["num_records"] == 1435
+    assert content["hyper_parameters"]["network"]["class_path"].endswith("SmallCNN")
+
+
+def test_a_points_epsilon_never_falls(folder: Path) -> None:
+    distil(steps=2, epochs=3)
+    curve = json.loads(Path("run/result.json").read_text())["curve"]
+    assert [point["steps"] for point in curve] == [2, 4, 6]
+    assert all(math.isfinite(point["epsilon"]) for point in curve)
+    assert curve[0]["epsilon"] < curve[1]["epsilon"] < curve[2]["epsilon"]

@@ -1,0 +1,254 @@
+"""The losses against plain float64 references, and their gradients where naive forms fail."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from lightning_modules.functional import losses
+from lightning_modules.functional.losses import (
+    activation,
+    class_balance,
+    decoupled_kd,
+    following,
+    logit_distance,
+    one_hot_loss,
+    soft_cross_entropy,
+)
+from privacy.events import RandomizedResponse
+
+FEW = settings(max_examples=40, deadline=None)
+
+
+def logits_of(rows: int, classes: int, scale: float, seed: int) -> Tensor:
+    return scale * torch.randn(rows, classes, generator=torch.Generator().manual_seed(seed))
+
+
+def gradient(loss: Tensor, at: Tensor) -> Tensor:
+    (result,) = torch.autograd.grad(loss, at)
+    return result
+
+
+def naive_decoupled_kd(student: Tensor, teacher: Tensor, target: Tensor, alpha: float, beta: float) -> Tensor:
+    """The definition, row by row, with probabilities and their logs."""
+    losses = []
+    for s, t, r in zip(student.double(), teacher.double(), target.tolist(), strict=True):
+        p, q = t.softmax(0), s.softmax(0)
+        tckd = p[r] * (p[r] / q[r]).log() + (1 - p[r]) * ((1 - p[r]) / (1 - q[r])).log()
+        keep = [j for j in range(len(p)) if j != r]
+        p_rest, q_rest = p[keep] / p[keep].sum(), q[keep] / q[keep].sum()
+        losses.append(alpha * tckd + beta * (p_rest * (p_rest / q_rest).log()).sum())
+    return torch.stack(losses)
+
+
+@FEW
+@given(st.integers(2, 12), st.floats(0.1, 4.0), st.integers(0, 10**6), st.floats(0.0, 3.0), st.floats(0.0, 10.0))
+def test_decoupled_kd_is_its_definition(classes: int, scale: float, seed: int, alpha: float, beta: float) -> None:
+    student, teacher = logits_of(5, classes, scale, seed), logits_of(5, classes, scale, seed + 1)
+    target = torch.arange(5) % classes
+    ours = decoupled_kd(student.double(), teacher.double(), target=target, alpha=alpha, beta=beta)
+    assert ours.shape == (5,)
+    torch.testing.assert_close(ours, naive_decoupled_kd(student, teacher, target, alpha, beta), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(
+        decoupled_kd(student, teacher, alpha=alpha, beta=beta).double(),
+        naive_decoupled_kd(student, teacher, teacher.argmax(1), alpha, beta),
+        rtol=1e-3,
+        atol=1e-4,
+    )
+
+
+def test_decoupled_kd_with_equal_weights_is_not_the_plain_divergence() -> None:
+    """The reference test can tell: KL weighs the second term by the teacher's doubt, decoupling does not."""
+    student, teacher = logits_of(5, 6, 1.0, 0).double(), logits_of(5, 6, 1.0, 1).double()
+    plain = functional.kl_div(student.log_softmax(1), teacher.log_softmax(1), log_target=True, reduction="none").sum(1)
+    assert not torch.allclose(plain, decoupled_kd(student, teacher, alpha=1.0, beta=1.0), rtol=1e-3)
+    doubt = 1 - teacher.softmax(1).amax(1)
+    by_parts = decoupled_kd(student, teacher, beta=0.0) + doubt * decoupled_kd(student, teacher, alpha=0.0, beta=1.0)
+    torch.testing.assert_close(plain, by_parts)
+
+
+@FEW
+@given(st.floats(-1e4, 1e4), st.floats(-1e4, 1e4), st.integers(2, 10), st.integers(0, 10**6))
+def test_losses_and_gradients_are_finite_for_extreme_logits(low: float, high: float, classes: int, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    student = (torch.rand(4, classes, generator=draw) * (high - low) + low).requires_grad_()
+    teacher = torch.rand(4, classes, generator=draw) * (low - high) + high
+    for loss in (
+        decoupled_kd(student, teacher).sum(),
+        decoupled_kd(student, teacher, target=teacher.argmin(1)).sum(),
+        soft_cross_entropy(student, teacher.softmax(1)).sum(),
+        one_hot_loss(student),
+        class_balance(student),
+    ):
+        assert loss.isfinite()
+        assert gradient(loss, student).isfinite().all()
+
+
+def test_a_thousand_is_not_enough_to_hide_the_target() -> None:
+    """The usual `z - 1000 onehot` still sees a target of 5000 among the other classes; here they alone count."""
+    teacher = torch.tensor([[5000.0, 1.0, 0.0]])
+    student = torch.tensor([[5000.0, 0.0, 1.0]])
+    expected = naive_decoupled_kd(
+        torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([0]), 0.0, 1.0
+    )
+    torch.testing.assert_close(
+        decoupled_kd(student, teacher, alpha=0.0, beta=1.0).double(), expected, rtol=1e-5, atol=1e-6
+    )
+    hidden = (teacher - 1000 * functional.one_hot(torch.tensor([0]), 3)).softmax(1)
+    assert hidden[0, 0] == 1.0
+
+
+def test_two_classes_leave_exactly_the_target_term() -> None:
+    student, teacher = logits_of(64, 2, 30.0, 0).requires_grad_(), logits_of(64, 2, 30.0, 1)
+    loss = decoupled_kd(student, teacher, beta=8.0)
+    assert torch.equal(loss, decoupled_kd(student, teacher, beta=0.0))
+    assert gradient(loss.sum(), student).isfinite().all()
+    near = decoupled_kd(student / 30, teacher / 30)
+    torch.testing.assert_close(
+        near.double(),
+        naive_decoupled_kd(student.detach() / 30, teacher / 30, (teacher / 30).argmax(1), 1.0, 0.0),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+@FEW
+@given(st.integers(2, 10), st.floats(0.1, 100.0), st.integers(0, 10**6))
+def test_an_agreeing_student_is_left_alone(classes: int, scale: float, seed: int) -> None:
+    teacher = logits_of(4, classes, scale, seed)
+    student = teacher.clone().requires_grad_()
+    loss = decoupled_kd(student, teacher)
+    torch.testing.assert_close(loss, torch.zeros(4), rtol=0, atol=1e-5)
+    torch.testing.assert_close(gradient(loss.sum(), student), torch.zeros(4, classes), rtol=0, atol=1e-5)
+    teacher = teacher / scale  # certain enough, a teacher is agreed with by whoever names its class
+    moved = (teacher + torch.arange(classes)).requires_grad_()
+    assert gradient(decoupled_kd(moved, teacher).sum(), moved).norm() > 1e-3
+
+
+def test_decoupled_kd_gradient_is_that_of_finite_differences() -> None:
+    student, teacher = logits_of(3, 5, 2.0, 0).double().requires_grad_(), logits_of(3, 5, 2.0, 1).double()
+    assert torch.autograd.gradcheck(lambda s: decoupled_kd(s, teacher), (student,))
+
+
+def test_soft_cross_entropy_is_its_definition_and_rows_are_apart() -> None:
+    logits, target = logits_of(6, 4, 2.0, 0).requires_grad_(), logits_of(6, 4, 2.0, 1).softmax(1)
+    loss = soft_cross_entropy(logits, target)
+    assert loss.shape == (6,)
+    torch.testing.assert_close(loss.mean(), functional.cross_entropy(logits, target))
+    assert torch.equal(gradient(loss[0], logits)[1:], torch.zeros(5, 4))
+
+
+def test_generator_terms_move_the_way_the_papers_say() -> None:
+    certain, doubtful = torch.eye(4) * 20, torch.zeros(4, 4)
+    assert one_hot_loss(certain) < 1e-6 < one_hot_loss(doubtful)
+    assert class_balance(certain).item() == pytest.approx(-math.log(4), abs=1e-5)
+    assert class_balance(doubtful).item() == pytest.approx(-math.log(4), abs=1e-5)
+    assert class_balance(torch.eye(4)[:1].expand(4, 4) * 20).item() == pytest.approx(0.0, abs=1e-5)
+    logits = logits_of(32, 5, 2.0, 3).double()
+    mean = logits.softmax(1).mean(0)
+    torch.testing.assert_close(class_balance(logits), (mean * mean.log()).sum(), rtol=1e-6, atol=1e-6)
+
+
+def test_activation_norms() -> None:
+    features = torch.tensor([[3.0, -4.0], [0.0, 0.0]], requires_grad=True)
+    assert activation(features).item() == pytest.approx(7 / 4)
+    assert activation(features, norm="l2").item() == pytest.approx(5 / 2)
+    assert gradient(activation(features, norm="l2"), features).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: decoupled_kd(torch.zeros(2, 3), torch.zeros(2, 4)), "student_logits and teacher_logits"),
+        (lambda: decoupled_kd(torch.zeros(2, 1), torch.zeros(2, 1)), "two classes"),
+        (lambda: decoupled_kd(torch.zeros(2, 3), torch.zeros(2, 3), target=torch.zeros(3, dtype=torch.long)), "target"),
+        (lambda: soft_cross_entropy(torch.zeros(2, 3), torch.zeros(2)), "target_probabilities"),
+        (lambda: activation(torch.zeros(2, 3, 1)), "features"),
+        (lambda: activation(torch.zeros(2, 3), norm="max"), "norm"),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_arguments_are_named(call: object, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        call()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("size", [2, 4, 10])
+def test_expected_labels_are_bayes_rule(size: int) -> None:
+    """By the table of probabilities that the verifier enumerates."""
+    torch.manual_seed(size)
+    outputs, epsilon = torch.randn(40, 10).double(), 1.3
+    candidates = torch.zeros(40, 10, dtype=torch.bool).scatter_(1, torch.randn(40, 10).topk(size, dim=1).indices, True)
+    answers = torch.tensor([int(torch.nonzero(row)[i % size]) for i, row in enumerate(candidates)])
+    found = losses.expected_labels(outputs, answers, candidates, epsilon=epsilon)
+    keep, other = RandomizedResponse(epsilon, size).probabilities
+    for row in range(40):
+        likelihood = [(keep if c == answers[row] else other) if candidates[row, c] else 1 / size for c in range(10)]
+        joint = outputs[row].softmax(0) * torch.tensor(likelihood).double()
+        assert torch.allclose(found[row], joint / joint.sum())
+
+
+def test_the_gradient_of_expected_labels_is_that_of_the_likelihood_of_the_answers() -> None:
+    torch.manual_seed(0)
+    outputs = torch.randn(20, 10, dtype=torch.float64, requires_grad=True)
+    candidates = torch.zeros(20, 10, dtype=torch.bool).scatter_(1, torch.randn(20, 10).topk(3, dim=1).indices, True)
+    answers = candidates.double().argmax(1)
+    targets = losses.expected_labels(outputs.detach(), answers, candidates, epsilon=1.0)
+    (gradient,) = torch.autograd.grad(losses.soft_cross_entropy(outputs, targets).sum(), outputs)
+    keep, other = RandomizedResponse(1.0, 3).probabilities
+    channel = torch.where(candidates, other, 1 / 3).double().scatter(1, answers[:, None], keep)
+    (expected,) = torch.autograd.grad(-(outputs.softmax(1) * channel).sum(1).log().sum(), outputs)
+    assert torch.allclose(gradient, expected)
+    plain = torch.nn.functional.one_hot(answers, 10).double()
+    (twin,) = torch.autograd.grad(losses.soft_cross_entropy(outputs, plain).sum(), outputs)
+    assert not torch.allclose(twin, expected, atol=0.1)
+
+
+def test_kd_is_the_divergence_and_vanishes_where_both_agree() -> None:
+    torch.manual_seed(0)
+    student, teacher = torch.randn(5, 4), torch.randn(5, 4)
+    p, q = (teacher / 2).softmax(1), (student / 2).softmax(1)
+    assert torch.allclose(losses.kd(student, teacher, temperature=2.0), 4 * (p * (p / q).log()).sum(1), atol=1e-6)
+    assert torch.allclose(losses.kd(teacher, teacher), torch.zeros(5), atol=1e-6)
+    with pytest.raises(ValueError, match="one shape"):
+        losses.kd(student, teacher[:, :3])
+    with pytest.raises(ValueError, match="temperature"):
+        losses.kd(student, teacher, temperature=0.0)
+
+
+def test_output_gradients_are_of_each_row_alone() -> None:
+    torch.manual_seed(0)
+    outputs, answers = torch.randn(6, 4), torch.randn(6, 4)
+    whole = losses.output_gradients(outputs, lambda free: losses.decoupled_kd(free, answers))
+    alone = [
+        losses.output_gradients(outputs[i : i + 1], lambda free, i=i: losses.decoupled_kd(free, answers[i : i + 1]))
+        for i in range(6)
+    ]
+    assert torch.allclose(whole, torch.cat(alone), atol=1e-6)
+    assert not whole.requires_grad
+
+
+def test_logit_distance_sees_no_constant_and_is_of_each_row() -> None:
+    first, second = torch.randn(5, 4), torch.randn(5, 4)
+    assert torch.allclose(logit_distance(first, first + torch.arange(5.0)[:, None]), torch.zeros(5), atol=1e-10)
+    moved = logit_distance(first, second + 3)
+    assert torch.allclose(moved, logit_distance(first, second), atol=1e-5)
+    # By hand: (1, -1, 0, 0) apart, mean 0.
+    apart = torch.tensor([[1.0, -1.0, 0.0, 0.0]])
+    assert logit_distance(apart, torch.zeros(1, 4)).item() == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="one shape"):
+        logit_distance(first, second[:, :3])
+
+
+def test_following_has_the_gradient_that_is_given() -> None:
+    outputs, gradients = torch.randn(5, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    following(outputs, gradients).sum().backward()
+    assert outputs.grad is not None and torch.equal(outputs.grad, gradients.detach())
+    assert gradients.grad is None
+    with pytest.raises(ValueError, match="one shape"):
+        following(outputs, gradients[:, :3])

@@ -1,0 +1,134 @@
+"""A linear classifier in closed form: the minimum of what it says it minimises, for a linear head and for no other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+from torch import Tensor, nn
+
+from lightning_modules.functional.ridge import check_linear, solve_head, solve_ridge
+from lightning_modules.networks import ScatteringClassifier, SmallCNN
+
+SHAPE = (1, 8, 8)
+
+
+def data(count: int, features: int = 12, *, classes: int = 3) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(count)
+    return torch.randn(count, features, generator=draw) + 0.5, torch.randint(classes, (count,), generator=draw)
+
+
+def scale(rows: Tensor, penalty: float) -> float:
+    """λ itself: the penalty in units of the mean squared norm of a row with its constant 1."""
+    return penalty * float((rows.double().square().sum(dim=1) + 1).mean())
+
+
+@pytest.mark.parametrize("count", [1, 5, 13, 200])
+@pytest.mark.parametrize("penalty", [1e-3, 0.1, 10.0])
+def test_it_is_ridge_regression_to_centred_labels_with_a_penalised_bias(count: int, penalty: float) -> None:
+    rows, labels = data(count)
+    weight, bias = solve_ridge(rows, labels, num_classes=3, penalty=penalty)
+    assert weight.shape == (3, 12) and bias.shape == (3,) and weight.dtype == bias.dtype == torch.float32
+    padded = torch.cat([rows, torch.ones(count, 1)], dim=1).double().numpy()
+    targets = nn.functional.one_hot(labels, 3).double().numpy() - 1 / 3
+    solved = Ridge(alpha=scale(rows, penalty), fit_intercept=False).fit(padded, targets).coef_
+    found = torch.cat([weight, bias[:, None]], dim=1).double()
+    assert torch.allclose(found, torch.from_numpy(solved).double().view(3, 13), atol=1e-5)
+    # Twins: a bias that costs nothing; labels that are not centred; twice the penalty.
+    free = Ridge(alpha=scale(rows, penalty)).fit(rows.double().numpy(), targets)
+    if count > 1 and penalty >= 0.1:
+        assert not torch.allclose(weight.double(), torch.from_numpy(free.coef_).double(), atol=1e-5)
+    uncentred = Ridge(alpha=scale(rows, penalty), fit_intercept=False).fit(padded, targets + 1 / 3).coef_
+    twice = Ridge(alpha=scale(rows, 2 * penalty), fit_intercept=False).fit(padded, targets).coef_
+    for twin in (uncentred, twice):
+        assert not torch.allclose(found, torch.from_numpy(twin).double().view(3, 13), atol=1e-5)
+
+
+def test_nothing_near_it_is_smaller() -> None:
+    rows, labels = data(40)
+    penalty = 0.1
+    found = torch.cat(
+        [part.reshape(3, -1) for part in solve_ridge(rows, labels, num_classes=3, penalty=penalty)], dim=1
+    )
+    targets = nn.functional.one_hot(labels, 3).double() - 1 / 3
+
+    def objective(point: Tensor) -> Tensor:
+        answers = rows.double() @ point[:, :-1].T + point[:, -1]
+        return (answers - targets).square().sum() + scale(rows, penalty) * point.square().sum()
+
+    point = found.double().requires_grad_()
+    start = torch.zeros_like(point, requires_grad=True)
+    slope, before = (torch.autograd.grad(objective(at), at)[0].abs().max() for at in (point, start))
+    assert float(slope) < 1e-5 * float(before)
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        assert objective(found.double() + 0.01 * torch.randn(3, 13, generator=draw).double()) > objective(
+            found.double()
+        )
+
+
+def test_a_class_that_is_missing_is_answered_least() -> None:
+    rows, labels = data(50)
+    weight, bias = solve_ridge(rows, labels, num_classes=5, penalty=0.1)
+    assert weight.shape == (5, 12)
+    assert float((rows @ weight.T + bias).mean(dim=0)[3:].max()) < float((rows @ weight.T + bias).mean(dim=0)[:3].min())
+    # Centred labels have the sum 0, and so has what is fitted to them in all but missing rounding.
+    assert float((rows @ weight.T + bias).sum(dim=1).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "penalty", "message"),
+    [
+        (torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0.1, "features"),
+        (torch.zeros(4), torch.zeros(4, dtype=torch.int64), 0.1, "features"),
+        (torch.zeros(3, 4), torch.zeros(2, dtype=torch.int64), 0.1, "a label for each row"),
+        (torch.zeros(3, 4), torch.zeros(3, 1, dtype=torch.int64), 0.1, "a label for each row"),
+        (torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64), 0.0, "penalty"),
+        (torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64), float("nan"), "penalty"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(features: Tensor, labels: Tensor, penalty: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        solve_ridge(features, labels, num_classes=3, penalty=penalty)
+
+
+def test_a_head_is_set_on_the_networks_own_features() -> None:
+    network = ScatteringClassifier(image_shape=SHAPE, num_classes=3)
+    images, labels = torch.rand(30, *SHAPE, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
+    before = network.head.weight.clone()
+    assert solve_head(network, images, labels, penalty=0.1) is network
+    weight, bias = solve_ridge(network.forward_features(images), labels, num_classes=3, penalty=0.1)
+    assert torch.equal(network.head.weight, weight) and torch.equal(network.head.bias, bias)
+    assert not torch.equal(before, weight) and network.head.weight.requires_grad
+    # It learnt: of 30 random images with 324 features each, nearly all come out as they were labelled.
+    assert float((network(images).argmax(dim=1) == labels).float().mean()) > 0.9
+
+
+class NoBias(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 3, bias=False)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        return images.flatten(1)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        SmallCNN(image_shape=SHAPE, width=4, hidden=8),
+        ScatteringClassifier(image_shape=SHAPE, head_network="cnn"),
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
+        NoBias(),
+    ],
+)
+def test_networks_that_learn_anything_else_are_refused(network: nn.Module) -> None:
+    before = {name: values.clone() for name, values in network.state_dict().items()}
+    with pytest.raises(ValueError, match=f"linear head on fixed features.*got {type(network).__name__}"):
+        solve_head(network, torch.zeros(3, *SHAPE), torch.arange(3), penalty=0.1)
+    assert all(torch.equal(values, before[name]) for name, values in network.state_dict().items())
+
+
+def test_the_linear_head_is_returned() -> None:
+    network = ScatteringClassifier(image_shape=SHAPE)
+    assert check_linear(network) is network.head

@@ -1,0 +1,170 @@
+"""Directions: orthogonal, of the asked length, and those in which predictions change fastest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lightning_modules.functional import tangent_normal
+from lightning_modules.functional.tangent_normal import (
+    Directions,
+    entropy,
+    feature_distance,
+    find_directions,
+    kl_rows,
+    power_step,
+    project_out,
+    with_length,
+)
+from lightning_modules.networks import SmallCNN
+from lightning_modules.networks.vae import ConvVAE
+
+
+def networks() -> tuple[SmallCNN, ConvVAE]:
+    torch.manual_seed(0)
+    shape = (1, 8, 8)
+    return SmallCNN(image_shape=shape, width=4, hidden=16).eval(), ConvVAE(image_shape=shape, width=4).eval()
+
+
+def found(rows: int = 16, seed: int = 1, **settings: Any) -> Directions:
+    student, vae = networks()
+    codes = torch.randn(rows, 32, generator=torch.Generator().manual_seed(3))
+    draw = torch.Generator().manual_seed(seed)
+    lengths = {"tangent_length": 0.7, "normal_length": 1.5, **settings}
+    return find_directions(student, vae.decode, codes, draw=draw, **lengths)
+
+
+def cosines(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return F.cosine_similarity(first.flatten(1), second.flatten(1)).abs()
+
+
+@pytest.mark.parametrize("adversarial", [True, False])
+def test_directions_are_orthogonal_and_of_the_asked_length(adversarial: bool) -> None:
+    tangent, displacement, normal = found(adversarial=adversarial)
+    assert torch.allclose(tangent.norm(dim=1), torch.tensor(0.7), atol=1e-5)
+    assert torch.allclose(normal.flatten(1).norm(dim=1), torch.tensor(1.5), atol=1e-5)
+    assert float(cosines(normal, displacement).max()) < 1e-5
+    assert not tangent.requires_grad and not normal.requires_grad
+
+
+def test_without_the_projection_they_are_not_orthogonal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin of the test above."""
+    monkeypatch.setattr(tangent_normal, "project_out", lambda vectors, directions: vectors)
+    _, displacement, normal = found()
+    assert float(cosines(normal, displacement).max()) > 0.05
+
+
+def test_the_displacement_is_the_tangent_as_the_decoder_sees_it() -> None:
+    _, vae = networks()
+    codes = torch.randn(16, 32, generator=torch.Generator().manual_seed(3))
+    tangent, displacement, _ = found()
+    with torch.no_grad():
+        assert torch.allclose(displacement, vae.decode(codes + tangent) - vae.decode(codes), atol=1e-6)
+
+
+def test_predictions_change_more_than_along_random_directions() -> None:
+    student, vae = networks()
+    codes = torch.randn(64, 32, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        images = vae.decode(codes)
+        logits = student(images)
+        changes: dict[bool, tuple[float, float]] = {}
+        for adversarial in (True, False):
+            tangent, _, normal = found(64, adversarial=adversarial)
+            changes[adversarial] = (
+                float(kl_rows(logits, student(vae.decode(codes + tangent))).mean()),
+                float(kl_rows(logits, student(images + normal)).mean()),
+            )
+    for sought, random in zip(changes[True], changes[False], strict=True):
+        assert sought > 1.5 * random
+
+
+def test_power_steps_find_the_leading_direction_of_a_quadratic() -> None:
+    scales = torch.tensor([1.0, 3.0, 30.0])
+    start = with_length(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), 1.0)
+    step = power_step(lambda r: 0.5 * (scales * r.square()).sum(1), start, probe=1e-3)
+    assert torch.allclose(with_length(step, 1.0), with_length(scales * start, 1.0), atol=1e-5)
+
+
+def test_each_row_is_on_its_own() -> None:
+    whole, part = found(16), found(16)
+    assert torch.equal(whole.tangent, part.tangent)
+    student, vae = networks()
+    codes = torch.randn(16, 32, generator=torch.Generator().manual_seed(3))
+    other = codes.clone()
+    other[8:] += 5.0
+    settings: dict[str, Any] = {"tangent_length": 0.7, "normal_length": 1.5}
+    first, second = (
+        find_directions(student, vae.decode, z, draw=torch.Generator().manual_seed(1), **settings)
+        for z in (codes, other)
+    )
+    assert torch.allclose(first.tangent[:8], second.tangent[:8], atol=1e-5)
+    assert torch.allclose(first.normal[:8], second.normal[:8], atol=1e-4)
+
+
+def test_a_classifier_that_is_constant_gets_random_directions() -> None:
+    _, vae = networks()
+    codes = torch.randn(4, 32)
+
+    def constant(images: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(images), 10) + 0 * images.flatten(1).sum(1, keepdim=True)
+
+    made = find_directions(
+        constant, vae.decode, codes, tangent_length=1.0, normal_length=2.0, draw=torch.Generator().manual_seed(0)
+    )
+    assert torch.allclose(made.normal.flatten(1).norm(dim=1), torch.tensor(2.0), atol=1e-5)
+    assert float(cosines(made.normal, made.displacement).max()) < 1e-5
+
+
+def test_a_weight_takes_no_gradient_from_the_search() -> None:
+    student, vae = networks()
+    codes = torch.randn(4, 32)
+    find_directions(
+        student, vae.decode, codes, tangent_length=1.0, normal_length=1.0, draw=torch.Generator().manual_seed(0)
+    )
+    assert all(parameter.grad is None for parameter in [*student.parameters(), *vae.parameters()])
+
+
+@pytest.mark.parametrize("scale", [1e-18, 1.0, 1e15])
+def test_lengths_hold_whatever_the_size(scale: float) -> None:
+    vectors = scale * torch.randn(9, 2, 3, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(with_length(vectors, 0.3).flatten(1).norm(dim=1), torch.tensor(0.3))
+    rest = project_out(torch.randn(9, 2, 3), vectors)
+    assert float(cosines(rest, vectors / scale).max()) < 1e-5
+
+
+def test_kl_is_that_of_torch() -> None:
+    first, second = torch.randn(5, 4), torch.randn(5, 4)
+    expected = torch.distributions.kl_divergence(
+        torch.distributions.Categorical(logits=first), torch.distributions.Categorical(logits=second)
+    )
+    assert torch.allclose(kl_rows(first, second), expected, atol=1e-6)
+
+
+def descended(loss: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    logits = torch.tensor([[0.5, 0.0, -0.5]], requires_grad=True)
+    for _ in range(200):
+        (gradient,) = torch.autograd.grad(loss(logits), logits)
+        logits = (logits - 0.5 * gradient).detach().requires_grad_()
+    return logits.softmax(1).detach()
+
+
+def test_the_entropy_makes_outputs_determinate_and_as_printed_uniform() -> None:
+    assert float(entropy(torch.zeros(2, 7))) == pytest.approx(math.log(7))
+    assert float(descended(entropy).max()) > 0.95
+    assert float(descended(lambda logits: -entropy(logits)).max()) < 0.34  # B Eq. 6 as printed
+
+
+def test_feature_distances_are_squared_and_averaged_over_rows() -> None:
+    assert float(feature_distance(torch.zeros(4, 3), 2 * torch.ones(4, 3))) == 12.0
+
+
+@pytest.mark.parametrize("name", ["tangent_length", "normal_length", "probe"])
+def test_lengths_must_be_positive(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be positive"):
+        found(**{name: 0.0})

@@ -1,0 +1,94 @@
+"""Shapes, sizes and parameter counts of the classifiers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_modules.networks import DataLensClassifier, ImageClassifier, ResNet18, ResNet34, SmallCNN, TwoConvNet
+
+SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 28, 20)]
+SMALL = [DataLensClassifier, SmallCNN, TwoConvNet, ResNet18]
+
+
+def parameters(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("image_shape", SHAPES)
+@pytest.mark.parametrize("net", SMALL)
+def test_logits_are_the_head_of_the_features(net: type[ImageClassifier], image_shape: tuple[int, int, int]) -> None:
+    network = net(num_classes=7, image_shape=image_shape).eval()
+    images = torch.randn(2, *image_shape)
+    features = network.forward_features(images)
+    assert features.shape == (2, network.head.in_features)
+    logits = network(images)
+    assert logits.shape == (2, 7)
+    assert torch.equal(logits, network.head(features))
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def test_parameter_counts_are_the_published_ones() -> None:
+    assert parameters(DataLensClassifier()) == 515_146
+    assert parameters(TwoConvNet()) == 64 * 10 + 128 * (64 * 9 + 1) + 10 * (128 * 49 + 1)
+    assert parameters(TwoConvNet(image_shape=(3, 32, 32), hidden=[384, 192])) == (
+        64 * 28 + 128 * 577 + 384 * (128 * 64 + 1) + 192 * 385 + 10 * 193
+    )
+    # torchvision's counts for 1000 classes and its 7x7 stem, with both exchanged.
+    assert (
+        parameters(ResNet18(image_shape=(3, 32, 32))) == 11_689_512 - 1000 * 513 - 64 * 3 * 49 + 10 * 513 + 64 * 3 * 9
+    )
+    assert (
+        parameters(ResNet34(image_shape=(3, 32, 32))) == 21_797_672 - 1000 * 513 - 64 * 3 * 49 + 10 * 513 + 64 * 3 * 9
+    )
+
+
+def test_resnet_keeps_the_resolution_of_small_images() -> None:
+    network = ResNet34(image_shape=(1, 28, 28), num_classes=3).eval()
+    seen: list[torch.Size] = []
+    network.body.layer1.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0].shape))
+    assert network(torch.zeros(1, 1, 28, 28)).shape == (1, 3)
+    assert seen == [torch.Size((1, 64, 28, 28))]
+
+
+@pytest.mark.parametrize("norm", ["batch", "group", "none"])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_small_cnn_options(norm: str, activation: str) -> None:
+    network = SmallCNN(width=6, depth=3, hidden=20, norm=norm, activation=activation)  # type: ignore[arg-type]
+    assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+    kinds = {type(module) for module in network.modules()}
+    assert (nn.BatchNorm2d in kinds) == (norm == "batch")
+    assert (nn.GroupNorm in kinds) == (norm == "group")
+    assert (nn.Tanh in kinds) == (activation == "tanh")
+
+
+@pytest.mark.parametrize("norm", ["batch", "group", "none"])
+def test_only_batch_norm_mixes_the_rows(norm: str) -> None:
+    """What DP-SGD needs of a network, and that the check notices a network that lacks it."""
+    network = SmallCNN(norm=norm).train()  # type: ignore[arg-type]
+    images = torch.randn(4, 1, 28, 28)
+    other = images.clone()
+    other[3] = 1.0
+    apart = torch.allclose(network(images)[0], network(other)[0], atol=1e-6)
+    assert apart == (norm != "batch")
+
+
+@pytest.mark.parametrize(
+    ("build", "named"),
+    [
+        (lambda: DataLensClassifier(image_shape=(1, 7, 8)), "image_shape.*DataLensClassifier.*8x8.*7x8"),
+        (lambda: TwoConvNet(image_shape=(1, 3, 8)), "image_shape.*4x4"),
+        (lambda: TwoConvNet(hidden=[0]), "hidden"),
+        (lambda: SmallCNN(image_shape=(1, 8, 8), depth=4), "image_shape.*depth 4.*16x16"),
+        (lambda: SmallCNN(width=0), "width"),
+        (lambda: SmallCNN(norm="layer"), "norm"),  # type: ignore[arg-type]
+        (lambda: SmallCNN(activation="gelu"), "activation"),  # type: ignore[arg-type]
+        (lambda: ResNet18(num_classes=0), "num_classes"),
+        (lambda: ResNet18(image_shape=(0, 8, 8)), "image_shape"),
+    ],
+)
+def test_bad_settings_are_named(build: object, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        build()  # type: ignore[operator]

@@ -1,0 +1,188 @@
+"""A fixed front computed once for many networks: the same logits as whole networks give, and no part of any weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_modules.networks import ScatteringClassifier, SmallCNN
+from lightning_modules.networks.stacked import NetworkStack, stack_states, with_front, without_front
+
+SHAPE = (1, 8, 8)
+
+
+class Edges(nn.Module):
+    """Fixed differences; counts how often it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kernel", torch.tensor([[[[0.0, -1.0], [1.0, 0.5]]]]), persistent=False)
+        self.asked = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.asked += 1
+        return nn.functional.conv2d(images, self.get_buffer("kernel"))
+
+
+class OnEdges(nn.Module):
+    """A small classifier with BatchNorm on a fixed front."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = Edges()
+        self.norm = nn.BatchNorm1d(49)
+        self.head = nn.Linear(49, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(self.front(images).flatten(1)))
+        return logits
+
+
+class Learning(OnEdges):
+    """A twin whose front learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front.scale = nn.Parameter(torch.ones(()))
+
+
+class Kept(OnEdges):
+    """A twin whose front has a buffer that a `state_dict` holds, so that it may differ from network to network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front.register_buffer("shift", torch.zeros(()))
+
+
+def scattering() -> nn.Module:
+    return ScatteringClassifier(image_shape=SHAPE)
+
+
+def deeper() -> nn.Module:
+    return ScatteringClassifier(image_shape=SHAPE, head_network="cnn", width=4)
+
+
+FACTORIES = [OnEdges, scattering, deeper]
+
+
+def networks(factory: Any, count: int = 5) -> list[nn.Module]:
+    torch.manual_seed(0)
+    made: list[nn.Module] = []
+    for number in range(count):
+        network = factory().train()
+        network(torch.randn(16, *SHAPE) * (number + 1))  # BatchNorm statistics of its own
+        made.append(network.eval().requires_grad_(False))
+    return made
+
+
+def stripped(whole: list[nn.Module]) -> tuple[list[nn.Module], nn.Module]:
+    pairs = [without_front(network) for network in whole]
+    front = pairs[0][1]
+    assert front is not None
+    return [network for network, _ in pairs], front
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(20, *SHAPE, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("settings", [{"vectorised": False, "workers": 2}, {"vectorised": True, "at_once": 2}])
+def test_logits_are_those_of_whole_networks(factory: Any, settings: dict[str, Any], images: Tensor) -> None:
+    whole = networks(factory)
+    with torch.no_grad():
+        alone = torch.stack([network(images) for network in whole])
+    parts, front = stripped(whole)
+    stack = NetworkStack(parts, front=front, images_at_once=7, **settings)
+    found = stack.logits(images)
+    assert found.shape == (5, 20, 10) and torch.allclose(found, alone, atol=1e-5)
+    assert not torch.allclose(found, alone.roll(1, dims=0), atol=1e-3)
+    # A front that is another one is noticed.
+    twin = NetworkStack(parts, front=nn.Sequential(Negative(), front), images_at_once=7, **settings)
+    assert not torch.allclose(twin.logits(images), alone, atol=1e-3)
+    for number in (0, 4):
+        assert torch.allclose(stack.network(number)(images), alone[number], atol=1e-5)
+
+
+class Negative(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        return -images
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_the_front_is_asked_once_for_all_networks(images: Tensor, vectorised: bool) -> None:
+    parts, front = stripped(networks(OnEdges))
+    front.asked = 0  # type: ignore[assignment]
+    NetworkStack(parts, front=front, images_at_once=7, vectorised=vectorised).logits(images)
+    assert front.asked == 3
+    # Whole networks ask it each.
+    whole = networks(OnEdges)
+    for network in whole:
+        network.front.asked = 0  # type: ignore[union-attr, assignment]
+    NetworkStack(whole, images_at_once=7, vectorised=False).logits(images)
+    assert sum(network.front.asked for network in whole) == 15  # type: ignore[union-attr, misc]
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_taken_out_and_put_back(factory: Any, images: Tensor) -> None:
+    (network,) = networks(factory, 1)
+    names = list(network.state_dict())
+    with torch.no_grad():
+        before = network(images)
+    part, front = without_front(network)
+    assert part is network and isinstance(front, nn.Module) and isinstance(part.front, nn.Identity)
+    assert not any(name.startswith("front") for name in part.state_dict())
+    assert without_front(part) == (part, None)
+    whole = with_front(part, front)
+    assert list(whole.state_dict()) == names and torch.equal(whole(images), before)
+    # The part stays what it was, and the weights are shared: what is learnt is learnt by both.
+    assert isinstance(part.front, nn.Identity) and whole is not part and whole.head is part.head
+    assert torch.allclose(part(front(images)), before, atol=1e-6)
+    with torch.no_grad():
+        part.head.bias.add_(1)  # type: ignore[union-attr, operator]
+    assert torch.allclose(whole(images), before + 1, atol=1e-6)
+    assert with_front(part, None) is part
+
+
+def test_a_front_that_learns_stays(images: Tensor) -> None:
+    for network in (Learning(), Kept(), SmallCNN(image_shape=SHAPE, width=4, hidden=8)):
+        before = list(network.state_dict())
+        assert without_front(network) == (network, None)
+        assert list(network.state_dict()) == before and network(images).shape == (20, 10)
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_states_come_back_without_the_front(factory: Any, images: Tensor) -> None:
+    parts, front = stripped(networks(factory))
+    stack = NetworkStack(parts, front=front, workers=1)
+    states = stack.states()
+    assert states and not any(name.startswith("front") for name in states)
+    template = factory()
+    again = NetworkStack.from_states(template, states, workers=1)
+    assert torch.equal(again.logits(images), stack.logits(images)) and len(again) == 5
+    assert {name: values.shape for name, values in again.states().items()} == {n: v.shape for n, v in states.items()}
+    assert all(torch.equal(values, states[name]) for name, values in again.states().items())
+    # The template is left as it was.
+    assert not isinstance(template.front, nn.Identity)
+    swapped = {name: values.roll(1, dims=0) for name, values in states.items()}
+    other = NetworkStack.from_states(template, swapped, workers=1).logits(images)
+    assert torch.equal(other, stack.logits(images).roll(1, dims=0)) and not torch.equal(other, stack.logits(images))
+
+
+def test_states_that_hold_a_front_are_of_another_architecture() -> None:
+    """A front in the file would be one for each teacher, of which one alone would be asked."""
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*front\.shift"):
+        NetworkStack.from_states(OnEdges(), stack_states(networks(Kept, 2)))
+
+
+def test_a_front_that_a_state_holds_comes_back_with_each_network(images: Tensor) -> None:
+    whole = networks(Kept, 2)
+    for number, network in enumerate(whole):
+        network.get_submodule("front").get_buffer("shift").fill_(float(number))
+        assert without_front(network) == (network, None)
+    again = NetworkStack.from_states(Kept(), stack_states(whole), workers=1)
+    assert [float(values) for values in again.states()["front.shift"]] == [0.0, 1.0]

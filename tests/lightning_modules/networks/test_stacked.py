@@ -1,0 +1,138 @@
+"""Networks asked together answer as each does by itself; their weights come back whole; hooks fire."""
+
+from __future__ import annotations
+
+import copy
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torchvision.models import VisionTransformer
+
+from lightning_modules.networks import DataLensClassifier, SmallCNN, TwoConvNet, logits_and_statistics
+from lightning_modules.networks.stacked import NetworkStack, in_threads, one_thread, stack_states
+from lightning_modules.teachers.joint_training import SeparateTraining, StackedTraining
+
+SHAPE = (1, 8, 8)
+
+
+def networks(count: int = 5) -> list[nn.Module]:
+    torch.manual_seed(0)
+    made: list[nn.Module] = []
+    for _ in range(count):
+        network = SmallCNN(image_shape=SHAPE, width=4, hidden=8).train()
+        for _ in range(3):
+            network(torch.randn(16, *SHAPE) * (len(made) + 1))  # BatchNorm statistics of its own
+        made.append(network)
+    return made
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    return torch.randn(20, *SHAPE, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+@pytest.mark.parametrize("factory", [SmallCNN, TwoConvNet, DataLensClassifier])
+def test_logits_are_those_of_each_network(factory: type[nn.Module], vectorised: bool) -> None:
+    torch.manual_seed(0)
+    many = [factory(image_shape=SHAPE) for _ in range(5)]
+    images = torch.randn(20, *SHAPE)
+    stack = NetworkStack(many, at_once=2, images_at_once=7, vectorised=vectorised, workers=2)
+    alone = torch.stack([network.eval()(images) for network in many])
+    found = stack.logits(images)
+    assert found.shape == (5, 20, 10) and not found.requires_grad
+    assert torch.allclose(found, alone, atol=1e-5)
+    assert torch.equal(found.argmax(dim=2), alone.argmax(dim=2))
+    assert not torch.allclose(found, alone.roll(1, dims=0), atol=1e-5)
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_transformers_are_asked_and_trained_like_any_other_network(vectorised: bool) -> None:
+    """B's teachers of CIFAR10: torchvision has them."""
+    torch.manual_seed(0)
+    size = {"image_size": 16, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 16}
+    many: list[nn.Module] = [VisionTransformer(**size, num_classes=10) for _ in range(3)]
+    for network in many:
+        nn.init.normal_(network.heads.head.weight)  # torchvision's own begins at zero
+    images, labels = torch.randn(3, 6, 3, 16, 16), torch.randint(10, (3, 6))
+    alone = torch.stack([network.eval()(images[0]) for network in many])
+    assert torch.allclose(NetworkStack(copy.deepcopy(many), vectorised=vectorised).logits(images[0]), alone, atol=1e-5)
+    expected = [
+        float(F.cross_entropy(network(rows), own)) for network, rows, own in zip(many, images, labels, strict=True)
+    ]
+    train = StackedTraining if vectorised else SeparateTraining
+    training = train(many, make_optimizer=lambda weights: torch.optim.Adam(weights, lr=1e-2))
+    losses = []
+    for step in range(20):
+        for optimizer in training.optimizers:
+            optimizer.zero_grad()
+        losses.append(training.backward(images, labels, step=step))
+        for optimizer in training.optimizers:
+            optimizer.step()
+    assert losses[0].tolist() == pytest.approx(expected, rel=1e-4)
+    assert bool((losses[-1] < 0.8 * losses[0]).all())
+
+
+def test_the_number_of_threads_does_not_change_a_bit(images: torch.Tensor) -> None:
+    one, three = (NetworkStack(networks(), workers=workers).logits(images) for workers in (1, 3))
+    assert torch.equal(one, three)
+
+
+def test_states_come_back(images: torch.Tensor) -> None:
+    stack = NetworkStack(networks())
+    states = stack.states()
+    assert {len(values) for values in states.values()} == {5}
+    again = NetworkStack.from_states(SmallCNN(image_shape=SHAPE, width=4, hidden=8), states)
+    assert torch.equal(again.logits(images), stack.logits(images))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        NetworkStack.from_states(SmallCNN(image_shape=SHAPE, width=8, hidden=8), states)
+
+
+def test_hooks_fire_on_one_network_and_see_its_own_statistics(images: torch.Tensor) -> None:
+    """B's peers run hooks on a shell whose layers are never called: its statistics say nothing."""
+    many = networks()
+    stack = NetworkStack(many, vectorised=True)
+    distances = []
+    for index in range(len(stack)):
+        logits, distance = logits_and_statistics(stack.network(index), images)
+        assert torch.allclose(logits, stack.logits(images)[index], atol=1e-5)
+        distances.append(float(distance.detach()))
+    assert len(set(distances)) == len(stack)
+    # The shell that `vmap` calls through has no numbers in it to compare with.
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        logits_and_statistics(stack._template, images)
+
+
+def test_settings_without_a_meaning() -> None:
+    with pytest.raises(ValueError, match="at least one network"):
+        NetworkStack([])
+    with pytest.raises(ValueError, match="at_once"):
+        NetworkStack(networks(1), at_once=0)
+    with pytest.raises(ValueError, match="same number"):
+        NetworkStack.from_states(nn.Linear(2, 1), {"weight": torch.zeros(2, 1, 2), "bias": torch.zeros(3, 1)})
+    assert stack_states([]) == {}
+
+
+def test_the_others_are_brought_to_their_end_where_one_fails() -> None:
+    done: list[int] = []
+
+    def work(item: int) -> None:
+        if item == 0:
+            raise ValueError("first")
+        time.sleep(0.01)
+        done.append(item)
+
+    with ThreadPoolExecutor(2) as pool, pytest.raises(ValueError, match="first"):
+        in_threads(work, [0, 1, 2, 3], pool=pool)
+    assert sorted(done) == [1, 2, 3]
+
+
+def test_the_number_of_threads_is_given_back() -> None:
+    before = torch.get_num_threads()
+    with one_thread() as said:
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == said == before

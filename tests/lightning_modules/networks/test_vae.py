@@ -1,0 +1,95 @@
+"""The VAE's shapes, and its bound against an independent computation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_modules.networks.vae import ConvVAE, negative_elbo, sample_codes
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (2, 9, 14)])
+def test_codes_and_reconstructions_have_their_shapes(shape: tuple[int, int, int]) -> None:
+    vae = ConvVAE(image_shape=shape, latent_dim=5, width=4)
+    images = torch.randn(3, *shape)
+    reconstructions, mean, log_variance = vae(images)
+    assert reconstructions.shape == images.shape
+    assert mean.shape == log_variance.shape == (3, 5) == vae.encode(images)[0].shape
+    assert vae.decode(mean).shape == images.shape
+
+
+def test_the_default_code_is_the_papers() -> None:
+    assert ConvVAE().latent_dim == 32
+
+
+def estimate(rows: int, mean: torch.Tensor, log_variance: torch.Tensor) -> float:
+    """The divergence from samples and torch's own densities."""
+    own = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
+    codes = sample_codes(mean.expand(rows, -1), log_variance.expand(rows, -1), draw=torch.Generator().manual_seed(0))
+    return float((own.log_prob(codes) - torch.distributions.Normal(0, 1).log_prob(codes)).sum(dim=1).mean())
+
+
+def test_the_divergence_is_that_of_the_densities() -> None:
+    mean, log_variance = torch.tensor([[0.5, -1.0, 0.0]]), torch.tensor([[0.3, -2.0, 0.0]])
+    image = torch.zeros(1, 1, 2, 2)
+    loss = negative_elbo(image, image, mean, log_variance)
+    expected = estimate(200_000, mean, log_variance)
+    assert float(loss) == pytest.approx(expected, rel=0.01)
+    # A standard deviation taken for a variance is noticed.
+    assert float(negative_elbo(image, image, mean, 0.5 * log_variance)) != pytest.approx(expected, rel=0.05)
+
+
+def test_the_error_is_a_unit_gaussians_log_likelihood() -> None:
+    images, others = torch.randn(4, 1, 3, 3), torch.randn(4, 1, 3, 3)
+    zero = torch.zeros(4, 2)
+    likelihood = torch.distributions.Normal(others, 1).log_prob(images) - torch.distributions.Normal(0, 1).log_prob(
+        torch.zeros(())
+    )
+    assert torch.allclose(negative_elbo(others, images, zero, zero), -likelihood.flatten(1).sum(1))
+    assert torch.equal(
+        negative_elbo(others, images, zero + 1, zero, kl_weight=0.0), negative_elbo(others, images, zero, zero)
+    )
+
+
+def test_training_lowers_the_bound_and_reconstructs() -> None:
+    torch.manual_seed(0)
+    vae = ConvVAE(image_shape=(1, 8, 8), latent_dim=4, width=8)
+    halves = torch.where(torch.rand(64, 1, 2, 1) < 0.5, -1.0, 1.0)
+    images = halves.repeat_interleave(4, dim=2).expand(-1, -1, -1, 8)
+    optimizer = torch.optim.Adam(vae.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(60):
+        reconstructions, mean, log_variance = vae(images)
+        loss = negative_elbo(reconstructions, images, mean, log_variance).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_codes_are_drawn_from_their_source_alone() -> None:
+    zero = torch.zeros(5, 3)
+    first, second = (sample_codes(zero, zero, draw=torch.Generator().manual_seed(1)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, sample_codes(zero, zero, draw=torch.Generator().manual_seed(2)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"image_shape": (1, 0, 8)}, "image_shape must be"),
+        ({"latent_dim": 0}, "latent_dim must be"),
+        ({"width": 0}, "width must be"),
+    ],
+)
+def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ConvVAE(**settings)
+
+
+def test_shapes_that_do_not_match_are_refused() -> None:
+    with pytest.raises(ValueError, match="must have one shape"):
+        negative_elbo(torch.zeros(2, 1, 3, 3), torch.zeros(2, 1, 3, 4), torch.zeros(2, 1), torch.zeros(2, 1))

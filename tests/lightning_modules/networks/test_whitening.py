@@ -1,0 +1,131 @@
+"""Features evened out by a prior's statistics: what they do to variances, and that nothing private decides them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_modules.networks import WhitenedScatteringClassifier
+from lightning_modules.networks.whitening import WhitenedScattering, whitening_of
+from lightning_modules.priors import MixturePrior, SilhouettePrior, StrokePrior
+
+SHAPE = (1, 8, 8)
+
+
+def stretched(count: int = 400, size: int = 12) -> Tensor:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(count, size, generator=draw) * torch.logspace(0, -3, size) + 3
+
+
+def evened(rows: Tensor, statistics: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    mean, directions, gains = statistics
+    centred = rows - mean
+    return centred + (centred @ directions * (gains - 1)) @ directions.T
+
+
+def spread(rows: Tensor) -> float:
+    values = torch.linalg.eigvalsh(torch.cov(rows.double().T))
+    return float(values.max() / values.min())
+
+
+@pytest.mark.parametrize(("power", "expected"), [(0.0, 1e6), (0.25, 1e3), (0.5, 1.0)])
+def test_ratios_of_variances_shrink_by_the_power(power: float, expected: float) -> None:
+    rows = stretched()
+    found = spread(evened(rows, whitening_of(rows, power=power, floor=1e-9)))
+    assert found == pytest.approx(expected, rel=0.5)
+
+
+def test_the_floor_keeps_small_directions_small() -> None:
+    rows = stretched()
+    assert spread(evened(rows, whitening_of(rows, power=0.5, floor=0.1))) > 100
+
+
+def test_directions_of_which_nothing_is_known_are_multiplied_by_one() -> None:
+    rows = torch.cat([stretched(40, 6), torch.zeros(40, 3)], dim=1)
+    mean, directions, gains = whitening_of(rows, power=0.5, floor=1e-6)
+    found = directions.norm(dim=0) > 0
+    assert int(found.sum()) == 6 and directions.shape == (9, 9) and bool((gains[~found] == 1).all())
+    assert torch.allclose(directions.T @ directions, torch.diag(found.float()), atol=1e-5)
+    assert bool((gains > 0).all()) and bool((gains <= 1).all())
+    beyond = torch.zeros(1, 9)
+    beyond[0, 7] = 2.0
+    assert torch.allclose(evened(mean + beyond, (mean, directions, gains)), beyond, atol=1e-5)
+
+
+def whitened(**settings: object) -> WhitenedScatteringClassifier:
+    torch.manual_seed(0)
+    return WhitenedScatteringClassifier(image_shape=SHAPE, **{"images": 60, "groups": 9, **settings})  # type: ignore[arg-type]
+
+
+def test_a_classifier_goes_through_its_front_and_says_so_in_its_state() -> None:
+    network = whitened()
+    images = torch.rand(5, *SHAPE) * 2 - 1
+    assert torch.equal(network.after_front(network.front(images)), network(images))
+    assert {name for name, _ in network.named_parameters()} == {"head.weight", "head.bias"}
+    assert {"front.mean", "front.directions", "front.gains", "front.scale"} <= set(network.state_dict())
+
+
+def test_statistics_are_the_priors_and_come_back_from_a_checkpoint() -> None:
+    """Another prior gives other features; a state puts the first ones in its place, to the bit."""
+    strokes, again, silhouettes = whitened(), whitened(), whitened(prior=SilhouettePrior())
+    images = torch.rand(5, *SHAPE) * 2 - 1
+    assert torch.equal(strokes.front(images), again.front(images))
+    assert not torch.allclose(strokes.front(images), silhouettes.front(images), atol=1e-2)
+    same = whitened(prior=StrokePrior(max_curves=2))
+    assert not torch.allclose(same(images), strokes(images), atol=1e-3)
+    same.load_state_dict(strokes.state_dict())
+    assert torch.equal(same(images), strokes(images))
+
+
+def test_what_was_found_for_one_network_is_found_for_the_next_and_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept in the process; what is written into one network changes no other."""
+    made: list[int] = []
+    find = WhitenedScattering._statistics_of
+
+    def counted(self: WhitenedScattering, *given: Any, **more: Any) -> Any:
+        made.append(1)
+        return find(self, *given, **more)
+
+    monkeypatch.setattr(WhitenedScattering, "_statistics_of", counted)
+    monkeypatch.setattr("lightning_modules.networks.whitening._FOUND", {})
+    first = whitened()
+    gains = first.front.gains.clone()
+    first.front.mean.add_(1.0)
+    assert torch.allclose(whitened().front.mean + 1, first.front.mean, atol=1e-5) and len(made) == 1
+    for settings in (
+        {"power": 0.5},
+        {"floor": 0.5},
+        {"groups": 1},
+        {"images": 61},
+        {"prior": StrokePrior(max_curves=2)},
+    ):
+        made.clear()
+        other, again = whitened(**settings), whitened(**settings)  # type: ignore[arg-type]
+        assert len(made) == 1 and torch.equal(other.front.gains, again.front.gains)
+        assert not torch.equal(other.front.gains[:5], gains[:5])
+    # Settings that may change in place, or that compare by identity, are looked at anew.
+    made.clear()
+    for _ in range(2):
+        whitened(prior=MixturePrior(priors=[StrokePrior(), SilhouettePrior()]))
+    assert len(made) == 2
+
+
+def test_features_of_the_priors_images_are_as_long_as_before_on_the_average() -> None:
+    network = whitened()
+    images = StrokePrior().sample(
+        60, image_shape=SHAPE, generator=torch.Generator().manual_seed(0), device=torch.device("cpu")
+    )
+    lengths = network.front(images).norm(dim=1).mean() / network.front.plain(images).norm(dim=1).mean()
+    assert float(lengths) == pytest.approx(1, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"power": -0.1}, "power must"), ({"floor": 0.0}, "floor above 0"), ({"groups": 7}, "groups must divide")],
+)
+def test_settings_without_a_meaning_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WhitenedScatteringClassifier(image_shape=SHAPE, **{"images": 60, "groups": 9, **settings})  # type: ignore[arg-type]

@@ -1,0 +1,125 @@
+"""A mixture of priors: shares, determinism, blending, and its nested list on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import distil
+from torch import Tensor
+
+from lightning_modules import DPDFD
+from lightning_modules.priors import DeadLeavesPrior, GradientPrior, ImagePrior, MixturePrior, StrokePrior, check_sample
+
+
+class Flat(ImagePrior):
+    """Blank images of one brightness."""
+
+    def __init__(self, *, level: float) -> None:
+        self.level = level
+
+    def sample(self, batch_size: int, *, image_shape: Any, generator: Any, device: Any) -> Tensor:
+        check_sample(batch_size, image_shape)
+        return torch.full((batch_size, *image_shape), self.level)
+
+
+def draw(prior: ImagePrior, rows: int = 64, shape: tuple[int, int, int] = (1, 16, 16), seed: int = 0) -> Tensor:
+    return prior.sample(rows, image_shape=shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+
+
+@pytest.mark.parametrize(("weights", "share"), [(None, 0.5), ([3, 1], 0.75), ([0, 2], 0.0), ([2, 0], 1.0)])
+def test_weights_are_the_shares(weights: list[float] | None, share: float) -> None:
+    images = draw(MixturePrior(priors=[Flat(level=-1.0), Flat(level=1.0)], weights=weights), rows=4000, shape=(1, 2, 2))
+    assert (images[:, 0, 0, 0] == -1).float().mean().item() == pytest.approx(share, abs=0.03 if 0 < share < 1 else 0)
+    assert (images == images[:, :, :1, :1]).all()
+
+
+@pytest.mark.parametrize("blend", [0.0, 0.5])
+def test_equal_generators_draw_equal_images(blend: float) -> None:
+    prior = MixturePrior(priors=[StrokePrior(), DeadLeavesPrior(), GradientPrior()], blend_probability=blend)
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    images = draw(prior, seed=4, shape=(3, 16, 16))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert images.shape == (64, 3, 16, 16) and images.amin() >= -1 and images.amax() <= 1
+    assert torch.equal(images, draw(prior, seed=4, shape=(3, 16, 16)))
+    assert not torch.equal(images, draw(prior, seed=5, shape=(3, 16, 16)))
+    torch.testing.assert_close(images[:9], draw(prior, rows=9, seed=4, shape=(3, 16, 16)), rtol=0, atol=1e-5)
+    assert len(torch.unique(images.flatten(1), dim=0)) == 64
+
+
+def test_priors_of_one_kind_draw_different_images() -> None:
+    generator = torch.Generator().manual_seed(0)
+    prior = MixturePrior(priors=[StrokePrior(), StrokePrior()])
+    images = [prior.sample(100, image_shape=(1, 16, 16), generator=generator, device="cpu") for _ in range(2)]
+    assert len(torch.unique(torch.cat(images).flatten(1), dim=0)) == 200
+
+
+def test_blending_is_off_unless_asked_for_and_as_frequent_as_asked() -> None:
+    def mixed(probability: float) -> Tensor:
+        """Which images hold anything but the two levels."""
+        priors = [Flat(level=-1.0), Flat(level=1.0)]
+        images = draw(MixturePrior(priors=priors, blend_probability=probability), rows=4000)
+        return ((images.abs() < 0.99).flatten(1).any(1)) | (images.amin((1, 2, 3)) < images.amax((1, 2, 3)))
+
+    assert not mixed(0.0).any()
+    # Half of the blends are of two equal levels, and a cut may pass beside the image.
+    assert 0.4 < mixed(1.0).float().mean() < 0.5
+    assert mixed(0.5).float().mean() == pytest.approx(mixed(1.0).float().mean().item() / 2, abs=0.04)
+
+
+def test_blends_are_both_means_and_cuts() -> None:
+    images = draw(MixturePrior(priors=[Flat(level=-1.0), Flat(level=1.0)], blend_probability=1.0), rows=1000)
+    low, high = images.amin((1, 2, 3)), images.amax((1, 2, 3))
+    cut, mean = ((low == -1) & (high == 1)).float().mean(), ((low == high) & (low.abs() < 0.99)).float().mean()
+    assert 0.15 < cut < 0.35 and 0.15 < mean < 0.35
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"priors": []}, "priors must be one or more image priors"),
+        ({"priors": [StrokePrior(), "StrokePrior"]}, "priors must be one or more image priors, got .'str'"),
+        ({"priors": [StrokePrior()], "weights": [1, 2]}, "weights must be one per prior, 1, got 2"),
+        ({"priors": [StrokePrior()], "weights": [0]}, "weights must be numbers of at least 0"),
+        ({"priors": [StrokePrior()] * 2, "weights": [-1, 2]}, "weights must be numbers of at least 0"),
+        ({"priors": [StrokePrior()], "weights": [float("nan")]}, "weights must be numbers of at least 0"),
+        ({"priors": [StrokePrior()], "blend_probability": 1.5}, "blend_probability"),
+    ],
+)
+def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MixturePrior(**settings)
+    with pytest.raises(ValueError, match="batch_size"):
+        draw(MixturePrior(priors=[StrokePrior()]), rows=0)
+
+
+NESTED = {
+    "class_path": "MixturePrior",
+    "init_args": {
+        "priors": [
+            {"class_path": "SilhouettePrior"},
+            {"class_path": "DeadLeavesPrior", "init_args": {"leaves": 5}},
+            {"class_path": "FractalPrior"},
+            {"class_path": "GradientPrior"},
+        ],
+        "weights": [3, 1, 1, 0.5],
+        "blend_probability": 0.25,
+    },
+}
+
+
+def test_a_configuration_names_the_priors_by_short_names(folder: Path) -> None:
+    cli = distil(model={"images": "prior", "prior": NESTED}, steps=1)
+    prior = cli.model.prior
+    assert isinstance(prior, MixturePrior)
+    assert [type(part).__name__ for part in prior.priors] == [
+        "SilhouettePrior", "DeadLeavesPrior", "FractalPrior", "GradientPrior",
+    ]  # fmt: skip
+    assert isinstance(prior.priors[1], DeadLeavesPrior) and prior.priors[1].leaves == 5
+    assert prior.weights == pytest.approx([3 / 5.5, 1 / 5.5, 1 / 5.5, 0.5 / 5.5])
+    assert prior.blend_probability == 0.25
+    again = DPDFD.load_from_checkpoint("run/checkpoints/last.ckpt", map_location="cpu")
+    assert isinstance(again.prior, MixturePrior) and len(again.prior.priors) == 4

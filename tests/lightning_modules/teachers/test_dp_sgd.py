@@ -1,0 +1,260 @@
+"""DP-SGD: the noise is there and of the stated scale, records are clipped, and students inherit the guarantee."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from opacus.accountants import PRVAccountant, RDPAccountant
+from scipy import stats
+from support.dp_teachers import PLAIN_SGD, SMALL, trainer_settings
+from support.runs import checkpoint, distil, fit
+
+from lightning_modules import DPSGDTeacher
+from lightning_modules.networks import SmallCNN
+from lightning_modules.networks.scattering import Scattering2d
+from lightning_modules.teachers.private_teacher import PrivateTeacher
+from privacy import BudgetExceeded
+
+
+def configuration(
+    folder: str = "run", *, epochs: int = 1, steps: int = 1, batch: int = 128, same_coins: bool = False, **model: Any
+) -> dict[str, Any]:
+    settings = {"network": SMALL, "optimizer": PLAIN_SGD, "noise_multiplier": 1.0, **model}
+    return {
+        "seed_everything": 3,
+        "trainer": trainer_settings(folder, epochs),
+        "model": {"class_path": "DPSGDTeacher", "init_args": settings},
+        "data": {
+            "class_path": "Poisson",
+            "init_args": {
+                "dataset": {"class_path": "Digits"},
+                "batch_size": batch,
+                "steps_per_epoch": steps,
+                "noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 5}} if same_coins else None,
+            },
+        },
+    }
+
+
+def weights(config: dict[str, Any]) -> torch.Tensor:
+    cli = fit(config)
+    assert cli.model is not None
+    return torch.cat([parameter.detach().flatten() for parameter in cli.model.network.parameters()])
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """The weights before the first step: those of a run whose step has no length."""
+    monkeypatch.chdir(tmp_path)
+    still = {"class_path": "torch.optim.SGD", "init_args": {"lr": 1e-30}}
+    return weights(configuration("still", optimizer=still))
+
+
+@pytest.mark.parametrize("clipping", ["flat", "ghost"])
+def test_a_step_has_noise_of_the_stated_scale(start: torch.Tensor, clipping: str) -> None:
+    moved = (weights(configuration(clipping=clipping, noise_multiplier=500.0, max_grad_norm=0.2)) - start).numpy()
+
+    def p_value(scale: float) -> float:
+        # So much noise that gradients of norm 0.2 do not show: sum of squares over the variance is chi-square.
+        share = float(np.square(moved / scale).sum())
+        return float(2 * min(stats.chi2.cdf(share, moved.size), stats.chi2.sf(share, moved.size)))
+
+    right = 500.0 * 0.2 / 128
+    assert p_value(right) > 1e-3
+    assert p_value(right * 2 / 3) < 1e-20
+    assert p_value(right * 3 / 2) < 1e-20
+
+
+def test_two_runs_of_one_seed_have_different_noise(start: torch.Tensor) -> None:
+    assert not torch.equal(weights(configuration("a")), weights(configuration("b")))
+
+
+@pytest.mark.parametrize("clipping", ["flat", "ghost"])
+def test_a_record_moves_a_step_by_no_more_than_its_clipping_norm(start: torch.Tensor, clipping: str) -> None:
+    def length(norm: float) -> float:
+        config = configuration(clipping=clipping, noise_multiplier=1e-6, max_grad_norm=norm, batch=1275)
+        return float((weights(config) - start).norm())
+
+    # All 1275 records take part, so the mean of clipped gradients is at most the clipping norm.
+    assert length(0.01) <= 0.01 * (1 + 1e-3)
+    # The twin: with a norm that clips nothing, a step is far longer.
+    assert length(1e6) > 0.1
+
+
+def test_virtual_batches_and_ghost_clipping_change_nothing(start: torch.Tensor) -> None:
+    noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
+    settings: dict[str, Any] = {"noise": noise, "steps": 3, "same_coins": True}
+    whole = weights(configuration("whole", **settings))
+    assert torch.allclose(weights(configuration("pieces", physical_batch_size=17, **settings)), whole, atol=1e-5)
+    assert torch.allclose(weights(configuration("ghost", clipping="ghost", **settings)), whole, atol=1e-4)
+    assert not torch.allclose(whole, start, atol=1e-3)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_views_of_a_record_count_as_one_record(
+    start: torch.Tensor, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    """Views that are the record itself change nothing. The twin clips each: a record then counts once for each view."""
+    noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
+    settings: dict[str, Any] = {"noise": noise, "steps": 3, "same_coins": True}
+    alone = weights(configuration("alone", **settings))
+    same: dict[str, Any] = {"augmentation_multiplicity": 3, "shift": 0, "physical_batch_size": 64, **settings}
+    if together:
+        assert not torch.allclose(weights(configuration("moved", **{**same, "shift": 1})), alone, atol=1e-3)
+    else:
+        monkeypatch.setattr(DPSGDTeacher, "_one_gradient_per_record", lambda self, records, views: None)
+    assert torch.allclose(weights(configuration("same", **same)), alone, atol=1e-5) == together
+
+
+def test_a_fixed_front_sees_every_view(start: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    forward = Scattering2d.forward
+
+    def watched(self: Scattering2d, images: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            seen.append(len(images))
+        return forward(self, images)
+
+    monkeypatch.setattr(Scattering2d, "forward", watched)
+    front = {"class_path": "ScatteringClassifier", "init_args": {"scales": 1, "groups": 9}}
+    settings: dict[str, Any] = {"network": front, "same_coins": True, "steps": 2}
+    counts = []
+    for views in (1, 3):
+        seen.clear()
+        fit(configuration(f"views{views}", augmentation_multiplicity=views, **settings))
+        # Batches are of 128 in expectation; fewer images are trials of the network.
+        counts.append([count for count in seen if count > 60])
+    assert len(counts[0]) == 2 and counts[1] == [3 * count for count in counts[0]]
+
+
+def test_parameters_are_averaged_by_lightnings_callback(start: torch.Tensor) -> None:
+    """What is published is the average of the steps' weights; it costs what the steps cost, and students read it."""
+    noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
+    settings: dict[str, Any] = {"noise": noise, "steps": 3, "same_coins": True}
+    average = {"class_path": "EMAWeightAveraging", "init_args": {"decay": 0.75}}
+    first, second, third = (weights(configuration("steps", **{**settings, "steps": count})) for count in (1, 2, 3))
+    averaged = configuration("averaged", **settings)
+    averaged["trainer"]["callbacks"] = [average]
+    cli = fit(averaged)
+    assert isinstance(cli.model, DPSGDTeacher)
+    # The first step begins the average.
+    expected = 0.75 * (0.75 * first + 0.25 * second) + 0.25 * third
+    stored = checkpoint("averaged")["state_dict"]
+    found = torch.cat([stored[f"network.{name}"].flatten() for name, _ in cli.model.network.named_parameters()])
+    assert torch.allclose(found, expected, atol=1e-6) and not torch.allclose(found, third, atol=1e-3)
+    plain = checkpoint("steps")
+    assert (
+        checkpoint("averaged")["dp_sgd"] == plain["dp_sgd"] and checkpoint("averaged")["releases"] == plain["releases"]
+    )
+    images = torch.rand(4, 1, 8, 8)
+    teacher = PrivateTeacher.load("averaged/checkpoints/last.ckpt", num_classes=10, image_shape=(1, 8, 8))
+    network = SmallCNN(num_classes=10, image_shape=(1, 8, 8), width=4, hidden=8, norm="group", activation="tanh").eval()
+    torch.nn.utils.vector_to_parameters(expected, network.parameters())
+    assert torch.allclose(teacher.logits(images), network(images), atol=1e-5)
+
+
+@pytest.mark.parametrize("clipping", ["flat", "ghost"])
+def test_an_empty_batch_is_a_step_of_noise(start: torch.Tensor, clipping: str) -> None:
+    config = configuration(clipping=clipping, noise_multiplier=1.0, max_grad_norm=0.1, steps=5, batch=1)
+    moved = weights(config) - start
+    assert torch.isfinite(moved).all()
+    assert float(moved.std()) == pytest.approx(0.1 * math.sqrt(5), rel=0.2)
+
+
+def test_epsilon_is_that_of_opacus(start: torch.Tensor) -> None:
+    cli = fit(configuration(epochs=2, steps=20, noise_multiplier=1.5))
+    teacher = cli.model
+    assert isinstance(teacher, DPSGDTeacher)
+    assert teacher.history == [[1.5, pytest.approx(128 / 1275), 40]]
+    histories = [tuple(entry) for entry in teacher.history]
+    figures = {}
+    for name, accountant in (("prv", PRVAccountant()), ("rdp", RDPAccountant())):
+        accountant.history = [(noise, rate, int(steps)) for noise, rate, steps in histories]
+        figures[name] = accountant.get_epsilon(delta=1e-5)
+    assert teacher.epsilon() == pytest.approx(figures["prv"], rel=0.02)
+    assert teacher.epsilon() <= figures["rdp"]
+    guarantee = json.loads(Path("run/public/guarantee.json").read_text())
+    assert guarantee["guarantee"]["epsilon"] == pytest.approx(teacher.epsilon())
+    assert guarantee["guarantee"]["relation"] == "add-or-remove of one training record"
+    assert guarantee["published_claim"] is None
+
+
+def test_noise_is_calibrated_to_the_plan_and_the_plan_is_what_is_guaranteed(start: torch.Tensor) -> None:
+    cli = fit(configuration(epochs=3, steps=2, noise_multiplier=None, target_epsilon=2.0))
+    teacher = cli.model
+    assert isinstance(teacher, DPSGDTeacher)
+    assert 1.99 < teacher.epsilon() <= 2.0
+    teacher.history[0][2] = 1
+    assert teacher.guarantee().epsilon > 1.99
+    assert teacher.epsilon() < 1.5
+
+
+def test_history_survives_resume(start: torch.Tensor) -> None:
+    fit(configuration("part", epochs=1, steps=4))
+    fit(configuration("part", epochs=2, steps=4), "--ckpt_path=part/checkpoints/last.ckpt")
+    assert checkpoint("part")["dp_sgd"]["history"] == [[1.0, pytest.approx(128 / 1275), 8]]
+
+
+def test_a_student_inherits_the_smaller_epsilon(start: torch.Tensor) -> None:
+    fit(configuration("teacher", epochs=2, steps=5, noise_multiplier=None, target_epsilon=3.0))
+    teacher = "teacher/checkpoints/last.ckpt"
+    # Much noise: the answers alone are cheaper than the teacher.
+    distil("noisy", model={"teacher": teacher}, annotator={"noise_multiplier": 1e4, "release": "per_sample_full"})
+    assert json.loads(Path("noisy/public/guarantee.json").read_text())["guarantee"]["epsilon"] < 0.1
+    distil("student", model={"teacher": teacher}, annotator={"target_epsilon": 3.0, "noise_multiplier": 0.0})
+    guarantee = json.loads(Path("student/public/guarantee.json").read_text())["guarantee"]
+    assert 2.98 < guarantee["epsilon"] <= 3.0
+    assert "DP-SGD" in guarantee["source"]
+    assert json.loads(Path("student/result.json").read_text())["epsilon_record"] == guarantee["epsilon"]
+    # Below the teacher's own epsilon nothing helps but noise.
+    with pytest.raises(BudgetExceeded):
+        distil("refused", model={"teacher": teacher}, annotator={"target_epsilon": 2.0})
+
+
+def test_reproducible_noise_voids(start: torch.Tensor) -> None:
+    fit(configuration(noise={"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}))
+    guarantee = json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]
+    assert guarantee["epsilon"] == "inf"
+    assert any("VOID" in text for text in guarantee["assumptions"])
+
+
+def test_reproducible_coins_void(start: torch.Tensor) -> None:
+    fit(configuration(same_coins=True))
+    assert json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]["epsilon"] == "inf"
+
+
+def test_what_was_void_stays_void_on_resume(start: torch.Tensor) -> None:
+    noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
+    fit(configuration("part", noise=noise))
+    secure = configuration("part", epochs=2, noise={"class_path": "SystemNoise"})
+    cli = fit(secure, "--ckpt_path=part/checkpoints/last.ckpt")
+    assert isinstance(cli.model, DPSGDTeacher)
+    assert cli.model.epsilon() == math.inf
+    assert fit(configuration("other", epochs=2)).model.epsilon() < math.inf
+
+
+def test_what_is_refused(start: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"model\.network: DP-SGD needs each record by itself"):
+        DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), noise_multiplier=1.0, network=SmallCNN)
+    with pytest.raises(ValueError, match="one of target_epsilon and noise_multiplier"):
+        DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), target_epsilon=1.0, noise_multiplier=1.0)
+    for settings, message in (
+        ({"augmentation_multiplicity": -1}, "must be at least 0"),
+        ({"augmentation_multiplicity": 2, "shift": 8}, "below the sides"),
+        ({"flip": True}, "set augmentation_multiplicity"),
+        ({"augmentation_multiplicity": 2, "clipping": "ghost"}, "needs clipping=flat"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), noise_multiplier=1.0, **settings)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="delta must lie below 1/N"):
+        fit(configuration(delta=1e-2))
+    plain = configuration()
+    plain["data"] = {"class_path": "Digits"}
+    with pytest.raises(ValueError, match="Poisson"):
+        fit(plain)

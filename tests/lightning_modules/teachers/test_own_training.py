@@ -1,0 +1,76 @@
+"""Identity of one training: what goes on from its last state is the same, whatever else does is another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightning_modules.teachers.own_training import OwnTraining
+from privacy import Ledger, LedgerError, Release, SampledGaussian
+
+STEPS: dict[Release, int] = {SampledGaussian(1.0, 0.1): 6}
+MODULE: Any = SimpleNamespace(
+    trainer=SimpleNamespace(datamodule=SimpleNamespace(private_data="digits/train", num_records=10))
+)
+
+
+def begun(checkpoint: dict[str, Any] | None = None) -> OwnTraining:
+    """A fit before its first step."""
+    made = OwnTraining("DPSGDTeacher")
+    if checkpoint is not None:
+        made.load(checkpoint)
+    made.begin(MODULE)
+    made.branch()
+    made.register(STEPS)
+    return made
+
+
+def saved(training: OwnTraining, progress: int) -> dict[str, Any]:
+    checkpoint: dict[str, Any] = {}
+    training.save(checkpoint, trainer=MODULE.trainer, releases=STEPS, progress=progress)
+    return checkpoint
+
+
+def stepped(training: OwnTraining) -> OwnTraining:
+    training.renew_token()
+    return training
+
+
+def test_the_last_state_is_gone_on_with_and_an_earlier_one_is_a_branch() -> None:
+    first = stepped(begun())
+    early, last = saved(first, 1), saved(first, 2)
+    assert saved(first, 2)["training"]["state"] == last["training"]["state"]  # the same state, saved twice
+    again = stepped(begun(last))
+    branch = stepped(begun(early))
+    assert first.id == again.id != branch.id
+    assert stepped(begun(last)).id not in (first.id, branch.id)  # somebody has gone on from it meanwhile
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_two_fits_that_go_on_at_the_same_time_are_not_one(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    last = saved(stepped(begun()), 1)
+    if broken:  # the twin does not look again when it writes
+        monkeypatch.setattr(Ledger, "note_saved", lambda self, training, token, *, after: None)
+    one, other = begun(last), begun(last)
+    assert one.id == other.id
+    stepped(one)
+    if broken:
+        stepped(other)
+        return
+    with pytest.raises(LedgerError, match="another fit has gone on from the same checkpoint"):
+        stepped(other)
+    assert stepped(begun(last)).id != one.id
+
+
+def test_another_ledger_makes_one_branch_and_not_one_at_each_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = saved(stepped(begun()), 1)
+    monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "others"))
+    there = stepped(begun(last))
+    assert there.ledger_was_replaced and there.id != last["training"]["id"]
+    again = stepped(begun(saved(there, 2)))
+    assert again.id == there.id and again.ledger_was_replaced

@@ -1,0 +1,212 @@
+"""Private teachers together: votes and logits of each, refused before a charge where of no use, and never written."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from datamodules import Digits
+from lightning_modules import TeacherEnsemble
+from lightning_modules.cli import main
+from lightning_modules.networks import SmallCNN, TwoConvNet
+from lightning_modules.networks.stacked import NetworkStack
+from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+from lightning_modules.teachers.private_teacher import TeacherError
+from privacy.identity import Training
+
+SHAPE = (1, 8, 8)
+QUICK = [
+    "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false",
+    "--trainer.limit_val_batches=0", "--trainer.logger=false", "--data.num_teachers=5", "--model.steps=20",
+    "--model.teachers_at_once=3", "--model.network.init_args.width=4",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TeacherEnsemble]:
+    """A checkpoint of five teachers, and the module that wrote it."""
+    folder = tmp_path_factory.mktemp("ensemble")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        cli = main(["fit", "--config", "sweeps/ensemble_digits.yaml", *QUICK])
+    assert cli is not None
+    return folder / "teachers" / "digits_ensemble.ckpt", cli.model
+
+
+@pytest.fixture
+def file(made: tuple[Path, TeacherEnsemble]) -> Path:
+    return made[0]
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    return Digits().read("test").__getitems__(list(range(100)))[0]
+
+
+def load(path: str | Path, **settings: Any) -> PrivateEnsemble:
+    return PrivateEnsemble.load(path, **{"num_classes": 10, "image_shape": SHAPE, **settings})
+
+
+def test_what_the_file_knows(file: Path) -> None:
+    ensemble = load(file)
+    assert (ensemble.num_teachers, ensemble.num_classes, ensemble.path) == (5, 10, file)
+    assert (ensemble.private_data, ensemble.num_records) == ("Digits/train", 1435)
+    training = ensemble.training
+    assert isinstance(training, Training) and (training.kind, training.releases) == ("TeacherEnsemble", None)
+    assert load(file).training == training
+    assert load(file, private_data="ours").private_data == "ours"
+
+
+def test_votes_and_logits_are_those_of_each_teacher_by_itself(
+    made: tuple[Path, TeacherEnsemble], images: torch.Tensor
+) -> None:
+    file, module = made
+    ensemble = load(file, workers=2)
+    logits, votes = ensemble.each(images), ensemble.votes(images)
+    assert logits.shape == (5, 100, 10) and logits.dtype == torch.float32 and not logits.requires_grad
+    assert votes.shape == (100, 10) and votes.dtype == torch.int64 and set(votes.sum(dim=1).tolist()) == {5}
+    expected = torch.zeros(100, 10, dtype=torch.int64)
+    for number in range(5):
+        with torch.no_grad():
+            alone = module.teacher(number)(images)
+        assert torch.allclose(logits[number], alone, atol=1e-5)
+        for row, decision in enumerate(alone.argmax(dim=1).tolist()):
+            expected[row, decision] += 1
+    assert torch.equal(votes, expected)
+    assert len({tuple(rows.flatten().tolist()) for rows in logits}) == 5
+
+
+class Moody(nn.Module):
+    """Finite on blank images, NaN on every other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        flat = images.flatten(1)
+        logits: torch.Tensor = self.head(flat)
+        return torch.where(flat.abs().sum(dim=1, keepdim=True) > 0, torch.full_like(logits, torch.nan), logits)
+
+
+def test_a_teacher_that_breaks_on_an_image_still_has_one_vote(images: torch.Tensor) -> None:
+    """It neither stops the run, which would be an answer, nor moves more than two counts."""
+    torch.manual_seed(0)
+    healthy: list[nn.Module] = [nn.Sequential(nn.Flatten(), nn.Linear(64, 10)) for _ in range(3)]
+    before, after = (
+        PrivateEnsemble(_Mixed([*healthy[:2], last]), num_classes=10, private_data="digits")
+        for last in (healthy[2], Moody())
+    )
+    assert torch.equal(after.each(images)[2], torch.zeros(100, 10))
+    moved = after.votes(images) - before.votes(images)
+    assert int(moved.abs().max()) == 1 and set(moved.abs().sum(dim=1).tolist()) <= {0, 2}
+    after.require_usable(num_classes=10, image_shape=SHAPE)
+
+
+class _Mixed(NetworkStack):
+    """A stack of different networks, one after the other."""
+
+    def __init__(self, networks: list[nn.Module]) -> None:
+        super().__init__(networks, vectorised=False, workers=1)
+
+
+def test_they_are_never_written_or_copied(file: Path) -> None:
+    ensemble = load(file)
+    for write in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="never written"):
+            write(ensemble)
+    holder = nn.Module()
+    holder.teachers = ensemble
+    assert holder.state_dict() == {} and list(holder.parameters()) == []
+
+
+class Door:
+    """Notes what is asked for."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def admit(self, training: Training) -> str:
+        return training.id
+
+    def reveal(self, reason: str, *, training: str) -> None:
+        self.reasons.append(f"{reason} of {training}")
+
+
+def test_a_teacher_itself_is_charged_first(file: Path) -> None:
+    from lightning_modules.networks import logits_and_statistics
+
+    ensemble, door = load(file), Door()
+    images = torch.randn(8, *SHAPE, requires_grad=True)
+    network = ensemble.unprotected(door, teacher=3, reason="statistics")  # type: ignore[arg-type]
+    _, distance = logits_and_statistics(network, images)
+    distance.backward()
+    assert isinstance(ensemble.training, Training)
+    assert (
+        door.reasons == [f"statistics of {ensemble.training.id}"]
+        and images.grad is not None
+        and float(images.grad.abs().max()) > 0
+    )
+    assert all(weight.grad is None for weight in network.parameters())
+
+
+def test_a_missing_file_names_the_command_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(TeacherError, match=r"does not exist.*LightningCLI fit --config sweeps/ensemble_"):
+        load(tmp_path / "none.ckpt")
+
+
+def test_files_that_hold_no_ensemble(tmp_path: Path) -> None:
+    (tmp_path / "text.ckpt").write_text("hello")
+    with pytest.raises(TeacherError, match="cannot be read as plain weights"):
+        load(tmp_path / "text.ckpt")
+    torch.save({"state_dict": {"network.weight": torch.zeros(1)}}, tmp_path / "teacher.ckpt")
+    with pytest.raises(TeacherError, match="holds no ensemble"):
+        load(tmp_path / "teacher.ckpt")
+
+
+def test_an_unfinished_ensemble_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match="3 of 5 teachers"):
+        main(
+            [
+                "fit",
+                "--config",
+                "sweeps/ensemble_digits.yaml",
+                *QUICK,
+                "--trainer.max_epochs=1",
+                "--data.steps_per_epoch=20",
+            ]
+        )
+    with pytest.raises(TeacherError, match=r"unfinished ensemble, 3 of 5 teachers.*--ckpt_path"):
+        load("teachers/digits_ensemble.ckpt")
+
+
+def test_other_architecture_and_other_class_count_are_told(file: Path) -> None:
+    with pytest.raises(TeacherError, match=r"(?s)do not fit the architecture TwoConvNet.*model\.teacher_network"):
+        load(file, network=TwoConvNet)
+    with pytest.raises(TeacherError, match=r"(?s)num_classes=2 .*size mismatch"):
+        load(file, num_classes=2)
+    with pytest.raises(TeacherError, match="cannot be built"):
+        load(file, image_shape=(1, 2, 2))
+
+
+def test_weights_that_are_not_finite_are_refused(file: Path, tmp_path: Path) -> None:
+    content = torch.load(file, weights_only=True)
+    content["ensemble"]["weights"]["head.bias"][2, 0] = torch.nan
+    torch.save(content, tmp_path / "broken.ckpt")
+    with pytest.raises(TeacherError, match=r"teacher 2 of ensemble .* not finite"):
+        load(tmp_path / "broken.ckpt")
+
+
+def test_a_script_may_give_networks() -> None:
+    many = [SmallCNN(image_shape=SHAPE, width=4, hidden=8) for _ in range(3)]
+    ensemble = PrivateEnsemble(NetworkStack(many), num_classes=10, private_data="ours")
+    assert int(ensemble.votes(torch.zeros(2, *SHAPE)).sum()) == 6
+    with pytest.raises(TeacherError, match="of no use here"):
+        ensemble.require_usable(num_classes=3, image_shape=SHAPE)

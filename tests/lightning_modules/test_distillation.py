@@ -1,0 +1,153 @@
+"""Distillation of a DP-SGD teacher: asked once, fitted for long, its guarantee handed on."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import BATCH_SIZE, checkpoint, fit
+from torch import nn
+
+from lightning_modules import Distillation
+from lightning_modules.networks import ScatteringClassifier
+from privacy import BudgetExceeded
+from privacy.annotators import GradientAnnotator
+
+SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
+PRIVATE = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 8, "norm": "group", "activation": "tanh"}}
+
+
+def configuration(folder: str = "run", *, steps: int = 3, epochs: int = 1, **model: Any) -> dict[str, Any]:
+    settings = {"teacher": "teachers/digits.ckpt", "student": SMALL, "pool_size": 30, **model}
+    return {
+        "seed_everything": 3,
+        "trainer": {
+            "max_epochs": epochs,
+            "accelerator": "cpu",
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "default_root_dir": folder,
+        },
+        "model": {"class_path": "Distillation", "init_args": settings},
+        "data": {
+            "class_path": "Latent",
+            "init_args": {"dataset": {"class_path": "Digits"}, "steps_per_epoch": steps, "batch_size": BATCH_SIZE},
+        },
+    }
+
+
+def private_teacher(folder: str = "teacher") -> str:
+    config = configuration(folder)
+    config["model"] = {
+        "class_path": "DPSGDTeacher",
+        "init_args": {
+            "network": PRIVATE,
+            "target_epsilon": 3.0,
+            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 1.0}},
+        },
+    }
+    config["data"] = {
+        "class_path": "Poisson",
+        "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 128, "steps_per_epoch": 5},
+    }
+    fit(config)
+    return f"{folder}/checkpoints/last.ckpt"
+
+
+def guarantee(folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(folder, "public/guarantee.json").read_text())["guarantee"]
+    return found
+
+
+def test_the_teachers_guarantee_is_the_students(folder: Path) -> None:
+    teacher = private_teacher()
+    fit(configuration("student", teacher=teacher, annotator={"class_path": "AnswerAnnotator"}))
+    own, students = (json.loads(Path(name, "result.json").read_text()) for name in ("teacher", "student"))
+    assert 2.9 < students["epsilon_record"] <= 3.0
+    assert students["epsilon_record"] == pytest.approx(own["epsilon_record"])
+    assert "DP-SGD" in guarantee("student")["source"]
+    with pytest.raises(BudgetExceeded):
+        fit(
+            configuration(
+                "refused",
+                teacher=teacher,
+                annotator={"class_path": "AnswerAnnotator", "init_args": {"target_epsilon": 2.0}},
+            )
+        )
+
+
+def test_a_teacher_trained_without_privacy_leaves_no_bound(folder: Path) -> None:
+    fit(configuration())
+    assert guarantee("run")["epsilon"] == "inf"
+
+
+def test_the_pool_is_asked_once_and_the_plan_says_so(folder: Path) -> None:
+    cli = fit(configuration(steps=5, epochs=3))
+    assert isinstance(cli.model, Distillation)
+    assert cli.model.steps_done == 15
+    # 30 images are four batches of 8.
+    assert cli.model.annotator.calls_made() == cli.model.planned_calls == 4
+    assert cli.model.annotator.account.queries() == 4 * BATCH_SIZE
+
+
+def test_resumed_as_if_never_interrupted(folder: Path) -> None:
+    fit(configuration("whole", steps=4, epochs=2))
+    fit(configuration("part", steps=4, epochs=1))
+    fit(configuration("part", steps=4, epochs=2), "--ckpt_path=part/checkpoints/last.ckpt")
+    whole, part = (checkpoint(name)["state_dict"] for name in ("whole", "part"))
+    assert all(torch.equal(whole[name], part[name]) for name in whole)
+
+
+class Constant(nn.Module):
+    """Answers by brightness: nine of ten images are of class 0."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        rank = images.flatten(1).mean(dim=1).argsort().argsort().float() / len(images)
+        return torch.nn.functional.one_hot((rank >= 0.9).long(), 10).float()
+
+
+def _module(**settings: Any) -> Distillation:
+    module = Distillation(
+        num_classes=10, image_shape=(1, 8, 8), batch_size=100, teacher=Constant(), pool_size=300, **settings
+    )
+    module.draw_seed = 0
+    module.annotator.open(private_data="none")
+    module._trainer = type("Trainer", (), {"is_global_zero": False, "global_rank": 0})()  # type: ignore[assignment]
+    module.setup("fit")
+    return module
+
+
+@pytest.mark.parametrize(("balance", "share"), [(0.0, 0.1), (0.5, 0.25), (1.0, 0.5)])
+def test_rare_answers_are_drawn_more_often(balance: float, share: float) -> None:
+    _, answers, weights = _module(balance=balance).answer_pool()
+    rare = answers.argmax(dim=1) == 1
+    assert float(weights[rare].sum() / weights.sum()) == pytest.approx(share, abs=0.01)
+
+
+def test_a_fixed_front_is_computed_once_and_gives_the_same_logits() -> None:
+    network = ScatteringClassifier
+    module = _module(student=network)
+    features, _, _ = module.answer_pool()
+    images = torch.cat([module.draw_images(call, None).half().float() for call in range(3)])
+    assert features.shape == (300, *network(num_classes=10, image_shape=(1, 8, 8)).front.output_shape)
+    assert torch.allclose(module._after_front(features.float()), module.student(images), atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"pool_size": 0}, "pool_size"),
+        ({"balance": 1.5}, "balance"),
+        ({"balance": math.nan}, "balance"),
+        ({"loss": "l1"}, "loss"),
+        ({"annotator": GradientAnnotator()}, "annotator"),
+    ],
+)
+def test_settings_without_meaning(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Distillation(num_classes=10, image_shape=(1, 8, 8), batch_size=4, teacher=Constant(), **settings)

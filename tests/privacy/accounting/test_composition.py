@@ -1,0 +1,208 @@
+"""Every record-level figure of the design, and twins in which a bound is broken."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from privacy import (
+    Gaussian,
+    GaussianVotes,
+    LaplaceVector,
+    LaplaceVotes,
+    RandomizedResponse,
+    RevealedGaussian,
+    SampledGaussian,
+    ThresholdCheck,
+    compose,
+    compose_delta,
+    confident_votes_epsilon,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_votes_epsilon,
+    gnmax_data_dependent_rdp,
+    laplace_votes_epsilon,
+    randomized_response_epsilon,
+    rdp_compose,
+)
+
+DELTA = 1e-5
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "classes", "queries", "expected"),
+    [
+        (1.0, 10, 100, 37.2055),
+        (1.0, 3, 100, 67.9245),
+        (1.0, 2, 100, 79.8413),
+        (1.0, 10, 10_000, 1697.5),
+        (0.1, 2, 100, 4.3068),
+    ],
+)
+def test_randomized_response_figures(epsilon: float, classes: int, queries: int, expected: float) -> None:
+    value = randomized_response_epsilon(epsilon, classes, queries, DELTA)
+    assert value == pytest.approx(expected, rel=5e-6 if expected < 1000 else 1e-5)
+    assert value <= queries * epsilon
+
+
+def enumerate_delta(parts: list[tuple[float, int, int]], threshold: float) -> float:
+    """delta of independent randomized responses by plain convolution of tables: no transform, no tilt."""
+    table = {0.0: 1.0}
+    for epsilon, k, count in parts:
+        norm = math.exp(epsilon) + k - 1
+        single = [(epsilon, math.exp(epsilon) / norm), (0.0, (k - 2) / norm), (-epsilon, 1 / norm)]
+        for _ in range(count):
+            out: dict[float, float] = {}
+            for loss, mass in table.items():
+                for step, probability in single:
+                    key = round(loss + step, 9)
+                    out[key] = out.get(key, 0.0) + mass * probability
+            table = out
+    return math.fsum(mass * -math.expm1(threshold - loss) for loss, mass in table.items() if loss > threshold)
+
+
+@pytest.mark.parametrize("delta", [1e-15, 1e-9, 1e-5, 1e-2])
+@pytest.mark.parametrize(
+    "parts",
+    [[(1.0, 10, 1)], [(1.0, 10, 12)], [(0.3, 2, 40)], [(1.0, 10, 10), (1.0, 2, 10)], [(2.0, 5, 7), (2.0, 3, 3)]],
+)
+def test_randomized_response_is_exact(parts: list[tuple[float, int, int]], delta: float) -> None:
+    counts = {RandomizedResponse(epsilon, k): n for epsilon, k, n in parts}
+    reading = compose(counts, delta)
+    assert reading.method == "exact"
+    assert enumerate_delta(parts, reading.epsilon) == pytest.approx(delta, rel=1e-6)
+    assert enumerate_delta(parts, reading.epsilon * 0.999) > delta
+
+
+def test_mixed_candidates_and_the_smallest_dominates() -> None:
+    mixed = compose({RandomizedResponse(1.0, 10): 50, RandomizedResponse(1.0, 2): 50}, DELTA)
+    assert mixed.epsilon == pytest.approx(58.7973, abs=5e-5)
+    assert mixed.epsilon < randomized_response_epsilon(1.0, 2, 100, DELTA)
+    # Twin: pricing all answers at the largest k would be too cheap.
+    assert mixed.epsilon > randomized_response_epsilon(1.0, 10, 100, DELTA)
+
+
+def test_a_million_answers() -> None:
+    value = randomized_response_epsilon(1.0, 10, 10**6, DELTA)
+    mean = 10**6 * (math.e - 1) / (math.e + 9)
+    assert mean < value < rdp_compose({RandomizedResponse(1.0, 10): 10**6}, DELTA)
+
+
+@pytest.mark.parametrize(("queries", "expected"), [(27, 0.644), (400, 2.924), (1000, 4.955)])
+def test_laplace_votes_figures(queries: int, expected: float) -> None:
+    assert laplace_votes_epsilon(40.0, queries, DELTA) == pytest.approx(expected, abs=6e-4)
+
+
+@pytest.mark.parametrize(("queries", "expected"), [(100, 1.3565), (1000, 4.9833), (1999, 7.5090)])
+def test_gaussian_votes_figures(queries: int, expected: float) -> None:
+    """The last one: a crash after 999 of 1000 queries and a rerun from 0."""
+    assert gaussian_votes_epsilon(40.0, queries, DELTA) == pytest.approx(expected, abs=5e-5)
+
+
+def test_confident_votes_figure_and_free_rejections_as_twin() -> None:
+    assert confident_votes_epsilon(150.0, 40.0, 1000, 300, DELTA) == pytest.approx(2.6648, abs=5e-5)
+    forgotten = compose({ThresholdCheck(150.0): 300, GaussianVotes(40.0): 300}, DELTA).epsilon
+    assert forgotten < 2.6
+    with pytest.raises(ValueError, match="num_answers"):
+        confident_votes_epsilon(150.0, 40.0, 10, 11, DELTA)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(1000, 23.391), (1, 3.1387)])
+def test_label_gradients_figures(steps: int, expected: float) -> None:
+    assert compose({RevealedGaussian(1.0, 0.01): steps}, DELTA).epsilon == pytest.approx(expected, rel=5e-5)
+
+
+@pytest.mark.parametrize(("steps", "epsilon"), [(1, 2.0), (100, 9.0), (1000, 22.0)])
+def test_label_gradients_against_the_binomial_sum(steps: int, epsilon: float) -> None:
+    terms = range(steps + 1)
+    exact = math.fsum(binom.pmf(k, steps, 0.01) * gaussian_delta(math.sqrt(k), epsilon) for k in terms)
+    bound = compose_delta({RevealedGaussian(1.0, 0.01): steps}, epsilon)
+    assert exact <= bound <= exact * (1 + 2e-3)
+
+
+def test_one_shuffled_pass_per_epoch() -> None:
+    assert compose({Gaussian(2.0 / 2.0): 10}, DELTA).epsilon == pytest.approx(17.857, abs=5e-4)
+
+
+def test_dp_sgd_where_gdp_is_too_low() -> None:
+    """0.6 noise, q = 256/60000, T = 2344: 4.948; the central-limit approximation gives 3.398."""
+    value = compose({SampledGaussian(0.6, 256 / 60_000): 2344}, DELTA).epsilon
+    assert value == pytest.approx(4.948, abs=1e-3)
+    q, t, sigma = 256 / 60_000, 2344, 0.6
+    gdp = gaussian_epsilon(q * math.sqrt(t * math.expm1(sigma**-2)), DELTA)
+    assert gdp == pytest.approx(3.398, abs=1e-3)
+
+
+def test_both_directions_count_for_subsampling() -> None:
+    """Adding a record is the cheaper direction: pricing it alone would report half."""
+    from privacy.numerics import pld
+
+    remove, add = SampledGaussian(0.6, 256 / 60_000).losses(5e-4)
+    cheap = pld.compose_epsilon([(add, 2344)], DELTA)
+    assert cheap < 0.5 * pld.compose_epsilon([(remove, 2344)], DELTA)
+    assert compose({SampledGaussian(0.6, 256 / 60_000): 2344}, DELTA).epsilon > 2 * cheap
+
+
+def test_mixtures_lie_between_their_parts_and_their_renyi_bound() -> None:
+    teacher, votes = {SampledGaussian(1.0, 0.01): 500}, {LaplaceVotes(40.0): 200}
+    both = compose({**teacher, **votes}, DELTA)
+    assert both.method == "pld"
+    assert max(compose(teacher, DELTA).epsilon, compose(votes, DELTA).epsilon) < both.epsilon
+    assert both.epsilon < rdp_compose({**teacher, **votes}, DELTA)
+
+
+def test_epsilons_under_one_delta_are_never_added() -> None:
+    """Adding spends delta twice: two halves of a Gaussian run show that the sum is no composition at delta."""
+    half = compose({Gaussian(1.0): 1}, 0.4).epsilon
+    assert compose({Gaussian(1.0): 2}, 0.4).epsilon > 2 * half
+
+
+def test_a_gaussian_beside_something_else_stays_one_gaussian() -> None:
+    parts = compose({Gaussian(0.3): 4, Gaussian(0.8): 1, RandomizedResponse(0.1, 10): 5}, DELTA).epsilon
+    whole = compose({Gaussian(1.0): 1, RandomizedResponse(0.1, 10): 5}, DELTA).epsilon
+    assert parts == pytest.approx(whole, rel=1e-12)
+
+
+def test_laplace_vector_shift_in_one_coordinate_dominates() -> None:
+    """A shift spread over two coordinates costs less than the same L1 shift of one."""
+    one = compose({LaplaceVector(2.0, 10.0): 1}, 1e-3).epsilon
+    spread = compose({LaplaceVector(1.0, 10.0): 2}, 1e-3).epsilon
+    assert spread < one
+    assert compose({LaplaceVector(64.0, 6400.0): 1}, DELTA).epsilon <= 0.01
+
+
+def test_data_dependent_figures() -> None:
+    counts = [200, 30, 20, 0, 0, 0, 0, 0, 0, 0]
+    values = gnmax_data_dependent_rdp(counts, 40.0, [2.0, 8.0])
+    assert values == pytest.approx([8.796578e-4, 1.0856417e-3], rel=1e-7)
+    orders = np.array([1.5, 2.0, 8.0, 64.0, 500.0])
+    independent = GaussianVotes(40.0).rdp(orders)
+    assert np.all(gnmax_data_dependent_rdp(counts, 40.0, orders) <= independent * (1 + 1e-12))
+    # Teachers who disagree gain nothing.
+    assert gnmax_data_dependent_rdp([25] * 10, 40.0, orders) == pytest.approx(independent)
+
+
+@pytest.mark.parametrize("order", [1.05, 1.5, 2.0, 4.5, 9.75, 15.5, 40.3, 70.3])
+@pytest.mark.parametrize(("sigma", "rate"), [(1.1, 0.01), (4.0, 0.5), (0.5, 0.001)])
+def test_sampled_renyi_against_quadrature_at_high_precision(sigma: float, rate: float, order: float) -> None:
+    mpmath = pytest.importorskip("mpmath")
+    with mpmath.workdps(30):
+        s, q = mpmath.mpf(sigma), mpmath.mpf(rate)
+
+        def integrand(x: object) -> object:
+            return mpmath.npdf(x, 0, s) * (1 - q + q * mpmath.exp((2 * x - 1) / (2 * s * s))) ** order
+
+        points = [-15 * s, 0, 1, order / 2, order, order + 15 * s]
+        exact = float(mpmath.log(mpmath.quad(integrand, sorted(points))) / (order - 1))
+    value = float(SampledGaussian(sigma, rate).rdp([order])[0])
+    assert exact * (1 - 1e-9) <= value <= exact * (1 + (1e-6 if order < 64 else 2e-3))
+
+
+def test_counts_too_large_for_any_grid_still_have_a_bound() -> None:
+    for release in (RandomizedResponse(1.0, 10), LaplaceVotes(1.0), RandomizedResponse(0.7, 3)):
+        huge, large = (compose({release: n, RandomizedResponse(1e-9, 2): 1}, DELTA).epsilon for n in (10**15, 10**9))
+        assert large < huge < math.inf
+        assert huge <= rdp_compose({release: 10**15, RandomizedResponse(1e-9, 2): 1}, DELTA)

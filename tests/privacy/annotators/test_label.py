@@ -1,0 +1,195 @@
+"""Labels through the door: answered at the probabilities that are charged for, and charged before."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+
+from privacy.account import BudgetExceeded
+from privacy.accounting.composition import compose
+from privacy.annotators import Annotator, GradientAnnotator
+from privacy.annotators.label import LabelAnnotator
+from privacy.events import RandomizedResponse, Repeated
+from privacy.ledger import Ledger
+from privacy.mechanisms.noise import ReproducibleNoise
+from privacy.mechanisms.response import top_k_candidates
+
+B, CLASSES = 4000, 10
+
+
+def annotator(*, rows: int = B, paper: str = "D", **settings: Any) -> LabelAnnotator:
+    made = LabelAnnotator(**settings)
+    made.bind(batch_size=rows, num_classes=CLASSES, paper=paper)
+    made.open(private_data="digits/train", ledger=settings.get("ledger"))
+    return made
+
+
+def teacher(rows: int = B) -> torch.Tensor:
+    return torch.randn(rows, CLASSES, generator=torch.Generator().manual_seed(1))
+
+
+def sets(k: int, rows: int = B) -> torch.Tensor:
+    return top_k_candidates(torch.randn(rows, CLASSES, generator=torch.Generator().manual_seed(2)), k=k)
+
+
+def answers_fit(answers: torch.Tensor, candidates: torch.Tensor, *, epsilon: float) -> bool:
+    """Chi-square over: kept, each rank among the other candidates; outside of the set, each rank in it."""
+    labels = teacher(len(answers)).argmax(dim=1)
+    inside = candidates.gather(1, labels[:, None])[:, 0]
+    assert bool(candidates.gather(1, answers[:, None]).all())
+    k = int(candidates[0].sum())
+    rank = (candidates.long().cumsum(dim=1) - 1).gather(1, answers[:, None])[:, 0]
+    own = (candidates.long().cumsum(dim=1) - 1).gather(1, labels[:, None])[:, 0]
+    shifted = (rank - own)[inside] % k  # 0: kept
+    p = math.exp(epsilon) / (math.exp(epsilon) + k - 1)
+    values = [
+        stats.chisquare(
+            torch.bincount(shifted, minlength=k).numpy(),
+            [float(inside.sum()) * (p if i == 0 else (1 - p) / (k - 1)) for i in range(k)],
+        ).pvalue
+    ]
+    if not bool(inside.all()):
+        values.append(stats.chisquare(torch.bincount(rank[~inside], minlength=k).numpy()).pvalue)
+    return min(values) > 1e-6
+
+
+@pytest.mark.parametrize("k", [2, 3, 10])
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
+def test_answers_have_the_frequencies_that_are_charged_for(k: int, epsilon: float) -> None:
+    """Accepted as they are; answers given at 3/2 of ε are refused."""
+    candidates = sets(k, 100_000)
+    right = annotator(rows=100_000, epsilon=epsilon).annotate(teacher(100_000), candidates)
+    assert answers_fit(right, candidates, epsilon=epsilon)
+    for factor in (2 / 3, 3 / 2):
+        wrong = annotator(rows=100_000, epsilon=factor * epsilon).annotate(teacher(100_000), candidates)
+        assert not answers_fit(wrong, candidates, epsilon=epsilon)
+
+
+def test_a_batch_is_charged_as_that_many_answers() -> None:
+    made = annotator(rows=100, epsilon=1.0, smallest=3)
+    made.annotate(teacher(100), sets(3, 100), size=3)
+    assert made.account.epsilon() == pytest.approx(67.9245, abs=5e-5)
+    assert made.account.epsilon_published() == 1.0
+    assert made.account.queries() == 100
+    assert made.calls_made() == 1
+
+
+def test_charging_a_batch_is_one_entry_of_the_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    made = annotator(rows=50_000, ledger=str(path))
+    made.annotate(teacher(50_000), sets(4, 50_000))
+    assert len(path.read_text().splitlines()) == 2
+    made.close()
+    assert Ledger(path=path, private_data="digits/train", run="reader").counts() == {made.charge: 1}
+
+
+def test_sizes_fixed_beforehand_are_charged_for_themselves_and_others_for_the_smallest() -> None:
+    fixed = annotator(rows=50, smallest=2)
+    fixed.annotate(teacher(50), sets(10, 50), size=10)
+    fixed.annotate(teacher(50), sets(2, 50), size=2)
+    assert fixed.account.epsilon() == pytest.approx(58.7973, abs=5e-5)
+    varying = annotator(rows=50, smallest=2)
+    for k in (10, 2):
+        varying.annotate(teacher(50), sets(k, 50))
+    assert varying.account.epsilon() == pytest.approx(79.8413, abs=5e-5)
+    assert compose({Repeated(RandomizedResponse(1.0, 2), 50): 2}, 1e-5).epsilon == varying.account.epsilon()
+
+
+@pytest.mark.parametrize(("k", "size"), [(2, None), (2, 3), (4, 3), (2, 2)])
+def test_sets_that_are_not_what_is_charged_for_are_refused(k: int, size: int | None) -> None:
+    made = annotator(smallest=3)
+    with pytest.raises(ValueError, match="candidates must hold"):
+        made.annotate(teacher(), sets(k), size=size)
+    assert not made.account.counts()
+
+
+def test_another_shape_is_refused_and_not_charged() -> None:
+    made = annotator()
+    for logits, candidates in ((teacher(5), sets(3)), (teacher(), sets(3, 5))):
+        with pytest.raises(ValueError, match=r"shape \(B, c\) = \(4000, 10\)"):
+            made.annotate(logits, candidates)
+    assert not made.account.counts()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_teacher_that_fails_is_charged_and_answers_all_the_same(value: float) -> None:
+    made = annotator()
+    answers = made.annotate(torch.full((B, CLASSES), value), sets(3))
+    assert bool(sets(3).gather(1, answers[:, None]).all())
+    assert made.calls_made() == 1
+
+
+def test_the_budget_stops_before_it_is_overspent() -> None:
+    target = compose({Repeated(RandomizedResponse(0.1, 2), 50): 3}, 1e-5).epsilon
+    made = annotator(rows=50, epsilon=0.1, target_epsilon=target)
+    assert made.affordable(limit=100) == 3
+    for _ in range(3):
+        made.annotate(teacher(50), sets(10, 50))
+    with pytest.raises(BudgetExceeded):
+        made.annotate(teacher(50), sets(10, 50))
+    assert made.calls_made() == 3
+
+
+def test_the_published_figure_knows_no_number_of_answers() -> None:
+    made = annotator(epsilon=2.0, target_epsilon=2.0, accounting="published")
+    assert made.affordable(limit=10**6) == 10**6
+    for _ in range(3):
+        made.annotate(teacher(), sets(10))
+    assert made.account.epsilon_published() == 2.0 < made.account.epsilon()
+
+
+def test_noise_that_can_be_drawn_again_voids_what_the_ledger_says() -> None:
+    made = annotator(noise=ReproducibleNoise(seed=1))
+    made.annotate(teacher(), sets(3), size=3)
+    assert made.account.epsilon() == math.inf
+    assert made.account.epsilon_published() == 1.0
+
+
+@pytest.mark.parametrize("kind", [GradientAnnotator, LabelAnnotator])
+def test_what_is_revealed_is_charged_once_and_bounded_by_nothing(kind: type[Annotator]) -> None:
+    made = kind()
+    made.bind(batch_size=8, num_classes=CLASSES, paper="D")
+    made.open(private_data="digits/train")
+    before = made.account.epsilon_published(counts={made.charge: 5})
+    for _ in range(3):
+        made.reveal("the generator was trained against the teacher")
+    assert sum(made.account.counts().values()) == 1
+    assert made.calls_made() == 0
+    assert made.account.epsilon() == math.inf
+    assert made.account.unbounded() == ["the generator was trained against the teacher"]
+    # D counts it for nothing.
+    assert made.account.epsilon_published(counts={**made.account.counts(), made.charge: 5}) == before
+
+
+def test_nothing_is_revealed_under_a_target() -> None:
+    made = annotator(target_epsilon=1e6)
+    with pytest.raises(BudgetExceeded, match="trained against the teacher"):
+        made.reveal("the generator was trained against the teacher")
+    assert not made.account.counts()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be above 0"),
+        ({"epsilon": math.inf}, "epsilon must be above 0"),
+        ({"smallest": 1}, "smallest must be"),
+        ({"smallest": 11}, "smallest must be at most the number of classes 10"),
+    ],
+)
+def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        annotator(**settings)
+
+
+def test_the_description_names_the_mechanism() -> None:
+    for paper, source in (("A", "A (differentially"), ("D", "Theorem 2")):
+        words = annotator(paper=paper, epsilon=0.5, smallest=3).describe()
+        assert all((words.unit, words.relation, words.source)) and "whole-number" in words.noise
+        assert "epsilon=0.5" in words.mechanism and "3 to 10" in words.mechanism
+        assert source in words.published_source

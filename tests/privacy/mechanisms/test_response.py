@@ -1,0 +1,127 @@
+"""Selective randomized response: exact integer probabilities, and answers that follow them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from privacy.auditing.verification import worst_case_epsilon
+from privacy.mechanisms.noise import ReproducibleNoise
+from privacy.mechanisms.response import keep_threshold, randomized_response, threshold_candidates, top_k_candidates
+
+WORDS = 2**64
+
+
+def transition(epsilon: float, k: int, num_classes: int, keep: float | None = None) -> np.ndarray:
+    """Rows: the teacher's label; columns: answers; the candidates are the first k classes."""
+    stay = keep_threshold(epsilon, k) / WORDS if keep is None else keep
+    rows = np.zeros((num_classes, num_classes))
+    rows[:, :k] = 1 / k
+    for label in range(k):
+        rows[label, :k] = (1 - stay) / (k - 1)
+        rows[label, label] = stay
+    return rows
+
+
+@given(epsilon=st.floats(0, 36), k=st.integers(2, 300))
+def test_integer_thresholds_never_exceed_epsilon(epsilon: float, k: int) -> None:
+    kept = keep_threshold(epsilon, k)
+    given_up = WORDS - kept
+    # Exact integers: kept / (given_up / (k - 1)) <= e^epsilon.
+    assert kept * (k - 1) <= math.exp(epsilon) * (1 + 1e-15) * given_up
+    if epsilon < 30:
+        assert kept * (k - 1) == pytest.approx(math.exp(epsilon) * given_up, rel=1e-4)
+
+
+@pytest.mark.parametrize("epsilon", [45.0, 100.0, 1e4])
+def test_epsilon_beyond_the_words_is_kept_below(epsilon: float) -> None:
+    for k in (2, 10):
+        kept = keep_threshold(epsilon, k)
+        assert math.log(kept) + math.log(k - 1) - math.log(WORDS - kept) <= epsilon
+
+
+@pytest.mark.parametrize(("epsilon", "k"), [(0.1, 2), (1.0, 3), (1.0, 10), (4.0, 5)])
+def test_transition_matrix_has_the_stated_worst_case(epsilon: float, k: int) -> None:
+    assert worst_case_epsilon(transition(epsilon, k, 10)) == pytest.approx(epsilon, rel=1e-6)
+    # The twin keeps the label as if e^(1.5 epsilon) were allowed.
+    cheat = math.exp(1.5 * epsilon) / (math.exp(1.5 * epsilon) + k - 1)
+    assert worst_case_epsilon(transition(epsilon, k, 10, keep=cheat)) > 1.4 * epsilon
+
+
+def frequencies(label: int, *, epsilon: float, k: int, seed: int = 0, draws: int = 40_000) -> np.ndarray:
+    candidates = torch.zeros(draws, 10, dtype=torch.bool)
+    candidates[:, :k] = True
+    answers = randomized_response(
+        torch.full((draws,), label), candidates, epsilon=epsilon, noise=ReproducibleNoise(seed=seed)
+    )
+    return np.bincount(answers.numpy(), minlength=10)
+
+
+def p_value(observed: np.ndarray, expected: np.ndarray) -> float:
+    support = expected > 0
+    assert observed[~support].sum() == 0
+    return float(stats.chisquare(observed[support], expected[support] * observed.sum()).pvalue)
+
+
+@pytest.mark.parametrize("label", [0, 2, 7])
+def test_answers_follow_the_transition_matrix_and_not_that_of_another_epsilon(label: int) -> None:
+    observed = frequencies(label, epsilon=1.0, k=3)
+    assert p_value(observed, transition(1.0, 3, 10)[label]) > 1e-3
+    if label < 3:
+        assert p_value(observed, transition(1.5, 3, 10)[label]) < 1e-6
+
+
+def test_sets_of_several_sizes_in_one_batch() -> None:
+    draws = 20_000
+    candidates = torch.zeros(2 * draws, 4, dtype=torch.bool)
+    candidates[:draws, [1, 3]] = True
+    candidates[draws:, [0, 1, 2]] = True
+    answers = randomized_response(
+        torch.ones(2 * draws, dtype=torch.long), candidates, epsilon=0.5, noise=ReproducibleNoise(seed=3)
+    )
+    kept = math.exp(0.5) / (math.exp(0.5) + 1), math.exp(0.5) / (math.exp(0.5) + 2)
+    first = np.bincount(answers[:draws].numpy(), minlength=4)
+    second = np.bincount(answers[draws:].numpy(), minlength=4)
+    assert p_value(first, np.array([0, kept[0], 0, 1 - kept[0]])) > 1e-3
+    assert p_value(second, np.array([(1 - kept[1]) / 2, kept[1], (1 - kept[1]) / 2, 0])) > 1e-3
+
+
+@given(seed=st.integers(0, 1000), k=st.integers(2, 6))
+def test_candidates_have_the_asked_size_and_answers_stay_inside(seed: int, k: int) -> None:
+    scores = torch.randn(50, 6, generator=torch.Generator().manual_seed(seed))
+    candidates = top_k_candidates(scores, k=k)
+    assert (candidates.sum(dim=1) == k).all()
+    labels = torch.randint(0, 6, (50,), generator=torch.Generator().manual_seed(seed + 1))
+    answers = randomized_response(labels, candidates, epsilon=1.0, noise=ReproducibleNoise(seed=seed))
+    assert candidates.gather(1, answers[:, None]).all()
+
+
+def test_threshold_candidates_are_topped_up_to_two() -> None:
+    probabilities = torch.tensor([[0.97, 0.01, 0.02], [0.4, 0.3, 0.3]])
+    assert threshold_candidates(probabilities).tolist() == [[True, False, True], [True, True, True]]
+    assert threshold_candidates(probabilities, threshold=0.35).tolist()[1][0] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": -1.0}, "epsilon"),
+        ({"epsilon": math.inf}, "epsilon"),
+        ({"labels": torch.tensor([5])}, "labels must lie"),
+        ({"labels": torch.tensor([[0]])}, "labels must be"),
+        ({"candidates": torch.tensor([[True, False, False]])}, "2 or more"),
+    ],
+)
+def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
+    good = {"labels": torch.tensor([0]), "candidates": torch.ones(1, 3, dtype=torch.bool), "epsilon": 1.0}
+    with pytest.raises(ValueError, match=message):
+        randomized_response(**{**good, **change}, noise=ReproducibleNoise(seed=0))
+    with pytest.raises(ValueError, match="k must"):
+        top_k_candidates(torch.zeros(2, 3), k=4)

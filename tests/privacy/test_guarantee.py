@@ -1,0 +1,219 @@
+"""The statement covers the plan and not the running sum, keeps the claim apart, and says what voids it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from privacy.annotators import GradientAnnotator
+from privacy.files import write_atomically
+from privacy.formatting import json_number, round_up, short_figure
+from privacy.guarantee import Guarantee
+from privacy.mechanisms.noise import ReproducibleNoise
+
+
+def annotator(
+    *, records: int | None = 1500, calls: int = 0, ledger: Path | None = None, **settings: Any
+) -> GradientAnnotator:
+    made = GradientAnnotator(**{"release": "per_sample_full", "noise_multiplier": 100.0, **settings})
+    made.bind(batch_size=256, num_classes=10)
+    made.open(private_data="digits/train", num_records=records, ledger=ledger)
+    for _ in range(calls):
+        made.annotate(torch.zeros(256, 10))
+    return made
+
+
+def statement(made: GradientAnnotator, planned: int | None = None) -> Guarantee:
+    return made.guarantee(artefacts=["student", "synthetic images"], planned=planned)
+
+
+def test_the_plan_is_what_is_guaranteed_and_the_running_sum_stands_beside_it() -> None:
+    made = annotator(calls=1)
+    guarantee = statement(made, planned=200)
+    assert guarantee.epsilon == pytest.approx(28.838725, abs=5e-6)
+    assert guarantee.epsilon_spent == guarantee.epsilon_all_runs == pytest.approx(1.2151, abs=5e-5)
+    # The twin that reports the running sum.
+    assert statement(made).epsilon == guarantee.epsilon_spent < guarantee.epsilon
+    assert statement(made, planned=0).epsilon == guarantee.epsilon_spent
+    assert statement(annotator(), planned=200).epsilon == guarantee.epsilon
+    assert statement(annotator()).epsilon == 0
+
+
+def test_what_is_assumed_about_the_number_of_steps() -> None:
+    made = annotator(calls=1)
+    planned, unplanned = statement(made, planned=5), statement(made)
+    assert any("planned before the first release" in text for text in planned.assumptions)
+    assert not any("planned" in text for text in unplanned.assumptions)
+    assert any("not chosen by looking" in text for text in unplanned.assumptions)
+
+
+def test_other_runs(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    before = annotator(ledger=path, calls=179)
+    before.close()
+    alone = annotator(ledger=path, calls=1, scope="run")
+    together = annotator(ledger=path, ledger_block=1)
+    after = statement(alone)
+    assert after.epsilon == pytest.approx(1.2151, abs=5e-5)
+    assert after.epsilon_all_runs > 20
+    assert after.runs == 2
+    assert any("other runs and teachers from the same private data" in text for text in after.not_covered)
+    alone.close()
+    whole = statement(together)
+    assert whole.epsilon == whole.epsilon_all_runs == after.epsilon_all_runs
+    assert not any("other runs and teachers from" in text for text in whole.not_covered)
+
+
+def test_what_others_spent_meanwhile_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    first = annotator(ledger=path, calls=1, ledger_block=1)
+    annotator(ledger=path, calls=1, ledger_block=1)
+    assert statement(first).epsilon == first.account.epsilon(counts={first.charge: 2})
+
+
+def test_voids_are_told() -> None:
+    for planned in (None, 3):
+        guarantee = statement(annotator(noise=ReproducibleNoise(seed=1), calls=1), planned)
+        assert guarantee.epsilon == guarantee.epsilon_spent == math.inf
+        assert any(text.startswith("VOID: the noise can be drawn again") for text in guarantee.assumptions)
+        assert not any("operating system" in text for text in guarantee.assumptions)
+        assert guarantee.claimed_epsilon < 1
+        assert "Nothing bounds" in guarantee.headline()
+    ahead = statement(annotator(noise=ReproducibleNoise(seed=1)), planned=1)
+    assert ahead.epsilon == math.inf
+    assert ahead.epsilon_spent == 0
+    assert any(text.startswith("VOID") for text in ahead.assumptions)
+    assert any(
+        text == "VOID: no noise was added" for text in statement(annotator(noise_multiplier=0, calls=1)).assumptions
+    )
+    sound = statement(annotator(calls=1))
+    assert not any("VOID" in text for text in sound.assumptions)
+    assert any("operating system" in text for text in sound.assumptions)
+
+
+def test_what_nobody_checked_is_assumed(tmp_path: Path) -> None:
+    unknown = statement(annotator(records=None))
+    assert any("number of private records, which was not given" in text for text in unknown.assumptions)
+    assert any("kept in memory" in text for text in unknown.assumptions)
+    known = statement(annotator(ledger=tmp_path / "ledger.jsonl"))
+    assert not any("not given" in text or "kept in memory" in text for text in known.assumptions)
+
+
+def test_json_keeps_the_claim_apart_and_has_no_infinity() -> None:
+    made = annotator(noise_multiplier=0.0, calls=1)
+    text = json.dumps(statement(made).to_dict(), allow_nan=False)
+    values = json.loads(text)
+    assert set(values) == {"guarantee", "published_claim"}
+    assert values["guarantee"]["epsilon"] == values["guarantee"]["epsilon_spent"] == "inf"
+    assert values["published_claim"]["epsilon"] == "inf"
+    assert not any("claim" in key or "published" in key for key in values["guarantee"])
+    assert "not a guarantee" in values["published_claim"]["status"]
+    assert "Theorem 3" in values["published_claim"]["source"]
+    assert "Theorem 3" not in values["guarantee"]["source"]
+
+
+def test_json_has_every_part_of_a_guarantee() -> None:
+    values = statement(annotator(calls=2), planned=200).to_dict()
+    guarantee = values["guarantee"]
+    assert guarantee["epsilon"] == pytest.approx(28.838725, abs=5e-6)
+    assert guarantee["delta"] == values["published_claim"]["delta"] == 1e-5
+    assert guarantee["unit"] == "one training record of the teacher"
+    assert "zero-out" in guarantee["relation"]
+    assert guarantee["private_data"] == "digits/train"
+    assert list(guarantee["artefacts"]) == ["student", "synthetic images"]
+    assert guarantee["queries"] == 512
+    assert guarantee["assumptions"]
+    assert guarantee["not_covered"]
+
+
+def test_the_page_says_it_all() -> None:
+    guarantee = statement(annotator(calls=200))
+    page = guarantee.to_markdown()
+    for part in (
+        guarantee.headline(),
+        guarantee.unit,
+        guarantee.relation,
+        guarantee.mechanism,
+        guarantee.source,
+        "| δ | 1e-05 |",
+        "| record-level ε | 28.8388 |",
+        "digits/train",
+        "student, synthetic images",
+        "ε = 0.0456",
+        "a claim of the paper, **not** a guarantee",
+        *guarantee.assumptions,
+        *guarantee.not_covered,
+    ):
+        assert part in page
+    assert page.index("28.8388") < page.index("0.0456")
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "words"), [(1.0, "ε = 1 at δ"), (28.8, "protects no record"), (math.inf, "Nothing bounds")]
+)
+def test_the_headline_says_what_the_figure_is_worth(epsilon: float, words: str) -> None:
+    made = Guarantee(
+        epsilon=epsilon,
+        delta=1e-5,
+        unit="u",
+        relation="r",
+        private_data="d",
+        artefacts=["s"],
+        mechanism="m",
+        source="s",
+    )
+    assert words in made.headline()
+    assert ("protects no record" in made.headline()) == (epsilon == 28.8)
+
+
+def test_writing(tmp_path: Path) -> None:
+    guarantee = statement(annotator(calls=1))
+    data, page = guarantee.write(tmp_path / "run")
+    assert json.loads(data.read_text(encoding="utf-8")) == json.loads(json.dumps(guarantee.to_dict()))
+    assert page.read_text(encoding="utf-8") == guarantee.to_markdown()
+    assert sorted(file.name for file in (tmp_path / "run").iterdir()) == [
+        "guarantee.json",
+        "guarantee.md",
+    ]
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    file = write_atomically(tmp_path / "figures.json", "old")
+
+    def fail(*args: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, failing, fail)
+    with pytest.raises(OSError, match="no space left"):
+        write_atomically(file, "new")
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_numbers_for_json() -> None:
+    assert json_number(1.5) == 1.5
+    assert json_number(math.inf) == "inf"
+    for value in (math.nan, -math.inf):
+        with pytest.raises(ValueError, match="privacy figure"):
+            json_number(value)
+
+
+@pytest.mark.parametrize("value", [3.0000001, 2.9999985, 0.1095001, 28.838725, 1e-5 / 3, 999.9999, 123456.789, 3.0])
+def test_figures_are_rounded_up(value: float) -> None:
+    for digits in (4, 6):
+        shown = float(round_up(value, digits=digits))
+        assert value <= shown <= value * (1 + 10.0 ** (1 - digits))
+    assert value <= float(short_figure(value).replace(",", ""))
+
+
+def test_the_nearest_digits_may_lie_below() -> None:
+    assert float(f"{28.838725:.4g}") > 28.838725 > float(f"{28.838725:.6g}")
+    assert float(f"{219.2442:.4g}") < 219.2442
+    assert (round_up(math.inf), round_up(0.0), short_figure(math.inf)) == ("inf", "0", "inf")

@@ -1,0 +1,69 @@
+"""Every file in sweeps/ is read, and every fit among them runs a batch on tiny data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from support.idx_files import write_mnist
+from support.runs import QUIET
+
+import sweeps
+from lightning_modules.cli import main
+from sweeps.runner.pipeline import Pipeline
+
+FOLDER = Path(sweeps.__path__[0])
+# Tables are read in test_tables, W&B's sweeps in test_wandb_sweep.
+FILES = sorted(file for file in FOLDER.rglob("*.yaml") if file.parent.name not in ("tables", "wandb"))
+PIPELINES = [path for path in FILES if "fits" in yaml.safe_load(path.read_text())]
+FITS = [path for path in FILES if path not in PIPELINES]
+TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1", *QUIET]
+
+
+def test_there_are_sweeps() -> None:
+    assert len(PIPELINES) >= 1 and len(FITS) >= 4
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
+def test_a_pipeline_is_read(path: Path) -> None:
+    assert Pipeline.read(path).fits
+
+
+@pytest.fixture(scope="session")
+def teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where teachers lie once one of these tests has made them."""
+    return tmp_path_factory.mktemp("sweeps")
+
+
+def recipe(teacher: str) -> list[str]:
+    """Arguments that make a teacher, by DP-SGD or not, or an ensemble, whose fit ends when all are trained."""
+    if teacher.endswith("_dp"):
+        return ["--config", f"sweeps/dp_teacher_{teacher.removesuffix('_dp')}.yaml", "--data.batch_size=4", *TINY]
+    if not teacher.endswith("_ensemble"):
+        return ["--config", f"sweeps/teacher_{teacher}.yaml", *TINY]
+    few = ["--model.steps=1", "--data.num_teachers=4", "--data.require_all_classes=false", "--data.batch_size=4"]
+    data, _, linear = teacher.removesuffix("_ensemble").partition("_")
+    return ["--config", f"sweeps/ensemble_{linear + '_' if linear else ''}{data}.yaml", *few, *QUIET]
+
+
+@pytest.mark.parametrize("path", FITS, ids=lambda path: path.stem)
+def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(teachers)
+    for name in ("MNIST", "FashionMNIST"):
+        if not (teachers / "data" / name).exists():
+            write_mnist(teachers / "data", name=name)
+    config = yaml.safe_load(path.read_text())
+    arguments = ["--data.batch_size=4", f"--trainer.default_root_dir=runs/{path.stem}", *TINY]
+    if config["data"]["class_path"] == "Shards":
+        arguments += ["--data.num_teachers=4", "--data.require_all_classes=false"]
+    if config["model"]["class_path"] == "Distillation":
+        arguments += ["--model.pool_size=8"]
+        if "queries" in config["model"]["init_args"]:
+            arguments += ["--model.queries=8"]
+    teacher = config["model"].get("init_args", {}).get("teacher")
+    if teacher is not None and not Path(teacher).exists():
+        main(["fit", *recipe(Path(teacher).stem)])
+    cli = main(["fit", "--config", str(path), *arguments])
+    assert cli is not None and cli.trainer.global_step >= 1
+    assert (teachers / "runs" / path.stem / "result.json").is_file()

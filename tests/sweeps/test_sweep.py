@@ -1,0 +1,216 @@
+"""W&B's sweep file drives the real command, with and without its agent; offline runs are whole, named and described."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+import yaml
+from support.idx_files import write_mnist
+from support.runs import QUIET, configuration, distil
+
+import sweeps
+from lightning_modules.cli import main
+from lightning_modules.runtime.wandb_runs import end_wandb_run
+from sweeps.runner.sweep import Sweep, SweepError
+
+FILE = Path(sweeps.__path__[0]) / "wandb" / "dpdfd_mnist.yaml"
+TINY = ["--trainer.max_epochs=1", "--trainer.limit_val_batches=1", "--data.steps_per_epoch=1", "--data.batch_size=4"]
+
+
+@pytest.fixture
+def quick_figures() -> None:
+    """W&B reads the figures that it is handed: here they are real ones."""
+
+
+@pytest.fixture(autouse=True)
+def own_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    yield
+    end_wandb_run()
+
+
+def as_the_agent_does(values: dict[str, Any], point: dict[str, Any]) -> list[str]:
+    """The command line of one run: macros that fill a whole part become lists, `${args}` in W&B's own words."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
+    macros = {
+        "program": [values["program"]],
+        "env": ["/usr/bin/env"],
+        "interpreter": ["python"],
+        **create_sweep_command_args({"args": {name: {"value": value} for name, value in point.items()}}),
+    }
+    line: list[str] = []
+    for part in map(str, create_sweep_command(list(values["command"]))):
+        if part.startswith("${") and part.endswith("}"):
+            line += macros[part[2:-1]]
+        else:
+            line.append(part)
+    return line
+
+
+def test_the_offline_runner_expands_as_the_agent_does() -> None:
+    values = yaml.safe_load(FILE.read_text())
+    found = Sweep.read(FILE)
+    points = list(found.points())
+    assert len(points) == 3 * 3 * 2 * 3 and len({found.run_name(point) for point in points}) == len(points)
+    for point in points[::7]:
+        line = as_the_agent_does(values, point)
+        assert line[:2] == ["/usr/bin/env", "LightningCLI"]
+        assert line[2:] == found.arguments(point)
+    assert "--model.annotator.noise_multiplier=50.0" in found.arguments(points[0])
+
+
+def test_the_file_is_what_wandb_sweep_takes() -> None:
+    values = yaml.safe_load(FILE.read_text())
+    # The keys that W&B's server checks, and macros its agent knows.
+    assert values["method"] in ("grid", "random", "bayes") and values["parameters"] and values["program"]
+    assert {"name", "goal"} <= set(values["metric"])
+    assert all(set(entry) <= {"value", "values"} for entry in values["parameters"].values())
+    json.dumps(values)
+
+
+@pytest.fixture
+def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_mnist(tmp_path / "data", name="MNIST")
+    limits = ["--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1", "--trainer.max_epochs=1"]
+    main(["fit", "--config", "sweeps/teacher_mnist.yaml", *limits, *QUIET])
+    return tmp_path
+
+
+def test_the_agent_runs_the_real_command_and_leaves_what_wandb_sync_accepts(mnist: Path) -> None:
+    values = yaml.safe_load(FILE.read_text())
+    point = next(Sweep.read(FILE).points())
+    _, program, *arguments = as_the_agent_does(values, point)
+    assert program == "LightningCLI"
+    cli = main([*arguments, *TINY, *QUIET])
+    assert cli is not None and cli.model.images == point["model.images"]
+    assert cli.trainer.optimizers[0].param_groups[0]["lr"] == point["model.student_optimizer.lr"]
+    end_wandb_run()
+    wandb.teardown()  # as at the end of a process: W&B's own writes what it still holds
+    (folder,) = Path("wandb").glob("offline-run-*")
+    (file,) = folder.glob("run-*.wandb")
+    records = list(datastore(file))
+    kinds = {record.WhichOneof("record_type") for record in records}
+    assert {"run", "history", "exit"} <= kinds
+    run = next(record.run for record in records if record.WhichOneof("record_type") == "run")
+    assert run.display_name == "C-DPDFD-MNIST-eps1" and run.run_group == "C-DPDFD-MNIST"
+    assert set(run.tags) == {"paper:C", "method:DPDFD", "dataset:MNIST", "epsilon:1", "accounting:published"}
+    config = logged_config(records)
+    assert config["model"]["init_args"]["annotator"]["init_args"]["noise_multiplier"] == 50.0
+    assert config["model"]["init_args"]["gamma"] is None and config["data"]["init_args"]["batch_size"] == 4
+    assert config["optimizers"][0] == {**config["optimizers"][0], "class": "Adam", "lr": 0.0003}
+    assert any("synthetic" in (item.key or "".join(item.nested_key)) for r in records for item in r.history.item)
+    assert accepts(folder)
+
+
+def datastore(path: Path) -> Iterator[Any]:
+    """The records of a `.wandb` file: a header, then blocks of 32 KiB as LevelDB's logs have them."""
+    from wandb.proto import wandb_internal_pb2
+
+    content = path.read_bytes()
+    assert content[:4] == b":W&B"
+    position, parts = 7, b""
+    while position + 7 <= len(content):
+        left = 32768 - position % 32768
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", content[position : position + 7])
+        parts += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            parts = b""
+            yield record
+
+
+def logged_config(records: list[Any]) -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    for record in records:
+        kind = record.WhichOneof("record_type")
+        source = record.config if kind == "config" else record.run.config if kind == "run" else None
+        for item in [] if source is None else source.update:
+            config[item.key or item.nested_key[0]] = json.loads(item.value_json)
+    return config
+
+
+def accepts(folder: Path) -> bool:
+    """Whether `wandb sync` would take the folder; older versions have no dry run, and there reading it has to do."""
+    command = [sys.executable, "-m", "wandb", "sync", "--dry-run", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ})
+    shown = done.stdout + done.stderr
+    return "No such option" in shown or (done.returncode == 0 and folder.name in shown)
+
+
+def test_the_offline_runner_makes_each_run_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("base.json").write_text(json.dumps(configuration(None, model={"images": "prior", "generator": None})))
+    values = {
+        "method": "random", "name": "tiny", "program": "LightningCLI",
+        "command": ["${env}", "${program}", "fit", "--config", "base.json", "--trainer.logger=WandbLogger", "${args}"],
+        "parameters": {"model.dkd_beta": {"values": [1.0, "no number"]}, "model.gamma": {"min": 10.0, "max": 20.0}},
+    }  # fmt: skip
+    Path("tiny.yaml").write_text(yaml.safe_dump(values))
+    found = Sweep.read("tiny.yaml")
+    seed = next(
+        s for s in range(99) if [p["model.dkd_beta"] for p in found.points(count=2, seed=s)] == ["no number", 1]
+    )
+    with pytest.raises(SystemExit, match="1 of 2 runs failed"):
+        main(["sweep", "tiny.yaml", "--count", "2", "--seed", str(seed)])
+    (done,) = Path("runs/sweeps/tiny").glob("*/done.json")
+    assert list(done.parent.rglob("offline-run-*/run-*.wandb")) and list(done.parent.rglob("result.json"))
+    before = done.stat().st_mtime_ns
+    with pytest.raises(SystemExit):
+        main(["sweep", "tiny.yaml", "--count", "2", "--seed", str(seed)])
+    assert done.stat().st_mtime_ns == before and "2/2] done" in capsys.readouterr().out
+
+
+def test_random_search_draws_within_its_bounds_and_again_the_same() -> None:
+    entry = {
+        "a": {"values": [1, 2]}, "b": {"min": 0.1, "max": 10.0, "distribution": "log_uniform_values"},
+        "c": {"min": 1, "max": 3}, "d": {"value": "x"},
+        "e": {"min": 0.0, "max": 1.0, "distribution": "q_uniform", "q": 0.25},
+    }  # fmt: skip
+    found = Sweep(name="s", method="random", parameters=entry, command=["LightningCLI", "fit", "${args}"], program="")
+    points = list(found.points(count=200, seed=1))
+    assert points[:5] == list(found.points(count=5, seed=1)) != list(found.points(count=5, seed=2))
+    assert {p["a"] for p in points} == {1, 2} and {p["c"] for p in points} == {1, 2, 3} and points[0]["d"] == "x"
+    assert all(0.1 <= p["b"] <= 10 for p in points) and 60 < sum(p["b"] < 1 for p in points) < 140
+    assert {p["e"] for p in points} == {0, 0.25, 0.5, 0.75, 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "bayes"}, "grid or random"),
+        ({"command": ["python", "train.py", "${args}"]}, "must run one of"),
+        ({"command": ["LightningCLI", "fit", "${args_json}"]}, "are understood"),
+        ({"parameters": {"a": {"min": 0, "max": 1}}}, "needs `value` or `values`"),
+        ({"parameters": {"a": {"parameters": {}}}}, "dotted names"),
+        ({"parameters": {"a": 3}}, "a mapping is needed"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(FILE.read_text()), **change}))
+    with pytest.raises(SweepError, match=message):
+        Sweep.read(path)
+
+
+def test_every_logger_is_told_the_optimizers_that_a_method_filled_in(folder: Path) -> None:
+    distil(model={"images": "prior", "generator": None})
+    logged = yaml.unsafe_load(Path("run/hparams.yaml").read_text())
+    assert logged["model"]["init_args"]["student_optimizer"] is None
+    assert logged["optimizers"] == [{**logged["optimizers"][0], "class": "Adam", "lr": 0.001}]

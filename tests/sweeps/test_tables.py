@@ -1,0 +1,428 @@
+"""Printed figures, table specs, and what is rendered of measured records."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_modules.cli import _cli as build
+from lightning_modules.cli import main
+from privacy.published import published_dpdfd_epsilon
+from sweeps.runner.tables import SpecError, TableSpec, footnotes, published, render_table
+from sweeps.runner.tables.published import Published
+from sweeps.runner.tables.spec import Cell, list_specs
+
+
+def figure(**wanted: Any) -> Published:
+    found = [row for row in published() if all(getattr(row, name) == value for name, value in wanted.items())]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_every_printed_figure_is_complete_and_stands_once() -> None:
+    seen = set()
+    for row in published():
+        assert 0 < row.accuracy < 1 and row.dataset and row.method and row.source and row.table
+        assert row.paper in ("A", "B", "C", "D", "")
+        assert row.unit in ("record", "label", "") and (row.delta is None or 0 <= row.delta < 1)
+        assert set(row.notes) <= set(footnotes())
+        key = (row.paper, row.table, row.dataset, row.method, row.setting, row.epsilon, row.unit)
+        assert key not in seen, key
+        seen.add(key)
+    assert {note for row in published() for note in row.notes} == set(footnotes())
+
+
+def test_sizes_of_the_printed_tables() -> None:
+    def size(paper: str, table: str) -> int:
+        return sum(row.paper == paper and row.table == table for row in published())
+
+    # Methods x columns less what is not available, plus the teachers.
+    assert size("C", "Table 1") == 10 * 8 - 5 + 4 - 0
+    assert size("D", "Table I") == 13 * 8 - 5 - 4 - 4 + 4
+    assert size("B", "Table I") == 7 * 4 + 2
+    assert size("C", "Table 3") == 9 * 4 and size("D", "Table V") == 6 * 4 and size("D", "Table VI") == 16
+
+
+def test_known_figures_and_the_footnotes_of_misprints() -> None:
+    ours = figure(paper="C", table="Table 1", dataset="MNIST", method="DPDFD", epsilon=1.0)
+    assert ours.accuracy == 0.9512 and "c1-c4" in ours.notes
+    assert figure(paper="C", table="Table 4", dataset="MNIST", method="DPDFD", epsilon=1.0).accuracy == 0.9762
+    permuted = figure(paper="D", table="Table I", dataset="MNIST", method="DGD", epsilon=1.0)
+    assert permuted.accuracy == 0.882 and permuted.notes == ("d1-dgd",)
+    assert figure(paper="B", table="Table I", dataset="MNIST", method="DGD", epsilon=1.0).accuracy == 0.736
+    misplaced = figure(paper="D", table="Table IV", dataset="CelebA-G", method="DPSD", epsilon=8.0)
+    assert misplaced.notes == ("d4-headings",)
+    assert figure(paper="A", table="Table II", dataset="CIFAR100", method="DP-DFD", epsilon=8.0).accuracy == 0.7467
+
+
+SPEC: dict[str, Any] = {
+    "title": "Two students",
+    "paper": "C",
+    "published": "Table 1",
+    "method": "DPDFD",
+    "fits": {
+        "teacher": {"config": "teacher.yaml"},
+        "student": {"config": "student.yaml", "set": {"model.teacher": "{teacher}/x.ckpt"}},
+    },
+    "axes": {
+        "dataset": {"MNIST": None, "FashionMNIST": {"teacher": {"data": "F"}, "student": {"data": "F"}}},
+        "epsilon": {"1": {"student": {"target": 1.0}}, "10": {"student": {"target": 10.0}}},
+    },
+    "presets": {
+        "cpu": {"seeds": [0, 1], "set": {"student": {"epochs": 5}}, "seconds": {"teacher": 3, "student": 7}},
+        "smoke": {"axes": {"dataset": ["MNIST"], "epsilon": {"1": {"student": {"sigma": 2}}}}},
+    },
+}
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableSpec:
+    monkeypatch.chdir(tmp_path)
+    Path("teacher.yaml").write_text("a: 1")
+    Path("student.yaml").write_text("a: 2")
+    return written(SPEC)
+
+
+def written(values: dict[str, Any]) -> TableSpec:
+    Path("t.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    return TableSpec.read("t.yaml")
+
+
+def test_the_grid_with_shared_teachers(spec: TableSpec) -> None:
+    cells = spec.cells("cpu")
+    assert [(*cell.labels.values(), cell.seed) for cell in cells[:3]] == [
+        ("MNIST", "1", 0), ("MNIST", "1", 1), ("MNIST", "10", 0),
+    ]  # fmt: skip
+    assert len(cells) == 8 and len({cell.fit.digest for cell in cells}) == 8
+    teachers = {cell.fit.parents["teacher"].digest for cell in cells}
+    assert len(teachers) == 2
+    assert cells[0].fit.fit.set == {
+        "model.teacher": "{teacher}/x.ckpt", "epochs": 5, "target": 1.0, "seed_everything": 0,
+    }  # fmt: skip
+    assert cells[-1].fit.parents["teacher"].fit.set == {"data": "F"}
+
+
+def test_a_preset_selects_values_and_changes_more(spec: TableSpec) -> None:
+    (cell,) = spec.cells("smoke")
+    assert cell.labels == {"dataset": "MNIST", "epsilon": "1"}
+    assert cell.fit.fit.set["target"] == 1.0 and cell.fit.fit.set["sigma"] == 2
+    assert [cell.seed for cell in spec.cells("smoke", seeds=[4, 5])] == [4, 5]
+
+
+def test_points_without_a_meaning_are_left_out(spec: TableSpec) -> None:
+    some = written({**SPEC, "skip": [{"dataset": "FashionMNIST", "epsilon": 10}]})
+    points = {tuple(cell.labels.values()) for cell in some.cells("cpu")}
+    assert points == {("MNIST", "1"), ("MNIST", "10"), ("FashionMNIST", "1")}
+    assert {tuple(cell.labels.values()) for cell in spec.cells("cpu")} == points | {("FashionMNIST", "10")}
+
+
+def test_a_combination_changes_what_its_values_do_not(spec: TableSpec) -> None:
+    before = {(*cell.labels.values(), cell.seed): cell.fit.digest for cell in spec.cells("cpu")}
+    some = written({
+        **SPEC,
+        "exceptions": [
+            {"when": {"dataset": "FashionMNIST", "epsilon": 10}, "set": {"student": {"target": 9.0}}},
+            {"when": {"dataset": "FashionMNIST"}, "set": {"teacher": {"data": "G"}}},
+        ],
+    })  # fmt: skip
+    after = {(*cell.labels.values(), cell.seed): cell.fit for cell in some.cells("cpu")}
+    assert {key for key, fit in after.items() if fit.digest == before[key]} == {key for key in before if "MNIST" in key}
+    assert after["FashionMNIST", "10", 0].fit.set["target"] == 9.0 and after["MNIST", "10", 0].fit.set["target"] == 10.0
+    assert after["FashionMNIST", "1", 0].fit.set["target"] == 1.0
+    assert {fit.parents["teacher"].fit.set["data"] for key, fit in after.items() if "MNIST" not in key} == {"G"}
+
+
+def test_cells_of_one_name_are_refused(spec: TableSpec) -> None:
+    """Their records would be one file, the last to be written."""
+    plus = {"dataset": {"PATE": None, "PATE+": None}, "epsilon": {"1": None}}
+    names = [cell.name for cell in written({**SPEC, "axes": plus, "presets": {"cpu": {}}}).cells("cpu")]
+    assert names == ["PATE_1_seed0", "PATEplus_1_seed0"]
+    with pytest.raises(SpecError, match="would write one record"):
+        alike = {"dataset": {"a b": None, "a-b": None}, "epsilon": {"1": None}}
+        written({**SPEC, "axes": alike, "presets": {"cpu": {}}}).cells("cpu")
+
+
+def test_a_teacher_may_take_the_cells_seed(spec: TableSpec) -> None:
+    cells = written({**SPEC, "seeded": ["teacher"]}).cells("cpu")
+    assert len({cell.fit.parents["teacher"].digest for cell in cells}) == 4  # two data sets, two seeds
+    for cell in cells:
+        assert cell.fit.fit.set["seed_everything"] == cell.seed
+        assert cell.fit.parents["teacher"].fit.set["seed_everything"] == cell.seed
+
+
+def test_what_changes_a_fit_and_what_does_not(spec: TableSpec) -> None:
+    before = [cell.fit.digest for cell in spec.cells("cpu")]
+    Path("student.yaml").write_text("# said more clearly\na: 2")
+    assert [cell.fit.digest for cell in spec.cells("cpu")] == before
+    Path("teacher.yaml").write_text("a: 100")
+    assert not set(before) & {cell.fit.digest for cell in spec.cells("cpu")}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"axis": {}}, "allowed keys"),
+        ({"fits": {"teacher": {"config": "nowhere.yaml"}}}, "does not exist"),
+        ({"axes": {"dataset": {"MNIST": {"pupil": {}}}}}, "allowed keys"),
+        ({"published": "Table 99"}, "no 'Table 99'"),
+        ({"seeded": ["pupil"]}, "seeded: fits are"),
+        ({"kind": "drawing"}, "kind is table or figure"),
+        ({"kind": "figure"}, "figure.x"),
+        ({"presets": {"cpu": {"axes": {"size": ["1"]}}}}, "axes are"),
+        ({"presets": {"cpu": {"axes": {"epsilon": ["3"]}}}}, "has the values"),
+        ({"skip": [{"size": "1"}]}, "allowed keys"),
+        ({"skip": [{"epsilon": "3"}]}, "skip: needs values"),
+        ({"skip": [{}]}, "skip: needs values"),
+        ({"exceptions": [{"when": {"epsilon": "3"}, "set": {"student": {"a": 1}}}]}, "when: needs values"),
+        ({"exceptions": [{"set": {"student": {}}}]}, "when: allowed keys"),
+        ({"exceptions": [{"when": {"epsilon": "1"}}]}, "`set` needed"),
+        ({"exceptions": [{"when": {"epsilon": "1"}, "set": {"pupil": {}}}]}, "allowed keys"),
+        ({"exceptions": [{"when": {"epsilon": "1"}, "student": {}}]}, "allowed keys"),
+    ],
+)
+def test_a_spec_that_makes_no_sense_is_refused(spec: TableSpec, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        written({**SPEC, **change})
+
+
+def test_unknown_tables_and_presets_are_named(spec: TableSpec) -> None:
+    with pytest.raises(SpecError, match=r"known are .*c1"):
+        TableSpec.read("no-such-table")
+    with pytest.raises(SpecError, match="presets are"):
+        spec.cells("huge")
+
+
+@pytest.mark.parametrize("installed", list_specs(), ids=lambda found: found.name)
+def test_installed_specs_have_all_presets_and_find_their_printed_figures(installed: TableSpec) -> None:
+    assert set(installed.presets) == {"smoke", "cpu", "paper"}
+    for preset in installed.presets:
+        cells = installed.cells(preset)
+        assert cells and all(fit.seconds is not None for cell in cells for fit in cell.fit.lineage())
+    if installed.table is not None:
+        from sweeps.runner.tables.rendering import read_rows
+
+        rows = read_rows(installed, "paper", Path("nowhere"))
+        # Of a curve the papers print a few points at most.
+        # B Table II is of a data set alone that is not at hand: it stands below ours.
+        datasets = {row.dataset for row in published() if (row.paper, row.table) == (installed.paper, installed.table)}
+        found = [row.printed is not None for row in rows if dict(row.labels)["dataset"] in datasets]
+        assert any(found) if installed.kind == "figure" else all(found)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        ("d1", "c1", 24),  # all of C Table 1
+        ("d3", "d1", 9),
+        ("d9", "d1", 24),  # two budgets of five
+        ("d-fig6", "d1", 24),  # decoupled distillation
+        ("d6", "d1", 6),
+        ("d-discriminator", "d6", 6),
+        ("d-fig5-k", "d4", 12),
+        ("a2", "a1", 18),
+        ("a3", "a1", 6),
+    ],
+)
+def test_tables_share_the_cells_that_they_have_in_common(first: str, second: str, shared: int) -> None:
+    digests = [{cell.fit.digest for cell in TableSpec.read(name).cells("cpu")} for name in (first, second)]
+    assert len(digests[0] & digests[1]) == shared
+
+
+@pytest.mark.parametrize("preset", ["cpu", "paper"])
+def test_all_tables_have_one_teacher_for_each_data_set(preset: str) -> None:
+    teachers = {
+        cell.fit.parents["teacher"].digest: cell.labels["dataset"]
+        for installed in list_specs()
+        if "teacher" not in installed.seeded
+        for cell in installed.cells(preset)
+        if "teacher" in cell.fit.parents  # B has ensembles
+    }
+    assert sorted(teachers.values()) == ["FashionMNIST", "MNIST"]
+
+
+BUDGET = ("noise_multiplier", "norm_bound", "target_epsilon")
+
+
+def _budgets() -> list[tuple[str, Cell]]:
+    """Cells of the `cpu` presets with a budget of gradients, each once, where σ was lowered to meet it."""
+    found = {}
+    for name in ("c1", "c-losses", "d1", "d3", "d6", "d9", "d-discriminator", "d-fig6"):
+        for cell in TableSpec.read(name).cells("cpu", seeds=[0]):
+            settings = cell.fit.fit.set
+            if "model.annotator.noise_multiplier" in settings:
+                found[tuple(settings.get(f"model.annotator.{setting}") for setting in BUDGET)] = (name, cell)
+    return list(found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"), _budgets(), ids=lambda value: value if isinstance(value, str) else value.name
+)
+def test_the_steps_at_hand_use_the_published_budget_up_and_no_more(name: str, cell: Cell) -> None:
+    settings = cell.fit.fit.set
+    sigma, bound, target = (settings[f"model.annotator.{setting}"] for setting in BUDGET)
+
+    def spent(sigma: float) -> float:
+        return published_dpdfd_epsilon(bound, 10, 256, 1500, sigma, 1e-5)  # D's Theorem 1 is C's Theorem 3
+
+    assert 0.99 * target < spent(sigma) <= target
+    assert spent(0.99 * sigma) > target
+
+
+def record(spec: TableSpec, preset: str, accuracies: dict[tuple[str, str, int], float], **more: Any) -> Path:
+    folder = Path("results") / spec.name / preset / "records"
+    folder.mkdir(parents=True, exist_ok=True)
+    for cell in spec.cells(preset):
+        key = (cell.labels["dataset"], cell.labels["epsilon"], cell.seed)
+        if key not in accuracies:
+            continue
+        content = {
+            "cell": dict(cell.labels), "accuracy": accuracies[key], "seed": cell.seed, "epsilon_published": 0.98,
+            "epsilon_record": "inf", "delta": 1e-5, "unit": "one record", "steps": 1500, "wall_seconds": 10.0,
+            "commit": "abc", "hardware": "CPU", "versions": {"torch": "2"}, "digest": cell.fit.digest, **more,
+        }  # fmt: skip
+        (folder / f"{cell.name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_rendered_table(spec: TableSpec) -> None:
+    folder = record(spec, "cpu", {("MNIST", "1", 0): 0.9, ("MNIST", "1", 1): 0.92})
+    failed = {"cell": {"dataset": "MNIST", "epsilon": "10"}, "error": "ValueError: no\nmore", "seed": 0}
+    (folder / "MNIST_10_seed0.json").write_text(json.dumps(failed))
+    files = render_table(spec, preset="cpu", results="results")
+    assert [file.name for file in files] == ["table.csv", "table.md"]
+    text = files[1].read_text()
+    assert "| MNIST | 1 | 95.12 % [1] [2] | 91.00 ± 1.41 % | 2 | 0.98 | inf | 1e-05 | 1,500 |" in text
+    assert "| MNIST | 10 | 97.51 % [1] | failed | 0 |" in text
+    assert "| FashionMNIST | 1 | 83.86 % [1] | – | 0 |" in text
+    assert "| DPGEN | 90.46 % | 93.57 % |" in text
+    assert "| PSG (Chen et al. 2022) | 80.90 % | 95.60 % |" in text
+    assert f"1. {footnotes()['c-epsilon']}" in text and f"2. {footnotes()['c1-c4']}" in text
+    assert "- failed (MNIST, 10): ValueError: no\n" in text
+    assert "Last step, no selection" in text and "commit abc" in text and "selected by test" not in text
+    rows = list(csv.DictReader(files[0].open()))
+    assert rows[0]["ours_mean"] == repr(0.91) and rows[0]["seeds"] == "0 1" and rows[0]["epsilon_record"] == "inf"
+    assert rows[1]["errors"].startswith("ValueError") and rows[2]["paper_accuracy"] == "0.8386"
+
+
+def section(text: str, caption: str) -> str:
+    return text.split(caption)[1].split("\n\n")[1] if caption in text else ""
+
+
+def test_what_is_printed_and_not_run_here_is_shown(spec: TableSpec) -> None:
+    _, file = render_table(spec, preset="cpu", results="results")
+    left = section(file.read_text(), "not run here:")
+    assert left.startswith("| method | MNIST | FashionMNIST | CelebA-G | CelebA-G, ε = 1 | ")
+    assert "| Teacher | 99.21 % | 91.02 % |" in left and "| DPDFD | – |" in left and "MNIST, ε" not in left
+    # What one column less is run of is shown there instead.
+    _, file = render_table(spec, preset="smoke", results="results")
+    assert "| FashionMNIST, ε = 10 |" in section(file.read_text(), "not run here:")
+
+
+def test_methods_that_are_run_are_no_competitors(spec: TableSpec) -> None:
+    both = {"method": {"DPSD": None, "DPDFD": {"student": {"other": 1}}}, **SPEC["axes"]}
+    run = written({**SPEC, "paper": "D", "published": "Table I", "method": "DPSD", "axes": both})
+    _, file = render_table(run, preset="cpu", results="results")
+    others = section(file.read_text(), "Other methods, as printed:")
+    assert "| DPGEN |" in others and "DPSD" not in others and "DPDFD" not in others
+    assert "| DPDFD | MNIST | 1 | 95.12 %" in file.read_text() and "| DPSD | MNIST | 1 | 96.03 %" in file.read_text()
+
+
+def test_what_is_claimed_to_be_protected_selects_the_printed_figure(spec: TableSpec) -> None:
+    units = {"dataset": SPEC["axes"]["dataset"], "setting": {"all": None}, "unit": {"record": None, "label": None}}
+    values = {**SPEC, "paper": "D", "published": "Table VI", "method": "DPSD", "axes": units}
+    terms = written({**values, "presets": {"cpu": {}}})
+    _, file = render_table(terms, preset="cpu", results="results")
+    assert "| MNIST | all | record | 97.85 % |" in file.read_text()
+    assert "| MNIST | all | label | 98.19 % |" in file.read_text()
+
+
+def test_anchors_that_protect_another_unit_are_left_out(spec: TableSpec) -> None:
+    labels = {"dataset": SPEC["axes"]["dataset"], "epsilon": {"1": None}}
+    values = {**SPEC, "paper": "D", "published": "Table IV", "method": "DPSD", "axes": labels}
+    _, file = render_table(written({**values, "presets": {"cpu": {}}}), preset="cpu", results="results")
+    others = section(file.read_text(), "Other methods, as printed:")
+    assert "| LP-2ST | 95.82 % | 83.26 % |" in others and "PSG (Chen et al. 2022)" not in others
+    _, file = render_table(spec, preset="cpu", results="results")
+    assert "PSG (Chen et al. 2022)" in section(file.read_text(), "Other methods, as printed:")
+
+
+def test_rows_of_another_table_stand_beside(spec: TableSpec) -> None:
+    record(spec, "cpu", {("MNIST", "1", 0): 0.5, ("FashionMNIST", "1", 0): 0.25})
+    chosen = [{"table": "t.yaml", "label": "ours elsewhere", "cell": {"dataset": "MNIST"}}]
+    Path("other.yaml").write_text(yaml.safe_dump({**SPEC, "title": "Another", "beside": chosen}, sort_keys=False))
+    _, file = render_table(TableSpec.read("other.yaml"), preset="cpu", results="results")
+    cells = section(file.read_text(), "Ours, from other tables:")
+    assert "| ours elsewhere | 50.00 % (record-level ε =" in cells and "25.00 %" not in cells
+    with pytest.raises(SpecError, match="`label` needed"):
+        written({**SPEC, "beside": [{"table": "t.yaml"}]})
+    for cell, message in (({"data": "MNIST"}, "allowed keys"), ({"dataset": "Mnist"}, "beside c1: needs values")):
+        with pytest.raises(SpecError, match=message):
+            written({**SPEC, "beside": [{"table": "c1", "label": "ours", "cell": cell}]})
+
+
+def test_figures_of_an_earlier_configuration_are_marked(spec: TableSpec) -> None:
+    record(spec, "smoke", {("MNIST", "1", 0): 0.5})
+    _, text = render_table(spec, preset="smoke", results="results")
+    assert "†" not in text.read_text()
+    Path("student.yaml").write_text("a: 3")
+    _, text = render_table(spec, preset="smoke", results="results")
+    assert "50.00 % † |" in text.read_text() and "before its configuration last changed" in text.read_text()
+
+
+def test_selection_by_test_accuracy_is_off_and_said_when_on(spec: TableSpec) -> None:
+    record(spec, "smoke", {("MNIST", "1", 0): 0.5}, curve=[{"accuracy": 0.7}, {"accuracy": 0.6}])
+    _, text = render_table(spec, preset="smoke", results="results")
+    assert "50.00 %" in text.read_text()
+    _, text = render_table(replace(spec, selection="best_on_test"), preset="smoke", results="results")
+    assert "70.00 %" in text.read_text() and "selected by test accuracy" in text.read_text()
+
+
+def test_a_figure_is_drawn_as_png_and_svg(spec: TableSpec) -> None:
+    drawn = written({**SPEC, "kind": "figure", "figure": {"x": "epsilon", "log": True}})
+    record(drawn, "cpu", {("MNIST", "1", 0): 0.9, ("MNIST", "1", 1): 0.8, ("MNIST", "10", 0): 0.95})
+    files = {file.name: file for file in render_table(drawn, preset="cpu", results="results")}
+    assert files["figure.png"].read_bytes().startswith(b"\x89PNG")
+    first = files["figure.svg"].read_text()
+    assert "<svg" in first and "](figure.png)" in files["table.md"].read_text()
+    assert render_table(drawn, preset="cpu", results="results") and files["figure.svg"].read_text() == first
+
+
+def test_one_document_of_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    installed = TableSpec.read("c2")
+    cell = installed.cells("smoke")[0]
+    folder = Path("results/tables/c2/smoke/records")
+    folder.mkdir(parents=True)
+    content = {
+        "cell": dict(cell.labels), "accuracy": 0.5, "seed": 0, "epsilon_published": 0.1, "epsilon_record": 5.0,
+        "delta": 1e-5, "unit": "one record", "steps": 10, "wall_seconds": 1.0, "commit": "abc", "hardware": "CPU",
+        "versions": {"torch": "2"},
+    }  # fmt: skip
+    (folder / f"{cell.name}.json").write_text(json.dumps(content))
+    Path("results/tables/gone/smoke/records").mkdir(parents=True)
+    with pytest.raises(SystemExit, match="not as"):
+        main(["tables", "render", "--check"])
+    main(["tables", "render"])
+    main(["tables", "render", "--check"])
+    text = Path("docs/results.md").read_text()
+    assert text.startswith("# Measured results\n") and f"## {installed.title}" in text
+    assert "](../results/tables/c2/smoke/figure.png)" in text and Path("results/tables/c2/smoke/figure.png").is_file()
+
+
+@pytest.mark.parametrize("installed", list_specs(), ids=lambda found: found.name)
+@pytest.mark.parametrize("preset", ["cpu", "paper"])
+def test_the_larger_presets_are_accepted_by_the_command_line(
+    installed: TableSpec, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for fit in installed.cells(preset)[-1].fit.lineage():
+        places = {name: str(tmp_path / name) for name in fit.parents}
+        command = fit.fit.command(tmp_path / fit.fit.name, places)
+        cli = build(command[1:], run=False)
+        assert cli.trainer.max_epochs and not list(tmp_path.iterdir())
