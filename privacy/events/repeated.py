@@ -22,6 +22,7 @@ class Repeated(Release):
 
     Costs exactly what they cost one by one: composition counts them so.
 
+    >>> from privacy.events import RandomizedResponse
     >>> Repeated(RandomizedResponse(1.0, 10), 256).pure_epsilon
     256.0
     """

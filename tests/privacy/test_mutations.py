@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.seeded import Seeded
 
-import privacy.annotators
+import privacy.annotators.gradient
 from privacy import (
     GradientAnnotator,
     NoiseSource,
@@ -121,7 +121,7 @@ def test_skipped_normalisation(release: ReleaseName, monkeypatch: pytest.MonkeyP
     def skipped(given: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
         return norm_bound * given
 
-    monkeypatch.setattr(privacy.annotators, "normalize_rows", skipped)
+    monkeypatch.setattr(privacy.annotators.gradient, "normalize_rows", skipped)
     assert not charge_covers_what_leaves(annotator(release), there=there)
 
 
