@@ -13,6 +13,7 @@ from lightning import Trainer, seed_everything
 
 from datamodules import Digits, Latent
 from lightning_modules import DPDFD, Teacher
+from lightning_modules.image_source import Images
 from lightning_modules.networks import SmallCNN
 from privacy import GradientAnnotator
 
@@ -32,7 +33,7 @@ def main(folder: Path, *, teacher_epochs: int, steps: int) -> DPDFD:
         batch_size=256,
         teacher=str(folder / "teacher.ckpt"),
         teacher_network=SmallCNN,
-        images="prior",
+        images=Images(source="prior"),
         annotator=GradientAnnotator(noise_multiplier=100.0, norm_bound=1e-3),
     )
     data = Latent(dataset=Digits(), steps_per_epoch=steps, batch_size=256)

@@ -25,6 +25,7 @@ from lightning_modules.commands.ledger import ledger
 from lightning_modules.commands.priors import priors
 from lightning_modules.runtime.csv_logger import ContinuedCSVLogger
 from lightning_modules.runtime.paths import find_configs
+from lightning_modules.runtime.renamed import upgrade_arguments, upgrade_settings
 from lightning_modules.runtime.resuming import read_hyperparameters, refuse_differences
 from lightning_modules.runtime.wandb_runs import describe_runs
 from lightning_modules.teachers.own_training import CheckpointError
@@ -93,6 +94,7 @@ class TranscriptionCLI(LightningCLI):
         model = self.config[command].model
         if not before or "_class_path" not in before:
             return
+        before = upgrade_settings(before["_class_path"], before, where=str(path))
         if command == "fit":
             applied = refuse_differences(
                 before,
@@ -106,7 +108,8 @@ class TranscriptionCLI(LightningCLI):
             return
         refuse_differences({}, {}, class_before=before["_class_path"], class_now=model.class_path, checkpoint=str(path))
         # What is measured is what was trained: its architecture is in the checkpoint.
-        super()._parse_ckpt_path()
+        settings = {"class_path": before.pop("_class_path"), "dict_kwargs": before}
+        self.config = self.parser.parse_object({command: {"model": settings}}, self.config)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Fills in the logger, the checkpoint and the result record where the configuration leaves them open."""
@@ -169,7 +172,7 @@ def _cli(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
             "`ledger` shows what was spent on private data, `audit` trains with and without a planted record and "
             "bounds epsilon from below; each has its own --help."
         },
-        args=find_configs(args),
+        args=upgrade_arguments(find_configs(args)),
         run=run,
     )
 

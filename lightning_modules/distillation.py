@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from rich.progress import track
 from torch import nn
@@ -14,9 +13,10 @@ from torch import nn
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.functional.losses import kd, logit_distance
 from lightning_modules.functional.noisy_regression import fit_noisy_answers
+from lightning_modules.image_source import Images
 from lightning_modules.networks import ScatteringClassifier, build_network, logits_and_features
+from lightning_modules.optimizers import Optimizers
 from lightning_modules.priors import ImagePrior
-from lightning_modules.runtime.randomness import seeded, stream
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from privacy.annotators.answer import AnswerAnnotator
 from privacy.annotators.mean_answer import MeanAnswerAnnotator
@@ -41,23 +41,23 @@ class Distillation(DataFreeDistillation):
       their root.
 
     Args:
-        num_classes: See `DataFreeDistillation`.
-        image_shape: See `DataFreeDistillation`.
-        batch_size: Images per step, and in each call of the annotator.
-        teacher: See `DataFreeDistillation`; for `MeanAnswerAnnotator` the file of a `TeacherEnsemble`.
+        num_classes: c; linked from the data.
+        image_shape: (C, H, W); linked from the data.
+        batch_size: Images per step, and in each call of the annotator; linked from the data.
+        teacher: The teacher's checkpoint, or a network in a script; for `MeanAnswerAnnotator` the file of a
+            `TeacherEnsemble`.
         annotator: Budget and ledger. Default: `AnswerAnnotator`.
-        teacher_network: See `DataFreeDistillation`.
-        private_data: See `DataFreeDistillation`.
-        student: See `DataFreeDistillation`. One with a fixed `front` and `after_front` (such as `ScatteringClassifier`)
-            has the front computed once.
+        teacher_network: Builds the teacher where its file holds nothing but weights.
+        private_data: Public name of the teacher's training data where its file does not say.
+        student: Builds the student. Default: `SmallCNN`. One with a fixed `front` and `after_front` (such as
+            `ScatteringClassifier`) has the front computed once.
         prior: Where the images come from. Default: `StrokePrior`.
         pool_size: Images with an answer that the student is fitted to, rounded up to whole batches.
         queries: Images that an ensemble is asked about, rounded up to whole batches; None for one teacher.
         balance: Images are drawn with a weight of n_y to the power of minus this, where n_y of the pool are of the
             class that they were answered with: 0 takes them as they come, 1 every class equally often.
         loss: `logits`, squared distance of logits up to a constant of each row; or `kl`, at temperature 1.
-        student_optimizer: Default: Adam, rate 1e-3.
-        student_lr_scheduler: See `DataFreeDistillation`.
+        optimizers: Optimizer and schedule of the student.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -81,8 +81,7 @@ class Distillation(DataFreeDistillation):
         queries: int | None = None,
         balance: float = 0.5,
         loss: Literal["logits", "kl"] = "logits",
-        student_optimizer: OptimizerCallable | None = None,
-        student_lr_scheduler: LRSchedulerCallable | None = None,
+        optimizers: Optimizers = Optimizers(),
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -93,10 +92,8 @@ class Distillation(DataFreeDistillation):
             teacher_network=teacher_network,
             private_data=private_data,
             student=student,
-            images="prior",
-            prior=prior,
-            student_optimizer=student_optimizer,
-            student_lr_scheduler=student_lr_scheduler,
+            images=Images(source="prior", prior=prior),
+            optimizers=optimizers,
         )
         if not isinstance(self.annotator, AnswerAnnotator | MeanAnswerAnnotator):
             raise ValueError(
@@ -151,16 +148,14 @@ class Distillation(DataFreeDistillation):
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One step on kept answers. `batch` is a step index: no data set stands behind it."""
-        assert self.draw_seed is not None
         if self._pool is None:
             self._pool = self.answer_pool()
         inputs, answers, weights = self._pool
-        draw = stream(self.draw_seed, self.steps_done, self.global_rank, "pool")
+        draw = self.draws.stream(self.steps_done, "pool")
         rows = torch.multinomial(weights, self.batch_size, replacement=True, generator=draw)
-        with seeded(self.draw_seed, self.steps_done, self.global_rank, self.device):
+        with self.draws.seeded(self.steps_done):
             self.fit_student(inputs[rows].to(self.device).float(), answers[rows].to(self.device))
-        self.log_privacy()
-        self.steps_done += 1
+        self.end_step()
 
     @torch.no_grad()
     def answer_pool(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -228,8 +223,7 @@ class Distillation(DataFreeDistillation):
 
     def fit_student(self, inputs: torch.Tensor, answers: torch.Tensor) -> None:
         """One step of the student on images (or features of its front) and their answers (B, c)."""
-        optimizer = self._optimizers()[0]
-        with self.toggled_optimizer(optimizer):
+        with self.toggled_optimizer(self.optimizer("student")):
             outputs = self.student(inputs) if self._front[0] is None else self._after_front(inputs)
             distance = logit_distance if self.loss == "logits" else kd
             self.step_student(distance(outputs.float(), answers).mean())

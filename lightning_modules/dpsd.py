@@ -1,86 +1,80 @@
-"""D: differentially private synthetic distillation (DPSD), its data-sensitive and its label-sensitive switch."""
+"""DPSD: differentially private synthetic distillation, its data-sensitive and its label-sensitive switch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 from torch.nn import functional as F
 
-from lightning_modules.base import DataFreeDistillation, Images
+from lightning_modules.base import DataFreeDistillation
 from lightning_modules.functional.candidates import CandidateSchedule, LinearCandidates
 from lightning_modules.functional.generator_terms import GeneratorTerms
-from lightning_modules.functional.losses import (
-    decoupled_kd,
-    expected_labels,
-    kd,
-    output_gradients,
-    soft_cross_entropy,
-)
-from lightning_modules.priors import ImagePrior
-from lightning_modules.runtime.randomness import seeded
-from privacy.annotators import GradientAnnotator
-from privacy.annotators.label import LabelAnnotator
+from lightning_modules.functional.gradient_targets import Annotation, GradientTargets
+from lightning_modules.functional.losses import expected_labels
+from lightning_modules.image_source import Images
+from lightning_modules.optimizers import Optimizers
+from lightning_modules.runtime.hyperparameters import settings_of
+from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.mechanisms.response import top_k_candidates
 
-__all__ = ["DPSD"]
+__all__ = ["DPSD", "LabelTargets"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelTargets:
+    """Targets of the label switch.
+
+    Attributes:
+        schedule: Candidates over the course of a run. Default: `LinearCandidates`.
+        noise_correction: Fit the student to the classes that the noisy labels make likely (`expected_labels`), in place
+            of the labels themselves as printed. Computed from released labels alone.
+    """
+
+    schedule: CandidateSchedule | None = None
+    noise_correction: bool = True
 
 
 class DPSD(DataFreeDistillation):
     """Liu et al., *Privacy-Preserving Model Transcription with Differentially Private Synthetic Distillation*, Alg. 1.
 
-    As C, with two switches for what is annotated. *Data*: gradients of decoupled distillation by the student's outputs,
-    masked to their k largest entries, bounded and noised. *Label*: the teacher's class by randomized response over the
-    student's k largest outputs. The generator is trained against the student, and with it its latent inputs Z, which
-    are drawn once and kept.
+    As `DPDFD`, with two switches for what is annotated. *Data*: gradients of decoupled distillation by the student's
+    outputs, masked to their k largest entries, bounded and noised. *Label*: the teacher's class by randomized response
+    over the student's k largest outputs. The generator is trained against the student, and with it its latent inputs
+    Z, which are drawn once and kept.
 
     Where the paper leaves a choice, or does not work:
 
-    - *Outputs are logits* and gradients are of each row's own loss, as in `DPDFD`; Eq. 3's one noised mean for the
+    - *Outputs are logits* and gradients are of each sample's own loss, as in `DPDFD`; Eq. 3's one noised mean for the
       whole batch is `release: batch_mean_rows`, which distils nothing.
     - *k from the first step on* (`FixedCandidates`) collapses; the default schedule begins with all classes.
-    - *Z alone* shows the student the same few images again and again; `fresh_latents` draws new ones each step, as C.
+    - *Z alone* shows the student the same few images again and again; `fresh_latents` draws new ones each step, as
+      `DPDFD` does.
 
     Args:
-        num_classes: See `DataFreeDistillation`.
-        image_shape: See `DataFreeDistillation`.
-        batch_size: b, synthetic images per step and teacher queries charged for it.
-        teacher: See `DataFreeDistillation`.
+        num_classes: c; linked from the data.
+        image_shape: (C, H, W); linked from the data.
+        batch_size: b, synthetic images per step and teacher queries charged for it; linked from the data.
+        teacher: The private teacher's checkpoint, or a network in a script.
         annotator: `GradientAnnotator` for the data switch, `LabelAnnotator` for the label switch, whose `top_k` and
             `smallest` are the paper's k. Default: the one that `privacy` names, with k = 3 (or c where that is less).
         privacy: The paper's switch; None takes what the annotator is for.
-        teacher_network: See `DataFreeDistillation`.
-        private_data: See `DataFreeDistillation`.
-        student: See `DataFreeDistillation`.
-        generator: See `DataFreeDistillation`.
-        images: See `DataFreeDistillation`.
-        prior: See `DataFreeDistillation`.
-        generator_warm_start: See `DataFreeDistillation`.
+        teacher_network: Builds the teacher where its file holds nothing but weights.
+        private_data: Public name of the teacher's training data where its file does not say.
+        student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
+            `SmallCNN`.
+        images: Where synthetic images come from.
         discriminator: What the generator is trained against. `teacher` is the paper's DPSD-T: nothing bounds what its
             images, and a student trained on them, reveal, unless the teacher was trained by DP-SGD.
-        fresh_latents: Draw new latent inputs each step in place of the persistent Z; `images: refined` always draws
-            new images of the prior.
-        schedule: Candidates over the course of the label switch. Default: `LinearCandidates`.
-        noise_correction: Fit the student to the classes that the noisy answers make likely (`expected_labels`), in
-            place of the answers themselves as the paper does. Computed from released answers alone.
-        distillation: Loss of the data switch: `dkd` decoupled, or `kd` classic (the paper's Fig. 6).
-        gamma: γ of Eq. 3; None is 1/β, so that a step moves the logits by about one.
-        student_follows: `targets`, the cross-entropy to y_s as the paper has it; or `gradients`, the released gradients
-            themselves, propagated back through the student. The former multiplies them by the softmax's Jacobian, which
-            vanishes where the student is sure, right or wrong. Data switch only.
-        dkd_alpha: Weight of the target-class part of decoupled distillation.
-        dkd_beta: λ, weight of the other classes' part.
-        one_hot_weight: See `GeneratorTerms`.
-        balance_weight: See `GeneratorTerms`.
-        activation_weight: See `GeneratorTerms`.
-        activation_norm: See `GeneratorTerms`.
-        student_loss_weight: Weight of L_s in the generator's step (1 in the paper).
-        student_optimizer: See `DataFreeDistillation`.
-        student_lr_scheduler: See `DataFreeDistillation`.
-        generator_optimizer: See `DataFreeDistillation`; it steps Z as well.
+        fresh_latents: Draw new latent inputs each step in place of the persistent Z; `images.source: refined` always
+            draws new images of the prior.
+        gradient_targets: Of the data switch: the distillation loss, and what the student makes of its noisy gradient.
+        label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
+        generator_terms: What the generator makes small.
+        optimizers: Optimizers and schedules of student and generator; the generator's steps Z as well.
 
     Raises:
         ValueError: A setting that has no meaning, or an annotator that is not for the switch.
@@ -101,27 +95,13 @@ class DPSD(DataFreeDistillation):
         teacher_network: Callable[..., nn.Module] | None = None,
         private_data: str | None = None,
         student: Callable[..., nn.Module] | None = None,
-        generator: Callable[..., nn.Module] | None = None,
-        images: Images = "generator",
-        prior: ImagePrior | None = None,
-        generator_warm_start: int = 0,
+        images: Images = Images(),
         discriminator: Literal["student", "teacher"] = "student",
         fresh_latents: bool = False,
-        schedule: CandidateSchedule | None = None,
-        noise_correction: bool = True,
-        distillation: Literal["kd", "dkd"] = "dkd",
-        gamma: float | None = None,
-        student_follows: Literal["targets", "gradients"] = "targets",
-        dkd_alpha: float = 1.0,
-        dkd_beta: float = 8.0,
-        one_hot_weight: float = 1.0,
-        balance_weight: float = 5.0,
-        activation_weight: float = 0.1,
-        activation_norm: Literal["l1", "l2"] = "l1",
-        student_loss_weight: float = 0.0,
-        student_optimizer: OptimizerCallable | None = None,
-        student_lr_scheduler: LRSchedulerCallable | None = None,
-        generator_optimizer: OptimizerCallable | None = None,
+        gradient_targets: GradientTargets = GradientTargets(),
+        label_targets: LabelTargets = LabelTargets(),
+        generator_terms: GeneratorTerms = GeneratorTerms(),
+        optimizers: Optimizers = Optimizers(),
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -132,77 +112,53 @@ class DPSD(DataFreeDistillation):
             teacher_network=teacher_network,
             private_data=private_data,
             student=student,
-            generator=generator,
             images=images,
-            prior=prior,
-            generator_warm_start=generator_warm_start,
-            student_optimizer=student_optimizer,
-            student_lr_scheduler=student_lr_scheduler,
-            generator_optimizer=generator_optimizer,
+            optimizers=optimizers,
         )
-        for name, value, allowed in (
-            ("discriminator", discriminator, ("student", "teacher")),
-            ("distillation", distillation, ("kd", "dkd")),
-            ("student_follows", student_follows, ("targets", "gradients")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} must be {' or '.join(allowed)}, got {value!r}")
-        if gamma is not None and not gamma > 0:
-            raise ValueError(f"gamma must be above 0 or null for 1/norm_bound, got {gamma}")
-        if student_follows == "gradients" and not isinstance(self.annotator, GradientAnnotator):
-            raise ValueError("student_follows='gradients' needs the data switch: labels have no gradients to follow")
-        self.student_follows = student_follows
-        if isinstance(self.annotator, GradientAnnotator):
-            self.gamma = 1 / self.annotator.norm_bound if gamma is None else gamma
-        if images == "refined" and discriminator != "student":
+        if discriminator not in ("student", "teacher"):
+            raise ValueError(f"discriminator must be student or teacher, got {discriminator!r}")
+        if self.images.kind == "refined" and discriminator != "student":
             raise ValueError(
-                f"images='refined' needs discriminator='student': refined images are post-processing of what was "
-                f"released, got discriminator={discriminator!r}"
+                f"images.source='refined' needs discriminator='student': refined images are post-processing of what "
+                f"was released, got discriminator={discriminator!r}"
             )
         self.discriminator = discriminator
-        self.noise_correction = noise_correction
-        self.distillation = distillation
-        self.dkd_alpha, self.dkd_beta = dkd_alpha, dkd_beta
-        self.generator_terms = GeneratorTerms(
-            one_hot_weight=one_hot_weight,
-            balance_weight=balance_weight,
-            activation_weight=activation_weight,
-            activation_norm=activation_norm,
-        )
-        self.student_loss_weight = student_loss_weight
-        self.schedule = schedule or LinearCandidates()
+        self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
+        if self.gradient_targets.student_target == "gradients" and not isinstance(self.annotator, GradientAnnotator):
+            raise ValueError(
+                "gradient_targets.student_target='gradients' needs the data switch: labels have no gradients to follow"
+            )
+        self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
+        self.schedule = self.label_targets.schedule or LinearCandidates()
+        self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")
         self.latents: nn.Parameter | None = None
-        if self.generator is not None and images != "refined" and not fresh_latents:
-            count = batch_size if images == "generator" else batch_size // 2
-            self.latents = nn.Parameter(torch.randn(count, self.latent_dim))  # line 1: Z
+        if self.generator is not None and self.images.kind != "refined" and not fresh_latents:
+            count, width = self.images.generated, int(getattr(self.generator, "latent_dim"))  # noqa: B009 - see `latent_dim`
+            self.latents = nn.Parameter(torch.randn(count, width))  # line 1: Z
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One iteration of Algorithm 1. `batch` is a step index: no data set stands behind it."""
-        assert self.draw_seed is not None
-        with seeded(self.draw_seed, self.steps_done, self.global_rank, self.device):
+        with self.draws.seeded(self.steps_done):
             latents = self.draw_latents(self.steps_done) if self.latents is None else self.latents
             images = self.draw_images(self.steps_done, latents)  # line 3
             targets = self.update_student(images)  # lines 4 and 5
             if latents is not None:
                 self.update_generator(latents, targets[: len(latents)])  # line 6
-        self.log_privacy()
-        self.steps_done += 1
+        self.end_step()
 
-    def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Line 4: ŷ of Eq. 6, shape (B, c)."""
         annotator = self.annotator
         if isinstance(annotator, GradientAnnotator):
-            step = self.gamma * annotator.annotate(self.output_gradients(outputs, images))
-            if self.student_follows == "gradients":
-                self.followed = step
-            return F.softmax(outputs.float() - step, dim=1)
+            released = annotator.annotate(self.output_gradients(outputs, images))
+            return self.gradient_targets.annotation(outputs, released, norm_bound=annotator.norm_bound)
         candidates, size = self.candidates(outputs)
-        answers = annotator.annotate(
+        labels = annotator.annotate(
             self.teacher.logits(images), candidates, size=size if self.schedule.fixed_beforehand else None
         )
-        if self.noise_correction:
-            return expected_labels(outputs.float(), answers, candidates, epsilon=annotator.epsilon)
-        return F.one_hot(answers, self.num_classes).float()
+        if self.label_targets.noise_correction:
+            return Annotation(expected_labels(outputs.float(), labels, candidates, epsilon=annotator.epsilon))
+        return Annotation(F.one_hot(labels, self.num_classes).float())
 
     def candidates(self, outputs: torch.Tensor) -> tuple[torch.Tensor, int]:
         """I of each image, shape (B, c), bool, and their size: from the student's `outputs` and the step alone."""
@@ -214,27 +170,21 @@ class DPSD(DataFreeDistillation):
         return top_k_candidates(outputs, k=size), size
 
     def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """∂L_t/∂Φ_s of Eqs. 2 and 3 for each row, shape (B, c), float32. **Private** until annotated."""
-        answers = self.teacher.logits(images)
-        if self.distillation == "kd":
-            return output_gradients(outputs, lambda free: kd(free, answers))
-        return output_gradients(
-            outputs, lambda free: decoupled_kd(free, answers, alpha=self.dkd_alpha, beta=self.dkd_beta)
-        )
+        """∂L_t/∂Φ_s of Eqs. 2 and 3 of each sample, shape (B, c), float32. **Private** until annotated."""
+        return self.gradient_targets.gradients(outputs, self.teacher.logits(images))
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_g of Eq. 8 with a weight for each term, plus L_s if switched on; see `DataFreeDistillation`."""
+        terms = self.generator_terms
         if self.discriminator == "student":
-            loss, logits = self.generator_terms(self.student, images)
+            loss, logits = terms(self.student, images)
         else:
             network = self.teacher.unprotected(
                 self.annotator, reason="the generator was trained against the private teacher (DPSD-T)"
             ).to(images.device)
-            loss, _ = self.generator_terms(network, images)
-            logits = self.student(images).float() if self.student_loss_weight else images
-        if self.student_loss_weight:
-            loss = loss + self.student_loss_weight * soft_cross_entropy(logits, targets.detach()).mean()
-        return loss
+            loss, _ = terms(network, images)
+            logits = self.student(images).float() if terms.student_loss_weight else images
+        return terms.with_student_loss(loss, logits, targets) if terms.student_loss_weight else loss
 
     def generator_parameters(self) -> Iterator[nn.Parameter]:
         """The generator's and its latent inputs'."""

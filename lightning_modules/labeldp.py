@@ -1,26 +1,79 @@
-"""A: differentially private data-free distillation by selective randomized response (DP-DFD)."""
+"""LabelDP: differentially private data-free distillation by selective randomized response (DP-DFD)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 from torch.nn import functional as F
 
-from lightning_modules.base import DataFreeDistillation, Images
+from lightning_modules.base import DataFreeDistillation
+from lightning_modules.functional.gradient_targets import Annotation
 from lightning_modules.functional.losses import class_balance, expected_labels, one_hot_loss, soft_cross_entropy
+from lightning_modules.image_source import Images
 from lightning_modules.networks.bn_statistics import logits_and_statistics
-from lightning_modules.priors import ImagePrior
-from lightning_modules.runtime.randomness import seeded, stream
+from lightning_modules.optimizers import Optimizers
+from lightning_modules.runtime.hyperparameters import settings_of
 from privacy.account import BudgetExceeded
-from privacy.annotators.label import LabelAnnotator
+from privacy.annotators import LabelAnnotator
 from privacy.mechanisms.response import threshold_candidates
 
-__all__ = ["LabelDP"]
+__all__ = ["GeneratorTraining", "LabelDP", "Stages"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """How a stage's images are labelled, and what its student is fitted to.
+
+    Attributes:
+        threshold: t, the student probability above which a class is a candidate; null is the paper's 1/(2c).
+        noise_correction: Fit the student to the classes that the noisy labels make likely (`expected_labels`): a
+            "learning algorithm that is robust to random label noise", which the paper asks for without naming one.
+            False fits it to the labels themselves.
+        train_on: A stage's student is fitted to `stage`, that stage's data (Algorithm 1), or to the `union` of all so
+            far.
+    """
+
+    threshold: float | None = None
+    noise_correction: bool = True
+    train_on: Literal["stage", "union"] = "stage"
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise ValueError(f"stages.threshold must lie in [0, 1] or be null for 1/(2c), got {self.threshold}")
+        if self.train_on not in ("stage", "union"):
+            raise ValueError(f"stages.train_on must be stage or union, got {self.train_on!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorTraining:
+    """What the generator is trained against, and what it makes small (LabelDP Eq. 2).
+
+    Attributes:
+        discriminator: `teacher`, as printed, or `student`.
+        pretraining_steps: Steps of the generator against the teacher before the first stage.
+        one_hot_weight: Weight of the cross-entropy to the discriminator's own decision.
+        balance_weight: α, of the negative entropy of the mean prediction.
+        statistics_weight: β, of the distance to the teacher's BatchNorm statistics; not used with `student`.
+        student_loss_weight: Of the student's loss on the stage's labels in fine-tuning.
+    """
+
+    discriminator: Literal["teacher", "student"] = "teacher"
+    pretraining_steps: int = 200
+    one_hot_weight: float = 1.0
+    balance_weight: float = 5.0
+    statistics_weight: float = 10.0
+    student_loss_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.discriminator not in ("teacher", "student"):
+            raise ValueError(f"generator_training.discriminator must be teacher or student, got {self.discriminator!r}")
+        if self.pretraining_steps < 0:
+            raise ValueError(f"generator_training.pretraining_steps must be 0 or more, got {self.pretraining_steps}")
 
 
 class LabelDP(DataFreeDistillation):
@@ -29,47 +82,33 @@ class LabelDP(DataFreeDistillation):
     A generator is pretrained against the teacher. Then come T stages, one epoch each: a stage's images are generated
     once, each is labelled once by randomized response over the classes that the student thinks possible, and the
     student is fitted to these labels while the generator is fine-tuned. Labels are kept through the stage, and in the
-    checkpoints: looking at one again is free, drawing it again is charged again.
+    checkpoints: looking at one again is free, drawing it again is charged again. <https://arxiv.org/abs/2409.12384>
 
     Where the paper leaves a choice:
 
     - *The discriminator* is the teacher in the paper. Nothing bounds what a generator trained against it reveals, nor a
       student trained on its images: record-level ε is infinite, unless the teacher was trained by DP-SGD. `student`
-      pretrains nothing and bounds the answers' ε; so does `images: prior`.
+      pretrains nothing and bounds the labels' ε; so does `images.source: prior`.
     - *The entropy term* of Eq. 2 is of the batch's mean prediction (class balance); per image it would contradict the
       first term.
     - *Fine-tuning on the stage's data*: Eq. 2 of the images generated anew from the stage's own latent inputs, plus the
       student's loss on their labels with `student_loss_weight`.
 
     Args:
-        num_classes: See `DataFreeDistillation`.
-        image_shape: See `DataFreeDistillation`.
-        batch_size: Images per step; a stage has as many times more as an epoch has steps.
-        teacher: See `DataFreeDistillation`.
-        annotator: ε of one answer and budget. Default: `LabelAnnotator` with ε=1, charged for two candidates, the
+        num_classes: c; linked from the data.
+        image_shape: (C, H, W); linked from the data.
+        batch_size: Images per step; a stage has as many times more as an epoch has steps. Linked from the data.
+        teacher: The private teacher's checkpoint, or a network in a script.
+        annotator: ε of one label and budget. Default: `LabelAnnotator` with ε=1, charged for two candidates, the
             fewest that a threshold leaves.
-        teacher_network: See `DataFreeDistillation`.
-        private_data: See `DataFreeDistillation`.
-        student: See `DataFreeDistillation`.
-        generator: See `DataFreeDistillation`.
-        images: See `DataFreeDistillation`.
-        prior: See `DataFreeDistillation`.
-        generator_warm_start: See `DataFreeDistillation`.
-        threshold: t, the student probability above which a class is a candidate; None is the paper's 1/(2c).
-        noise_correction: Fit the student to the classes that the noisy answers make likely (`expected_labels`): a
-            "learning algorithm that is robust to random label noise", which the paper asks for without naming one.
-            False fits it to the answers themselves.
-        train_on: A stage's student is fitted to `stage`, that stage's data (Algorithm 1), or to the `union` of all so
-            far.
-        discriminator: What the generator is trained against, `teacher` or `student`.
-        pretraining_steps: Steps of the generator against the teacher before the first stage.
-        one_hot_weight: Weight of the generator's cross-entropy to the discriminator's own decision.
-        balance_weight: α, of the entropy of the mean prediction.
-        statistics_weight: β, of the distance to the teacher's BatchNorm statistics; not used with `student`.
-        student_loss_weight: Weight of the student's loss on the stage's labels in fine-tuning.
-        student_optimizer: See `DataFreeDistillation`.
-        student_lr_scheduler: See `DataFreeDistillation`.
-        generator_optimizer: See `DataFreeDistillation`.
+        teacher_network: Builds the teacher where its file holds nothing but weights.
+        private_data: Public name of the teacher's training data where its file does not say.
+        student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
+            `SmallCNN`.
+        images: Where synthetic images come from.
+        stages: How a stage's images are labelled, and what its student is fitted to.
+        generator_training: What the generator is trained against, and what it makes small.
+        optimizers: Optimizers and schedules of student and generator.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -89,22 +128,10 @@ class LabelDP(DataFreeDistillation):
         teacher_network: Callable[..., nn.Module] | None = None,
         private_data: str | None = None,
         student: Callable[..., nn.Module] | None = None,
-        generator: Callable[..., nn.Module] | None = None,
-        images: Images = "generator",
-        prior: ImagePrior | None = None,
-        generator_warm_start: int = 0,
-        threshold: float | None = None,
-        noise_correction: bool = True,
-        train_on: Literal["stage", "union"] = "stage",
-        discriminator: Literal["teacher", "student"] = "teacher",
-        pretraining_steps: int = 200,
-        one_hot_weight: float = 1.0,
-        balance_weight: float = 5.0,
-        statistics_weight: float = 10.0,
-        student_loss_weight: float = 0.0,
-        student_optimizer: OptimizerCallable | None = None,
-        student_lr_scheduler: LRSchedulerCallable | None = None,
-        generator_optimizer: OptimizerCallable | None = None,
+        images: Images = Images(),
+        stages: Stages = Stages(),
+        generator_training: GeneratorTraining = GeneratorTraining(),
+        optimizers: Optimizers = Optimizers(),
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -115,13 +142,8 @@ class LabelDP(DataFreeDistillation):
             teacher_network=teacher_network,
             private_data=private_data,
             student=student,
-            generator=generator,
             images=images,
-            prior=prior,
-            generator_warm_start=generator_warm_start,
-            student_optimizer=student_optimizer,
-            student_lr_scheduler=student_lr_scheduler,
-            generator_optimizer=generator_optimizer,
+            optimizers=optimizers,
         )
         if not isinstance(self.annotator, LabelAnnotator):
             raise ValueError(f"annotator must be a LabelAnnotator, got {type(self.annotator).__name__}")
@@ -130,30 +152,16 @@ class LabelDP(DataFreeDistillation):
                 f"annotator.smallest must be 2, the fewest candidates that a threshold leaves, got "
                 f"{self.annotator.smallest}"
             )
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise ValueError(f"threshold must lie in [0, 1] or be null for 1/(2c), got {threshold}")
-        if train_on not in ("stage", "union"):
-            raise ValueError(f"train_on must be stage or union, got {train_on!r}")
-        if discriminator not in ("teacher", "student"):
-            raise ValueError(f"discriminator must be teacher or student, got {discriminator!r}")
-        if images == "refined" and discriminator != "student":
+        self.stages = settings_of(Stages, stages, name="stages")
+        self.generator_training = settings_of(GeneratorTraining, generator_training, name="generator_training")
+        if self.images.kind == "refined" and self.generator_training.discriminator != "student":
             raise ValueError(
-                f"images='refined' needs discriminator='student': refined images are post-processing of what was "
-                f"released, and the pretraining against the private teacher is not, got discriminator={discriminator!r}"
+                "images.source='refined' needs generator_training.discriminator='student': refined images are "
+                "post-processing of what was released, and the pretraining against the private teacher is not, got "
+                f"{self.generator_training.discriminator!r}"
             )
-        if pretraining_steps < 0:
-            raise ValueError(f"pretraining_steps must be 0 or more, got {pretraining_steps}")
-        self.threshold = threshold
-        self.noise_correction = noise_correction
-        self.train_on = train_on
-        self.discriminator = discriminator
-        self.pretraining_steps = pretraining_steps
-        self.one_hot_weight = one_hot_weight
-        self.balance_weight = balance_weight
-        self.statistics_weight = statistics_weight
-        self.student_loss_weight = student_loss_weight
         #: What the student is fitted to: images (N, C, H, W) in half precision, their noisy labels (N,) and the
-        #: candidates (N, c) that these were answered among.
+        #: candidates (N, c) that these were drawn among.
         self.stage_images = torch.empty(0, *self.image_shape, dtype=torch.float16)
         self.stage_labels = torch.empty(0, dtype=torch.int64)
         self.stage_candidates = torch.empty(0, num_classes, dtype=torch.bool)
@@ -162,9 +170,9 @@ class LabelDP(DataFreeDistillation):
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One step of a stage of Algorithm 1; the stage's data are made before its first."""
-        assert self.draw_seed is not None
-        with seeded(self.draw_seed, self.steps_done, self.global_rank, self.device):
-            if self.steps_done == 0 and self.generator is not None and self.discriminator == "teacher":
+        with self.draws.seeded(self.steps_done):
+            against_teacher = self.generator is not None and self.generator_training.discriminator == "teacher"
+            if self.steps_done == 0 and against_teacher:
                 self.pretrain_generator()  # line 1
             if self.steps_done >= self.stage_end:
                 self.begin_stage()  # line 2, a to c
@@ -176,16 +184,14 @@ class LabelDP(DataFreeDistillation):
                 own = self.steps_done - self.stage_begin
                 labels = self.stage_labels[-self._stage_rows :][own * self.batch_size :][: len(latents)]
                 self.update_generator(latents, self._one_hot(labels))
-        self.log_privacy()
-        self.steps_done += 1
+        self.end_step()
 
     def pretrain_generator(self) -> None:
         """Line 1: the generator alone, against the teacher as a fixed discriminator."""
-        assert self.draw_seed is not None
-        for step in range(self.pretraining_steps):
-            draw = stream(self.draw_seed, step, self.global_rank, "pretraining")
-            count = self.batch_size if self.images == "generator" else self.batch_size // 2
-            latents = torch.randn(count, self.latent_dim, generator=draw).to(self.device)
+        width = int(getattr(self.generator, "latent_dim"))  # noqa: B009 - nn.Module types every attribute as a tensor
+        for step in range(self.generator_training.pretraining_steps):
+            draw = self.draws.stream(step, "pretraining")
+            latents = torch.randn(self.images.generated, width, generator=draw).to(self.device)
             self.update_generator(latents, torch.empty(0, self.num_classes, device=self.device))
 
     @torch.no_grad()
@@ -209,7 +215,7 @@ class LabelDP(DataFreeDistillation):
             labels.append(answers.cpu())
             sets.append(candidates.cpu())
         self.student.train(was_training)
-        if self.train_on == "union":
+        if self.stages.train_on == "union":
             images.insert(0, self.stage_images)
             labels.insert(0, self.stage_labels)
             sets.insert(0, self.stage_candidates)
@@ -222,7 +228,7 @@ class LabelDP(DataFreeDistillation):
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
         """Lines 5 to 7: I of each image, shape (B, c), bool, from the student's `outputs` alone."""
-        return threshold_candidates(outputs.float().softmax(dim=1), threshold=self.threshold)
+        return threshold_candidates(outputs.float().softmax(dim=1), threshold=self.stages.threshold)
 
     @property
     def stage_calls(self) -> int:
@@ -249,23 +255,22 @@ class LabelDP(DataFreeDistillation):
 
     def next_rows(self) -> torch.Tensor:
         """Which of the kept images this step is on, shape (B,), int64."""
-        if self.train_on == "union":
-            assert self.draw_seed is not None
-            draw = stream(self.draw_seed, self.steps_done, self.global_rank, "union")
+        if self.stages.train_on == "union":
+            draw = self.draws.stream(self.steps_done, "union")
             return torch.randint(len(self.stage_labels), (self.batch_size,), generator=draw)
         begin = (self.steps_done - self.stage_begin) * self.batch_size
         return torch.arange(begin, begin + self.batch_size)
 
-    def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """Targets from the kept labels, shape (B, c): nothing is asked again.
+    def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
+        """Targets from the kept labels, shape (B, c): nothing is queried again.
 
         KL to a one-hot distribution, Eq. 3, is the cross-entropy.
         """
         labels = self.stage_labels[self._rows].to(self.device)
-        if not self.noise_correction:
-            return self._one_hot(labels)
+        if not self.stages.noise_correction:
+            return Annotation(self._one_hot(labels))
         candidates = self.stage_candidates[self._rows].to(self.device)
-        return expected_labels(outputs.float(), labels, candidates, epsilon=self.annotator.epsilon)
+        return Annotation(expected_labels(outputs.float(), labels, candidates, epsilon=self.annotator.epsilon))
 
     def _one_hot(self, labels: torch.Tensor) -> torch.Tensor:
         return F.one_hot(labels, self.num_classes).float().to(self.device)
@@ -277,28 +282,29 @@ class LabelDP(DataFreeDistillation):
             images: Generated images with their graph, shape (n, C, H, W).
             targets: Noisy labels as one-hot rows, shape (n, c); no rows in pretraining.
         """
-        statistics = images.new_zeros(())
-        if self.discriminator == "student":
+        settings, statistics = self.generator_training, images.new_zeros(())
+        if settings.discriminator == "student":
             logits = self.student(images)
         else:
             network = self.teacher.unprotected(
                 self.annotator, reason="the generator was trained against the private teacher"
             ).to(images.device)
-            if self.statistics_weight:
+            if settings.statistics_weight:
                 logits, statistics = logits_and_statistics(network, images)
             else:
                 logits = network(images)
-        loss = self.one_hot_weight * one_hot_loss(logits.float()) + self.balance_weight * class_balance(logits.float())
-        loss = loss + self.statistics_weight * statistics
-        if self.student_loss_weight and len(targets):
-            outputs = logits if self.discriminator == "student" else self.student(images)
-            loss = loss + self.student_loss_weight * soft_cross_entropy(outputs.float(), targets).mean()
+        logits = logits.float()
+        loss = settings.one_hot_weight * one_hot_loss(logits) + settings.balance_weight * class_balance(logits)
+        loss = loss + settings.statistics_weight * statistics
+        if settings.student_loss_weight and len(targets):
+            outputs = logits if settings.discriminator == "student" else self.student(images)
+            loss = loss + settings.student_loss_weight * soft_cross_entropy(outputs.float(), targets).mean()
         return loss
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """With the stage's images and labels, which a resumed run must not draw again."""
         super().on_save_checkpoint(checkpoint)
-        rows = slice(None) if self.train_on == "union" or self.steps_done < self.stage_end else slice(0)
+        rows = slice(None) if self.stages.train_on == "union" or self.steps_done < self.stage_end else slice(0)
         checkpoint["stage"] = {
             "images": self.stage_images[rows],
             "labels": self.stage_labels[rows],

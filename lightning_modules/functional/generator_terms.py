@@ -1,4 +1,4 @@
-"""The generator's loss of C and D: three terms, each with its weight."""
+"""The generator's loss of DPDFD and DPSD: terms of the discriminator's outputs, each with its weight."""
 
 from __future__ import annotations
 
@@ -7,33 +7,37 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from lightning_modules.functional.losses import activation, class_balance, one_hot_loss
+from lightning_modules.functional.losses import activation, class_balance, one_hot_loss, soft_cross_entropy
 from lightning_modules.networks.features import logits_and_features
+
+__all__ = ["GeneratorTerms"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorTerms:
-    """C Eq. 5, D Eq. 8, of a discriminator's logits and features; a weight of 0 switches a term off.
+    """What the generator makes small (DPDFD Eq. 5, DPSD Eq. 8); a weight of 0 switches a term off.
 
     Larger activations mean more realistic images, so their term is subtracted.
 
     Attributes:
-        one_hot_weight: of the cross-entropy to the discriminator's own decision.
-        balance_weight: of the negative entropy of the mean prediction.
-        activation_weight: of the size of the features.
-        activation_norm: ``l1`` mean absolute feature, or ``l2`` mean row norm.
+        one_hot_weight: Weight of the cross-entropy to the discriminator's own decision.
+        balance_weight: α, of the negative entropy of the mean prediction.
+        activation_weight: β, of the size of the features.
+        activation_norm: `l1` mean absolute feature, or `l2` mean norm of an image's features.
+        student_loss_weight: Of the student's loss on the released targets (1 as printed).
     """
 
     one_hot_weight: float = 1.0
     balance_weight: float = 5.0
     activation_weight: float = 0.1
     activation_norm: Literal["l1", "l2"] = "l1"
+    student_loss_weight: float = 0.0
 
     def __call__(self, discriminator: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted sum and the logits (n, c) that it is of, both with their graph.
+        """The weighted sum of the discriminator's terms and the logits (n, c) that it is of, both with their graph.
 
         Args:
-            discriminator: a classifier; see :func:`logits_and_features`.
+            discriminator: A classifier; see `logits_and_features`.
             images: (n, C, H, W).
         """
         logits, features = logits_and_features(discriminator, images)
@@ -46,3 +50,7 @@ class GeneratorTerms:
         if self.activation_weight:
             loss = loss - self.activation_weight * activation(features, norm=self.activation_norm)
         return loss, logits
+
+    def with_student_loss(self, loss: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
+        """`loss` plus the student's own, of its logits (n, c) and released targets (n, c), held fixed."""
+        return loss + self.student_loss_weight * soft_cross_entropy(outputs, targets.detach()).mean()

@@ -1,4 +1,4 @@
-"""Batch normalisation when a network is only looked through."""
+"""Modes of a network that is asked and not trained: running statistics as they are, or evaluation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["frozen_statistics"]
+__all__ = ["evaluating", "frozen_statistics"]
 
 
 @contextmanager
@@ -25,3 +25,14 @@ def frozen_statistics(module: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.track_running_stats = True
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """A block in which a network is in evaluation mode; afterwards it is in the mode that it was in."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)

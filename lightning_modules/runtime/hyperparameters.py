@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from lightning import LightningModule
 
-__all__ = ["keep_plain_hyperparameters"]
+__all__ = ["keep_plain_hyperparameters", "settings_of"]
+
+_Settings = TypeVar("_Settings")
 
 
 def keep_plain_hyperparameters(module: LightningModule) -> None:
@@ -19,6 +23,9 @@ def keep_plain_hyperparameters(module: LightningModule) -> None:
     Drops also what the class does not take: the command line offers every class all that the data tell, and a
     checkpoint that remembered more than its class accepts could not be resumed.
     """
+    for values in (module.hparams, getattr(module, "_hparams_initial", None) or {}):
+        for name, value in values.items():
+            values[name] = _as_plain(value)
     taken = {*inspect.signature(type(module).__init__).parameters, "_class_path", "_instantiator"}
     for name in [name for name, value in module.hparams.items() if not _plain(value) or name not in taken]:
         del module.hparams[name]
@@ -28,9 +35,34 @@ def keep_plain_hyperparameters(module: LightningModule) -> None:
             del initial[name]
 
 
+def _as_plain(value: Any) -> Any:
+    """Settings of a script as a mapping of their fields, see `settings_of`; everything else as it is."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
 def _plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str) and _plain(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
         return all(_plain(item) for item in value)
     return value is None or type(value) in (bool, int, float, str)
+
+
+def settings_of(kind: type[_Settings], given: Any, *, name: str) -> _Settings:
+    """Settings as an object, where a checkpoint of a script holds them as plain values.
+
+    Args:
+        kind: A frozen dataclass of settings.
+        given: One of these, or a mapping of its fields.
+        name: Of the argument, for messages.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if isinstance(given, kind):
+        return given
+    if isinstance(given, Mapping):
+        return kind(**given)
+    raise TypeError(f"{name} must be {kind.__name__}(...), got {given!r}")

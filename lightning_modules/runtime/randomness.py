@@ -1,19 +1,19 @@
 """Reproducible draws that have nothing to do with privacy: latents, priors, dropout.
 
 Keyed by (seed, step, rank, name) instead of by a moving state, so that a resumed run draws what an uninterrupted one
-would
-have drawn. Noise that privacy rests on comes from `privacy.mechanisms.noise`, never from here.
+would have drawn. Noise that privacy rests on comes from `privacy.mechanisms.noise`, never from here.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 import torch
 
-__all__ = ["key", "seeded", "stream"]
+__all__ = ["Draws", "key", "seeded", "stream"]
 
 
 def key(seed: int, step: int, rank: int, name: str) -> int:
@@ -34,3 +34,26 @@ def seeded(seed: int, step: int, rank: int, device: torch.device) -> Iterator[No
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(key(seed, step, rank, "step"))
         yield
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The draws of one process of one run.
+
+    Attributes:
+        seed: The run's, kept in its checkpoints.
+        rank: Of the process.
+        device: Where what is drawn is needed.
+    """
+
+    seed: int
+    rank: int
+    device: torch.device
+
+    def stream(self, step: int, name: str) -> torch.Generator:
+        """A CPU generator for what is drawn under `name` in a step."""
+        return stream(self.seed, step, self.rank, name)
+
+    def seeded(self, step: int) -> AbstractContextManager[None]:
+        """A block of which everything random, dropout above all, is of this step."""
+        return seeded(self.seed, step, self.rank, self.device)

@@ -14,7 +14,7 @@ import torch
 
 from lightning_modules.teachers.own_training import CheckpointError
 
-__all__ = ["APPLIED", "read_hyperparameters", "refuse_differences"]
+__all__ = ["APPLIED", "read_hyperparameters", "refuse_differences", "take_back_unfinished_step"]
 
 APPLIED = (
     "annotator.target_epsilon",
@@ -31,6 +31,7 @@ APPLIED = (
     "annotator.noise",
     "noise",
     "queries",
+    "query_phase.queries",
     "workers",
     "teachers_at_once",
     "physical_batch_size",
@@ -40,7 +41,14 @@ the noise that it was made with."""
 
 # The same teacher may lie elsewhere now: its identity is checked, not its path. What the data tell the model is known
 # when it is built: weights of other shapes do not fit, and each release is charged for the batch that it was made of.
-_CHECKED_OTHERWISE = ("teacher", "baseline", "annotator.ledger", "num_classes", "image_shape", "batch_size")
+_CHECKED_OTHERWISE = (
+    "teacher",
+    "generator_phase.baseline",
+    "annotator.ledger",
+    "num_classes",
+    "image_shape",
+    "batch_size",
+)
 
 
 def read_hyperparameters(checkpoint: str | Path) -> dict[str, Any]:
@@ -104,6 +112,8 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping) and "class_path" in value:
             flat[f"{prefix}{name}"] = str(value["class_path"]).rsplit(".", 1)[-1]
             flat |= _flat(value.get("init_args") or {}, prefix=f"{prefix}{name}.")
+        elif isinstance(value, Mapping):
+            flat |= _flat(value, prefix=f"{prefix}{name}.")
         else:
             flat[f"{prefix}{name}"] = value
     return flat
@@ -123,3 +133,24 @@ def _plain(value: Any) -> Any:
             key: str(item).rsplit(".", 1)[-1] if key == "class_path" else _plain(item) for key, item in value.items()
         }
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+def take_back_unfinished_step(checkpoint: dict[str, Any]) -> None:
+    """Lets a run that was interrupted within a step do that step again.
+
+    Lightning would go on with the batch after it: one step fewer, no validation at the end of that epoch. What the
+    interrupted step was charged stays charged.
+
+    Args:
+        checkpoint: Of a run that ended within a step; changed in place.
+    """
+    loops = checkpoint.get("loops", {}).get("fit_loop", {})
+    progress = loops.get("epoch_loop.batch_progress")
+    if progress is None or progress["current"]["ready"] <= progress["current"]["processed"]:
+        return
+    for counts in (progress["total"], progress["current"]):
+        counts["ready"] = counts["started"] = counts["processed"] = counts["completed"]
+    progress["is_last_batch"] = False
+    for state in loops["state_dict"].get("combined_loader", []):
+        if "next" in state:
+            state["next"] = progress["current"]["completed"]

@@ -30,10 +30,10 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, ob
 def test_short_names_and_short_options(folder: Path) -> None:
     run = main(
         [
-            *("fit", "--model", "DPDFD", "--model.teacher", "teachers/digits.ckpt", "--model.images", "prior"),
+            *("fit", "--model", "DPDFD", "--model.teacher", "teachers/digits.ckpt", "--model.images.source", "prior"),
             *("--model.annotator.target_epsilon", "1", "--model.annotator.accounting", "published"),
             *("--model.student", "SmallCNN", "--model.student.width", "4"),
-            *("--model.student_optimizer", "Adam", "--model.student_optimizer.lr", "0.01"),
+            *("--model.optimizers.student", "Adam", "--model.optimizers.student.lr", "0.01"),
             *("--data", "Latent", "--data.dataset", "Digits", "--data.steps_per_epoch", "1", "--data.batch_size", "8"),
             *("--trainer.max_epochs", "1", *QUIET),
         ]
@@ -45,12 +45,12 @@ def test_short_names_and_short_options(folder: Path) -> None:
 
 
 def test_later_files_and_options_override_earlier_ones(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("more.yaml").write_text("model: {init_args: {gamma: 7.0}}\ntrainer: {max_epochs: 4}\n")
+    Path("more.yaml").write_text("model: {init_args: {gradient_targets: {gamma: 7.0}}}\ntrainer: {max_epochs: 4}\n")
     config = printed(capsys, "--config", "sweeps/dpdfd_digits.yaml", "--config", "more.yaml", "--trainer.max_epochs=9")
     model, trainer = config["model"], config["trainer"]
     assert isinstance(model, dict) and isinstance(trainer, dict)
-    assert model["init_args"]["gamma"] == 7 and trainer["max_epochs"] == 9
-    assert model["init_args"]["images"] == "prior"
+    assert model["init_args"]["gradient_targets"]["gamma"] == 7 and trainer["max_epochs"] == 9
+    assert model["init_args"]["images"]["source"] == "prior"
     assert "num_classes" not in model["init_args"]
     assert not {"optimizer", "lr_scheduler"} & set(config)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
-from support.runs import BATCH_SIZE, distil, fit, networks
+from support.runs import BATCH_SIZE, distil, fit, grouped, networks
 from support.variants import CarelessDPDFD, MoodyTeacher
 
 from lightning_modules import DPDFD
+from lightning_modules.functional.gradient_targets import GradientTargets
 from lightning_modules.functional.losses import activation, class_balance, one_hot_loss, soft_cross_entropy
 from lightning_modules.networks import logits_and_features
 from privacy.annotators import GradientAnnotator
@@ -66,7 +67,9 @@ OFF = {"one_hot_weight": 0.0, "balance_weight": 0.0, "activation_weight": 0.0, "
 
 def _module(**settings: Any) -> DPDFD:
     torch.manual_seed(1)
-    return DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), **settings).eval()
+    return DPDFD(
+        num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), **grouped(DPDFD, **settings)
+    ).eval()
 
 
 @pytest.mark.parametrize(
@@ -100,14 +103,16 @@ def test_the_activation_term_has_two_norms() -> None:
 
 
 def test_gamma_undoes_the_norm_bound_unless_it_is_given() -> None:
-    assert _module().gamma == pytest.approx(1000)
-    assert _module(gamma=3.0).gamma == 3
+    outputs, released = torch.zeros(6, 10), torch.randn(6, 10)
+    for module, gamma in ((_module(), 1000.0), (_module(gamma=3.0), 3.0)):
+        made = module.gradient_targets.annotation(outputs, released, norm_bound=module.annotator.norm_bound)
+        assert torch.allclose(made.targets, (-gamma * released).softmax(dim=1))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"images": "real"}, "images must be generator, prior or both"),
+        ({"images": "real"}, "images.source must be one of generator, prior, both"),
         ({"gamma": 0.0}, "gamma must be above 0"),
     ],
 )
@@ -177,24 +182,25 @@ def test_two_classes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("follows", ["targets", "gradients"])
-def test_what_the_student_follows(follows: str) -> None:
+def test_what_the_student_follows(follows: Literal["targets", "gradients"]) -> None:
     """Where the student is sure and wrong, the released gradients move it and the paper's targets hardly do."""
     teacher = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     annotator = GradientAnnotator(noise_multiplier=0.0)
     settings: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 6}
-    module = DPDFD(**settings, teacher=teacher, annotator=annotator, student_follows=follows)
+    module = DPDFD(
+        **settings, teacher=teacher, annotator=annotator, gradient_targets=GradientTargets(student_target=follows)
+    )
     module.annotator.open(private_data="none")
     module.setup("fit")
     outputs = torch.zeros(6, 10)
     outputs[:, 7] = 30.0
     outputs.requires_grad_()
-    targets = module.annotate(outputs.detach(), torch.randn(6, 1, 8, 8))
-    module.student_loss(outputs, targets).sum().backward()
+    module.annotate(outputs.detach(), torch.randn(6, 1, 8, 8)).loss(outputs).sum().backward()
     assert outputs.grad is not None
     moved = outputs.grad.norm(dim=1)
     assert bool((moved > 0.9).all()) if follows == "gradients" else bool((moved < 1e-3).all())
 
 
 def test_a_student_follows_something_known() -> None:
-    with pytest.raises(ValueError, match="student_follows"):
+    with pytest.raises(ValueError, match=r"gradient_targets\.student_target must be targets or .*'nothing'"):
         _module(student_follows="nothing")

@@ -19,6 +19,7 @@ from datamodules import Digits, Latent
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.cli import TranscriptionCLI
 from lightning_modules.functional.losses import decoupled_kd, output_gradients
+from lightning_modules.image_source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import TeacherError
@@ -26,6 +27,8 @@ from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
 from privacy.events import Gaussian
 from privacy.published import published_dpdfd_epsilon
+
+PRIOR = Images(source="prior")
 
 TEACHERS, STEPS, SIGMA = 3, 3, 20.0
 SHAPE = (1, 8, 8)
@@ -168,7 +171,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path, monkeypatch: py
 def test_a_resumed_run_pays_for_every_step_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(monkeypatch, 2, lambda: run(epochs=2))
     model = run("run", LAST, epochs=2).model
-    assert model.annotator.calls_made() == 2 * STEPS == model.planned_calls and not model.plan_changed
+    assert model.annotator.calls_made() == 2 * STEPS == model.plan.calls and not model.plan.changed
     assert model.annotator.account.epsilon() == pytest.approx(bound(2 * STEPS))
 
 
@@ -188,7 +191,7 @@ def test_a_file_of_many_teachers_is_refused_by_a_release_of_one(place: Path) -> 
 
 def test_one_network_of_a_script_is_no_ensemble() -> None:
     module = DPDFD(
-        num_classes=10, image_shape=SHAPE, batch_size=4, teacher=SmallCNN(image_shape=SHAPE), images="prior",
+        num_classes=10, image_shape=SHAPE, batch_size=4, teacher=SmallCNN(image_shape=SHAPE), images=PRIOR,
         annotator=GradientAnnotator(release="ensemble"),
     )  # fmt: skip
     with pytest.raises(TeacherError, match=r"must be the file of an ensemble, or an nn\.ModuleList"):
@@ -207,7 +210,7 @@ def test_one_unusable_teacher_is_refused_before_anything_is_charged(place: Path)
 def test_dpsd_has_one_teacher() -> None:
     with pytest.raises(ValueError, match=r"annotator\.release must not be ensemble for DPSD.* DPDFD takes many"):
         DPSD(
-            num_classes=10, image_shape=SHAPE, batch_size=4, teacher="teachers/digits.ckpt", images="prior",
+            num_classes=10, image_shape=SHAPE, batch_size=4, teacher="teachers/digits.ckpt", images=PRIOR,
             annotator=GradientAnnotator(release="ensemble"),
         )  # fmt: skip
 

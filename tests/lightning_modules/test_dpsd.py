@@ -17,13 +17,14 @@ from support.label_variants import (
     UndetachedDPSD,
     WellInformedDPSD,
 )
-from support.runs import BATCH_SIZE, checkpoint, distil, equal, leaks, networks, teacher_weights
+from support.runs import BATCH_SIZE, checkpoint, distil, equal, grouped, leaks, networks, teacher_weights
 from support.variants import FixedAnnotator, MoodyTeacher
 
 from datamodules import Digits, Latent
 from lightning_modules import DPSD
 from lightning_modules.cli import TranscriptionCLI
 from lightning_modules.functional import ConfidentCandidates, FixedCandidates, LinearCandidates
+from lightning_modules.functional.gradient_targets import Annotation
 from lightning_modules.functional.losses import decoupled_kd, kd
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
@@ -43,11 +44,13 @@ def run(folder: str = "run", *arguments: str, kind: str = "DPSD", steps: int = 3
 
 def _module(**settings: Any) -> DPSD:
     torch.manual_seed(1)
-    return DPSD(num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), **settings)
+    return DPSD(
+        num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), **grouped(DPSD, **settings)
+    )
 
 
 def test_labels_have_no_gradients_to_follow() -> None:
-    assert _module(student_follows="gradients").student_follows == "gradients"
+    assert _module(student_follows="gradients").gradient_targets.student_target == "gradients"
     with pytest.raises(ValueError, match="needs the data switch"):
         _module(privacy="label", student_follows="gradients")
 
@@ -78,9 +81,9 @@ def test_the_switch_chooses_the_annotator_and_refuses_the_other_one() -> None:
     [
         ({"privacy": "images"}, "privacy must be data or label"),
         ({"discriminator": "nobody"}, "discriminator must be student or teacher"),
-        ({"distillation": "none"}, "distillation must be kd or dkd"),
+        ({"distillation": "none"}, "gradient_targets.loss must be kd or dkd"),
         ({"gamma": 0.0}, "gamma must be above 0"),
-        ({"images": "real"}, "images must be generator, prior or both"),
+        ({"images": "real"}, "images.source must be one of generator, prior, both"),
     ],
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -105,7 +108,14 @@ def test_both_losses_of_the_data_switch() -> None:
 
 def _fitted(kind: type[DPSD], teacher: torch.nn.Module, annotator: Any, *, steps: int = 1, **settings: Any) -> DPSD:
     seed_everything(5)
-    module = kind(num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=teacher, annotator=annotator, **settings)
+    module = kind(
+        num_classes=10,
+        image_shape=(1, 8, 8),
+        batch_size=8,
+        teacher=teacher,
+        annotator=annotator,
+        **grouped(DPSD, **settings),
+    )
     trainer = Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
@@ -215,7 +225,7 @@ def test_a_teacher_that_discriminates_is_bounded_by_nothing(folder: Path, annota
     account = cli.model.annotator.account
     assert account.epsilon() == math.inf
     assert account.epsilon_published() == account.epsilon_published(counts={cli.model.annotator.charge: 3})
-    assert cli.model.annotator.calls_made() == 3 and not cli.model.plan_changed
+    assert cli.model.annotator.calls_made() == 3 and not cli.model.plan.changed
     assert "VOID: the generator was trained against the private teacher" in Path("run/public/guarantee.md").read_text()
     assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
 
@@ -245,9 +255,9 @@ def test_sizes_fixed_beforehand_are_charged_as_they_are_and_others_as_the_smalle
 
 def test_the_plan_of_a_label_run_is_kept(folder: Path) -> None:
     first = run(annotator=LABEL, images="prior")
-    assert (first.model.planned_calls, first.model.plan_changed) == (3, False)
+    assert (first.model.plan.calls, first.model.plan.changed) == (3, False)
     longer = run("run", LAST, "--trainer.max_epochs=2", annotator=LABEL, images="prior")
-    assert longer.model.annotator.calls_made() == 6 and longer.model.plan_changed
+    assert longer.model.annotator.calls_made() == 6 and longer.model.plan.changed
 
 
 def test_schedules_reach_k_and_begin_with_all_classes() -> None:
@@ -278,9 +288,10 @@ def test_noisy_answers_are_corrected_for_or_taken_as_they_are(folder: Path, monk
     targets: list[torch.Tensor] = []
     annotate = DPSD.annotate
 
-    def watched(self: DPSD, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        targets.append(annotate(self, outputs, images))
-        return targets[-1]
+    def watched(self: DPSD, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
+        made = annotate(self, outputs, images)
+        targets.append(made.targets)
+        return made
 
     monkeypatch.setattr(DPSD, "annotate", watched)
     for correction in (True, False):

@@ -21,6 +21,7 @@ from support.runs import checkpoint, distil
 
 from datamodules import Digits, Latent, Poisson
 from lightning_modules import DPDFD, DPSGDTeacher, Teacher
+from lightning_modules.image_source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.own_training import CheckpointError
 from privacy import (
@@ -34,6 +35,8 @@ from privacy import (
     SampledGaussian,
     compose,
 )
+
+PRIOR = Images(source="prior")
 
 LAST = "checkpoints/last.ckpt"
 TEACHER = f"teacher/{LAST}"
@@ -136,7 +139,12 @@ def test_an_annotator_that_is_open_refuses_another_teacher(monkeypatch: pytest.M
 
     def module(path: str) -> DPDFD:
         return DPDFD(
-            num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=path, annotator=annotator, images="prior"
+            num_classes=10,
+            image_shape=(1, 8, 8),
+            batch_size=8,
+            teacher=path,
+            annotator=annotator,
+            images=PRIOR,
         )
 
     def run(path: str) -> DPDFD:
@@ -307,7 +315,7 @@ def test_a_budget_given_on_resuming_is_applied() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"images": "prior"}, r"model\.images was 'generator' and is 'prior'"),
+        ({"images": "prior"}, r"model\.images\.source was 'generator' and is 'prior'"),
         ({"annotator": {"norm_bound": 0.5}}, r"model\.annotator\.norm_bound was 0\.001 and is 0\.5"),
         ({"annotator": {"release": "per_sample"}}, r"annotator\.release was 'per_sample_full'"),
         ({"class_path": "DPSD"}, r"is of .*DPDFD, and the configuration is for .*DPSD"),
@@ -541,7 +549,14 @@ def test_an_open_annotator_is_not_handed_another_runs_checkpoint() -> None:
 
     def module(path: str, given: GradientAnnotator) -> DPDFD:
         shape = (1, 8, 8)
-        return DPDFD(num_classes=10, image_shape=shape, batch_size=8, teacher=path, annotator=given, images="prior")
+        return DPDFD(
+            num_classes=10,
+            image_shape=shape,
+            batch_size=8,
+            teacher=path,
+            annotator=given,
+            images=PRIOR,
+        )
 
     train(module(TEACHER, annotator), data)
     train(module(f"private/{LAST}", GradientAnnotator(noise_multiplier=0.0)), data, save="of_private.ckpt")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning import Trainer, seed_everything
 from support.label_variants import FixedLabels, WellInformedLabelDP
-from support.runs import BATCH_SIZE, checkpoint, distil, equal, leaks, networks, teacher_weights
+from support.runs import BATCH_SIZE, checkpoint, distil, equal, grouped, leaks, networks, teacher_weights
 from support.variants import MoodyTeacher
 
 from datamodules import Digits, Latent
@@ -50,7 +50,7 @@ def test_prior_images_cost_their_answers_and_nothing_else(folder: Path, train_on
     assert model.annotator.calls_made() == STEPS * STAGES
     assert account.epsilon() == pytest.approx(_answers(STEPS * STAGES))
     assert account.epsilon_published() == 1.0
-    assert (model.planned_calls, model.plan_changed) == (STEPS * STAGES, False)
+    assert (model.plan.calls, model.plan.changed) == (STEPS * STAGES, False)
     assert len(model.stage_labels) == BATCH_SIZE * STEPS * (STAGES if train_on == "union" else 1)
 
 
@@ -59,7 +59,7 @@ def test_a_generator_that_saw_the_teacher_is_bounded_by_nothing(folder: Path, im
     cli = run(images=images)
     account = cli.model.annotator.account
     assert account.epsilon() == math.inf and account.epsilon_published() == 1.0
-    assert cli.model.annotator.calls_made() == STEPS * STAGES and not cli.model.plan_changed
+    assert cli.model.annotator.calls_made() == STEPS * STAGES and not cli.model.plan.changed
     assert "VOID: the generator was trained against the private teacher" in Path("run/public/guarantee.md").read_text()
     assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
 
@@ -116,7 +116,7 @@ def test_a_stage_survives_an_interruption_and_is_not_paid_for_again(
     resumed = run("run", LAST, **settings)
     assert resumed.model.steps_done == STEPS * STAGES
     assert resumed.model.annotator.calls_made() == STEPS * STAGES
-    assert not resumed.model.plan_changed
+    assert not resumed.model.plan.changed
     for name in ("images", "labels"):
         assert torch.equal(saved[name], getattr(resumed.model, f"stage_{name}"))
 
@@ -154,8 +154,8 @@ def _fitted(kind: type[LabelDP], teacher: torch.nn.Module) -> list[torch.Tensor]
     seed_everything(5)
     annotator = FixedLabels()
     module = kind(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=teacher, annotator=annotator, images="prior",
-        threshold=0.1,
+        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=teacher, annotator=annotator,
+        **grouped(LabelDP, images="prior", threshold=0.1),
     )  # fmt: skip
     trainer = Trainer(
         max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -184,7 +184,7 @@ def test_candidates_that_know_the_teacher_are_noticed(folder: Path) -> None:
 def test_only_whole_stages_are_begun_under_a_target(folder: Path) -> None:
     target = _answers(2 * STEPS + STEPS // 2)
     cli = run(**QUIET, epochs=4, annotator={"target_epsilon": target})
-    assert cli.model.steps_done == 2 * STEPS == cli.model.annotator.calls_made() == cli.model.planned_calls
+    assert cli.model.steps_done == 2 * STEPS == cli.model.annotator.calls_made() == cli.model.plan.calls
     assert cli.model.annotator.account.epsilon() <= target
     assert cli.model.stage_end == cli.model.steps_done
 
@@ -197,7 +197,9 @@ def test_a_run_with_room_for_part_of_a_stage_ends_quietly_when_resumed(folder: P
 
 
 def _module(**settings: Any) -> LabelDP:
-    return LabelDP(num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), **settings)
+    return LabelDP(
+        num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), **grouped(LabelDP, **settings)
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,7 +226,11 @@ def test_a_teacher_without_batch_normalisation_is_told_what_is_missing(folder: P
 
 def _fit_script(teacher: torch.nn.Module, **settings: Any) -> LabelDP:
     module = LabelDP(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=teacher, pretraining_steps=1, **settings
+        num_classes=10,
+        image_shape=(1, 8, 8),
+        batch_size=8,
+        teacher=teacher,
+        **grouped(LabelDP, pretraining_steps=1, **settings),
     )
     trainer = Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,

@@ -13,7 +13,10 @@ from support.runs import checkpoint, distil, equal, leaks, networks, teacher_wei
 from support.variants import MoodyTeacher
 
 from lightning_modules import DPDFD
+from lightning_modules.image_source import Images
 from lightning_modules.teachers.private_teacher import PrivateTeacher
+
+PRIOR = Images(source="prior")
 
 
 def test_no_file_of_a_run_holds_the_teacher(folder: Path) -> None:
@@ -52,7 +55,7 @@ def test_a_module_is_not_pickled_with_its_teacher(folder: Path) -> None:
 
 
 def test_a_teacher_given_in_a_script_is_kept_apart_before_the_fit() -> None:
-    module = DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=4, teacher=MoodyTeacher(), images="prior")
+    module = DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=4, teacher=MoodyTeacher(), images=PRIOR)
     assert not any("teacher" in name for name in module.state_dict())
     assert not {"teacher", "annotator"} & set(module.hparams)
     with pytest.raises(TypeError, match="never written"):

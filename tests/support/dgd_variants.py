@@ -16,7 +16,7 @@ class ForgetfulDGD(DGD):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        self.query_labels = self.query_labels[:0]
+        self.query_set.labels = self.query_set.labels[:0]
         if self.phase == "student":
             self.phase_index, self.phase_step = 2, 0
 
@@ -50,9 +50,11 @@ class CuriousDGD(DGD):
 class TellingDGD(DGD):
     """Logs what the votes themselves bound, which is private."""
 
-    def student_step(self) -> None:
-        super().student_step()
-        self.log("privacy/epsilon_data_dependent", self.annotator.data_dependent_epsilon())
+    def training_step(self, batch: int, batch_idx: int) -> None:
+        telling = self.phase == "student"
+        super().training_step(batch, batch_idx)
+        if telling:
+            self.log("privacy/epsilon_data_dependent", self.annotator.data_dependent_epsilon())
 
 
 class UnchangedDGD(DGD):

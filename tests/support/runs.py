@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_modules.cli import TranscriptionCLI, main
+from lightning_modules.runtime.renamed import RENAMED, upgrade_settings
 
 QUIET = [
     "--trainer.accelerator=cpu",
@@ -19,6 +21,18 @@ QUIET = [
     "--trainer.num_sanity_val_steps=0",
 ]
 BATCH_SIZE = 8
+
+
+def grouped(kind: str | type, **settings: Any) -> dict[str, Any]:
+    """Settings of a method by short names, such as `images="prior"`, in the groups that its constructor takes.
+
+    A short name is one of `RENAMED`; a subclass in `support` is named `<what it does><method>`.
+    """
+    name = kind if isinstance(kind, str) else kind.__name__
+    method = next((known for known in RENAMED if name.rsplit(".", 1)[-1].endswith(known)), name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return upgrade_settings(method, settings, where="a test")
 
 
 def configuration(
@@ -47,13 +61,16 @@ def configuration(
         },
         "model": {
             "class_path": class_path,
-            "init_args": {
-                "teacher": "teachers/digits.ckpt",
-                "student": {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}},
-                "generator": {"class_path": "DAFLGenerator", "init_args": {"width": 4, "latent_dim": 8}},
-                "annotator": {"class_path": "GradientAnnotator", "init_args": annotator or {}},
-                **(model or {}),
-            },
+            "init_args": grouped(
+                class_path,
+                **{
+                    "teacher": "teachers/digits.ckpt",
+                    "student": {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}},
+                    "generator": {"class_path": "DAFLGenerator", "init_args": {"width": 4, "latent_dim": 8}},
+                    "annotator": {"class_path": "GradientAnnotator", "init_args": annotator or {}},
+                    **(model or {}),
+                },
+            ),
         },
         "data": {
             "class_path": "Latent",

@@ -16,7 +16,11 @@ from sweeps.runner.pipeline import Pipeline, PipelineError
 FITS: list[dict[str, Any]] = [
     {"name": "teacher", "config": "teacher.yaml"},
     {"name": "student", "config": ["student.yaml"], "set": {"model.teacher": "{teacher}/checkpoints/last.ckpt"}},
-    {"name": "other", "config": "student.yaml", "set": {"model.gamma": 2.0, "model.prior": None}},
+    {
+        "name": "other",
+        "config": "student.yaml",
+        "set": {"model.gradient_targets.gamma": 2.0, "model.images.prior": None},
+    },
 ]
 
 
@@ -55,7 +59,7 @@ def test_command_lines(fits: Fits) -> None:
     asked = run(fits)
     assert asked["teacher"] == ["fit", "--config", "teacher.yaml", "--trainer.default_root_dir=out/teacher"]
     assert asked["student"][-1] == "--model.teacher=out/teacher/checkpoints/last.ckpt"
-    assert asked["other"][-2:] == ["--model.gamma=2.0", "--model.prior=null"]
+    assert asked["other"][-2:] == ["--model.gradient_targets.gamma=2.0", "--model.images.prior=null"]
 
 
 def test_what_is_done_is_skipped_unless_forced(fits: Fits) -> None:

@@ -65,22 +65,22 @@ def affordable(found: Mapping[str, Any]) -> int:
     annotator = VoteAnnotator(**given)
     annotator.bind(batch_size=int(found["data.batch_size"]), num_classes=10, paper="B")
     annotator.open(private_data="nothing")
-    return annotator.affordable(limit=int(found["model.queries"]))
+    return annotator.affordable(limit=int(found["model.query_phase.queries"]))
 
 
 def student_steps(found: Mapping[str, Any]) -> int:
     """Steps that are left for the student after generator, VAE and queries."""
     total = found["trainer.max_epochs"] * found["data.steps_per_epoch"]
     queries = math.ceil(affordable(found) / found["data.batch_size"])
-    generator = found["model.generator_steps"] if found["model.images"] == "generator" else 0
-    return int(total - generator - found["model.vae_steps"] - queries)
+    generator = found["model.generator_phase.steps"] if found["model.images.source"] == "generator" else 0
+    return int(total - generator - found["model.vae_phase.steps"] - queries)
 
 
 def schedule(found: Mapping[str, Any]) -> tuple[str, int]:
     """Its class, and the steps after which it is at its lowest."""
-    kind = found["model.student_lr_scheduler"].rsplit(".", 1)[1]
+    kind = found["model.optimizers.student_lr_scheduler"].rsplit(".", 1)[1]
     key = {"CosineAnnealingLR": "T_max", "LinearLR": "total_iters"}[kind]
-    return kind, int(found[f"model.student_lr_scheduler.{key}"])
+    return kind, int(found[f"model.optimizers.student_lr_scheduler.{key}"])
 
 
 def fits_of(tables: Iterable[tuple[str, str]], name: str) -> list[tuple[Cell, FitSpec]]:
@@ -133,8 +133,8 @@ def test_a_run_that_is_too_short_or_too_long_for_its_schedule_is_noticed() -> No
 def test_the_letter_distorts_no_query() -> None:
     for name in OF_B:
         for _, found in students(name, "paper"):
-            assert found.get("model.query_distortion", 0.0) == 0.0
-    assert any(found.get("model.query_distortion") == 0.5 for _, found in students("b1", "cpu"))
+            assert found.get("model.student_phase.query_distortion", 0.0) == 0.0
+    assert any(found.get("model.student_phase.query_distortion") == 0.5 for _, found in students("b1", "cpu"))
 
 
 @pytest.mark.parametrize("name", ["b2", "b-fig7", "b-fig8"])
@@ -148,7 +148,7 @@ def test_amounts_of_images_are_the_batches_of_vae_and_student() -> None:
     for preset in MEASURED:
         for cell, found in students("b-fig6", preset):
             images, batch = int(cell.labels["images"]), found["data.batch_size"]
-            assert images == batch * found["model.vae_steps"] == batch * schedule(found)[1]
+            assert images == batch * found["model.vae_phase.steps"] == batch * schedule(found)[1]
             assert student_steps(found) * batch == images
 
 

@@ -113,7 +113,7 @@ NESTED = {
 
 def test_a_configuration_names_the_priors_by_short_names(folder: Path) -> None:
     cli = distil(model={"images": "prior", "prior": NESTED}, steps=1)
-    prior = cli.model.prior
+    prior = cli.model.images.prior
     assert isinstance(prior, MixturePrior)
     assert [type(part).__name__ for part in prior.priors] == [
         "SilhouettePrior", "DeadLeavesPrior", "FractalPrior", "GradientPrior",
@@ -122,4 +122,4 @@ def test_a_configuration_names_the_priors_by_short_names(folder: Path) -> None:
     assert prior.weights == pytest.approx([3 / 5.5, 1 / 5.5, 1 / 5.5, 0.5 / 5.5])
     assert prior.blend_probability == 0.25
     again = DPDFD.load_from_checkpoint("run/checkpoints/last.ckpt", map_location="cpu")
-    assert isinstance(again.prior, MixturePrior) and len(again.prior.priors) == 4
+    assert isinstance(again.images.prior, MixturePrior) and len(again.images.prior.priors) == 4

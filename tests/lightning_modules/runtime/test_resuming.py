@@ -11,14 +11,16 @@ from lightning_modules.runtime.resuming import read_hyperparameters, refuse_diff
 from lightning_modules.teachers.own_training import CheckpointError
 
 BEFORE: dict[str, Any] = {
-    "images": "prior",
     "image_shape": (1, 8, 8),
     "teacher": "teachers/a.ckpt",
-    "gamma": None,
+    "gradient_targets": {"gamma": None},
     "annotator": {"class_path": "privacy.GradientAnnotator", "init_args": {"noise_multiplier": 100.0, "top_k": None}},
-    "prior": {
-        "class_path": "a.MixturePrior",
-        "init_args": {"priors": [{"class_path": "a.b.StrokePrior", "init_args": {"thickness": [1, 2]}}]},
+    "images": {
+        "source": "prior",
+        "prior": {
+            "class_path": "a.MixturePrior",
+            "init_args": {"priors": [{"class_path": "a.b.StrokePrior", "init_args": {"thickness": [1, 2]}}]},
+        },
     },
 }
 
@@ -31,7 +33,8 @@ def compare(now: dict[str, Any], **classes: str) -> list[str]:
 def test_what_is_the_same_is_said_in_other_words() -> None:
     moved = {"class_path": "elsewhere.StrokePrior", "init_args": {"thickness": (1.0, 2.0)}}
     prior = {"class_path": "c.MixturePrior", "init_args": {"priors": [moved]}}
-    assert compare({"prior": prior, "image_shape": [1, 8, 8], "teacher": "elsewhere/a.ckpt", "added_since": 3}) == []
+    images = {"source": "prior", "prior": prior}
+    assert compare({"images": images, "image_shape": [1, 8, 8], "teacher": "elsewhere/a.ckpt", "added_since": 3}) == []
 
 
 def test_budgets_and_noise_are_applied() -> None:
@@ -42,10 +45,13 @@ def test_budgets_and_noise_are_applied() -> None:
 @pytest.mark.parametrize(
     ("now", "message"),
     [
-        ({"images": "both"}, r"model\.images was 'prior' and is 'both'"),
-        ({"gamma": 2.0}, r"model\.gamma was None and is 2\.0"),
+        ({"images": {"source": "both"}}, r"model\.images\.source was 'prior' and is 'both'"),
+        ({"gradient_targets": {"gamma": 2.0}}, r"model\.gradient_targets\.gamma was None and is 2\.0"),
         ({"annotator": {"class_path": "LabelAnnotator", "init_args": {}}}, r"model\.annotator was 'GradientAnnotator'"),
-        ({"prior": {"class_path": "MixturePrior", "init_args": {"priors": []}}}, r"model\.prior\.priors was"),
+        (
+            {"images": {"prior": {"class_path": "MixturePrior", "init_args": {"priors": []}}}},
+            r"model\.images\.prior\.priors was",
+        ),
     ],
 )
 def test_everything_else_is_refused_by_name(now: dict[str, Any], message: str) -> None:

@@ -12,8 +12,11 @@ from support.variants import MoodyTeacher
 
 from datamodules import Digits, Latent
 from lightning_modules import DPDFD
+from lightning_modules.image_source import Images
 from lightning_modules.networks import SmallCNN, TwoConvNet
 from lightning_modules.teachers.private_teacher import PrivateTeacher, TeacherError
+
+PRIOR = Images(source="prior")
 
 SHAPE = (1, 8, 8)
 
@@ -72,7 +75,7 @@ def test_weights_that_are_not_finite_are_refused_before_any_charge(folder: Path)
 def test_answers_that_are_not_finite_neither_stop_the_run_nor_change_its_charge(folder: Path) -> None:
     from lightning import Trainer
 
-    module = DPDFD(num_classes=10, image_shape=SHAPE, batch_size=8, teacher=MoodyTeacher(), images="prior")
+    module = DPDFD(num_classes=10, image_shape=SHAPE, batch_size=8, teacher=MoodyTeacher(), images=PRIOR)
     trainer = Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False,
@@ -86,6 +89,6 @@ def test_answers_that_are_not_finite_neither_stop_the_run_nor_change_its_charge(
 
 
 def test_a_teacher_of_another_shape_in_a_script_is_refused(folder: Path) -> None:
-    module = DPDFD(num_classes=10, image_shape=SHAPE, batch_size=4, teacher=torch.nn.Linear(3, 3), images="prior")
+    module = DPDFD(num_classes=10, image_shape=SHAPE, batch_size=4, teacher=torch.nn.Linear(3, 3), images=PRIOR)
     with pytest.raises(TeacherError, match=r"of no use here.*model\.teacher"):
         module.setup("fit")

@@ -1,0 +1,158 @@
+"""Settings of DGD's four phases, each with the checks that it needs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lightning.pytorch.cli import OptimizerCallable
+from torch import nn
+
+from datamodules import ImageDataModule
+from lightning_modules.functional.generator_terms import GeneratorTerms
+from lightning_modules.image_source import Images, ImageSource, SyntheticSource
+from lightning_modules.networks import ConvVAE
+from lightning_modules.pool_source import PoolSource
+from lightning_modules.priors import ImagePrior
+
+__all__ = ["DGDImages", "GeneratorPhase", "QueryPhase", "StudentPhase", "VAEPhase"]
+
+Source = Literal["generator", "prior", "both", "pool"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DGDImages:
+    """Where DGD's images come from.
+
+    Attributes:
+        source: `generator`, `prior`, `both` (half of each batch), or `pool`.
+        prior: Procedural images, for `prior` and `both`. Default: `StrokePrior`.
+        generator: Builds the generator, called with `image_shape`. Default: `DAFLGenerator`.
+        pool: Images for `pool`: a data set that is declared to be public. Its labels are never read.
+        pool_part: Part of it, `test` or `train`. The train part of the private data itself, which the paper takes to
+            stand for public data, voids the guarantee.
+    """
+
+    source: Source = "generator"
+    prior: ImagePrior | None = None
+    generator: Callable[..., nn.Module] | None = None
+    pool: ImageDataModule | None = None
+    pool_part: Literal["test", "train"] = "test"
+
+    def __post_init__(self) -> None:
+        if self.source not in get_args(Source):
+            raise ValueError(f"images.source must be one of {', '.join(get_args(Source))}, got {self.source!r}")
+        if (self.pool is not None) != (self.source == "pool"):
+            raise ValueError(
+                f"images.pool must be given for images.source='pool', and for no other, got {self.source!r}"
+            )
+
+    def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
+        """The source."""
+        if self.source == "pool":
+            assert self.pool is not None
+            return PoolSource(self.pool, part=self.pool_part, image_shape=image_shape, batch_size=batch_size)
+        settings = Images(source=self.source, prior=self.prior, generator=self.generator)
+        return SyntheticSource(settings, image_shape=image_shape, batch_size=batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorPhase:
+    """The generator, trained against a fixed classifier (Eq. 2).
+
+    Attributes:
+        baseline: What the generator is trained against: the file of a private classifier, or `student`, which is free
+            and is trained with the generator in turn. Needed where `images.source` asks for a generator.
+        baseline_network: Builds the baseline where its file holds nothing but weights.
+        steps: Of this phase; 0 leaves the generator as it is made.
+        one_hot_weight: Weight of the cross-entropy to the baseline's own decision.
+        balance_weight: α, of the negative entropy of the mean prediction.
+        activation_weight: β, of the size of the features.
+        statistics_weight: Of the distance to the baseline's BatchNorm statistics (LabelDP Eq. 2); none in DGD.
+    """
+
+    baseline: str | None = None
+    baseline_network: Callable[..., nn.Module] | None = None
+    steps: int = 200
+    one_hot_weight: float = 1.0
+    balance_weight: float = 5.0
+    activation_weight: float = 0.1
+    statistics_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least("generator_phase", self, 0, "steps")
+
+    @property
+    def terms(self) -> GeneratorTerms:
+        """What the generator makes small, but for the statistics."""
+        return GeneratorTerms(
+            one_hot_weight=self.one_hot_weight,
+            balance_weight=self.balance_weight,
+            activation_weight=self.activation_weight,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VAEPhase:
+    """The variational autoencoder, trained on synthetic images.
+
+    Attributes:
+        network: Builds it, called with `image_shape`. Default: `ConvVAE`, code of 32.
+        steps: Of this phase; 0 leaves the VAE and its terms out.
+        optimizer: Default: Adam, rate 1e-3.
+    """
+
+    network: Callable[..., ConvVAE] | None = None
+    steps: int = 500
+    optimizer: OptimizerCallable | None = None
+
+    def __post_init__(self) -> None:
+        _at_least("vae_phase", self, 0, "steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryPhase:
+    """The queries to the ensemble (Eq. 3).
+
+    Attributes:
+        queries: N, images that the ensemble is queried about, once each.
+        selection: `random` images, or `spread`: those nearest to N centres of their codes in the VAE.
+        candidates: Images that `spread` chooses each query from, on the average.
+    """
+
+    queries: int = 1000
+    selection: Literal["random", "spread"] = "random"
+    candidates: int = 10
+
+    def __post_init__(self) -> None:
+        _at_least("query_phase", self, 1, "queries", "candidates")
+        if self.selection not in ("random", "spread"):
+            raise ValueError(f"query_phase.selection must be random or spread, got {self.selection!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentPhase:
+    """What the student is fitted to besides the queried labels (Eq. 5); additions to DGD, off as printed.
+
+    Attributes:
+        pseudo_label_weight: Of the pseudo-label loss on distorted synthetic images.
+        pseudo_label_threshold: Probability from which on a pseudo-label counts.
+        distortion: Strength of these distortions.
+        query_distortion: Strength of distortions of the queried images, anew in each step. The labels are few and
+            noisy, and a network learns their noise (`docs/dgd.md`).
+    """
+
+    pseudo_label_weight: float = 0.0
+    pseudo_label_threshold: float = 0.95
+    distortion: float = 0.2
+    query_distortion: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least("student_phase", self, 0, "pseudo_label_weight", "distortion", "query_distortion")
+
+
+def _at_least(group: str, settings: object, least: int, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) < least:
+            raise ValueError(f"{group}.{name} must be {least} or more, got {getattr(settings, name)}")

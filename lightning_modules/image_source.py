@@ -1,0 +1,226 @@
+"""Where a run's synthetic images come from: a generator, a procedural prior, both, or a refined prior.
+
+None of it reads private data: what an image costs is what is asked about it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from lightning_modules.networks import DAFLGenerator, Refiner
+from lightning_modules.networks.batchnorm import frozen_statistics
+from lightning_modules.networks.refiner import check_refiner
+from lightning_modules.priors import ImagePrior, StrokePrior
+from lightning_modules.priors.warm_start import fit_generator
+from lightning_modules.runtime.randomness import Draws, stream
+
+__all__ = ["ImageSource", "Images", "SyntheticSource"]
+
+_SOURCES = ("generator", "prior", "both", "refined")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """Where synthetic images come from.
+
+    Attributes:
+        source: `generator`, `prior`, `both` (half of each batch), or `refined` (images of the prior, changed by a small
+            network that is trained in the generator's place).
+        prior: Procedural images, for `prior`, `both`, `refined` and a warm start. Default: `StrokePrior`.
+        generator: Builds the generator, called with `image_shape`. Default: `DAFLGenerator`; for `refined` `Refiner`.
+        warm_start_steps: Steps for which the generator is fitted to images of the prior before the first annotated
+            step, once in a run. Neither teacher nor data are queried; it costs time alone.
+    """
+
+    source: Literal["generator", "prior", "both", "refined"] = "generator"
+    prior: ImagePrior | None = None
+    generator: Callable[..., nn.Module] | None = None
+    warm_start_steps: int = 0
+
+
+class ImageSource(ABC):
+    """Gives the images of each step of a run.
+
+    It holds its networks without owning them: a method registers `generator` as its own submodule, so that it is
+    trained, moved and saved with the method.
+
+    Attributes:
+        kind: In one word, as in the settings.
+        generator: What makes or changes images; None where there is none.
+        published: What of it a student's owner may publish, in words.
+        warm_start_steps: Steps that the generator takes before the first query.
+    """
+
+    kind: str
+    generator: nn.Module | None = None
+    published: tuple[str, ...] = ()
+    warm_start_steps: int = 0
+
+    @property
+    def generated(self) -> int:
+        """How many images of a batch the generator makes, or the refiner changes."""
+        return 0
+
+    def latents(self, step: int, draws: Draws) -> torch.Tensor | None:
+        """What the generator makes the images of this step from; None without a generator."""
+        return None
+
+    @abstractmethod
+    def images(self, step: int, latents: torch.Tensor | None, draws: Draws) -> torch.Tensor:
+        """A batch of images, shape (B, C, H, W), in [-1, 1], generated ones first."""
+
+    @abstractmethod
+    def grid(self, count: int, *, seed: int, device: torch.device) -> torch.Tensor:
+        """Images for a person to look at, shape (n, C, H, W) with n at most `count`; the same ones for one seed."""
+
+    def warm_start(self, draws: Draws) -> str:
+        """Prepares the generator before the first query. Returns what came of it, in words."""
+        raise NotImplementedError(f"{type(self).__name__} has no generator to start")
+
+    def networks(self) -> dict[str, nn.Module]:
+        """Networks of it that are published, by name."""
+        return {}
+
+
+class SyntheticSource(ImageSource):
+    """Images that nobody took: of a generator, of a procedural prior, or of both.
+
+    Args:
+        settings: What is wanted.
+        image_shape: (C, H, W).
+        batch_size: B.
+
+    Raises:
+        ValueError: A setting that has no meaning.
+
+    Attributes:
+        prior: Procedural images; None where none are drawn.
+    """
+
+    def __init__(self, settings: Images, *, image_shape: tuple[int, int, int], batch_size: int) -> None:
+        if settings.source not in _SOURCES:
+            raise ValueError(f"images.source must be one of {', '.join(_SOURCES)}, got {settings.source!r}")
+        if settings.source == "both" and batch_size < 2:
+            raise ValueError(f"images.source='both' needs a batch_size of 2 or more, got {batch_size}")
+        self.kind = settings.source
+        self.image_shape = image_shape
+        self.batch_size = batch_size
+        self.prior = (settings.prior or StrokePrior()) if self.kind != "generator" else None
+        self.generator = self._build_generator(settings.generator)
+        self.warm_start_steps = settings.warm_start_steps
+        self._check_warm_start()
+        self._warm_start_prior = self.prior or settings.prior or StrokePrior()
+        made = {"refined": ("refiner",), "prior": ()}.get(self.kind, ("generator",))
+        self.published: tuple[str, ...] = (*made, "synthetic images")
+
+    def _build_generator(self, factory: Callable[..., nn.Module] | None) -> nn.Module | None:
+        """What makes or changes images, checked before anything is spent on it."""
+        if self.kind == "prior":
+            return None
+        if self.kind == "refined":
+            refiner = (factory or Refiner)(image_shape=self.image_shape)
+            check_refiner(refiner, image_shape=self.image_shape)
+            return refiner
+        generator = (factory or DAFLGenerator)(image_shape=self.image_shape)
+        if not hasattr(generator, "latent_dim"):
+            raise ValueError(
+                f"images.generator must have a latent_dim for images.source={self.kind!r}, {type(generator).__name__} "
+                "has none"
+            )
+        return generator
+
+    def _check_warm_start(self) -> None:
+        steps = self.warm_start_steps
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+            raise ValueError(f"images.warm_start_steps must be 0 or more steps, got {steps!r}")
+        if steps and self.kind not in ("generator", "both"):
+            raise ValueError(
+                f"images.warm_start_steps={steps} needs a generator to start: images.source must be generator or both, "
+                f"got {self.kind!r}"
+            )
+        if steps and self.batch_size < 2:
+            raise ValueError(f"images.warm_start_steps needs a batch_size of 2 or more, got {self.batch_size}")
+
+    @property
+    def generated(self) -> int:
+        """How many images of a batch the generator makes, or the refiner changes."""
+        if self.generator is None:
+            return 0
+        return self.batch_size // 2 if self.kind == "both" else self.batch_size
+
+    @property
+    def latent_dim(self) -> int:
+        """Width of the generator's input."""
+        return int(getattr(self.generator, "latent_dim"))  # noqa: B009 - nn.Module types every attribute as a tensor
+
+    def latents(self, step: int, draws: Draws) -> torch.Tensor | None:
+        """z, shape (n, latent_dim), where n is B, or B/2 for `both`; None without a generator.
+
+        For `refined` those images of the prior, shape (B, C, H, W), that `prior` would have in this step.
+        """
+        if self.generator is None:
+            return None
+        draw = draws.stream(step, "prior" if self.kind == "refined" else "latents")
+        return self._latents(self.generated, draw, draws.device)
+
+    def images(self, step: int, latents: torch.Tensor | None, draws: Draws) -> torch.Tensor:
+        """A batch of synthetic images, shape (B, C, H, W), generated ones first."""
+        parts = []
+        if self.generator is not None and latents is not None:
+            parts.append(self.generator(latents).float())
+        left = self.batch_size - sum(len(part) for part in parts)
+        if left:
+            parts.append(self._prior_images(left, draws.stream(step, "prior"), draws.device))
+        return torch.cat(parts)
+
+    def grid(self, count: int, *, seed: int, device: torch.device) -> torch.Tensor:
+        """Images for a person to look at, shape (count, C, H, W): the same latents each time."""
+        draw = stream(seed, 0, 0, "grid")
+        parts = []
+        if self.generator is not None:
+            latents = self._latents(count // 2 if self.kind == "both" else count, draw, device)
+            with torch.no_grad(), frozen_statistics(self.generator):
+                parts.append(self.generator(latents).float())
+        left = count - sum(len(part) for part in parts)
+        if left and self.prior is not None:
+            parts.append(self._prior_images(left, draw, device))
+        return torch.cat(parts)
+
+    def warm_start(self, draws: Draws) -> str:
+        """Fits the generator to images of the prior. Returns what came of it, in words."""
+        assert self.generator is not None
+        error = fit_generator(
+            self.generator,
+            self._warm_start_prior,
+            steps=self.warm_start_steps,
+            batch_size=self.batch_size,
+            image_shape=self.image_shape,
+            latent_dim=self.latent_dim,
+            seed=draws.seed,
+            device=draws.device,
+        )
+        return (
+            f"Generator fitted to {type(self._warm_start_prior).__name__} for {self.warm_start_steps} steps: mean "
+            f"squared error {error:.3g}."
+        )
+
+    def networks(self) -> dict[str, nn.Module]:
+        """Networks of it that are published, by name."""
+        if self.generator is None:
+            return {}
+        return {"refiner" if self.kind == "refined" else "generator": self.generator}
+
+    def _latents(self, count: int, draw: torch.Generator, device: torch.device) -> torch.Tensor:
+        if self.kind == "refined":
+            return self._prior_images(count, draw, device)
+        return torch.randn(count, self.latent_dim, generator=draw).to(device)
+
+    def _prior_images(self, count: int, draw: torch.Generator, device: torch.device) -> torch.Tensor:
+        assert self.prior is not None
+        return self.prior.sample(count, image_shape=self.image_shape, generator=draw, device=device)

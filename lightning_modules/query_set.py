@@ -1,0 +1,78 @@
+"""Images that an ensemble is queried about once, and the noisy labels it gave: paid for, so never drawn again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from privacy.mechanisms.vote_counts import REJECTED
+
+__all__ = ["QuerySet"]
+
+
+class QuerySet:
+    """N images and those of their labels that were released so far.
+
+    Args:
+        image_shape: (C, H, W).
+
+    Attributes:
+        images: Shape (N, C, H, W), half precision: what is kept is what was queried. Empty until they are chosen.
+        labels: Shape (n,), int64, of the first n images; -1 is none.
+        positions: Of a pool, where in it these images lie: a checkpoint keeps no image that might be private.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int]) -> None:
+        self.images = torch.empty(0, *image_shape, dtype=torch.float16)
+        self.labels = torch.empty(0, dtype=torch.int64)
+        self.positions = torch.empty(0, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def next(self, count: int) -> torch.Tensor:
+        """The next images to query, shape (at most `count`, C, H, W), float32."""
+        return self.images[len(self) : len(self) + count].float()
+
+    def add(self, labels: torch.Tensor) -> None:
+        """Keeps released labels, shape (k,)."""
+        self.labels = torch.cat([self.labels, labels.cpu()])
+
+    def batch(self, size: int, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Labelled images drawn with replacement, (B, C, H, W) and (B,); none where none has a label."""
+        labelled = torch.nonzero(self.labels != REJECTED)[:, 0]
+        positions = labelled
+        if len(labelled):
+            positions = labelled[torch.randint(len(labelled), (size,), generator=draw)]
+        return self.images[positions].float(), self.labels[positions]
+
+    def state(self, *, of_pool: bool) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {
+            "query_images": self.images[: 0 if of_pool else None],
+            "query_positions": self.positions,
+            "query_labels": self.labels,
+        }
+
+    def load(self, state: Mapping[str, Any], *, pool: torch.Tensor | None) -> None:
+        """Inverse of `state`.
+
+        Args:
+            state: What `state` gave.
+            pool: Images of the pool, where it is open: outside of a fit nothing asks for them.
+
+        Raises:
+            ValueError: The pool is not the one that the queries were chosen from.
+        """
+        self.images, self.labels = state["query_images"], state["query_labels"]
+        self.positions = state.get("query_positions", self.positions)
+        if pool is None or not len(pool) or not len(self.positions):
+            return
+        if int(self.positions.max()) >= len(pool):
+            raise ValueError(
+                f"pool has {len(pool)} images, and the checkpoint's queries are of a larger one: resume with the same "
+                "pool"
+            )
+        self.images = pool[self.positions].half()
