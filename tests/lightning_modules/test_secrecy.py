@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from support.runs import checkpoint, distil, equal, leaks, networks, teacher_wei
 from support.variants import MoodyTeacher
 
 from lightning_modules import DPDFD
+from lightning_modules.functional.generator_terms import GeneratorTerms
 from lightning_modules.image_source import Images
 from lightning_modules.teachers.private_teacher import PrivateTeacher
+from privacy.annotators import GradientAnnotator
 
 PRIOR = Images(source="prior")
 
@@ -55,7 +58,8 @@ def test_a_module_is_not_pickled_with_its_teacher(folder: Path) -> None:
 
 
 def test_a_teacher_given_in_a_script_is_kept_apart_before_the_fit() -> None:
-    module = DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=4, teacher=MoodyTeacher(), images=PRIOR)
+    settings: dict[str, Any] = {"teacher": MoodyTeacher(), "annotator": GradientAnnotator(), "images": PRIOR}
+    module = DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=4, **settings)
     assert not any("teacher" in name for name in module.state_dict())
     assert not {"teacher", "annotator"} & set(module.hparams)
     with pytest.raises(TypeError, match="never written"):
@@ -117,7 +121,7 @@ def test_reproducible_noise_is_the_same_twice_and_voids_the_guarantee(
     assert "VOID" in Path("two/public/guarantee.md").read_text()
 
 
-def _generator_gradients(kind: type[DPDFD], teacher: torch.nn.Module, **settings: float) -> list[torch.Tensor]:
+def _generator_gradients(kind: type[DPDFD], teacher: torch.nn.Module, **settings: Any) -> list[torch.Tensor]:
     from lightning import seed_everything
     from support.variants import FixedAnnotator
 
@@ -136,7 +140,7 @@ def _generator_gradients(kind: type[DPDFD], teacher: torch.nn.Module, **settings
     return [parameter.grad.clone() for parameter in module.generator.parameters() if parameter.grad is not None]
 
 
-def _gap(kind: type[DPDFD], **settings: float) -> float:
+def _gap(kind: type[DPDFD], **settings: Any) -> float:
     torch.manual_seed(0)
     teachers = [torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)) for _ in range(2)]
     first, second = (_generator_gradients(kind, teacher, **settings) for teacher in teachers)
@@ -145,7 +149,7 @@ def _gap(kind: type[DPDFD], **settings: float) -> float:
 
 
 def test_the_generator_learns_of_the_teacher_through_released_targets_alone(folder: Path) -> None:
-    assert _gap(DPDFD, student_loss_weight=1.0) == 0
+    assert _gap(DPDFD, generator_terms=GeneratorTerms(student_loss_weight=1.0)) == 0
 
 
 def test_the_gap_shows_a_target_that_is_not_detached(folder: Path) -> None:
