@@ -29,6 +29,7 @@ from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_model import PrivateModel, TeacherError
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.annotators import Annotator
+from privacy.deprecation import renamed_attribute
 from privacy.guarantee import Guarantee
 
 __all__ = ["DataFreeDistillation", "Images"]
@@ -76,6 +77,7 @@ class DataFreeDistillation(LightningModule):
 
     paper: ClassVar[str] = ""
     published_artefacts: tuple[str, ...] = ("student",)
+    looks = renamed_attribute("data_accesses")
 
     def __init__(
         self,
@@ -141,8 +143,8 @@ class DataFreeDistillation(LightningModule):
         self.followed: torch.Tensor | None = None  # released, (B, c); set in `annotate` by a method that follows it
         self.planned_calls: int | None = None
         self.plan_changed = False
-        #: What this run looks at that nothing is charged for, in words for the guarantee.
-        self.looks: list[str] = []
+        #: Accesses to private things that nothing is charged for, in words for the guarantee.
+        self.data_accesses: list[str] = []
         self._restored: dict[str, Any] = {}
 
     def _build_generator(self, factory: Callable[..., nn.Module] | None) -> nn.Module | None:
@@ -498,7 +500,7 @@ class DataFreeDistillation(LightningModule):
         return self.annotator.guarantee(
             artefacts=self.published_artefacts,
             planned=None if self.plan_changed else self.planned_calls,
-            looks=self.looks,
+            data_accesses=self.data_accesses,
             assumptions=self.assumptions(),
             not_covered=("the teacher, unless it has a guarantee of its own",),
         )
@@ -538,7 +540,7 @@ class DataFreeDistillation(LightningModule):
             "generator_is_warm": self._generator_is_warm,
             "planned_calls": self.planned_calls,
             "plan_changed": self.plan_changed,
-            "looks": list(self.looks),
+            "looks": list(self.data_accesses),
             "annotator": self.annotator.account.state() if self.annotator.is_open else self._restored.get("annotator"),
         }
 
@@ -571,8 +573,8 @@ class DataFreeDistillation(LightningModule):
         self._generator_is_warm = bool(self._restored.get("generator_is_warm"))
         self.planned_calls = self._restored.get("planned_calls")
         self.plan_changed = bool(self._restored.get("plan_changed"))
-        # What was looked at once cannot be taken back by resuming without it.
-        self.looks = list(dict.fromkeys([*self.looks, *self._restored.get("looks", [])]))
+        # An access cannot be taken back by resuming without it.
+        self.data_accesses = list(dict.fromkeys([*self.data_accesses, *self._restored.get("looks", [])]))
 
 
 def _wrapped(teacher: nn.Module, num_classes: int, private_data: str | None) -> PrivateModel:

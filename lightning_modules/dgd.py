@@ -20,7 +20,7 @@ from datamodules import ImageDataModule
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.functional.generator_terms import GeneratorTerms
 from lightning_modules.functional.self_training import distort, pseudo_label_loss
-from lightning_modules.functional.spread import spread_rows
+from lightning_modules.functional.spread import spread_samples
 from lightning_modules.functional.tangent_normal import entropy, feature_distance, find_directions
 from lightning_modules.networks import ConvVAE, logits_and_features, logits_and_statistics
 from lightning_modules.networks.batchnorm import frozen_statistics
@@ -330,7 +330,7 @@ class DGD(DataFreeDistillation):
             self._unprotected_baseline()
         if self._pool_is_private:
             # Of no training at all: no teacher's guarantee covers what was never its own.
-            self.annotator.reveal_records(_POOL)
+            self.annotator.charge_nonprivate_records(_POOL)
         if not len(self.query_labels) and self.phase != "student":
             self.annotator.require_affordable()
         self._enter_next_phase()
@@ -493,7 +493,7 @@ class DGD(DataFreeDistillation):
         assert self.vae is not None
         self.vae.eval()
         codes = torch.cat([self.vae.encode(rows.to(self.device))[0].cpu() for rows in candidates.split(512)])
-        chosen = spread_rows(codes, count=self.queries, draw=draw)
+        chosen = spread_samples(codes, count=self.queries, draw=draw)
         if self.image_source == "pool":
             self.query_positions = self.query_positions[chosen]
         return candidates[chosen]
