@@ -30,6 +30,7 @@ from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.teachers.private_model import PrivateModel
 from lightning_modules.teachers.source import TeacherSource
 from privacy.annotators import Annotator
+from privacy.deprecation import renamed_attribute
 from privacy.guarantee import Guarantee
 
 __all__ = ["DataFreeDistillation"]
@@ -61,10 +62,11 @@ class DataFreeDistillation(LightningModule):
     Attributes:
         paper: Letter of the paper in this project's documents.
         published_artefacts: What a subclass computes from released values and may publish.
-        looks: What this run looks at that nothing is charged for, in words for the guarantee.
+        data_accesses: Accesses to private things that nothing is charged for, in words for the guarantee.
     """
 
     paper: ClassVar[str] = ""
+    looks = renamed_attribute("data_accesses")
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class DataFreeDistillation(LightningModule):
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.plan = QueryPlan()
-        self.looks: list[str] = []
+        self.data_accesses: list[str] = []
         self.steps_done = 0
         self.draw_seed: int | None = None
         self._steps_before_batch = -1
@@ -386,7 +388,7 @@ class DataFreeDistillation(LightningModule):
         return self.annotator.guarantee(
             artefacts=self.published_artefacts,
             planned=self.plan.covered,
-            looks=self.looks,
+            data_accesses=self.data_accesses,
             assumptions=self.assumptions(),
             not_covered=("the teacher, unless it has a guarantee of its own",),
         )
@@ -431,7 +433,7 @@ class DataFreeDistillation(LightningModule):
             "steps_done": self.steps_done,
             "draw_seed": self.draw_seed,
             "generator_is_warm": self._generator_is_warm,
-            "looks": list(self.looks),
+            "looks": list(self.data_accesses),
             "annotator": self.annotator.account.state() if self.annotator.is_open else self._restored.get("annotator"),
             **self.plan.state(),
         }
@@ -445,5 +447,5 @@ class DataFreeDistillation(LightningModule):
         self.draw_seed = self._restored.get("draw_seed")
         self._generator_is_warm = bool(self._restored.get("generator_is_warm"))
         self.plan.load(self._restored)
-        # What was looked at once cannot be taken back by resuming without it.
-        self.looks = list(dict.fromkeys([*self.looks, *self._restored.get("looks", [])]))
+        # What was accessed once cannot be taken back by resuming without it.
+        self.data_accesses = list(dict.fromkeys([*self.data_accesses, *self._restored.get("looks", [])]))

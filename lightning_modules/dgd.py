@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.dgd_phases import DGDImages, GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
 from lightning_modules.functional.self_training import distort, pseudo_label_loss
-from lightning_modules.functional.spread import spread_rows
+from lightning_modules.functional.spread import spread_samples
 from lightning_modules.functional.tangent_normal_terms import TangentNormalTerms
 from lightning_modules.networks import ConvVAE, logits_and_statistics
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
@@ -260,7 +260,7 @@ class DGD(DataFreeDistillation):
             self.vae.eval()
             batches = candidates[positions].split(512)
             codes = torch.cat([self.vae.encode(batch.to(self.device))[0].cpu() for batch in batches])
-            positions = positions[spread_rows(codes, count=count, draw=draw)]
+            positions = positions[spread_samples(codes, count=count, draw=draw)]
         if pool is not None:
             self.query_set.positions = positions
         return candidates[positions]
@@ -358,7 +358,7 @@ class DGD(DataFreeDistillation):
             self._unprotected_baseline()
         if isinstance(self.images, PoolSource) and self.images.is_private:
             # Of no training at all: no teacher's guarantee covers what was never its own.
-            self.annotator.reveal_records(_POOL)
+            self.annotator.charge_nonprivate_records(_POOL)
         if not len(self.query_set) and self.phase != "student":
             self.annotator.require_affordable()
         self._enter_next_phase()

@@ -1,4 +1,4 @@
-"""Distillation of what may be published: a teacher by DP-SGD, or what an ensemble's noisy answers tell."""
+"""Distillation of what may be published: a teacher by DP-SGD, or what an ensemble's noisy responses tell."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.functional.losses import kd, logit_distance
-from lightning_modules.functional.noisy_regression import fit_noisy_answers
+from lightning_modules.functional.noisy_regression import fit_noisy_responses
 from lightning_modules.image_source import Images
 from lightning_modules.networks import ScatteringClassifier, build_network, logits_and_features
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.priors import ImagePrior
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
-from privacy.annotators.answer import AnswerAnnotator
-from privacy.annotators.mean_answer import MeanAnswerAnnotator
+from privacy.annotators import MeanResponseAnnotator, ResponseAnnotator
 
 __all__ = ["Distillation"]
 
@@ -28,25 +27,25 @@ _LOGIT_DEVIATION = 3.0
 
 
 class Distillation(DataFreeDistillation):
-    """A student of answers on images drawn by rule, as many and for as long as wanted: post-processing, free of charge.
+    """A student of responses to procedural images, as many and for as long as wanted: post-processing, free of charge.
 
-    Which answers those are, the annotator decides:
+    Which responses those are, the annotator decides:
 
-    - `AnswerAnnotator`: those of one teacher as they are. Where it was trained by DP-SGD, its guarantee is the
+    - `ResponseAnnotator`: those of one teacher as they are. Where it was trained by DP-SGD, its guarantee is the
       student's; where it was trained without privacy the guarantee says so: ε is infinite.
-    - `MeanAnswerAnnotator`: those of an ensemble on disjoint shards, which is **private**. It is asked about `queries`
-      images, each mean answer is released with noise, and a linear function of fixed scattering features is fitted to
-      them (`fit_noisy_answers`), which averages the noise away and chooses by itself how much it must. That function
-      then answers the pool. How many queries there are makes little difference: at one ε the noise on each grows with
-      their root.
+    - `MeanResponseAnnotator`: those of an ensemble on disjoint shards, which is **private**. It is queried about
+      `queries` images, each mean response is released with noise, and a linear function of fixed scattering features is
+      fitted to them (`fit_noisy_responses`), which averages the noise away and chooses by itself how much it must. That
+      function then labels the pool. How many queries there are makes little difference: at one ε the noise on each
+      grows with their root.
 
     Args:
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
         batch_size: Images per step, and in each call of the annotator; linked from the data.
-        teacher: The teacher's checkpoint, or a network in a script; for `MeanAnswerAnnotator` the file of a
+        teacher: The teacher's checkpoint, or a network in a script; for `MeanResponseAnnotator` the file of a
             `TeacherEnsemble`.
-        annotator: Budget and ledger. Default: `AnswerAnnotator`.
+        annotator: Budget and ledger. Default: `ResponseAnnotator`.
         teacher_network: Builds the teacher where its file holds nothing but weights.
         private_data: Public name of the teacher's training data where its file does not say.
         student: Builds the student. Default: `SmallCNN`. One with a fixed `front` and `after_front` (such as
@@ -63,7 +62,7 @@ class Distillation(DataFreeDistillation):
         ValueError: A setting that has no meaning.
     """
 
-    annotator: AnswerAnnotator | MeanAnswerAnnotator
+    annotator: ResponseAnnotator | MeanResponseAnnotator
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class Distillation(DataFreeDistillation):
         image_shape: tuple[int, int, int],
         batch_size: int,
         teacher: str | nn.Module,
-        annotator: AnswerAnnotator | MeanAnswerAnnotator | None = None,
+        annotator: ResponseAnnotator | MeanResponseAnnotator | None = None,
         teacher_network: Callable[..., nn.Module] | None = None,
         private_data: str | None = None,
         student: Callable[..., nn.Module] | None = None,
@@ -87,7 +86,7 @@ class Distillation(DataFreeDistillation):
             num_classes=num_classes,
             image_shape=image_shape,
             batch_size=batch_size,
-            annotator=annotator or AnswerAnnotator(),
+            annotator=annotator or ResponseAnnotator(),
             teacher=teacher,
             teacher_network=teacher_network,
             private_data=private_data,
@@ -95,9 +94,9 @@ class Distillation(DataFreeDistillation):
             images=Images(source="prior", prior=prior),
             optimizers=optimizers,
         )
-        if not isinstance(self.annotator, AnswerAnnotator | MeanAnswerAnnotator):
+        if not isinstance(self.annotator, ResponseAnnotator | MeanResponseAnnotator):
             raise ValueError(
-                f"annotator must be an AnswerAnnotator or a MeanAnswerAnnotator, got {type(self.annotator).__name__}"
+                f"annotator must be a ResponseAnnotator or a MeanResponseAnnotator, got {type(self.annotator).__name__}"
             )
         if pool_size < 1:
             raise ValueError(f"pool_size must be 1 or more, got {pool_size}")
@@ -107,7 +106,7 @@ class Distillation(DataFreeDistillation):
             raise ValueError(f"loss must be logits or kl, got {loss!r}")
         if (queries is not None) != self.of_ensemble:
             raise ValueError(
-                f"queries must be given for a MeanAnswerAnnotator, and for no other, got queries={queries} with "
+                f"queries must be given for a MeanResponseAnnotator, and for no other, got queries={queries} with "
                 f"{type(self.annotator).__name__}"
             )
         if queries is not None and queries < 2:
@@ -129,7 +128,7 @@ class Distillation(DataFreeDistillation):
     @property
     def of_ensemble(self) -> bool:
         """Whether many teachers answer."""
-        return isinstance(self.annotator, MeanAnswerAnnotator)
+        return isinstance(self.annotator, MeanResponseAnnotator)
 
     @property
     def next_calls(self) -> int:
@@ -188,7 +187,7 @@ class Distillation(DataFreeDistillation):
         Images (B, C, H, W) → (B, c).
         """
         teacher, annotator = self.teacher, self.annotator
-        assert isinstance(teacher, PrivateEnsemble) and isinstance(annotator, MeanAnswerAnnotator)
+        assert isinstance(teacher, PrivateEnsemble) and isinstance(annotator, MeanResponseAnnotator)
         describe = build_network(
             ScatteringClassifier, num_classes=self.num_classes, image_shape=self.image_shape, name="features"
         ).to(self.device)
@@ -203,9 +202,9 @@ class Distillation(DataFreeDistillation):
                 released.append(annotator.annotate(teacher.each(images)).cpu())
         if self.noisy_answers is None:
             self.noisy_answers = torch.cat(released)
-            self.answer_deviation = annotator.deviation(teacher.num_teachers)
+            self.answer_deviation = annotator.std(teacher.num_teachers)
         features = torch.cat(described)
-        fitted = fit_noisy_answers(features, self.noisy_answers, deviation=self.answer_deviation)
+        fitted = fit_noisy_responses(features, self.noisy_answers, std=self.answer_deviation)
         rank_zero_info(f"Fitted to noisy answers: noise over signal variance {fitted.ratio:.3g}.")
         if not fitted.learnt:
             rank_zero_warn(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from privacy.account import Accounting, BudgetExceeded, PrivacyAccount, Scope
 from privacy.accounting.calibration import (
     Calibration,
-    calibrate_answers,
     calibrate_candidates,
     calibrate_count,
     calibrate_dpdfd_noise,
     calibrate_dpdfd_steps,
     calibrate_noise,
     calibrate_queries,
+    calibrate_responses,
     max_count,
 )
 from privacy.accounting.composition import (
@@ -32,9 +32,11 @@ from privacy.accounting.selection import (
     selection_epsilon,
 )
 from privacy.annotators import Annotator, GradientAnnotator
-from privacy.annotators.answer import AnswerAnnotator
 from privacy.annotators.label import LabelAnnotator
-from privacy.annotators.mean_answer import MeanAnswerAnnotator
+from privacy.annotators.mean_response import MeanAnswerAnnotator as MeanAnswerAnnotator  # their old names, which warn
+from privacy.annotators.mean_response import MeanResponseAnnotator
+from privacy.annotators.response import AnswerAnnotator as AnswerAnnotator
+from privacy.annotators.response import ResponseAnnotator
 from privacy.annotators.votes import VoteAnnotator, VoteMechanism
 from privacy.auditing import (
     AuditResult,
@@ -60,7 +62,7 @@ from privacy.auditing.verification import (
     worst_case_delta,
     worst_case_epsilon,
 )
-from privacy.deprecation import alias_modules
+from privacy.deprecation import alias_modules, renamed_names
 from privacy.events import (
     DiscreteLaplaceVotes,
     Gaussian,
@@ -82,7 +84,7 @@ from privacy.formatting import round_up
 from privacy.guarantee import Guarantee
 from privacy.identity import Training, ledger_file, new_training_id
 from privacy.ledger import Charge, Ledger, LedgerError
-from privacy.mechanisms import clip_rows, keep_largest, normalize_rows, zero_non_finite_rows
+from privacy.mechanisms import clip_per_sample, keep_largest, normalize_per_sample, zero_non_finite_samples
 from privacy.mechanisms.discrete_gaussian import release_on_lattice, round_to_lattice, sum_on_lattice
 from privacy.mechanisms.gradients import GRADIENT_MECHANISMS, GradientMechanism, gradient_mechanism, output_gradient_mu
 from privacy.mechanisms.latents import laplace_latents
@@ -107,12 +109,21 @@ from privacy.published.claims import Claim, NoisyVotes, RdpSlope, WholeRun, clai
 
 alias_modules(MOVED)
 
+__getattr__ = renamed_names(
+    __name__,
+    {
+        "calibrate_answers": "calibrate_responses",
+        "clip_rows": "clip_per_sample",
+        "normalize_rows": "normalize_per_sample",
+        "zero_non_finite_rows": "zero_non_finite_samples",
+    },
+)
+
 __all__ = [
     "GRADIENT_MECHANISMS",
     "REJECTED",
     "Accounting",
     "Annotator",
-    "AnswerAnnotator",
     "AuditResult",
     "BudgetExceeded",
     "Calibration",
@@ -131,7 +142,7 @@ __all__ = [
     "LaplaceVotes",
     "Ledger",
     "LedgerError",
-    "MeanAnswerAnnotator",
+    "MeanResponseAnnotator",
     "NoiseSource",
     "NoisyVotes",
     "PrivacyAccount",
@@ -142,6 +153,7 @@ __all__ = [
     "Release",
     "Repeated",
     "ReproducibleNoise",
+    "ResponseAnnotator",
     "RevealedGaussian",
     "SampledDiscreteGaussian",
     "SampledGaussian",
@@ -162,15 +174,15 @@ __all__ = [
     "all_candidates",
     "audit",
     "audit_one_run",
-    "calibrate_answers",
     "calibrate_candidates",
     "calibrate_count",
     "calibrate_dpdfd_noise",
     "calibrate_dpdfd_steps",
     "calibrate_noise",
     "calibrate_queries",
+    "calibrate_responses",
     "claim_from_dict",
-    "clip_rows",
+    "clip_per_sample",
     "clopper_pearson_epsilon",
     "clopper_pearson_interval",
     "common_neighbours",
@@ -199,7 +211,7 @@ __all__ = [
     "max_count",
     "new_training_id",
     "noisy_votes",
-    "normalize_rows",
+    "normalize_per_sample",
     "one_run_epsilon",
     "one_run_p_value",
     "output_gradient_mu",
@@ -230,5 +242,5 @@ __all__ = [
     "vote_counts",
     "worst_case_delta",
     "worst_case_epsilon",
-    "zero_non_finite_rows",
+    "zero_non_finite_samples",
 ]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from abc import ABCMeta
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
 
-__all__ = ["alias_modules"]
+__all__ = ["alias_modules", "renamed_arguments", "renamed_attribute", "renamed_class", "renamed_names", "warn_renamed"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def alias_modules(moved: Mapping[str, str | Sequence[str]]) -> None:
@@ -57,3 +61,113 @@ class _Moved(ModuleType):
                 except AttributeError:
                     continue
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+
+class _RenamedClass(ABCMeta):
+    """Type of a class's old name: a call of it warns and makes an object of the class of today."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        new = cls.__dict__.get("_renamed_to")
+        if new is None:  # somebody's subclass of the old name
+            return super().__call__(*args, **kwargs)
+        warn_renamed(cls.__name__, new.__name__, stacklevel=3)
+        return new(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return (
+            isinstance(instance, cls.__dict__["_renamed_to"])
+            if "_renamed_to" in cls.__dict__
+            else (super().__instancecheck__(instance))
+        )
+
+
+def renamed_class(old: str, new: type[Any]) -> Any:
+    """The old name of a class, which a configuration may give by itself: `class_path: OLD` finds subclasses by name.
+
+    Args:
+        old: Name of before.
+        new: The class of today, beside which the old name has to stand.
+
+    Returns:
+        A subclass that makes objects of `new` itself, with a warning; `isinstance` takes them for its own.
+    """
+    content = {"__module__": new.__module__, "__doc__": f"Old name of `{new.__name__}`.", "_renamed_to": new}
+    return _RenamedClass(old, (new,), content)
+
+
+def renamed_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """A module's `__getattr__`, by which functions and classes are found under their old names too.
+
+    Args:
+        module: `__name__` of the module.
+        names: From the old name to the new one, which stands in the same module.
+    """
+
+    def look_up(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warn_renamed(f"{module}.{name}", names[name], stacklevel=3)
+        return getattr(sys.modules[module], names[name])
+
+    return look_up
+
+
+class renamed_attribute:  # noqa: N801  (written as a descriptor, used like a function)
+    """The old name of a method or an attribute.
+
+    Args:
+        new: Name of today.
+    """
+
+    def __init__(self, new: str) -> None:
+        self.new = new
+        self.__doc__ = f"Old name of `{new}`."
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self.old = f"{owner.__name__}.{name}"
+
+    def __get__(self, instance: Any, owner: type[Any]) -> Any:
+        warn_renamed(self.old, self.new, stacklevel=3)
+        return getattr(owner if instance is None else instance, self.new)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        warn_renamed(self.old, self.new, stacklevel=3)
+        setattr(instance, self.new, value)
+
+
+def renamed_arguments(**names: str) -> Callable[[_F], _F]:
+    """Lets a function be called with keyword arguments of before.
+
+    Args:
+        names: From the old name to the new one.
+
+    Raises:
+        TypeError: When called, if both are given.
+    """
+
+    def decorate(function: _F) -> _F:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for old, new in names.items():
+                if old in kwargs:
+                    if new in kwargs:
+                        raise TypeError(f"{function.__qualname__} takes {new} or its old name {old}, got both")
+                    warn_renamed(f"{function.__qualname__}({old}=...)", f"{new}=...", stacklevel=3)
+                    kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return cast("_F", call)
+
+    return decorate
+
+
+def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
+    """Says that a name is of before.
+
+    Args:
+        old: It.
+        new: The name of today.
+        stacklevel: Of `warnings.warn`, counted from here.
+    """
+    message = f"{old} is called {new} now; the old name goes with the next release"
+    warnings.warn(message, FutureWarning, stacklevel=stacklevel)

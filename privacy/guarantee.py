@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from privacy.account import PrivacyAccount
+from privacy.deprecation import renamed_arguments
 from privacy.files import write_atomically
 from privacy.formatting import json_number, round_up
 from privacy.ledger import Charge
@@ -24,7 +25,7 @@ _PUBLIC = (
 )
 
 
-_NO_LOOKS = (
+_NO_ACCESSES = (
     "within this run nothing about a teacher left but through the annotator; outside of it no teacher accuracy, "
     "teacher loss or agreement was used to choose a setting, a checkpoint or a run"
 )
@@ -100,6 +101,7 @@ class Guarantee:
     claimed_source: str = ""
 
     @classmethod
+    @renamed_arguments(looks="data_accesses")
     def of(
         cls,
         account: PrivacyAccount,
@@ -112,7 +114,7 @@ class Guarantee:
         num_records: int | None = None,
         epsilon: float | None = None,
         spent: float | None = None,
-        looks: Sequence[str] = (),
+        data_accesses: Sequence[str] = (),
         assumptions: Sequence[str] = (),
         not_covered: Sequence[str] = (),
     ) -> Guarantee:
@@ -129,7 +131,7 @@ class Guarantee:
             num_records: N, where it is known that δ lies below 1/N.
             epsilon: What bounds `covered`, where something better is known than their composition.
             spent: Record-level ε of the releases made so far; None: of what the account was charged.
-            looks: What this run looked at that nothing was charged for, in words. Empty where it did not.
+            data_accesses: Accesses of this run to private things that nothing was charged for, in words.
             assumptions: What else must be true.
             not_covered: What else is not covered.
 
@@ -138,7 +140,7 @@ class Guarantee:
         """
         account.ledger.refresh()
         holds = [_PUBLIC]
-        holds += [f"LOOKED AT WITHOUT CHARGE: {look}" for look in looks] or [_NO_LOOKS]
+        holds += [f"ACCESSED WITHOUT CHARGE: {access}" for access in data_accesses] or [_NO_ACCESSES]
         holds.append(
             "the number of steps planned before the first release was chosen without the private data"
             if planned

@@ -1,13 +1,15 @@
-"""Where the modules of this package were before version 0.2; see `privacy.deprecation`."""
+"""What this package's modules, classes and settings were called before version 0.2; see `privacy.deprecation`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["MOVED"]
+__all__ = ["MOVED", "RENAMED_CLASSES", "RENAMED_SETTINGS"]
 
 MOVED: Mapping[str, str | tuple[str, ...]] = {
-    "privacy.answer_annotator": "privacy.annotators.answer",
+    "privacy.annotators.answer": "privacy.annotators.response",
+    "privacy.annotators.mean_answer": "privacy.annotators.mean_response",
+    "privacy.answer_annotator": "privacy.annotators.response",
     "privacy.calibration": "privacy.accounting.calibration",
     "privacy.claims": "privacy.published.claims",
     "privacy.composition": "privacy.accounting.composition",
@@ -21,7 +23,7 @@ MOVED: Mapping[str, str | tuple[str, ...]] = {
     "privacy.label_annotator": "privacy.annotators.label",
     "privacy.latents": "privacy.mechanisms.latents",
     "privacy.matrix": "sweeps.runner.guarantee_tables",
-    "privacy.mean_answer_annotator": "privacy.annotators.mean_answer",
+    "privacy.mean_answer_annotator": "privacy.annotators.mean_response",
     "privacy.noise": "privacy.mechanisms.noise",
     "privacy.pipelines": "privacy.accounting.pipelines",
     "privacy.pld": "privacy.numerics.pld",
@@ -35,3 +37,12 @@ MOVED: Mapping[str, str | tuple[str, ...]] = {
     "privacy.votes": "privacy.mechanisms.vote_counts",
     "privacy.words": "privacy.mechanisms.words",
 }
+
+RENAMED_CLASSES: Mapping[str, str] = {
+    "AnswerAnnotator": "ResponseAnnotator",
+    "MeanAnswerAnnotator": "MeanResponseAnnotator",
+}
+"""Classes that a checkpoint or a configuration may name by its `class_path`."""
+
+RENAMED_SETTINGS: Mapping[str, str] = {"max_answers": "max_responses"}
+"""Settings of annotators that a checkpoint or a configuration may hold among its `init_args`."""

@@ -28,7 +28,7 @@ class DataFreeModule(Protocol):
     student: nn.Module
     steps_done: int
     draw_seed: int | None
-    looks: list[str]
+    data_accesses: list[str]
 
     @property
     def next_calls(self) -> int:

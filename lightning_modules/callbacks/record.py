@@ -31,9 +31,9 @@ from privacy.formatting import json_number
 
 __all__ = ["ResultRecord", "role"]
 
-_LOOK = (
-    "the teacher's accuracy on the test split was measured without noise and stands in private/looks.json: it must "
-    "neither be published nor be used to choose anything"
+_ACCESS = (
+    "the teacher's accuracy on the test split was measured without noise and stands in private/data_accesses.json: it "
+    "must neither be published nor be used to choose anything"
 )
 
 
@@ -43,9 +43,9 @@ class ResultRecord(Callback):
     Args:
         path: The file, for example `results/dpdfd_mnist_prior.json`; None is `result.json` in the run's folder.
         note: Free text that is kept with the record.
-        teacher_accuracy: Measure also the accuracy of a student's teacher on the test split. That looks at the teacher
-            without noise, and nothing is charged for it: it goes into `private/looks.json`, reaches no logger, and the
-            guarantee says that it was done.
+        teacher_accuracy: Measure also the accuracy of a student's teacher on the test split. That is a
+            non-private access, not charged: it goes into `private/data_accesses.json`, reaches no logger, and the
+            guarantee says that it was made.
     """
 
     def __init__(self, *, path: str | None = None, note: str = "", teacher_accuracy: bool = False) -> None:
@@ -65,8 +65,8 @@ class ResultRecord(Callback):
             raise ValueError(
                 "ResultRecord measures on the test split of a data module: fit with datamodule=..., or leave it out"
             )
-        if self.teacher_accuracy and is_data_free(pl_module) and _LOOK not in pl_module.looks:
-            pl_module.looks.append(_LOOK)
+        if self.teacher_accuracy and is_data_free(pl_module) and _ACCESS not in pl_module.data_accesses:
+            pl_module.data_accesses.append(_ACCESS)
         self._begun = time.monotonic()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -88,7 +88,7 @@ class ResultRecord(Callback):
             curves = next((callback for callback in callbacks_of(trainer) if isinstance(callback, Curves)), None)
             record |= {
                 "accuracy": accuracy_on(pl_module.student, loader, pl_module.device),
-                "uncharged_looks": list(pl_module.looks),
+                "uncharged_accesses": list(pl_module.data_accesses),
                 "epsilon_record": json_number(guarantee.epsilon),
                 "epsilon_published": json_number(guarantee.claimed_epsilon),
                 "published_claim": guarantee.claimed_source,
@@ -107,10 +107,10 @@ class ResultRecord(Callback):
             bound = pl_module.guarantee() if isinstance(pl_module, DPSGDTeacher) else None
             epsilon = "inf" if bound is None else json_number(bound.epsilon)
             # A teacher by DP-SGD may be measured on public images: its guarantee covers that.
-            bound_looks = pl_module.looks if isinstance(pl_module, DPSGDTeacher) else ["accuracy"]
+            uncharged = pl_module.data_accesses if isinstance(pl_module, DPSGDTeacher) else ["accuracy"]
             record |= {
                 "accuracy": accuracy,
-                "uncharged_looks": list(bound_looks),
+                "uncharged_accesses": list(uncharged),
                 "epsilon_record": epsilon,
                 "epsilon_published": epsilon,
                 "delta": 0.0 if bound is None else bound.delta,
@@ -127,8 +127,8 @@ class ResultRecord(Callback):
             "config": resolved_config(trainer),
         }
         if self.teacher_accuracy and is_data_free(pl_module):
-            looks = {"teacher_accuracy": accuracy_on(pl_module.teacher.logits, loader, pl_module.device)}
-            write_atomically(private_folder(trainer) / "looks.json", json.dumps(looks, indent=2) + "\n")
+            measured = {"teacher_accuracy": accuracy_on(pl_module.teacher.logits, loader, pl_module.device)}
+            write_atomically(private_folder(trainer) / "data_accesses.json", json.dumps(measured, indent=2) + "\n")
         path = Path(self.path) if self.path else run_folder(trainer) / "result.json"
         write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from privacy.deprecation import renamed_arguments
+
 
 def decoupled_kd(
     student_logits: Tensor,
@@ -247,7 +249,8 @@ def logit_distance(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
     return (difference - difference.mean(dim=1, keepdim=True)).square().mean(dim=1)
 
 
-def expected_labels(outputs: Tensor, answers: Tensor, candidates: Tensor, *, epsilon: float) -> Tensor:
+@renamed_arguments(answers="responses")
+def expected_labels(outputs: Tensor, responses: Tensor, candidates: Tensor, *, epsilon: float) -> Tensor:
     """What the teacher's classes probably are, given noisy answers: targets for the student, corrected for the noise.
 
     Bayes' rule with the student's own prediction as the prior and randomized response as the channel: the answer y is
@@ -258,7 +261,7 @@ def expected_labels(outputs: Tensor, answers: Tensor, candidates: Tensor, *, eps
 
     Args:
         outputs: the student's logits (B, c), detached.
-        answers: (B,), int64.
+        responses: (B,), int64.
         candidates: (B, c), bool, two or more in each row.
         epsilon: of one answer.
 
@@ -268,5 +271,5 @@ def expected_labels(outputs: Tensor, answers: Tensor, candidates: Tensor, *, eps
     size = candidates.sum(1, keepdim=True).to(outputs.dtype)
     log_other = -torch.log(math.exp(epsilon) + size - 1)
     channel = torch.where(candidates, log_other.expand_as(outputs), -torch.log(size).expand_as(outputs))
-    channel = channel.scatter(1, answers[:, None], log_other + epsilon)
+    channel = channel.scatter(1, responses[:, None], log_other + epsilon)
     return functional.softmax(outputs + channel, dim=1)

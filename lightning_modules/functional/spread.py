@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from privacy.deprecation import renamed_names
 
-def spread_rows(codes: Tensor, *, count: int, draw: torch.Generator, rounds: int = 10) -> Tensor:
+
+def spread_samples(codes: Tensor, *, count: int, draw: torch.Generator, rounds: int = 10) -> Tensor:
     """Rows nearest to the centres of k-means with k = ``count``.
 
     Args:
@@ -38,3 +40,6 @@ def spread_rows(codes: Tensor, *, count: int, draw: torch.Generator, rounds: int
         taken[best] = True
         chosen.append(best)
     return torch.tensor(chosen)
+
+
+__getattr__ = renamed_names(__name__, {"spread_rows": "spread_samples"})

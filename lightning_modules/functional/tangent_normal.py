@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from privacy.deprecation import renamed_names
+
 Map = Callable[[Tensor], Tensor]
 
 
@@ -26,7 +28,7 @@ class Directions(NamedTuple):
     normal: Tensor
 
 
-def kl_rows(logits: Tensor, others: Tensor) -> Tensor:
+def kl_per_sample(logits: Tensor, others: Tensor) -> Tensor:
     """KL(softmax(logits) || softmax(others)) of each row, (N, c) and (N, c) to (N,)."""
     log_p, log_q = functional.log_softmax(logits, 1), functional.log_softmax(others, 1)
     return (log_p.exp() * (log_p - log_q)).sum(1)
@@ -116,14 +118,14 @@ def find_directions(
     start = with_length(_randn(codes, draw), 1.0)
     tangent = start
     if adversarial:
-        tangent = power_step(lambda r: kl_rows(logits, classify(decode(codes + r))), start, probe=probe)
+        tangent = power_step(lambda r: kl_per_sample(logits, classify(decode(codes + r))), start, probe=probe)
     tangent = with_length(tangent, tangent_length, instead=start)
     with torch.no_grad():
         displacement = decode(codes + tangent) - images
     start = with_length(project_out(_randn(images, draw), displacement), 1.0)
     normal = start
     if adversarial:
-        normal = power_step(lambda n: kl_rows(logits, classify(images + n)), start, probe=probe)
+        normal = power_step(lambda n: kl_per_sample(logits, classify(images + n)), start, probe=probe)
         normal = project_out(normal, displacement)
     return Directions(tangent, displacement, with_length(normal, normal_length, instead=start))
 
@@ -154,3 +156,6 @@ def _norms(vectors: Tensor) -> Tensor:
 
 def _column(values: Tensor, like: Tensor) -> Tensor:
     return values.view(-1, *[1] * (like.dim() - 1))
+
+
+__getattr__ = renamed_names(__name__, {"kl_rows": "kl_per_sample"})

@@ -121,20 +121,20 @@ class Line:
     Attributes:
         x: The quantity.
         mean: Accuracy between 0 and 1.
-        deviation: Its standard deviation; 0 draws no bar.
+        std: Its standard deviation; 0 draws no bar.
         printed: Whether a paper prints it, in place of a run having measured it.
     """
 
     x: list[float]
     mean: list[float]
-    deviation: list[float]
+    std: list[float]
     printed: bool = False
 
-    def add(self, x: float, mean: float, deviation: float) -> None:
+    def add(self, x: float, mean: float, std: float) -> None:
         """Takes a point."""
         self.x.append(x)
         self.mean.append(mean)
-        self.deviation.append(deviation)
+        self.std.append(std)
 
 
 def lines_over(lines: Mapping[str, Line], *, title: str, label: str, log: bool = False) -> Figure:
@@ -149,7 +149,7 @@ def lines_over(lines: Mapping[str, Line], *, title: str, label: str, log: bool =
     figure, axes = plt.subplots(figsize=(6, 4))
     for name, line in lines.items():
         style = "--s" if line.printed else "-o"
-        axes.errorbar(line.x, line.mean, yerr=line.deviation, fmt=style, markersize=4, capsize=2, label=name)
+        axes.errorbar(line.x, line.mean, yerr=line.std, fmt=style, markersize=4, capsize=2, label=name)
     if log:
         axes.set_xscale("log")
     axes.set_xlabel(label)

@@ -28,14 +28,15 @@ def public_folder(trainer: Trainer) -> Path:
 
 
 def private_folder(trainer: Trainer) -> Path:
-    """Where lies what this run found out about the teacher or its data without a charge."""
+    """Where figures of non-private accesses lie: what this run found out without a charge."""
     return run_folder(trainer) / "private"
 
 
 def clear(trainer: Trainer) -> None:
     """Takes out what an earlier fit into the same folder has left, which this one's guarantee says nothing about."""
     for folder in (public_folder(trainer), private_folder(trainer)):
-        for pattern in ("guarantee.*", "*.pt", "looks.json", "figures/*.png"):
+        # `looks.json` is what `data_accesses.json` was called before version 0.2.
+        for pattern in ("guarantee.*", "*.pt", "data_accesses.json", "looks.json", "figures/*.png"):
             for file in folder.glob(pattern):
                 file.unlink(missing_ok=True)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lightning_modules.teachers.own_training import CheckpointError
+from privacy.moved import RENAMED_CLASSES, RENAMED_SETTINGS
 
 __all__ = ["APPLIED", "read_hyperparameters", "refuse_differences", "take_back_unfinished_step"]
 
@@ -27,7 +28,7 @@ APPLIED = (
     "annotator.scale",
     "annotator.threshold",
     "annotator.threshold_scale",
-    "annotator.max_answers",
+    "annotator.max_responses",
     "annotator.noise",
     "noise",
     "queries",
@@ -109,14 +110,24 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in settings.items():
         if name.startswith("_"):
             continue
+        if name in RENAMED_SETTINGS:
+            if value is None:
+                continue
+            name = RENAMED_SETTINGS[name]
         if isinstance(value, Mapping) and "class_path" in value:
-            flat[f"{prefix}{name}"] = str(value["class_path"]).rsplit(".", 1)[-1]
+            flat[f"{prefix}{name}"] = _class_name(value["class_path"])
             flat |= _flat(value.get("init_args") or {}, prefix=f"{prefix}{name}.")
         elif isinstance(value, Mapping):
             flat |= _flat(value, prefix=f"{prefix}{name}.")
         else:
             flat[f"{prefix}{name}"] = value
     return flat
+
+
+def _class_name(path: Any) -> str:
+    """Of a class its name of today counts, wherever its module lies."""
+    name = str(path).rsplit(".", 1)[-1]
+    return RENAMED_CLASSES.get(name, name)
 
 
 def _pairs(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -128,10 +139,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
-        # Of a class its name counts, wherever its module lies now.
-        return {
-            key: str(item).rsplit(".", 1)[-1] if key == "class_path" else _plain(item) for key, item in value.items()
-        }
+        return {key: _class_name(item) if key == "class_path" else _plain(item) for key, item in value.items()}
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 

@@ -28,6 +28,7 @@ from lightning_modules.teachers.teacher import Teacher
 from privacy.account import PrivacyAccount
 from privacy.accounting.calibration import calibrate_noise, max_count
 from privacy.accounting.composition import compose
+from privacy.deprecation import renamed_attribute
 from privacy.events import Release, SampledGaussian, Unbounded
 from privacy.events.discrete import SampledDiscreteGaussian
 from privacy.formatting import round_up
@@ -37,7 +38,7 @@ from privacy.mechanisms.words import FLOATS, LATTICE, Words
 
 __all__ = ["DPSGDTeacher"]
 
-_LOOK = (
+_ACCESS = (
     "accuracy on held-out private records was measured while training, and stands in the logs of this run: nothing "
     "bounds what it reveals of them, and it must not leave with the teacher"
 )
@@ -82,6 +83,8 @@ class DPSGDTeacher(Teacher):
     Raises:
         ValueError: A setting that has no meaning, or a network with layers that DP-SGD cannot treat record by record.
     """
+
+    looks = renamed_attribute("data_accesses")
 
     def __init__(
         self,
@@ -170,8 +173,8 @@ class DPSGDTeacher(Teacher):
         #: All steps that were planned before the first, in the form of `history`; it never shrinks.
         self.plan: list[list[float]] = []
         self.secure = True
-        #: What this run looks at that nothing is charged for, in words for the guarantee.
-        self.looks: list[str] = []
+        #: Accesses to private records that nothing is charged for, in words for the guarantee.
+        self.data_accesses: list[str] = []
         self._wrapped: tuple[GradSampleModule] | None = None
         self._front_done = False
 
@@ -305,8 +308,8 @@ class DPSGDTeacher(Teacher):
     def _refuse_selection(self) -> None:
         if not self._poisson.looks_at_private_records:
             return
-        if _LOOK not in self.looks:
-            self.looks.append(_LOOK)
+        if _ACCESS not in self.data_accesses:
+            self.data_accesses.append(_ACCESS)
         for callback in callbacks_of(self.trainer):
             if (monitor := getattr(callback, "monitor", None)) is not None:
                 raise ValueError(
@@ -395,7 +398,7 @@ class DPSGDTeacher(Teacher):
             secure=self.secure,
             num_records=data.num_records,
             spent=self.epsilon(),
-            looks=self.looks,
+            data_accesses=self.data_accesses,
             assumptions=assumptions,
         )
 
@@ -532,7 +535,7 @@ class DPSGDTeacher(Teacher):
             "plan": [list(entry) for entry in self.plan],
             "noise_multiplier": self.noise_multiplier,
             "secure_noise": self.secure,
-            "looks": list(self.looks),
+            "looks": list(self.data_accesses),
             "settings": self._settings,
         }
         checkpoint["releases"] = [[release.to_dict(), count] for release, count in self.releases.items()]
@@ -583,8 +586,8 @@ class DPSGDTeacher(Teacher):
                 )
         self.history = [list(entry) for entry in state["history"]]
         self.plan = [list(entry) for entry in state["plan"]] if "plan" in state else self._plan_of_old(state)
-        # What was looked at once cannot be taken back by resuming without it.
-        self.looks = list(dict.fromkeys([*self.looks, *state.get("looks", [])]))
+        # An access cannot be taken back by resuming without it.
+        self.data_accesses = list(dict.fromkeys([*self.data_accesses, *state.get("looks", [])]))
         self.secure = bool(state.get("secure_noise", True))
         self.noise_multiplier = state["noise_multiplier"]
 

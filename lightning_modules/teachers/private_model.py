@@ -82,7 +82,7 @@ class PrivateModel(ABC):
         """
         if self._admitted is None or self._admitted[0] is not annotator:
             self._admitted = (annotator, annotator.admit(self.training))
-        annotator.reveal(reason, training=self._admitted[1])
+        annotator.charge_nonprivate_access(reason, training=self._admitted[1])
         return self._network_of(teacher).eval()
 
     @property

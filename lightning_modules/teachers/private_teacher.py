@@ -206,7 +206,7 @@ def _weights(content: Any, file: Path) -> dict[str, torch.Tensor]:
     if isinstance(content, dict) and "ensemble" in content:
         raise TeacherError(
             f"{file} holds an ensemble, and one teacher was asked for: set model.annotator.release to ensemble for "
-            "DPDFD, or take MeanAnswerAnnotator for Distillation or VoteAnnotator for DGD"
+            "DPDFD, or take MeanResponseAnnotator for Distillation or VoteAnnotator for DGD"
         )
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         prefix = "network."

@@ -7,6 +7,7 @@ from typing import Any
 
 from privacy.accountants.base import ReleaseAccountant
 from privacy.accounting.composition import compose
+from privacy.deprecation import renamed_attribute
 from privacy.events import RandomizedResponse, Release, RevealedGaussian
 
 
@@ -24,7 +25,9 @@ class LabelDPAccountant(ReleaseAccountant):
     37.2055
     """
 
-    def answer(self, epsilon: float, num_candidates: int, count: int = 1) -> None:
+    answer = renamed_attribute("respond")
+
+    def respond(self, epsilon: float, num_candidates: int, count: int = 1) -> None:
         """Count ``count`` randomized answers, all of which one label may change."""
         self.charge(RandomizedResponse(epsilon, num_candidates), count)
 

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias, get_args
 
 from privacy.accounting.composition import compose
 from privacy.checks import check_count, check_delta, check_nonnegative, check_positive
+from privacy.deprecation import renamed_names
 from privacy.events import Gaussian, GaussianVotes, LaplaceVotes, RandomizedResponse, Release
 from privacy.mechanisms.gradients import output_gradient_mu
 from privacy.numerics.gaussian import gaussian_mu
@@ -232,10 +233,10 @@ def calibrate_queries(
     return Calibration(count, compose({vote: count}, delta).epsilon)
 
 
-def calibrate_answers(target_epsilon: float, *, epsilon: float, num_candidates: int, delta: float) -> Calibration:
+def calibrate_responses(target_epsilon: float, *, epsilon: float, num_candidates: int, delta: float) -> Calibration:
     """Number of randomized answers under record-level accounting; a published one does not depend on it.
 
-    >>> int(calibrate_answers(10.0, epsilon=0.1, num_candidates=10, delta=1e-5).value)
+    >>> int(calibrate_responses(10.0, epsilon=0.1, num_candidates=10, delta=1e-5).value)
     1919
     """
     answer = RandomizedResponse(epsilon, num_candidates)
@@ -282,3 +283,6 @@ def _target(target_epsilon: float) -> float:
 def _check_accounting(accounting: str) -> None:
     if accounting not in get_args(Accounting):
         raise ValueError(f"accounting must be one of {get_args(Accounting)}, got {accounting!r}")
+
+
+__getattr__ = renamed_names(__name__, {"calibrate_answers": "calibrate_responses"})

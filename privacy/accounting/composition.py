@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.checks import check_count, check_delta, check_nonnegative
+from privacy.deprecation import renamed_arguments
 from privacy.events import (
     Gaussian,
     GaussianVotes,
@@ -175,7 +176,7 @@ def _interval(items: Items) -> float:
     rounded = [
         (release, count) for release, count in items if release.lattice is None or release.lattice != lattices[0]
     ]
-    variance = math.fsum(count * release.loss_deviation**2 for release, count in items)
+    variance = math.fsum(count * release.loss_std**2 for release, count in items)
     if not rounded:
         if 30.0 * math.sqrt(variance) / lattices[0] < 4 * _MAX_SUM:
             return lattices[0]
@@ -223,10 +224,11 @@ def gaussian_votes_epsilon(noise_std: float, num_queries: int, delta: float) -> 
     return compose({GaussianVotes(noise_std): check_count("num_queries", num_queries)}, delta).epsilon
 
 
+@renamed_arguments(num_answers="num_responses")
 def confident_votes_epsilon(
-    threshold_std: float, noise_std: float, num_checks: int, num_answers: int, delta: float
+    threshold_std: float, noise_std: float, num_checks: int, num_responses: int, delta: float
 ) -> float:
-    """Record-level epsilon of ``num_checks`` noisy threshold checks and ``num_answers`` Gaussian votes among them.
+    """Record-level epsilon of ``num_checks`` noisy threshold checks and ``num_responses`` Gaussian votes among them.
 
     How many are answered depends on the data: fix both numbers as a budget beforehand and stop before either is
     exceeded.
@@ -237,7 +239,7 @@ def confident_votes_epsilon(
     >>> round(confident_votes_epsilon(150.0, 40.0, 1000, 300, 1e-5), 4)
     2.6648
     """
-    checks, answers = check_count("num_checks", num_checks), check_count("num_answers", num_answers)
+    checks, answers = check_count("num_checks", num_checks), check_count("num_responses", num_responses)
     if answers > checks:
-        raise ValueError(f"num_answers must be at most num_checks = {checks}, got {answers}")
+        raise ValueError(f"num_responses must be at most num_checks = {checks}, got {answers}")
     return compose({ThresholdCheck(threshold_std): checks, GaussianVotes(noise_std): answers}, delta).epsilon

@@ -1,20 +1,22 @@
 """Annotators: the only way in which anything about a private teacher leaves it."""
 
-from privacy.annotators.answer import AnswerAnnotator
 from privacy.annotators.base import DISJOINT_SHARDS, Annotator, uncompiled
 from privacy.annotators.gradient import GradientAnnotator, GradientReleases
 from privacy.annotators.label import LabelAnnotator
-from privacy.annotators.mean_answer import MeanAnswerAnnotator
+from privacy.annotators.mean_response import MeanAnswerAnnotator as MeanAnswerAnnotator  # their old names, which warn
+from privacy.annotators.mean_response import MeanResponseAnnotator
+from privacy.annotators.response import AnswerAnnotator as AnswerAnnotator
+from privacy.annotators.response import ResponseAnnotator
 from privacy.annotators.votes import VoteAnnotator, VoteMechanism
 
 __all__ = [
     "DISJOINT_SHARDS",
     "Annotator",
-    "AnswerAnnotator",
     "GradientAnnotator",
     "GradientReleases",
     "LabelAnnotator",
-    "MeanAnswerAnnotator",
+    "MeanResponseAnnotator",
+    "ResponseAnnotator",
     "VoteAnnotator",
     "VoteMechanism",
     "uncompiled",

@@ -18,6 +18,7 @@ import torch
 
 from privacy.account import Accounting, BudgetExceeded, PrivacyAccount, Scope
 from privacy.checks import check_count, check_delta
+from privacy.deprecation import renamed_arguments, renamed_attribute
 from privacy.events import Unbounded
 from privacy.guarantee import Guarantee
 from privacy.identity import Training, UnnamedTraining
@@ -106,11 +107,11 @@ class Annotator(ABC):
         return replace(charge, release=void, training=training)
 
     @property
-    def claim_of_reveal(self) -> Claim | None:
+    def claim_of_nonprivate_access(self) -> Claim | None:
         """What the paper's theorem counts for a use of the teacher outside of this mechanism; None: no theorem does."""
         return None
 
-    def reveal(self, reason: str, *, training: str | None = None) -> None:
+    def charge_nonprivate_access(self, reason: str, *, training: str | None = None) -> None:
         """Charges, once in a run, a use of a teacher that no noise covers, before it is made.
 
         What bounds that teacher's own training bounds such a use, as it does every other.
@@ -124,7 +125,7 @@ class Annotator(ABC):
         """
         self._charge_once(reason, training or self.account.training)
 
-    def reveal_records(self, reason: str) -> None:
+    def charge_nonprivate_records(self, reason: str) -> None:
         """Charges, once in a run, a use of private records themselves: no teacher's guarantee covers it.
 
         Raises:
@@ -132,9 +133,15 @@ class Annotator(ABC):
         """
         self._charge_once(reason, RECORDS)
 
+    reveal = renamed_attribute("charge_nonprivate_access")
+    reveal_records = renamed_attribute("charge_nonprivate_records")
+    claim_of_reveal = renamed_attribute("claim_of_nonprivate_access")
+
     def _charge_once(self, reason: str, training: str | None) -> None:
         # No queries: not answers are taken, but the whole.
-        charge = Charge(release=Unbounded(reason=reason), claim=self.claim_of_reveal, queries=0, training=training)
+        charge = Charge(
+            release=Unbounded(reason=reason), claim=self.claim_of_nonprivate_access, queries=0, training=training
+        )
         if not self.account.counts(scope="run")[charge]:
             self.account.charge(charge)
 
@@ -164,12 +171,13 @@ class Annotator(ABC):
         """Record-level ε of `covering(planned)`."""
         return self.account.epsilon(counts=self.covering(planned))
 
+    @renamed_arguments(looks="data_accesses")
     def guarantee(
         self,
         *,
         artefacts: Sequence[str],
         planned: int | None,
-        looks: Sequence[str] = (),
+        data_accesses: Sequence[str] = (),
         assumptions: Sequence[str] = (),
         not_covered: Sequence[str] = (),
     ) -> Guarantee:
@@ -178,7 +186,7 @@ class Annotator(ABC):
         Args:
             artefacts: What was computed.
             planned: Calls of this run planned before its first, which are what ε covers; None where there was no plan.
-            looks: See `Guarantee.of`.
+            data_accesses: See `Guarantee.of`.
             assumptions: See `Guarantee.of`.
             not_covered: See `Guarantee.of`.
 
@@ -195,7 +203,7 @@ class Annotator(ABC):
             planned=planned is not None,
             secure=self.noise.secure,
             num_records=self.num_records,
-            looks=looks,
+            data_accesses=data_accesses,
             assumptions=assumptions,
             not_covered=not_covered,
         )
@@ -291,7 +299,7 @@ class Annotator(ABC):
         )
 
     def admit(self, training: Training | UnnamedTraining | None) -> str | None:
-        """Makes a second teacher known to the ledger, before `reveal` is charged for it; gives its identity.
+        """Makes a second teacher known to the ledger, before a non-private access to it is charged; gives its identity.
 
         Raises:
             LedgerError: It could not be written down: nothing may be used.

@@ -13,7 +13,7 @@ from privacy.checks import check_count
 from privacy.events import Gaussian, Release
 from privacy.events.discrete import DiscreteGaussian
 from privacy.ledger import Charge
-from privacy.mechanisms import clip_rows, keep_largest, normalize_rows, zero_non_finite_rows
+from privacy.mechanisms import clip_per_sample, keep_largest, normalize_per_sample, zero_non_finite_samples
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian, round_to_lattice
 from privacy.mechanisms.gradients import gradient_mechanism
 from privacy.mechanisms.noise import NoiseSource
@@ -140,8 +140,8 @@ class GradientAnnotator(Annotator):
         return "D Theorem 1" if self._paper == "D" else "C Theorem 3"
 
     @property
-    def claim_of_reveal(self) -> Claim | None:
-        """D counts its teacher as a discriminator (DPSD-T) for nothing; see `Annotator.claim_of_reveal`."""
+    def claim_of_nonprivate_access(self) -> Claim | None:
+        """D counts its teacher as a discriminator (DPSD-T) for nothing; see `Annotator.claim_of_nonprivate_access`."""
         return RdpSlope(source=self.theorem, slope=0.0) if self._paper == "D" else None
 
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
@@ -201,13 +201,13 @@ class GradientAnnotator(Annotator):
 
     def _bounded(self, gradients: torch.Tensor) -> torch.Tensor:
         """Rows (N, c) in float64, of norm C at most."""
-        rows = zero_non_finite_rows(gradients)
+        rows = zero_non_finite_samples(gradients)
         if self.top_k is not None:
             rows = keep_largest(rows, k=self.top_k)
         if self.bounding == "normalize":
-            rows = normalize_rows(rows, norm_bound=self.norm_bound, stability=self.stability)
+            rows = normalize_per_sample(rows, norm_bound=self.norm_bound, stability=self.stability)
         else:
-            rows = clip_rows(rows, norm_bound=self.norm_bound)
+            rows = clip_per_sample(rows, norm_bound=self.norm_bound)
         if self._lattice is None:
             return rows
         # Towards zero, so that no norm grows, and before anything is summed.

@@ -92,8 +92,8 @@ class LabelAnnotator(Annotator):
             raise ValueError(f"smallest must be at most the number of classes {num_classes}, got {self.smallest}")
 
     @property
-    def claim_of_reveal(self) -> Claim | None:
-        """A and D count a teacher that trains the generator for nothing; see `Annotator.claim_of_reveal`."""
+    def claim_of_nonprivate_access(self) -> Claim | None:
+        """A and D count a teacher that trains the generator for nothing; see `Annotator.claim_of_nonprivate_access`."""
         return self._claim
 
     @property

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from privacy.account import Accounting, BudgetExceeded, Scope
 from privacy.annotators.base import Annotator, uncompiled
 from privacy.checks import check_count
+from privacy.deprecation import renamed_attribute, warn_renamed
 from privacy.events import (
     Gaussian,
     GaussianVotes,
@@ -47,15 +48,15 @@ class VoteAnnotator(Annotator):
     | `confident` | as `gaussian` where max(counts) + N(0, σ₁²) ≥ threshold, else -1 | μ² = 1/σ₁² + 2/σ² (answered) |
 
     A query that `confident` leaves unanswered costs its check alone. How many will be answered depends on the private
-    data, so what is stated covers the most answers that were allowed beforehand (`max_answers`, or the target), not the
-    number that came out: `covering`.
+    data, so what is stated covers the most responses that were allowed beforehand (`max_responses`, or the target), not
+    the number that came out: `covering`.
 
     Args:
         mechanism: See the table.
         scale: b of the Laplace kinds, σ of the Gaussian ones, in votes.
         threshold: Bar of `confident`, in votes.
         threshold_scale: σ₁ of `confident`, in votes.
-        max_answers: Most queries that `confident` may answer in this run; None allows every query to be.
+        max_responses: Most queries that `confident` may answer in this run; None allows every query to be.
         latent_epsilon: ε₁ of the Laplace noise on the VAE's latent codes (`perturb_latents`), or None for no such
             noise. It enters the published figure alone, since no record-level bound rests on it.
         data_dependent: Keep, in memory alone, the data-dependent cost of the Gaussian answers for
@@ -67,6 +68,7 @@ class VoteAnnotator(Annotator):
         ledger: See `Annotator`.
         ledger_block: See `Annotator`; of queries.
         noise: See `Annotator`.
+        max_answers: Old name of `max_responses`.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -81,7 +83,7 @@ class VoteAnnotator(Annotator):
         scale: float = 40.0,
         threshold: float | None = None,
         threshold_scale: float | None = None,
-        max_answers: int | None = None,
+        max_responses: int | None = None,
         latent_epsilon: float | None = None,
         data_dependent: bool = False,
         delta: float = 1e-5,
@@ -91,6 +93,7 @@ class VoteAnnotator(Annotator):
         ledger: str | None = None,
         ledger_block: int = 100,
         noise: NoiseSource | None = None,
+        max_answers: int | None = None,
     ) -> None:
         super().__init__(
             delta=delta,
@@ -101,9 +104,17 @@ class VoteAnnotator(Annotator):
             ledger_block=ledger_block,
             noise=noise,
         )
+        if max_answers is not None:
+            if max_responses is not None:
+                raise ValueError(
+                    "max_answers is the old name of max_responses: one of them may be given, got "
+                    f"{max_answers} and {max_responses}"
+                )
+            warn_renamed("max_answers", "max_responses")
+            max_responses = max_answers
         kind = vote_mechanism(mechanism)
         _positive("scale", scale)
-        confident = {"threshold": threshold, "threshold_scale": threshold_scale, "max_answers": max_answers}
+        confident = {"threshold": threshold, "threshold_scale": threshold_scale, "max_responses": max_responses}
         if mechanism != "confident":
             if given := [name for name, value in confident.items() if value is not None]:
                 raise ValueError(f"{', '.join(given)}: only mechanism='confident' has these, got {mechanism!r}")
@@ -111,8 +122,8 @@ class VoteAnnotator(Annotator):
             if threshold is None or not math.isfinite(threshold):
                 raise ValueError(f"threshold must be a finite number of votes for 'confident', got {threshold}")
             _positive("threshold_scale", threshold_scale)
-            if max_answers is not None:
-                check_count("max_answers", max_answers, minimum=1)
+            if max_responses is not None:
+                check_count("max_responses", max_responses, minimum=1)
         if latent_epsilon is not None:
             _positive("latent_epsilon", latent_epsilon)
         if data_dependent and not kind.data_dependent:
@@ -122,15 +133,15 @@ class VoteAnnotator(Annotator):
         self.scale = float(scale)
         self.threshold = threshold
         self.threshold_scale = threshold_scale
-        self.max_answers = max_answers
+        self.max_responses = max_responses
         self.latent_epsilon = latent_epsilon
         self.data_dependent = data_dependent
         self._dependent_rdp: NDArray[np.float64] = np.zeros(len(DEFAULT_ORDERS))
         self._dependent_queries = 0
 
     @property
-    def claim_of_reveal(self) -> Claim | None:
-        """B counts its baseline classifier for nothing; see `Annotator.claim_of_reveal`."""
+    def claim_of_nonprivate_access(self) -> Claim | None:
+        """B counts its baseline classifier for nothing; see `Annotator.claim_of_nonprivate_access`."""
         return self.votes.free_claim()
 
     @property
@@ -140,7 +151,7 @@ class VoteAnnotator(Annotator):
         return Charge(release=ThresholdCheck(self.threshold_scale), claim=claim)
 
     @property
-    def _answer(self) -> Charge:
+    def _response(self) -> Charge:
         """One answer; of `confident` it comes on top of the check, which has counted the query."""
         return Charge(
             release=self.votes.event(self.scale),
@@ -150,22 +161,25 @@ class VoteAnnotator(Annotator):
 
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
         if self.mechanism != "confident":
-            return self._answer
-        check, answer = self._check, self._answer
-        assert isinstance(check.release, ThresholdCheck) and isinstance(answer.release, GaussianVotes)
-        mu = math.hypot(check.release.gaussian_mu, answer.release.gaussian_mu)
-        assert isinstance(check.claim, RdpSlope) and isinstance(answer.claim, RdpSlope)
-        return Charge(release=Gaussian(mu=mu), claim=replace(check.claim, slope=check.claim.slope + answer.claim.slope))
+            return self._response
+        check, vote = self._check, self._response
+        assert isinstance(check.release, ThresholdCheck) and isinstance(vote.release, GaussianVotes)
+        mu = math.hypot(check.release.gaussian_mu, vote.release.gaussian_mu)
+        assert isinstance(check.claim, RdpSlope) and isinstance(vote.claim, RdpSlope)
+        return Charge(release=Gaussian(mu=mu), claim=replace(check.claim, slope=check.claim.slope + vote.claim.slope))
+
+    answers_made = renamed_attribute("responses_made")
+    max_answers = renamed_attribute("max_responses")
 
     @property
-    def answers_made(self) -> int:
+    def responses_made(self) -> int:
         """Queries of this run that were answered, as far as `confident` may leave some out; private-data dependent."""
-        return self.account.counts(scope="run")[self._honest(self._answer)]
+        return self.account.counts(scope="run")[self._honest(self._response)]
 
     def affordable(self, *, limit: int) -> int:
         """How many more queries, up to `limit`, are allowed even if every one is answered."""
-        if self.mechanism == "confident" and self.max_answers is not None:
-            limit = min(limit, max(0, self.max_answers - self.answers_made))
+        if self.mechanism == "confident" and self.max_responses is not None:
+            limit = min(limit, max(0, self.max_responses - self.responses_made))
         return super().affordable(limit=limit)
 
     @uncompiled
@@ -186,13 +200,13 @@ class VoteAnnotator(Annotator):
         """
         self._require_votes(counts)
         if self.affordable(limit=len(counts)) < len(counts):
-            if self.max_answers is not None and self.max_answers - self.answers_made < len(counts):
-                raise BudgetExceeded(f"max_answers={self.max_answers} allows fewer than {len(counts)} more answers")
+            if self.max_responses is not None and self.max_responses - self.responses_made < len(counts):
+                raise BudgetExceeded(f"max_responses={self.max_responses} allows fewer than {len(counts)} more answers")
             raise BudgetExceeded(self.account.refusal(self.charge))
         if self.mechanism == "confident":
             return self._confident(counts)
         for _ in range(len(counts)):
-            self.account.charge(self._honest(self._answer))
+            self.account.charge(self._honest(self._response))
         self._remember(counts)
         return noisy_votes(counts, kind=self.mechanism, scale=self.scale, noise=self.noise)
 
@@ -204,7 +218,7 @@ class VoteAnnotator(Annotator):
         passed = (counts.cpu().amax(dim=1).double() + noise >= self.threshold).to(counts.device)
         labels = torch.full((len(counts),), REJECTED, dtype=torch.int64, device=counts.device)
         for _ in range(int(passed.sum())):
-            self.account.charge(self._honest(self._answer))
+            self.account.charge(self._honest(self._response))
         if bool(passed.any()):
             self._remember(counts[passed])
             labels[passed] = noisy_votes(counts[passed], kind="gaussian", scale=self.scale, noise=self.noise)
@@ -255,10 +269,10 @@ class VoteAnnotator(Annotator):
         if self.mechanism != "confident":
             covered[self.charge] += rest
             return +covered
-        check, answer = self._honest(self._check), self._honest(self._answer)
+        check, vote = self._honest(self._check), self._honest(self._response)
         covered[check] += rest
-        allowed = max(planned, self.calls_made()) if self.max_answers is None else self.max_answers
-        covered[answer] += max(0, min(allowed, self.calls_made() + rest) - self.answers_made)
+        allowed = max(planned, self.calls_made()) if self.max_responses is None else self.max_responses
+        covered[vote] += max(0, min(allowed, self.calls_made() + rest) - self.responses_made)
         return +covered
 
     def covered_epsilon(self, planned: int | None) -> float:
@@ -291,7 +305,7 @@ class VoteAnnotator(Annotator):
         Raises:
             RuntimeError: `data_dependent` is off, or some of the run's answers were not seen by this object (resumed).
         """
-        if not self.data_dependent or self._dependent_queries != self.answers_made:
+        if not self.data_dependent or self._dependent_queries != self.responses_made:
             raise RuntimeError("set data_dependent=True from the first query of an uninterrupted run")
         total = self._dependent_rdp
         if self.mechanism == "confident":
@@ -303,7 +317,7 @@ class VoteAnnotator(Annotator):
         """See `Annotator.describe`."""
         answered = ""
         if self.mechanism == "confident":
-            most = "every query" if self.max_answers is None else f"at most {self.max_answers} queries"
+            most = "every query" if self.max_responses is None else f"at most {self.max_responses} queries"
             answered = (
                 f", for queries whose largest count plus N(0, {self.threshold_scale:g}^2) reaches {self.threshold:g} "
                 f"votes ({most} may be answered)"

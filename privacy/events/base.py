@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from privacy.deprecation import renamed_attribute
 from privacy.neighbours import Relation, Unit
 from privacy.numerics import pld
 
@@ -75,13 +76,15 @@ class Release(ABC):
 
     @property
     @abstractmethod
-    def loss_deviation(self) -> float:
+    def loss_std(self) -> float:
         """Rough standard deviation of the privacy loss: chooses grids, never enters a bound."""
+
+    loss_deviation = renamed_attribute("loss_std")
 
     @property
     def loss_reach(self) -> float:
         """Rough width of the support of the privacy loss: chooses grids, never enters a bound."""
-        return self.loss_deviation * (24.0 + self.loss_deviation)
+        return self.loss_std * (24.0 + self.loss_std)
 
     @abstractmethod
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:

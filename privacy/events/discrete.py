@@ -57,7 +57,7 @@ class DiscreteGaussian(Release):
         return math.inf if self.mu else 0.0
 
     @property
-    def loss_deviation(self) -> float:
+    def loss_std(self) -> float:
         return self.mu
 
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
@@ -115,8 +115,8 @@ class SampledDiscreteGaussian(Release):
         return math.inf if self.sample_rate and math.isfinite(self.noise_multiplier) else 0.0
 
     @property
-    def loss_deviation(self) -> float:
-        return self._continuous.loss_deviation
+    def loss_std(self) -> float:
+        return self._continuous.loss_std
 
     @property
     def loss_reach(self) -> float:

@@ -45,7 +45,7 @@ class Gaussian(Release):
         return math.isfinite(self.mu)
 
     @property
-    def loss_deviation(self) -> float:
+    def loss_std(self) -> float:
         return self.mu
 
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:

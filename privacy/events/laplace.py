@@ -49,7 +49,7 @@ class LaplaceVector(Release):
         return math.isfinite(self.pure_epsilon)
 
     @property
-    def loss_deviation(self) -> float:
+    def loss_std(self) -> float:
         return self.pure_epsilon
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:

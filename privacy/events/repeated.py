@@ -60,8 +60,8 @@ class Repeated(Release):
         return self.release.lattice
 
     @property
-    def loss_deviation(self) -> float:
-        return math.sqrt(self.count) * self.release.loss_deviation
+    def loss_std(self) -> float:
+        return math.sqrt(self.count) * self.release.loss_std
 
     @property
     def loss_reach(self) -> float:

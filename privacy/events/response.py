@@ -57,7 +57,7 @@ class RandomizedResponse(Release):
         return self.epsilon if self.epsilon > 0.0 else None
 
     @property
-    def loss_deviation(self) -> float:
+    def loss_std(self) -> float:
         true, other = self.probabilities
         return self.epsilon * math.sqrt(true + other)
 

@@ -55,7 +55,7 @@ class SampledGaussian(Release):
         return self.sample_rate == 0.0 or math.isfinite(self._mu)
 
     @property
-    def loss_deviation(self) -> float:
+    def loss_std(self) -> float:
         if self.gaussian_mu is not None:
             return self.gaussian_mu
         square = min(self._mu * self._mu, 700.0)
@@ -120,7 +120,7 @@ class RevealedGaussian(Release):
         return self.sample_rate == 0.0 or math.isfinite(self.mu)
 
     @property
-    def loss_deviation(self) -> float:
+    def loss_std(self) -> float:
         return math.sqrt(self.sample_rate) * self.mu
 
     @property

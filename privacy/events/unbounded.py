@@ -34,7 +34,7 @@ class Unbounded(Release):
         return False
 
     @property
-    def loss_deviation(self) -> float:
+    def loss_std(self) -> float:
         return math.inf
 
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:

@@ -49,7 +49,7 @@ class GaussianVotes(Release):
         return self.noise_std > 0.0
 
     @property
-    def loss_deviation(self) -> float:
+    def loss_std(self) -> float:
         return self.gaussian_mu
 
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
@@ -82,7 +82,7 @@ class ThresholdCheck(Release):
         return self.noise_std > 0.0
 
     @property
-    def loss_deviation(self) -> float:
+    def loss_std(self) -> float:
         return self.gaussian_mu
 
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
@@ -118,7 +118,7 @@ class LaplaceVotes(Release):
         return self.scale > 0.0
 
     @property
-    def loss_deviation(self) -> float:
+    def loss_std(self) -> float:
         return math.sqrt(2.0) * self._shift
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
@@ -168,7 +168,7 @@ class DiscreteLaplaceVotes(Release):
         return 2.0 * self._shift if self._shift > 0.0 else None
 
     @property
-    def loss_deviation(self) -> float:
+    def loss_std(self) -> float:
         return math.sqrt(2.0) * self._shift
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:

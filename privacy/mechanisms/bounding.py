@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["clip_rows", "keep_largest", "normalize_rows", "zero_non_finite_rows"]
+from privacy.deprecation import renamed_names
+
+__all__ = ["clip_per_sample", "keep_largest", "normalize_per_sample", "zero_non_finite_samples"]
 
 
-def zero_non_finite_rows(rows: torch.Tensor) -> torch.Tensor:
+def zero_non_finite_samples(rows: torch.Tensor) -> torch.Tensor:
     """Replaces every row that holds a NaN or an infinity by zeros.
 
     A broken teacher output must neither stop the run nor be told apart from a working one: stopping is an answer that a
@@ -40,7 +42,7 @@ def keep_largest(rows: torch.Tensor, *, k: int) -> torch.Tensor:
     return torch.zeros_like(rows).scatter_(1, kept, rows.gather(1, kept))
 
 
-def normalize_rows(rows: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
+def normalize_per_sample(rows: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
     """C Algorithm 1 line 7: C·g/(‖g‖₂ + e) for each row; norms lie below C, a zero row stays zero.
 
     In float64: in bfloat16 the norm was measured at 1.0067 C, which would break the sensitivity.
@@ -58,7 +60,7 @@ def normalize_rows(rows: torch.Tensor, *, norm_bound: float, stability: float) -
     return _at_most(norm_bound * unit / (length + stability / peak), norm_bound)
 
 
-def clip_rows(rows: torch.Tensor, *, norm_bound: float) -> torch.Tensor:
+def clip_per_sample(rows: torch.Tensor, *, norm_bound: float) -> torch.Tensor:
     """g·min(1, C/‖g‖₂) for each row, the alternative that C's Fig. 2 compares with.
 
     Args:
@@ -86,3 +88,13 @@ def _at_most(rows: torch.Tensor, norm_bound: float) -> torch.Tensor:
     limit = norm_bound * (1.0 - 1e-12)
     peak, unit, length = _scaled(rows)
     return torch.where(peak * length > limit, limit * unit / length, rows)
+
+
+__getattr__ = renamed_names(
+    __name__,
+    {
+        "clip_rows": "clip_per_sample",
+        "normalize_rows": "normalize_per_sample",
+        "zero_non_finite_rows": "zero_non_finite_samples",
+    },
+)

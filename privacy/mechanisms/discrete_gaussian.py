@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from privacy.checks import check_positive
-from privacy.mechanisms.bounding import clip_rows, zero_non_finite_rows
+from privacy.mechanisms.bounding import clip_per_sample, zero_non_finite_samples
 from privacy.mechanisms.draws import below
 from privacy.mechanisms.noise import NoiseSource
 
@@ -93,9 +93,9 @@ def round_to_lattice(rows: torch.Tensor, *, norm_bound: float, granularity: floa
     """
     _check_rows(rows)
     _check_lattice(norm_bound, granularity)
-    # The norm that clip_rows measures is wrong by up to 2^-53 of itself for each column.
+    # The norm that clip_per_sample measures is wrong by up to 2^-53 of itself for each column.
     limit = norm_bound * (1.0 - (rows.shape[1] + 8) * 2.0**-52)
-    clipped = clip_rows(zero_non_finite_rows(rows), norm_bound=limit)
+    clipped = clip_per_sample(zero_non_finite_samples(rows), norm_bound=limit)
     return torch.trunc(clipped * (1.0 / granularity)).to(torch.int64)
 
 

@@ -66,7 +66,7 @@ def guarantee(folder: str) -> dict[str, Any]:
 
 def test_the_teachers_guarantee_is_the_students(folder: Path) -> None:
     teacher = private_teacher()
-    fit(configuration("student", teacher=teacher, annotator={"class_path": "AnswerAnnotator"}))
+    fit(configuration("student", teacher=teacher, annotator={"class_path": "ResponseAnnotator"}))
     own, students = (json.loads(Path(name, "result.json").read_text()) for name in ("teacher", "student"))
     assert 2.9 < students["epsilon_record"] <= 3.0
     assert students["epsilon_record"] == pytest.approx(own["epsilon_record"])
@@ -76,7 +76,7 @@ def test_the_teachers_guarantee_is_the_students(folder: Path) -> None:
             configuration(
                 "refused",
                 teacher=teacher,
-                annotator={"class_path": "AnswerAnnotator", "init_args": {"target_epsilon": 2.0}},
+                annotator={"class_path": "ResponseAnnotator", "init_args": {"target_epsilon": 2.0}},
             )
         )
 

@@ -22,8 +22,8 @@ from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import TeacherError
 from privacy import BudgetExceeded, Gaussian, compose
 from privacy.accounting.calibration import calibrate_noise
-from privacy.annotators.answer import AnswerAnnotator
-from privacy.annotators.mean_answer import MeanAnswerAnnotator
+from privacy.annotators.mean_response import MeanResponseAnnotator
+from privacy.annotators.response import ResponseAnnotator
 
 SHAPE = (1, 8, 8)
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
@@ -82,7 +82,7 @@ def configuration(
                 "student": SMALL,
                 "pool_size": 30,
                 "queries": QUERIES,
-                "annotator": {"class_path": "MeanAnswerAnnotator", "init_args": door},
+                "annotator": {"class_path": "MeanResponseAnnotator", "init_args": door},
                 **model,
             },
         },
@@ -220,7 +220,7 @@ def test_answers_to_other_images_are_refused_on_resuming(
             num_classes=10,
             image_shape=(1, 8, 8),
             teacher="teachers/digits_linear_ensemble.ckpt",
-            annotator=MeanAnswerAnnotator(noise_multiplier=SIGMA),
+            annotator=MeanResponseAnnotator(noise_multiplier=SIGMA),
             **settings,
         )
         module.on_load_checkpoint(checkpoint())
@@ -249,9 +249,9 @@ def test_a_resumed_run_goes_on_where_the_target_is_used_up(place: Path, monkeypa
 
 def interrupted_in_call(monkeypatch: pytest.MonkeyPatch, call: int, go: Callable[[], Any]) -> None:
     """Fails after so many calls were answered."""
-    annotate, made = MeanAnswerAnnotator.annotate, 0
+    annotate, made = MeanResponseAnnotator.annotate, 0
 
-    def failing(self: MeanAnswerAnnotator, logits: Tensor) -> Tensor:
+    def failing(self: MeanResponseAnnotator, logits: Tensor) -> Tensor:
         nonlocal made
         if made == call:
             raise Interrupted
@@ -259,7 +259,7 @@ def interrupted_in_call(monkeypatch: pytest.MonkeyPatch, call: int, go: Callable
         return annotate(self, logits)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MeanAnswerAnnotator, "annotate", failing)
+        patch.setattr(MeanResponseAnnotator, "annotate", failing)
         with pytest.raises(Interrupted):
             go()
 
@@ -332,7 +332,7 @@ def test_the_ensemble_is_asked_about_the_queries_alone(place: Path, monkeypatch:
     assert len(torch.unique(rows, dim=0)) == len(rows)
 
 
-class Watching(MeanAnswerAnnotator):
+class Watching(MeanResponseAnnotator):
     """Keeps what it is given and what it gives."""
 
     def __init__(self, **settings: Any) -> None:
@@ -346,7 +346,7 @@ class Watching(MeanAnswerAnnotator):
 
 
 def script(
-    teachers: list[nn.Module], annotator: MeanAnswerAnnotator, *, kind: type[Distillation] = Distillation
+    teachers: list[nn.Module], annotator: MeanResponseAnnotator, *, kind: type[Distillation] = Distillation
 ) -> Distillation:
     """A module that is ready to ask these networks."""
     module = kind(
@@ -399,7 +399,7 @@ def test_the_annotator_is_given_each_teachers_own_answers(
 def agreement(sigma: float) -> float:
     """How often the pool's answers are what the teachers together say."""
     teachers = small_networks(1) * 5
-    module = script(teachers, MeanAnswerAnnotator(noise_multiplier=sigma, noise=Seeded()))
+    module = script(teachers, MeanResponseAnnotator(noise_multiplier=sigma, noise=Seeded()))
     _, answers, _ = module.answer_pool()
     images = torch.cat([module.draw_images(call, None).half().float() for call in range(4)])
     with torch.no_grad():
@@ -439,7 +439,7 @@ def test_it_is_tested_without_any_teacher(place: Path) -> None:
     for file in Path("teachers").iterdir():
         file.unlink()
     module = Distillation.load_from_checkpoint(
-        "run/checkpoints/last.ckpt", weights_only=True, annotator=MeanAnswerAnnotator(noise_multiplier=SIGMA)
+        "run/checkpoints/last.ckpt", weights_only=True, annotator=MeanResponseAnnotator(noise_multiplier=SIGMA)
     )
     assert module(torch.zeros(2, *SHAPE)).shape == (2, 10)
 
@@ -478,7 +478,7 @@ def test_one_teacher_answers_for_no_ensemble(place: Path) -> None:
 
 def of_one_teacher() -> dict[str, Any]:
     config = configuration()
-    config["model"]["init_args"]["annotator"] = {"class_path": "AnswerAnnotator"}
+    config["model"]["init_args"]["annotator"] = {"class_path": "ResponseAnnotator"}
     del config["model"]["init_args"]["queries"]
     return config
 
@@ -486,11 +486,14 @@ def of_one_teacher() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"annotator": MeanAnswerAnnotator(noise_multiplier=1.0)}, "queries must be given for a MeanAnswerAnnotator"),
-        ({"annotator": AnswerAnnotator(), "queries": 8}, "and for no other, got queries=8 with AnswerAnnotator"),
+        (
+            {"annotator": MeanResponseAnnotator(noise_multiplier=1.0)},
+            "queries must be given for a MeanResponseAnnotator",
+        ),
+        ({"annotator": ResponseAnnotator(), "queries": 8}, "and for no other, got queries=8 with ResponseAnnotator"),
         ({"queries": 8}, "and for no other"),
-        ({"annotator": MeanAnswerAnnotator(noise_multiplier=1.0), "queries": 1}, "queries must be 2 or more, got 1"),
-        ({"annotator": MeanAnswerAnnotator(noise_multiplier=1.0), "queries": 0}, "queries must be 2 or more, got 0"),
+        ({"annotator": MeanResponseAnnotator(noise_multiplier=1.0), "queries": 1}, "queries must be 2 or more, got 1"),
+        ({"annotator": MeanResponseAnnotator(noise_multiplier=1.0), "queries": 0}, "queries must be 2 or more, got 0"),
     ],
 )
 def test_queries_go_with_mean_answers(settings: dict[str, Any], message: str) -> None:

@@ -282,14 +282,14 @@ def test_more_steps_than_a_target_was_calibrated_for_are_refused() -> None:
 def test_nothing_is_chosen_by_private_records(evaluation: str) -> None:
     settings: dict[str, Any] = {"noise_multiplier": 1.0, "callbacks": EARLY, "evaluation": evaluation}
     if evaluation == "test":
-        assert teacher_by_dp_sgd("teacher", **settings).looks == []
-        assert "LOOKED AT" not in Path("teacher/public/guarantee.md").read_text()
+        assert teacher_by_dp_sgd("teacher", **settings).data_accesses == []
+        assert "ACCESSED WITHOUT" not in Path("teacher/public/guarantee.md").read_text()
         return
     with pytest.raises(ValueError, match="EarlyStopping chooses by 'val/accuracy', which is measured on private"):
         teacher_by_dp_sgd("teacher", **settings)
     teacher_by_dp_sgd("teacher", **{**settings, "callbacks": None})
     page = Path("teacher/public/guarantee.md").read_text()
-    assert "LOOKED AT WITHOUT CHARGE: accuracy on held-out private records" in page
+    assert "ACCESSED WITHOUT CHARGE: accuracy on held-out private records" in page
 
 
 # What the command line says on resuming is applied or refused.
@@ -429,9 +429,9 @@ def test_a_look_at_the_teacher_is_told_and_kept_apart(asked: bool) -> None:
     record = [{"class_path": "ResultRecord", "init_args": {"teacher_accuracy": asked}}]
     distil("run", model={"teacher": TEACHER}, trainer={"callbacks": record}, steps=1)
     page = Path("run/public/guarantee.md").read_text()
-    assert ("LOOKED AT WITHOUT CHARGE: the teacher's accuracy" in page) is asked
+    assert ("ACCESSED WITHOUT CHARGE: the teacher's accuracy" in page) is asked
     assert ("within this run nothing about a teacher left but through the annotator" in page) is not asked
-    assert Path("run/private/looks.json").is_file() is asked
+    assert Path("run/private/data_accesses.json").is_file() is asked
     assert "teacher_accuracy" not in json.loads(Path("run/result.json").read_text())
 
 
@@ -591,11 +591,11 @@ def test_another_ledger_is_told_of_every_teacher(tmp_path: Path, monkeypatch: py
 def test_looks_are_not_forgotten_on_resuming() -> None:
     teacher_by_dp_sgd("teacher", noise_multiplier=1.0, evaluation="validation", epochs=1)
     teacher_by_dp_sgd("teacher", f"--ckpt_path={TEACHER}", noise_multiplier=1.0, epochs=2)
-    assert "LOOKED AT WITHOUT CHARGE" in Path("teacher/public/guarantee.md").read_text()
+    assert "ACCESSED WITHOUT CHARGE" in Path("teacher/public/guarantee.md").read_text()
     record = [{"class_path": "ResultRecord", "init_args": {"teacher_accuracy": True}}]
     distil("run", model={"teacher": TEACHER}, trainer={"callbacks": record}, steps=1)
     distil("run", "--ckpt_path=run/checkpoints/last.ckpt", model={"teacher": TEACHER}, steps=1, epochs=2)
-    assert "LOOKED AT WITHOUT CHARGE" in Path("run/public/guarantee.md").read_text()
+    assert "ACCESSED WITHOUT CHARGE" in Path("run/public/guarantee.md").read_text()
 
 
 def test_public_holds_nothing_of_an_earlier_fit() -> None:

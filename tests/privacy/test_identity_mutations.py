@@ -18,7 +18,6 @@ import privacy.annotators
 import privacy.guarantee
 import privacy.ledger
 from privacy import (
-    AnswerAnnotator,
     Charge,
     Gaussian,
     Ledger,
@@ -26,6 +25,7 @@ from privacy import (
     PrivacyAccount,
     Relation,
     Release,
+    ResponseAnnotator,
     SampledGaussian,
     Training,
     Unit,
@@ -39,9 +39,9 @@ STEPS: dict[Release, int] = {SampledGaussian(1.0, 0.05): 100}
 DP, PRIVATE = new_training_id(), new_training_id()
 
 
-def asked(path: Path, training: Training, **settings: Any) -> AnswerAnnotator:
+def asked(path: Path, training: Training, **settings: Any) -> ResponseAnnotator:
     """One batch of a teacher's answers without noise."""
-    made = AnswerAnnotator(**settings)
+    made = ResponseAnnotator(**settings)
     made.bind(batch_size=2, num_classes=3)
     made.open(private_data=DATA, ledger=path, training=training)
     made.annotate(torch.zeros(2, 3))
@@ -49,7 +49,7 @@ def asked(path: Path, training: Training, **settings: Any) -> AnswerAnnotator:
     return made
 
 
-def of_dp(path: Path, **settings: Any) -> AnswerAnnotator:
+def of_dp(path: Path, **settings: Any) -> ResponseAnnotator:
     return asked(path, Training(DP, releases=STEPS), **settings)
 
 
@@ -98,7 +98,7 @@ def refuses_a_shorter_ledger(path: Path) -> bool:
     state = of_dp(path).account.state()
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
-    made = AnswerAnnotator()
+    made = ResponseAnnotator()
     made.bind(batch_size=2, num_classes=3)
     try:
         made.open(private_data=DATA, ledger=path, training=Training(DP, releases=STEPS), state=state)

@@ -121,7 +121,7 @@ def test_skipped_normalisation(release: ReleaseName, monkeypatch: pytest.MonkeyP
     def skipped(given: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
         return norm_bound * given
 
-    monkeypatch.setattr(privacy.annotators.gradient, "normalize_rows", skipped)
+    monkeypatch.setattr(privacy.annotators.gradient, "normalize_per_sample", skipped)
     assert not charge_covers_what_leaves(annotator(release), there=there)
 
 

@@ -160,6 +160,12 @@ def test_what_changes_a_fit_and_what_does_not(spec: TableSpec) -> None:
     before = [cell.fit.digest for cell in spec.cells("cpu")]
     Path("student.yaml").write_text("# said more clearly\na: 2")
     assert [cell.fit.digest for cell in spec.cells("cpu")] == before
+    # A class is the same under its old and its new name, and under no other.
+    digests = []
+    for name in ("AnswerAnnotator", "ResponseAnnotator", "LabelAnnotator"):
+        Path("student.yaml").write_text(yaml.safe_dump({"a": [{"class_path": name, "init_args": {"b": 1}}]}))
+        digests.append([cell.fit.digest for cell in spec.cells("cpu")])
+    assert digests[0] == digests[1] != digests[2]
     Path("teacher.yaml").write_text("a: 100")
     assert not set(before) & {cell.fit.digest for cell in spec.cells("cpu")}
 

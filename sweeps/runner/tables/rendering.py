@@ -65,7 +65,7 @@ class Row:
         return fmean(self.accuracies) if self.records else None
 
     @property
-    def deviation(self) -> float | None:
+    def std(self) -> float | None:
         """Sample standard deviation over seeds, from two seeds on."""
         return stdev(self.accuracies) if len(self.records) > 1 else None
 
@@ -219,7 +219,7 @@ def as_csv(rows: Sequence[Row]) -> str:
         printed = row.printed
         writer.writerow(
             [*(value for _, value in row.labels), "" if printed is None else printed.accuracy, _plain(row.mean),
-             _plain(row.deviation), " ".join(str(record["seed"]) for record in row.records),
+             _plain(row.std), " ".join(str(record["seed"]) for record in row.records),
              *(_plain(row.largest(name)) for name in largest),
              "" if printed is None else " ".join(printed.notes), "; ".join(row.errors), row.selection,
              " ".join(_distinct(row.records, "commit")), "; ".join(_distinct(row.records, "hardware"))]
@@ -364,7 +364,7 @@ def _figure(spec: TableSpec, rows: Sequence[Row]) -> Any:
         x = float(labels.pop(axis))
         name = ", ".join(labels.values()) or "ours"
         if row.mean is not None:
-            lines.setdefault(name, Line([], [], [])).add(x, row.mean, row.deviation or 0.0)
+            lines.setdefault(name, Line([], [], [])).add(x, row.mean, row.std or 0.0)
         if row.printed is not None:
             lines.setdefault(f"{name} (paper)", Line([], [], [], printed=True)).add(x, row.printed.accuracy, 0.0)
     label = str(spec.figure.get("label", axis))
@@ -374,7 +374,7 @@ def _figure(spec: TableSpec, rows: Sequence[Row]) -> Any:
 def _ours(row: Row) -> str:
     if row.mean is None:
         return "failed" if row.errors else "–"
-    spread = "" if row.deviation is None else f" ± {100 * row.deviation:.2f}"
+    spread = "" if row.std is None else f" ± {100 * row.std:.2f}"
     return f"{100 * row.mean:.2f}{spread} %{' †' if row.outdated else ''}"
 
 

@@ -46,6 +46,7 @@ from typing import Any
 import yaml
 
 from lightning_modules.runtime.paths import find_config
+from privacy.moved import RENAMED_CLASSES
 from sweeps.runner.pipeline import Fit
 from sweeps.runner.tables.published import published
 
@@ -57,6 +58,8 @@ KEYS = {
 }  # fmt: skip
 PRESET_KEYS = {"seeds", "axes", "set", "seconds", "note"}
 FIGURE_KEYS = {"x", "log", "label"}
+
+_FIRST_NAMES = {new: old for old, new in RENAMED_CLASSES.items()}
 
 Patch = Mapping[str, Mapping[str, Any]]
 """What an axis value or a preset changes: fit name → parameter → value, where `config` names other files."""
@@ -89,11 +92,13 @@ class FitSpec:
     @property
     def digest(self) -> str:
         """Hash of the parsed files, the parameters and the parents: equal fits of any table are one fit."""
-        content = [
-            [_parsed(config) for config in self.fit.config],
-            dict(self.fit.set),
-            {name: parent.digest for name, parent in self.parents.items()},
-        ]
+        content = _first_named(
+            [
+                [_parsed(config) for config in self.fit.config],
+                dict(self.fit.set),
+                {name: parent.digest for name, parent in self.parents.items()},
+            ]
+        )
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -342,6 +347,16 @@ def _locate(path: str) -> Path:
 @cache
 def _text(path: str, changed: int) -> Any:
     return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+
+
+def _first_named(value: Any) -> Any:
+    # A class that is renamed makes nothing run again: in the digest it has the name that it had first.
+    if isinstance(value, Mapping):
+        return {
+            key: _FIRST_NAMES.get(item, item) if key == "class_path" else _first_named(item)
+            for key, item in value.items()
+        }
+    return [_first_named(item) for item in value] if isinstance(value, list) else value
 
 
 def _parsed(config: str) -> Any:

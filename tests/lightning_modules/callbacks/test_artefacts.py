@@ -40,7 +40,7 @@ def test_result_guarantee_metrics_and_figures(folder: Path) -> None:
         3,
     )
     assert 0 <= record["accuracy"] <= 1 and "teacher_accuracy" not in record
-    assert record["uncharged_looks"] == [] and not Path("run/private").exists()
+    assert record["uncharged_accesses"] == [] and not Path("run/private").exists()
     assert record["epsilon_record"] == account.epsilon() and record["epsilon_published"] == account.epsilon_published()
     assert record["config"]["model"]["class_path"].endswith("DPDFD")
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_modules.functional.noisy_regression import LinearAnswers, fit_noisy_answers
+from lightning_modules.functional.noisy_regression import LinearResponses, fit_noisy_responses
 
 F, CLASSES = 20, 4
 Task = tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]
 
 
-def task(count: int, *, features: int = F, deviation: float = 0.0, seed: int = 0) -> Task:
+def task(count: int, *, features: int = F, std: float = 0.0, seed: int = 0) -> Task:
     """Features of unequal size (N, F), noisy answers (N, c), and the function without noise; the latter for all N."""
     fixed = torch.Generator().manual_seed(100 + features)
     sizes = torch.logspace(0, -2, features, dtype=torch.float64)
@@ -28,11 +28,11 @@ def task(count: int, *, features: int = F, deviation: float = 0.0, seed: int = 0
 
     draw = torch.Generator().manual_seed(seed)
     rows = 3 + torch.randn(count, features, generator=draw, dtype=torch.float64) * sizes @ mixed
-    noise = deviation * torch.randn(count, CLASSES, generator=draw, dtype=torch.float64)
+    noise = std * torch.randn(count, CLASSES, generator=draw, dtype=torch.float64)
     return rows, clean(rows) + noise, clean
 
 
-def error(fitted: LinearAnswers, clean: Callable[[Tensor], Tensor], *, features: int = F) -> float:
+def error(fitted: LinearResponses, clean: Callable[[Tensor], Tensor], *, features: int = F) -> float:
     """Mean squared error on answers without noise to rows that were not asked about."""
     held_out = task(2000, features=features, seed=99)[0]
     return float((fitted(held_out) - clean(held_out)).square().mean())
@@ -40,8 +40,8 @@ def error(fitted: LinearAnswers, clean: Callable[[Tensor], Tensor], *, features:
 
 @pytest.mark.parametrize("count", [F // 2 + 15, 500])
 def test_without_noise_to_speak_of_it_finds_the_function(count: int) -> None:
-    rows, answers, clean = task(count, deviation=1e-6)
-    fitted = fit_noisy_answers(rows, answers, deviation=1e-6)
+    rows, answers, clean = task(count, std=1e-6)
+    fitted = fit_noisy_responses(rows, answers, std=1e-6)
     assert fitted.weights.shape == (F, CLASSES) and fitted.offset.shape == (CLASSES,)
     assert fitted.weights.dtype == fitted.offset.dtype == torch.float32
     held_out = task(100, seed=99)[0]
@@ -49,11 +49,11 @@ def test_without_noise_to_speak_of_it_finds_the_function(count: int) -> None:
     assert error(fitted, clean) < 1e-5
 
 
-def mean_error(count: int, *, deviation: float = 5.0) -> float:
+def mean_error(count: int, *, std: float = 5.0) -> float:
     found = []
     for seed in range(10):
-        rows, answers, clean = task(count, deviation=deviation, seed=seed)
-        found.append(error(fit_noisy_answers(rows, answers, deviation=deviation), clean))
+        rows, answers, clean = task(count, std=std, seed=seed)
+        found.append(error(fit_noisy_responses(rows, answers, std=std), clean))
     return sum(found) / len(found)
 
 
@@ -68,16 +68,16 @@ def test_noise_is_averaged_away() -> None:
 
 def test_more_noise_means_a_larger_ratio() -> None:
     ratios = []
-    for deviation in (0.01, 0.1, 1.0, 10.0):
-        rows, answers, _ = task(300, deviation=deviation)
-        ratios.append(fit_noisy_answers(rows, answers, deviation=deviation).ratio)
+    for std in (0.01, 0.1, 1.0, 10.0):
+        rows, answers, _ = task(300, std=std)
+        ratios.append(fit_noisy_responses(rows, answers, std=std).ratio)
     assert ratios == sorted(ratios) and len(set(ratios)) == 4 and ratios[-1] > 1e3 * ratios[0]
 
 
 def test_where_there_is_nothing_but_noise_it_learns_next_to_nothing() -> None:
     rows, _, _ = task(500)
     noise = torch.randn(500, CLASSES, generator=torch.Generator().manual_seed(1))
-    fitted = fit_noisy_answers(rows, noise, deviation=1.0)
+    fitted = fit_noisy_responses(rows, noise, std=1.0)
     assert fitted.ratio >= 10 and float((fitted(rows) - noise.mean(dim=0)).square().mean()) < 0.02
 
 
@@ -93,79 +93,79 @@ def by_normal_equations(rows: Tensor, answers: Tensor, *, ratio: float) -> tuple
     return weights, offset - middle @ weights
 
 
-def evidence(rows: Tensor, answers: Tensor, *, ratio: float, deviation: float) -> float:
+def evidence(rows: Tensor, answers: Tensor, *, ratio: float, std: float) -> float:
     """Log density of the centred answers, from the covariance of a row of N of them."""
     centred = rows - rows.mean(dim=0)
     squares = torch.linalg.svdvals(centred).square()
     penalty = ratio * squares[squares > 1e-10 * squares.max()].mean()
-    covariance = deviation**2 * (centred @ centred.T / penalty + torch.eye(len(rows), dtype=rows.dtype))
+    covariance = std**2 * (centred @ centred.T / penalty + torch.eye(len(rows), dtype=rows.dtype))
     targets = answers - answers.mean(dim=0)
     inside = (targets * torch.linalg.solve(covariance, targets)).sum()
     return float(-0.5 * (inside + targets.shape[1] * torch.logdet(covariance)))
 
 
 @pytest.mark.parametrize("count", [F - 5, F - 1, F, F + 1, F + 2, F + 40])
-@pytest.mark.parametrize("deviation", [0.05, 1.0])
-def test_wide_and_tall_are_one_regression(count: int, deviation: float) -> None:
-    rows, answers, _ = task(count, deviation=deviation)
-    fitted = fit_noisy_answers(rows, answers, deviation=deviation)
+@pytest.mark.parametrize("std", [0.05, 1.0])
+def test_wide_and_tall_are_one_regression(count: int, std: float) -> None:
+    rows, answers, _ = task(count, std=std)
+    fitted = fit_noisy_responses(rows, answers, std=std)
     weights, offset = by_normal_equations(rows, answers, ratio=fitted.ratio)
     assert torch.allclose(fitted.weights.double(), weights, rtol=1e-3, atol=1e-5)
     assert torch.allclose(fitted.offset.double(), offset, rtol=1e-3, atol=1e-4)
     # No ratio beside it has more evidence.
-    found = evidence(rows, answers, ratio=fitted.ratio, deviation=deviation)
+    found = evidence(rows, answers, ratio=fitted.ratio, std=std)
     step = 10**0.125
     for other in (fitted.ratio * step, fitted.ratio / step, fitted.ratio * step**8, fitted.ratio / step**8):
         if 1e-5 <= other <= 1e4:
-            assert evidence(rows, answers, ratio=other, deviation=deviation) < found
+            assert evidence(rows, answers, ratio=other, std=std) < found
     twin, _ = by_normal_equations(rows, answers, ratio=2 * fitted.ratio)
     assert not torch.allclose(fitted.weights.double(), twin, rtol=1e-3, atol=1e-5)
 
 
 def test_one_row_more_moves_the_answers_by_little_across_the_branches() -> None:
     """Of 20 rows the wide branch, of 21 the tall one: a row that repeats the mean says nothing new."""
-    rows, answers, _ = task(F, deviation=0.5)
+    rows, answers, _ = task(F, std=0.5)
     more = torch.cat([rows, rows.mean(dim=0, keepdim=True)]), torch.cat([answers, answers.mean(dim=0, keepdim=True)])
-    wide, tall = fit_noisy_answers(rows, answers, deviation=0.5), fit_noisy_answers(*more, deviation=0.5)
+    wide, tall = fit_noisy_responses(rows, answers, std=0.5), fit_noisy_responses(*more, std=0.5)
     assert wide.ratio == tall.ratio
     assert torch.allclose(wide.weights, tall.weights, atol=1e-5) and torch.allclose(wide.offset, tall.offset, atol=1e-5)
 
 
-def regret(assumed: float, *, deviation: float, count: int = 200) -> float:
+def regret(assumed: float, *, std: float, count: int = 200) -> float:
     """Error over that of the best penalty there is, which clean answers are needed to tell."""
     found = []
     for seed in range(5):
-        rows, answers, clean = task(count, features=60, deviation=deviation, seed=seed)
-        mine = error(fit_noisy_answers(rows, answers, deviation=assumed), clean, features=60)
+        rows, answers, clean = task(count, features=60, std=std, seed=seed)
+        mine = error(fit_noisy_responses(rows, answers, std=assumed), clean, features=60)
         errors = []
         for ratio in torch.logspace(-4, 3, 29).tolist():
             weights, offset = by_normal_equations(rows, answers, ratio=ratio)
-            errors.append(error(LinearAnswers(weights, offset, ratio, 0.0), clean, features=60))
+            errors.append(error(LinearResponses(weights, offset, ratio, 0.0), clean, features=60))
         found.append(mine / min(errors))
     return sum(found) / len(found)
 
 
-@pytest.mark.parametrize("deviation", [1.0, 4.0])
-def test_the_evidence_chooses_nearly_the_best_penalty(deviation: float) -> None:
+@pytest.mark.parametrize("std", [1.0, 4.0])
+def test_the_evidence_chooses_nearly_the_best_penalty(std: float) -> None:
     # Below 1 by chance: the best is looked for on a coarser grid.
-    assert 0.98 < regret(deviation, deviation=deviation) < 1.1
+    assert 0.98 < regret(std, std=std) < 1.1
 
 
-def test_a_deviation_understated_tenfold_is_noticed() -> None:
+def test_a_standard_deviation_understated_tenfold_is_noticed() -> None:
     """The twin: noise that is taken for signal is fitted."""
-    assert regret(0.4, deviation=4.0) > 2
+    assert regret(0.4, std=4.0) > 2
 
 
 def test_features_that_say_nothing() -> None:
     answers = torch.randn(30, CLASSES, generator=torch.Generator().manual_seed(0))
-    fitted = fit_noisy_answers(torch.full((30, 5), 0.1), answers, deviation=1.0)
+    fitted = fit_noisy_responses(torch.full((30, 5), 0.1), answers, std=1.0)
     assert torch.allclose(fitted(torch.full((2, 5), 0.1)), answers.mean(dim=0).expand(2, -1), atol=1e-5)
     assert float(fitted.weights.abs().max()) == 0 and fitted.ratio == math.inf and not fitted.learnt
     # Some that do not vary beside others that do, and one that is there twice.
-    rows, answers, clean = task(200, deviation=0.01)
-    plain = fit_noisy_answers(rows, answers, deviation=0.01)
+    rows, answers, clean = task(200, std=0.01)
+    plain = fit_noisy_responses(rows, answers, std=0.01)
     padded = torch.cat([rows, torch.full((200, 3), 0.1, dtype=torch.float64), rows[:, :1]], dim=1)
-    fitted = fit_noisy_answers(padded, answers, deviation=0.01)
+    fitted = fit_noisy_responses(padded, answers, std=0.01)
     assert float(fitted.weights[F : F + 3].abs().max()) < 1e-6
     assert torch.allclose(fitted(padded), plain(rows), atol=0.05) and torch.allclose(
         fitted(padded), clean(rows), atol=0.1
@@ -173,17 +173,17 @@ def test_features_that_say_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("features", "answers", "deviation", "message"),
+    ("features", "answers", "std", "message"),
     [
-        (torch.zeros(3), torch.zeros(3, 2), 1.0, "features and answers"),
-        (torch.zeros(3, 4), torch.zeros(3), 1.0, "features and answers"),
-        (torch.zeros(3, 4), torch.zeros(4, 2), 1.0, "features and answers"),
+        (torch.zeros(3), torch.zeros(3, 2), 1.0, "features and responses"),
+        (torch.zeros(3, 4), torch.zeros(3), 1.0, "features and responses"),
+        (torch.zeros(3, 4), torch.zeros(4, 2), 1.0, "features and responses"),
         (torch.zeros(1, 4), torch.zeros(1, 2), 1.0, "at least 2"),
-        (torch.zeros(3, 4), torch.zeros(3, 2), 0.0, "deviation"),
-        (torch.zeros(3, 4), torch.zeros(3, 2), -1.0, "deviation"),
-        (torch.zeros(3, 4), torch.zeros(3, 2), float("nan"), "deviation"),
+        (torch.zeros(3, 4), torch.zeros(3, 2), 0.0, "std"),
+        (torch.zeros(3, 4), torch.zeros(3, 2), -1.0, "std"),
+        (torch.zeros(3, 4), torch.zeros(3, 2), float("nan"), "std"),
     ],
 )
-def test_what_has_no_meaning_is_refused(features: Tensor, answers: Tensor, deviation: float, message: str) -> None:
+def test_what_has_no_meaning_is_refused(features: Tensor, answers: Tensor, std: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        fit_noisy_answers(features, answers, deviation=deviation)
+        fit_noisy_responses(features, answers, std=std)

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from lightning_modules.functional.self_training import distort, pseudo_label_loss
-from lightning_modules.functional.spread import spread_rows
+from lightning_modules.functional.spread import spread_samples
 
 
 def test_pseudo_labels_count_where_the_guide_is_certain() -> None:
@@ -34,7 +34,7 @@ def test_what_has_no_meaning_is_refused() -> None:
     with pytest.raises(ValueError, match="strength must be"):
         distort(torch.zeros(2, 1, 8, 8), strength=-1.0, draw=torch.Generator())
     with pytest.raises(ValueError, match="count must lie"):
-        spread_rows(torch.zeros(3, 2), count=4, draw=torch.Generator())
+        spread_samples(torch.zeros(3, 2), count=4, draw=torch.Generator())
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 14)])
@@ -64,7 +64,7 @@ def test_spread_rows_stand_for_all() -> None:
     draw = torch.Generator().manual_seed(0)
     centres = 20 * torch.randn(8, 5, generator=draw)
     codes = centres.repeat_interleave(40, 0) + torch.randn(320, 5, generator=draw)
-    rows = spread_rows(codes, count=16, draw=torch.Generator().manual_seed(1))
+    rows = spread_samples(codes, count=16, draw=torch.Generator().manual_seed(1))
     assert len(rows.unique()) == 16 == len(rows)
     random = min(cover(codes, torch.randperm(320, generator=draw)[:16]) for _ in range(20))
     assert cover(codes, rows) < random
@@ -72,4 +72,4 @@ def test_spread_rows_stand_for_all() -> None:
 
 def test_all_rows_can_be_asked_for() -> None:
     codes = torch.zeros(5, 2)
-    assert sorted(spread_rows(codes, count=5, draw=torch.Generator().manual_seed(0)).tolist()) == list(range(5))
+    assert sorted(spread_samples(codes, count=5, draw=torch.Generator().manual_seed(0)).tolist()) == list(range(5))

@@ -16,7 +16,7 @@ from lightning_modules.functional.tangent_normal import (
     entropy,
     feature_distance,
     find_directions,
-    kl_rows,
+    kl_per_sample,
     power_step,
     project_out,
     with_length,
@@ -77,8 +77,8 @@ def test_predictions_change_more_than_along_random_directions() -> None:
         for adversarial in (True, False):
             tangent, _, normal = found(64, adversarial=adversarial)
             changes[adversarial] = (
-                float(kl_rows(logits, student(vae.decode(codes + tangent))).mean()),
-                float(kl_rows(logits, student(images + normal)).mean()),
+                float(kl_per_sample(logits, student(vae.decode(codes + tangent))).mean()),
+                float(kl_per_sample(logits, student(images + normal)).mean()),
             )
     for sought, random in zip(changes[True], changes[False], strict=True):
         assert sought > 1.5 * random
@@ -143,7 +143,7 @@ def test_kl_is_that_of_torch() -> None:
     expected = torch.distributions.kl_divergence(
         torch.distributions.Categorical(logits=first), torch.distributions.Categorical(logits=second)
     )
-    assert torch.allclose(kl_rows(first, second), expected, atol=1e-6)
+    assert torch.allclose(kl_per_sample(first, second), expected, atol=1e-6)
 
 
 def descended(loss: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

@@ -135,7 +135,7 @@ class Door:
     def admit(self, training: Training) -> str:
         return training.id
 
-    def reveal(self, reason: str, *, training: str) -> None:
+    def charge_nonprivate_access(self, reason: str, *, training: str) -> None:
         self.reasons.append(f"{reason} of {training}")
 
 

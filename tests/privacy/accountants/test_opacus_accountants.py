@@ -96,7 +96,7 @@ def test_label_accountant_reads_the_designs_figures() -> None:
     accountant.history = [(2.0, 0.01, 1000)]
     assert accountant.get_epsilon(1e-5) == pytest.approx(23.391, abs=1e-3)
     answers = LabelDPAccountant()
-    answers.answer(1.0, 10, 50)
+    answers.respond(1.0, 10, 50)
     answers.charge(RandomizedResponse(1.0, 2), 50)
     assert answers.get_epsilon(1e-5) == pytest.approx(58.7973, abs=1e-4)
     # Twin: record-level sampling amplification must not leak into labels.

@@ -15,13 +15,13 @@ from privacy import (
     Release,
     SampledGaussian,
     Unbounded,
-    calibrate_answers,
     calibrate_candidates,
     calibrate_count,
     calibrate_dpdfd_noise,
     calibrate_dpdfd_steps,
     calibrate_noise,
     calibrate_queries,
+    calibrate_responses,
     compose,
     gaussian_epsilon,
     max_count,
@@ -88,7 +88,7 @@ def test_votes() -> None:
 
 
 def test_answers_and_candidates() -> None:
-    found = calibrate_answers(10.0, epsilon=0.1, num_candidates=10, delta=DELTA)
+    found = calibrate_responses(10.0, epsilon=0.1, num_candidates=10, delta=DELTA)
     assert found.epsilon <= 10.0 < randomized_response_epsilon(0.1, 10, int(found.value) + 1, DELTA)
     k = calibrate_candidates(60.0, epsilon=1.0, num_queries=100, num_classes=10, delta=DELTA)
     assert randomized_response_epsilon(1.0, int(k.value), 100, DELTA) <= 60.0

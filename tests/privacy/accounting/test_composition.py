@@ -106,7 +106,7 @@ def test_confident_votes_figure_and_free_rejections_as_twin() -> None:
     assert confident_votes_epsilon(150.0, 40.0, 1000, 300, DELTA) == pytest.approx(2.6648, abs=5e-5)
     forgotten = compose({ThresholdCheck(150.0): 300, GaussianVotes(40.0): 300}, DELTA).epsilon
     assert forgotten < 2.6
-    with pytest.raises(ValueError, match="num_answers"):
+    with pytest.raises(ValueError, match="num_responses"):
         confident_votes_epsilon(150.0, 40.0, 10, 11, DELTA)
 
 

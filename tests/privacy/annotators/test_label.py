@@ -157,7 +157,7 @@ def test_what_is_revealed_is_charged_once_and_bounded_by_nothing(kind: type[Anno
     made.open(private_data="digits/train")
     before = made.account.epsilon_published(counts={made.charge: 5})
     for _ in range(3):
-        made.reveal("the generator was trained against the teacher")
+        made.charge_nonprivate_access("the generator was trained against the teacher")
     assert sum(made.account.counts().values()) == 1
     assert made.calls_made() == 0
     assert made.account.epsilon() == math.inf
@@ -169,7 +169,7 @@ def test_what_is_revealed_is_charged_once_and_bounded_by_nothing(kind: type[Anno
 def test_nothing_is_revealed_under_a_target() -> None:
     made = annotator(target_epsilon=1e6)
     with pytest.raises(BudgetExceeded, match="trained against the teacher"):
-        made.reveal("the generator was trained against the teacher")
+        made.charge_nonprivate_access("the generator was trained against the teacher")
     assert not made.account.counts()
 
 

@@ -155,7 +155,7 @@ def test_a_query_left_out_costs_its_check_alone() -> None:
     made = annotator(**{**CONFIDENT, "threshold": 1e9})
     assert made.annotate(counts(50, 200)).tolist() == [REJECTED] * 50
     assert made.account.epsilon() == compose({ThresholdCheck(150.0): 50}, 1e-5).epsilon
-    assert (made.calls_made(), made.answers_made) == (50, 0)
+    assert (made.calls_made(), made.responses_made) == (50, 0)
 
 
 def test_answered_and_left_out_queries_cost_what_is_known_from_elsewhere() -> None:
@@ -182,7 +182,7 @@ def test_what_is_stated_does_not_depend_on_how_many_were_answered(
 ) -> None:
     figures = []
     for threshold in (1e9, -1e9):
-        made = annotator(**{**CONFIDENT, "threshold": threshold, "max_answers": 60})
+        made = annotator(**{**CONFIDENT, "threshold": threshold, "max_responses": 60})
         made.annotate(counts(50, 200))
         figures.append(statement(made, 100))
     assert (figures[0] == figures[1]) is same
@@ -191,11 +191,11 @@ def test_what_is_stated_does_not_depend_on_how_many_were_answered(
 
 
 def test_no_more_are_answered_than_were_allowed() -> None:
-    made = annotator(**{**CONFIDENT, "threshold": -1e9, "max_answers": 60})
+    made = annotator(**{**CONFIDENT, "threshold": -1e9, "max_responses": 60})
     assert made.affordable(limit=100) == 60
     made.annotate(counts(50, 200))
     assert made.affordable(limit=100) == 10
-    with pytest.raises(BudgetExceeded, match="max_answers=60"):
+    with pytest.raises(BudgetExceeded, match="max_responses=60"):
         made.annotate(counts(11, 200))
     assert made.calls_made() == 50
 
@@ -232,7 +232,7 @@ BASELINE_ID = new_training_id()
 
 def reveal(made: VoteAnnotator, releases: dict[Release, int] | None, *, reason: str) -> None:
     """Uses a second model, a baseline, beside the ensemble."""
-    made.reveal(reason, training=made.admit(Training(BASELINE_ID, releases=releases)))
+    made.charge_nonprivate_access(reason, training=made.admit(Training(BASELINE_ID, releases=releases)))
 
 
 def test_a_baseline_without_privacy_leaves_no_bound_and_costs_nothing_in_the_paper() -> None:
@@ -267,7 +267,7 @@ def test_the_baselines_bound_covers_no_use_of_the_ensemble_itself() -> None:
     made = annotator()
     reveal(made, BASELINE, reason="x")
     assert made.account.epsilon() == compose(BASELINE, 1e-5).epsilon
-    made.reveal("a teacher of the ensemble trained the generator")
+    made.charge_nonprivate_access("a teacher of the ensemble trained the generator")
     assert made.account.epsilon() == math.inf
 
 
@@ -303,7 +303,7 @@ def test_noise_that_can_be_drawn_again_voids_what_the_ledger_says() -> None:
         made = annotator(**settings, noise=ReproducibleNoise(seed=1))
         made.annotate(counts(3, 200))
         assert made.account.epsilon() == math.inf == made.covered_epsilon(3)
-        assert made.answers_made == 3
+        assert made.responses_made == 3
 
 
 def test_latent_noise_has_the_papers_scale_and_stays_in_the_decoders_range() -> None:
@@ -353,7 +353,7 @@ def test_data_dependent_figures_need_every_answer() -> None:
         ({"threshold": 3.0}, "only mechanism='confident'"),
         ({"mechanism": "confident"}, "threshold must be a finite number"),
         ({"mechanism": "confident", "threshold": 3.0}, "threshold_scale must be positive"),
-        ({**CONFIDENT, "max_answers": 0}, "max_answers must be"),
+        ({**CONFIDENT, "max_responses": 0}, "max_responses must be"),
         ({"latent_epsilon": -1.0}, "latent_epsilon must be positive"),
         ({"data_dependent": True}, "Gaussian mechanisms alone"),
     ],

@@ -25,7 +25,7 @@ from privacy import (
     SampledGaussian,
     ThresholdCheck,
     audit,
-    clip_rows,
+    clip_per_sample,
     compose,
     confident_votes,
     dpsd_eq5_table,
@@ -173,7 +173,7 @@ def play_latents(factor: float) -> Players:
 def play_dp_sgd(factor: float) -> Players:
     """One Poisson-sampled step on a record whose gradient is clipped to 1, and the same step without the record."""
     noise, rate = Seeded(), 0.3
-    gradient = clip_rows(torch.tensor([[30.0, -40.0]]), norm_bound=1.0)
+    gradient = clip_per_sample(torch.tensor([[30.0, -40.0]]), norm_bound=1.0)
 
     def sampler(there: bool) -> Sampler:
         def step(count: int) -> torch.Tensor:

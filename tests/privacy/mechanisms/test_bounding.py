@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from privacy.mechanisms import clip_rows, normalize_rows, zero_non_finite_rows
+from privacy.mechanisms import clip_per_sample, normalize_per_sample, zero_non_finite_samples
 
 magnitudes = st.floats(min_value=-300, max_value=308).map(lambda power: 10.0**power)
 entries = st.one_of(
@@ -39,7 +39,7 @@ def within(rows: torch.Tensor, norm_bound: float) -> bool:
 @example([[1.7e308] * 12], 1e-3, 1e-4)
 def test_normalised_norms_stay_below_the_bound(table: list[list[float]], norm_bound: float, stability: float) -> None:
     rows = torch.tensor(table, dtype=torch.float64)
-    out = normalize_rows(rows, norm_bound=norm_bound, stability=stability)
+    out = normalize_per_sample(rows, norm_bound=norm_bound, stability=stability)
     assert torch.isfinite(out).all()
     assert within(out, norm_bound)
     assert (out[rows == 0] == 0).all()
@@ -54,7 +54,7 @@ def test_normalised_norms_stay_below_the_bound(table: list[list[float]], norm_bo
 @given(tables, bounds)
 def test_clipped_norms_stay_below_the_bound(table: list[list[float]], norm_bound: float) -> None:
     rows = torch.tensor(table, dtype=torch.float64)
-    out = clip_rows(rows, norm_bound=norm_bound)
+    out = clip_per_sample(rows, norm_bound=norm_bound)
     assert torch.isfinite(out).all()
     assert within(out, norm_bound)
     for before, after, row in zip(rows, out, norms(rows), strict=True):
@@ -65,11 +65,11 @@ def test_clipped_norms_stay_below_the_bound(table: list[list[float]], norm_bound
 def test_a_mechanism_without_its_bound_is_noticed() -> None:
     """Twins: rows as they are, and the plain formula, whose rounding and overflow break the bound."""
     rows = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
-    assert within(normalize_rows(rows, norm_bound=1.0, stability=0.0), 1.0)
+    assert within(normalize_per_sample(rows, norm_bound=1.0, stability=0.0), 1.0)
     assert not within(rows, 1.0)
     many = torch.randn(20_000, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     plain = many / many.norm(dim=1, keepdim=True)
-    assert within(normalize_rows(many, norm_bound=1.0, stability=0.0), 1.0)
+    assert within(normalize_per_sample(many, norm_bound=1.0, stability=0.0), 1.0)
     assert not within(plain, 1.0)
     coarse = (many.bfloat16() / many.bfloat16().norm(dim=1, keepdim=True)).double()
     assert max(norms(coarse)) > 1.002
@@ -77,13 +77,14 @@ def test_a_mechanism_without_its_bound_is_noticed() -> None:
 
 def test_the_papers_formula() -> None:
     rows = torch.tensor([[3.0, 4.0], [0.03, -0.04]])
-    out = normalize_rows(rows, norm_bound=2.0, stability=0.05)
+    out = normalize_per_sample(rows, norm_bound=2.0, stability=0.05)
     expected = torch.stack([2 * rows[0] / 5.05, 2 * rows[1] / 0.1]).double()
     assert torch.allclose(out, expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
-    "bound", [clip_rows, lambda rows, norm_bound: normalize_rows(rows, norm_bound=norm_bound, stability=0.0)]
+    "bound",
+    [clip_per_sample, lambda rows, norm_bound: normalize_per_sample(rows, norm_bound=norm_bound, stability=0.0)],
 )
 def test_zero_stays_zero(bound: Callable[..., torch.Tensor]) -> None:
     assert torch.equal(bound(torch.zeros(2, 3), norm_bound=1.0), torch.zeros(2, 3, dtype=torch.float64))
@@ -93,22 +94,26 @@ def test_zero_stays_zero(bound: Callable[..., torch.Tensor]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_non_finite_rows_become_zeros_and_leave_the_others(bad: float, dtype: torch.dtype) -> None:
     rows = torch.tensor([[1.0, 2.0], [bad, 1.0], [3.0, bad]], dtype=dtype)
-    out = zero_non_finite_rows(rows)
+    out = zero_non_finite_samples(rows)
     assert torch.equal(out, torch.tensor([[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]], dtype=torch.float64))
 
 
 def test_half_precision_rows_are_bounded_in_double() -> None:
     rows = torch.randn(500, 10, generator=torch.Generator().manual_seed(1)).bfloat16()
-    out = normalize_rows(rows, norm_bound=1e-3, stability=0.0)
+    out = normalize_per_sample(rows, norm_bound=1e-3, stability=0.0)
     assert out.dtype == torch.float64
     assert within(out, 1e-3)
-    assert within(clip_rows(rows, norm_bound=1e-3), 1e-3)
+    assert within(clip_per_sample(rows, norm_bound=1e-3), 1e-3)
 
 
 def test_nothing_keeps_the_graph_or_changes_its_input() -> None:
     rows = torch.tensor([[3.0, 4.0], [math.nan, 0.0]], dtype=torch.float64, requires_grad=True)
     before = rows.detach().clone()
-    finite = zero_non_finite_rows(rows)
-    for out in (finite, normalize_rows(finite, norm_bound=1.0, stability=0.0), clip_rows(rows[:1], norm_bound=1.0)):
+    finite = zero_non_finite_samples(rows)
+    for out in (
+        finite,
+        normalize_per_sample(finite, norm_bound=1.0, stability=0.0),
+        clip_per_sample(rows[:1], norm_bound=1.0),
+    ):
         assert not out.requires_grad
     assert torch.allclose(rows.detach(), before, rtol=0, atol=0, equal_nan=True)

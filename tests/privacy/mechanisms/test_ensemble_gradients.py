@@ -154,7 +154,7 @@ def test_the_search_finds_rows_that_are_not_bounded(monkeypatch: pytest.MonkeyPa
     def unbounded(rows: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
         return norm_bound * rows
 
-    monkeypatch.setattr(privacy.annotators.gradient, "normalize_rows", unbounded)
+    monkeypatch.setattr(privacy.annotators.gradient, "normalize_per_sample", unbounded)
     assert found_by_search(check)
 
 
@@ -163,7 +163,7 @@ def test_the_search_finds_rows_that_are_not_finite(monkeypatch: pytest.MonkeyPat
         assert bounded(*pair, norm_bound=7.3)
 
     assert not found_by_search(check)
-    monkeypatch.setattr(privacy.annotators.gradient, "zero_non_finite_rows", lambda rows: rows.double())
+    monkeypatch.setattr(privacy.annotators.gradient, "zero_non_finite_samples", lambda rows: rows.double())
     assert found_by_search(check)
 
 

@@ -10,16 +10,16 @@ import torch
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
 from privacy.annotators import Annotator, GradientAnnotator
-from privacy.annotators.answer import AnswerAnnotator
 from privacy.annotators.label import LabelAnnotator
+from privacy.annotators.response import ResponseAnnotator
 from privacy.events import Release, SampledGaussian
 from privacy.identity import Training, new_training_id
 
 TEACHER: dict[Release, int] = {SampledGaussian(2.0, 0.05): 40}
 
 
-def annotator(releases: dict[Release, int] | None, **settings: object) -> AnswerAnnotator:
-    made = AnswerAnnotator(**settings)  # type: ignore[arg-type]
+def annotator(releases: dict[Release, int] | None, **settings: object) -> ResponseAnnotator:
+    made = ResponseAnnotator(**settings)  # type: ignore[arg-type]
     made.bind(batch_size=4, num_classes=3)
     made.open(private_data="digits/train", training=Training(new_training_id(), releases=releases))
     return made
@@ -67,7 +67,7 @@ def test_bad_answers_are_refused() -> None:
     [
         (GradientAnnotator(), "floating-point"),
         (LabelAnnotator(), "whole-number thresholds"),
-        (AnswerAnnotator(), None),
+        (ResponseAnnotator(), None),
     ],
 )
 def test_the_guarantee_says_how_noise_was_drawn(made: Annotator, said: str | None) -> None:

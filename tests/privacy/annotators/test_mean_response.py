@@ -14,9 +14,9 @@ from scipy import stats
 from support.neighbours import Neighbours, neighbours, worst_neighbours
 from support.seeded import Seeded
 
-import privacy.annotators.mean_answer
+import privacy.annotators.mean_response
 from privacy import BudgetExceeded, Gaussian, NoiseSource, ReproducibleNoise, compose
-from privacy.annotators.mean_answer import MeanAnswerAnnotator
+from privacy.annotators.mean_response import MeanResponseAnnotator
 
 B, CLASSES, SIGMA, N = 16, 10, 20.0, 7
 
@@ -25,10 +25,10 @@ def annotator(
     *,
     batch_size: int = B,
     num_classes: int = CLASSES,
-    kind: type[MeanAnswerAnnotator] = MeanAnswerAnnotator,
+    kind: type[MeanResponseAnnotator] = MeanResponseAnnotator,
     ledger: Path | None = None,
     **more: Any,
-) -> MeanAnswerAnnotator:
+) -> MeanResponseAnnotator:
     made = kind(**{"noise_multiplier": SIGMA, "noise": Seeded(), **more})
     made.bind(batch_size=batch_size, num_classes=num_classes)
     made.open(private_data="digits/train", ledger=ledger)
@@ -102,17 +102,19 @@ def test_the_search_finds_what_is_not_bounded(monkeypatch: pytest.MonkeyPatch, b
         assert bounded(*pair)
 
     assert not found_by_search(check)
-    module = privacy.annotators.mean_answer
+    module = privacy.annotators.mean_response
     if broken.startswith("directions"):
-        monkeypatch.setattr(module, "normalize_rows", lambda rows, **_: torch.nan_to_num(rows))
+        monkeypatch.setattr(module, "normalize_per_sample", lambda rows, **_: torch.nan_to_num(rows))
     else:
-        monkeypatch.setattr(module, "zero_non_finite_rows", lambda rows: rows.double())
+        monkeypatch.setattr(module, "zero_non_finite_samples", lambda rows: rows.double())
         # Norms alone, without the guard that turns what is not a number into zeros.
-        monkeypatch.setattr(module, "normalize_rows", lambda rows, **_: rows / rows.norm(dim=1, keepdim=True).add(1e-9))
+        monkeypatch.setattr(
+            module, "normalize_per_sample", lambda rows, **_: rows / rows.norm(dim=1, keepdim=True).add(1e-9)
+        )
     assert found_by_search(check)
 
 
-class MeanFirst(MeanAnswerAnnotator):
+class MeanFirst(MeanResponseAnnotator):
     """The mutant that bounds the teachers' mean in place of each teacher's row."""
 
     def annotate(self, logits: torch.Tensor) -> torch.Tensor:
@@ -149,7 +151,7 @@ def test_a_broken_teacher_is_left_out_of_the_sum_and_counted_in_the_mean(value: 
     assert torch.isfinite(one).all() and torch.equal(one, other)
 
 
-def added(made: MeanAnswerAnnotator, *, teachers: int = N, calls: int = 60) -> torch.Tensor:
+def added(made: MeanResponseAnnotator, *, teachers: int = N, calls: int = 60) -> torch.Tensor:
     """What was added to the mean of the directions, (calls, B, c)."""
     rows = answers(teachers)
     centred = rows - rows.mean(dim=2, keepdim=True)
@@ -168,7 +170,7 @@ def test_the_noise_is_the_sums_divided_by_the_number_of_teachers(teachers: int) 
     made = annotator()
     draws = added(made, teachers=teachers)
     right = SIGMA / teachers
-    assert made.deviation(teachers) == pytest.approx(right)
+    assert made.std(teachers) == pytest.approx(right)
     assert has_deviation(draws, right)
     assert stats.kstest(draws.flatten().numpy() / right, "norm").pvalue > 1e-6
     # Not divided; noise on each teacher's answers by itself; and the source's own noise, changed a little.
@@ -253,7 +255,7 @@ class Counting(Seeded):
         return super().gaussian(shape)
 
 
-class ReleasesFirst(MeanAnswerAnnotator):
+class ReleasesFirst(MeanResponseAnnotator):
     """The mutant that draws before it asks whether it may."""
 
     def annotate(self, logits: torch.Tensor) -> torch.Tensor:
@@ -261,8 +263,8 @@ class ReleasesFirst(MeanAnswerAnnotator):
         return super().annotate(logits)
 
 
-@pytest.mark.parametrize("kind", [MeanAnswerAnnotator, ReleasesFirst])
-def test_a_call_beyond_the_budget_is_neither_charged_nor_drawn(kind: type[MeanAnswerAnnotator]) -> None:
+@pytest.mark.parametrize("kind", [MeanResponseAnnotator, ReleasesFirst])
+def test_a_call_beyond_the_budget_is_neither_charged_nor_drawn(kind: type[MeanResponseAnnotator]) -> None:
     probe, noise = annotator(), Counting()
     made = annotator(target_epsilon=probe.account.epsilon_after(probe.charge, 2), noise=noise, kind=kind)
     assert made.affordable(limit=10) == 2
@@ -272,7 +274,7 @@ def test_a_call_beyond_the_budget_is_neither_charged_nor_drawn(kind: type[MeanAn
     with pytest.raises(BudgetExceeded):
         made.annotate(answers())
     assert made.account.counts() == {made.charge: 2}
-    assert (noise.asked == drawn) is (kind is MeanAnswerAnnotator)
+    assert (noise.asked == drawn) is (kind is MeanResponseAnnotator)
 
 
 def test_the_guarantee_is_about_a_record_of_one_teacher() -> None:
@@ -310,4 +312,4 @@ def test_noise_that_can_be_drawn_again_bounds_nothing() -> None:
 @pytest.mark.parametrize("noise_multiplier", [0.0, -1.0, 1e-31, 1e31, math.inf, math.nan])
 def test_noise_without_a_meaning_is_refused(noise_multiplier: float) -> None:
     with pytest.raises(ValueError, match="noise_multiplier"):
-        MeanAnswerAnnotator(noise_multiplier=noise_multiplier)
+        MeanResponseAnnotator(noise_multiplier=noise_multiplier)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 
 from privacy.annotators.base import Annotator, uncompiled
+from privacy.deprecation import renamed_class
 from privacy.events import Unbounded
 from privacy.ledger import Charge
 from privacy.mechanisms.words import Words
 
-__all__ = ["AnswerAnnotator"]
+__all__ = ["ResponseAnnotator"]
 
 
-class AnswerAnnotator(Annotator):
+class ResponseAnnotator(Annotator):
     """Releases logits without noise.
 
     Nothing bounds such answers by themselves. Of a teacher that was trained by DP-SGD they are post-processing, and the
@@ -58,3 +59,6 @@ class AnswerAnnotator(Annotator):
             source="post-processing of the teacher",
             noise="",
         )
+
+
+AnswerAnnotator = renamed_class("AnswerAnnotator", ResponseAnnotator)

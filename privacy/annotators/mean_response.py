@@ -6,17 +6,18 @@ import torch
 
 from privacy.account import Accounting, Scope
 from privacy.annotators.base import DISJOINT_SHARDS, Annotator, uncompiled
+from privacy.deprecation import renamed_attribute, renamed_class
 from privacy.events import Gaussian
 from privacy.ledger import Charge
-from privacy.mechanisms import normalize_rows, zero_non_finite_rows
+from privacy.mechanisms import normalize_per_sample, zero_non_finite_samples
 from privacy.mechanisms.gradients import output_gradient_mu
 from privacy.mechanisms.noise import NoiseSource
 from privacy.mechanisms.words import Words
 
-__all__ = ["MeanAnswerAnnotator"]
+__all__ = ["MeanResponseAnnotator"]
 
 
-class MeanAnswerAnnotator(Annotator):
+class MeanResponseAnnotator(Annotator):
     """Releases (1/n)(Σ_j u_j + N(0, σ² I)) for each image, u_j the direction of teacher j's logits.
 
     A row of logits is taken less its mean, which no softmax sees, and divided by its norm: |u_j| ≤ 1. One record
@@ -25,7 +26,7 @@ class MeanAnswerAnnotator(Annotator):
 
     It is in none of the papers. Votes (B; Papernot et al. 2018) move by √2 only, but of each image they keep its class
     alone. Directions are close to linear in whatever features the teachers are linear in, so that a student that
-    averages the noise of many images away (`fit_noisy_answers`) is told more by each.
+    averages the noise of many images away (`fit_noisy_responses`) is told more by each.
 
     Args:
         noise_multiplier: σ, on the sum over teachers.
@@ -70,7 +71,9 @@ class MeanAnswerAnnotator(Annotator):
         mu = output_gradient_mu("ensemble", batch_size, self.noise_multiplier)
         return Charge(release=Gaussian(mu=mu), queries=batch_size)
 
-    def deviation(self, num_teachers: int) -> float:
+    deviation = renamed_attribute("std")
+
+    def std(self, num_teachers: int) -> float:
         """Standard deviation of the noise on each coordinate of what is released."""
         return self.noise_multiplier / num_teachers
 
@@ -95,10 +98,10 @@ class MeanAnswerAnnotator(Annotator):
                 f"{tuple(logits.shape)}"
             )
         self.account.charge(self.charge)
-        rows = zero_non_finite_rows(logits.cpu().flatten(0, 1))
+        rows = zero_non_finite_samples(logits.cpu().flatten(0, 1))
         # Once more: the largest of numbers overflow in their mean.
-        centred = zero_non_finite_rows(rows - rows.mean(dim=1, keepdim=True))
-        directions = normalize_rows(centred, norm_bound=1.0, stability=0.0)
+        centred = zero_non_finite_samples(rows - rows.mean(dim=1, keepdim=True))
+        directions = normalize_per_sample(centred, norm_bound=1.0, stability=0.0)
         noise = self.noise_multiplier * self.noise.gaussian(self.shape)
         released = (directions.view(len(logits), *self.shape).sum(dim=0) + noise) / len(logits)
         return released.to(logits.dtype).to(logits.device)
@@ -122,3 +125,6 @@ class MeanAnswerAnnotator(Annotator):
                 "composition (Balle and Wang 2018; Dong et al. 2022)"
             ),
         )
+
+
+MeanAnswerAnnotator = renamed_class("MeanAnswerAnnotator", MeanResponseAnnotator)
