@@ -68,13 +68,13 @@ def row(table: str, name: str) -> list[str]:
 
 def test_the_matrix_has_the_figures_known_from_elsewhere() -> None:
     table = methods_table()
-    assert row(table, "C, D data switch: `per_sample`")[1] == "676,029"
+    assert row(table, "DPDFD, DPSD data switch: `per_sample`")[1] == "676,029"
     assert row(table, "the same, `per_sample_full`")[1:3] == ["28.84", "28.84"]
     assert row(table, "mean directions")[1:] == ["–", "10", "–"]  # σ = 2√4096 / 2.00045
-    assert row(table, "D, DPSD-T")[1] == "inf"
-    assert row(table, "B, votes on a prior: 400 queries")[2] == "2.925"
-    assert row(table, "B, confident votes")[2] == "2.665"
-    assert row(table, "C Algorithm 3, for labels")[1] == "23.4"
+    assert row(table, "DPSD-T")[1] == "inf"
+    assert row(table, "DGD, votes on a prior: 400 queries")[2] == "2.925"
+    assert row(table, "DGD, confident votes")[2] == "2.665"
+    assert row(table, "DPDFD Algorithm 3, for labels")[1] == "23.4"
     # With a DP-SGD teacher no row costs more than the teacher alone, but for what reads the data anew.
     alone = re.search(r"alone: ([\d.]+)", table)
     assert alone is not None
@@ -85,10 +85,10 @@ def test_the_matrix_has_the_figures_known_from_elsewhere() -> None:
 
 def test_the_papers_settings() -> None:
     table = papers_table()
-    assert row(table, "C, D data switch, C=0.001, T=59,681, `per_sample_full`")[1:] == ["1", "3,389"]
-    assert row(table, "C, D data switch, C=0.005, T=139,273, `per_sample_full`")[1:] == ["10", "7,640"]
-    assert row(table, "B, 27 Laplace votes")[1:] == ["1.314", "0.6441"]
-    assert row(table, "A, D label switch")[2] == "1,698"
+    assert row(table, "DPDFD, DPSD data switch, C=0.001, T=59,681, `per_sample_full`")[1:] == ["1", "3,389"]
+    assert row(table, "DPDFD, DPSD data switch, C=0.005, T=139,273, `per_sample_full`")[1:] == ["10", "7,640"]
+    assert row(table, "DGD, 27 Laplace votes")[1:] == ["1.314", "0.6441"]
+    assert row(table, "LabelDP, DPSD label switch")[2] == "1,698"
 
 
 def test_every_confusion_that_the_privacy_page_lists_is_held_by_a_test() -> None:

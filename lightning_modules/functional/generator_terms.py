@@ -1,4 +1,4 @@
-"""The generator's loss of C and D: three terms, each with its weight."""
+"""The generator's loss of DPDFD and DPSD: three terms, each with its weight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_modules.networks.features import logits_and_features
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorTerms:
-    """C Eq. 5, D Eq. 8, of a discriminator's logits and features; a weight of 0 switches a term off.
+    """DPDFD Eq. 5, DPSD Eq. 8, of a discriminator's logits and features; a weight of 0 switches a term off.
 
     Larger activations mean more realistic images, so their term is subtracted.
 
@@ -21,7 +21,7 @@ class GeneratorTerms:
         one_hot_weight: of the cross-entropy to the discriminator's own decision.
         balance_weight: of the negative entropy of the mean prediction.
         activation_weight: of the size of the features.
-        activation_norm: ``l1`` mean absolute feature, or ``l2`` mean row norm.
+        activation_norm: `l1` mean absolute feature, or `l2` mean per-sample norm.
     """
 
     one_hot_weight: float = 1.0
@@ -33,7 +33,7 @@ class GeneratorTerms:
         """The weighted sum and the logits (n, c) that it is of, both with their graph.
 
         Args:
-            discriminator: a classifier; see :func:`logits_and_features`.
+            discriminator: a classifier; see `logits_and_features`.
             images: (n, C, H, W).
         """
         logits, features = logits_and_features(discriminator, images)

@@ -1,8 +1,7 @@
 """Reproducible draws that have nothing to do with privacy: latents, priors, dropout.
 
 Keyed by (seed, step, rank, name) instead of by a moving state, so that a resumed run draws what an uninterrupted one
-would
-have drawn. Noise that privacy rests on comes from `privacy.mechanisms.noise`, never from here.
+would have drawn. Noise that privacy rests on comes from `privacy.mechanisms.noise`, never from here.
 """
 
 from __future__ import annotations

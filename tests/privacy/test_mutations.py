@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.seeded import Seeded
 
-import privacy.annotators
+import privacy.annotators.gradient
 from privacy import (
     GradientAnnotator,
     NoiseSource,
@@ -121,7 +121,7 @@ def test_skipped_normalisation(release: ReleaseName, monkeypatch: pytest.MonkeyP
     def skipped(given: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
         return norm_bound * given
 
-    monkeypatch.setattr(privacy.annotators, "normalize_per_sample", skipped)
+    monkeypatch.setattr(privacy.annotators.gradient, "normalize_per_sample", skipped)
     assert not charge_covers_what_leaves(annotator(release), there=there)
 
 
@@ -249,7 +249,7 @@ def test_the_number_of_candidates_taken_from_the_teacher() -> None:
 
 
 def test_answers_outside_the_candidates() -> None:
-    """D's Eq. (5) as printed, in place of the table that the code follows."""
+    """DPSD's Eq. (5) as printed, in place of the table that the code follows."""
     mask = [True] * 3 + [False] * 7
 
     def fails(table: Any) -> bool:

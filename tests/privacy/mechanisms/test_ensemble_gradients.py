@@ -1,4 +1,4 @@
-"""C Algorithm 2: noise on the sum over teachers, and what one teacher, which is all that a record changes, can move."""
+"""DPDFD Algorithm 2: noise on the sum over teachers, and what one teacher, all that a record changes, can move."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scipy import stats
 from support.neighbours import Neighbours, neighbours, worst_neighbours
 from support.seeded import Seeded
 
-import privacy.annotators
+import privacy.annotators.gradient
 from privacy import BudgetExceeded, Gaussian, GradientAnnotator, compose, published_dpdfd_epsilon
 from privacy.published import dpdfd_rdp_slope
 
@@ -154,7 +154,7 @@ def test_the_search_finds_rows_that_are_not_bounded(monkeypatch: pytest.MonkeyPa
     def unbounded(rows: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
         return norm_bound * rows
 
-    monkeypatch.setattr(privacy.annotators, "normalize_per_sample", unbounded)
+    monkeypatch.setattr(privacy.annotators.gradient, "normalize_per_sample", unbounded)
     assert found_by_search(check)
 
 
@@ -163,7 +163,7 @@ def test_the_search_finds_rows_that_are_not_finite(monkeypatch: pytest.MonkeyPat
         assert bounded(*pair, norm_bound=7.3)
 
     assert not found_by_search(check)
-    monkeypatch.setattr(privacy.annotators, "zero_non_finite_samples", lambda rows: rows.double())
+    monkeypatch.setattr(privacy.annotators.gradient, "zero_non_finite_samples", lambda rows: rows.double())
     assert found_by_search(check)
 
 
@@ -294,7 +294,7 @@ def test_the_guarantee_is_about_a_record_of_one_teacher() -> None:
     assert guarantee.epsilon == many.account.epsilon() < math.inf
     for part in (
         "the sum over all teachers with Gaussian noise of standard deviation sigma*C = 20*C per coordinate",
-        "one record moves one row of each image by up to 2C",
+        "one record moves one gradient on each image by up to 2C",
         "a record's id alone decides its shard",
         "release=ensemble",
     ):
