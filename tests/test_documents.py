@@ -12,6 +12,19 @@ from sweeps.runner.documents import DocumentError, render, render_text
 from sweeps.runner.guarantee_tables import methods_table, papers_table
 
 ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+#: Where a path in a document leads to a file; `public/` and the like are of a run.
+FOLDERS = [
+    "benchmarks",
+    "datamodules",
+    "docs",
+    "examples",
+    "lightning_modules",
+    "privacy",
+    "results",
+    "sweeps",
+    "tests",
+]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 
@@ -26,6 +39,29 @@ def test_links_and_pictures_exist(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (path.parent / target).exists(), target
+
+
+def missing_files(text: str) -> list[str]:
+    """Paths in backquotes, under a folder of the repository, that lead to nothing; `*` may stand for names."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./*-]*)`", prose)
+    paths = [path for path in named if path.endswith("/") or re.search(r"\.[a-z]+$", path)]
+    tests = [name for name in re.findall(r"`(test_\w+\.py)`", prose) if not any((ROOT / "tests").rglob(name))]
+    return [*(path for path in paths if not any(ROOT.glob(path))), *tests]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_files_that_a_page_names_exist(path: Path) -> None:
+    assert missing_files(path.read_text(encoding="utf-8")) == []
+
+
+def test_a_file_that_is_not_there_is_noticed() -> None:
+    there = "`privacy/ledger.py`, `sweeps/dpdfd_mm_*.yaml`, `lightning_modules/priors/`, `test_documents.py`, "
+    there += "`privacy/epsilon`"
+    assert missing_files(there) == []
+    gone = ["privacy/no_such.py", "sweeps/no_such_*.yaml", "lightning_modules/components/", "test_no_such.py"]
+    assert missing_files(f"{there} {' '.join(f'`{path}`' for path in gone)}") == gone
+    assert sum(text.count("`privacy/") for text in (path.read_text(encoding="utf-8") for path in PAGES)) > 20
 
 
 def test_a_changed_figure_is_noticed(tmp_path: Path) -> None:
