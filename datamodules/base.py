@@ -35,14 +35,14 @@ class ImageDataModule(LightningDataModule, ABC):
     split      which records                                who may look
     ========== ============================================ ======================================================
     train      the official training part, less validation  teachers only; this is what is protected
-    validation ``val_fraction`` of the official training    the teacher's owner: private too, but not trained on
+    validation `val_fraction` of the official training    the teacher's owner: private too, but not trained on
                part, by hash of the stable id
     test       the official test part                       everyone: public by assumption
     ========== ============================================ ======================================================
 
     Opening the test split never reads the training part. Images come as float32 in [-1, 1], labels as int64 scalars.
 
-    To bring a data set of your own, derive from this class, state the class attributes and write ``read``.
+    To bring a data set of your own, derive from this class, state the class attributes and write `read`.
 
     Attributes:
         num_classes: c. Known without files, as are the three that follow.
@@ -105,7 +105,7 @@ class ImageDataModule(LightningDataModule, ABC):
 
     @abstractmethod
     def read(self, part: Part) -> ImageDataset:
-        """Read one official part, ``train`` (with the validation records) or ``test``, and nothing of the other.
+        """Read one official part, `train` (with the validation records) or `test`, and nothing of the other.
 
         Ids must be stable: stored with the record, unchanged when other records go.
 
@@ -136,7 +136,7 @@ class ImageDataModule(LightningDataModule, ABC):
         """
 
     def prepare_data(self) -> None:
-        """Download what the coming stage needs, if ``download`` is set (called by Lightning, in one process)."""
+        """Download what the coming stage needs, if `download` is set (called by Lightning, in one process)."""
         if not self.download:
             return
         stage = self.trainer.state.fn if self.trainer is not None else None
@@ -144,13 +144,13 @@ class ImageDataModule(LightningDataModule, ABC):
             self.fetch(part)
 
     def setup(self, stage: str) -> None:
-        """Open the splits that ``stage`` needs, and no others.
+        """Open the splits that `stage` needs, and no others.
 
         Args:
-            stage: ``fit`` (train and validation), ``validate`` (validation), ``test`` or ``predict`` (test).
+            stage: `fit` (train and validation), `validate` (validation), `test` or `predict` (test).
 
         Raises:
-            ValueError: if ``stage`` is none of these, or a split would be empty.
+            ValueError: if `stage` is none of these, or a split would be empty.
             MissingDataError: if files are missing.
         """
         if stage not in _STAGE_SPLITS:
@@ -173,17 +173,17 @@ class ImageDataModule(LightningDataModule, ABC):
 
     @property
     def train_records(self) -> ImageDataset:
-        """The private training records; needs ``setup("fit")``."""
+        """The private training records; needs `setup("fit")`."""
         return self._opened("train", stage="fit")
 
     @property
     def validation_records(self) -> ImageDataset:
-        """The records held out of training; needs ``setup("fit")`` or ``setup("validate")``."""
+        """The records held out of training; needs `setup("fit")` or `setup("validate")`."""
         return self._opened("validation", stage="validate")
 
     @property
     def test_records(self) -> ImageDataset:
-        """The public test records; needs ``setup("test")``."""
+        """The public test records; needs `setup("test")`."""
         return self._opened("test", stage="test")
 
     def train_dataloader(self) -> Batches:
@@ -229,7 +229,7 @@ class ImageDataModule(LightningDataModule, ABC):
 
 
 def require_at_least(least: int, **setting: int) -> int:
-    """Return the one keyword argument's value if it is an integer of at least ``least``.
+    """Return the one keyword argument's value if it is an integer of at least `least`.
 
     Raises:
         ValueError: naming the argument, otherwise.
@@ -241,7 +241,7 @@ def require_at_least(least: int, **setting: int) -> int:
 
 
 def _parts(splits: tuple[Split, ...] | list[Split]) -> list[Part]:
-    """Return the official parts that hold ``splits``: train and validation share one."""
+    """Return the official parts that hold `splits`: train and validation share one."""
     parts: list[Part] = []
     if "train" in splits or "validation" in splits:
         parts.append("train")

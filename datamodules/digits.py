@@ -16,10 +16,10 @@ class Digits(ImageDataModule):
     """1797 handwritten digits of 8×8 pixels and 17 grey levels (UCI "Optical Recognition of Handwritten Digits").
 
     The bundled array has no official split, so a fixed public one is made here by hash of the row number: a test part
-    of 362 records and a private part of 1435. ``val_fraction`` of the latter are held out for validation (with the
+    of 362 records and a private part of 1435. `val_fraction` of the latter are held out for validation (with the
     default 160, leaving 1275 to train on). Both parts lie in one bundled array; a stage keeps only what it needs.
 
-    ``root`` and ``download`` have no effect.
+    `root` and `download` have no effect.
     """
 
     num_classes = 10

@@ -9,7 +9,7 @@ from pathlib import Path
 class MissingDataError(FileNotFoundError):
     """Files of a data set are missing and could not be downloaded.
 
-    One class for every data set and for every way in which a library reports this (``URLError`` here, ``RuntimeError``
+    One class for every data set and for every way in which a library reports this (`URLError` here, `RuntimeError`
     there), so that whoever starts a run without a network reads what to do and not a traceback of mirrors.
     """
 
@@ -28,7 +28,7 @@ class MissingDataError(FileNotFoundError):
         Args:
             dataset: Name of the data set.
             folder: Where its files are expected.
-            missing: File names that are not in ``folder``.
+            missing: File names that are not in `folder`.
             source: Where the files can be had.
             hint: What was noticed on the way, for instance that only compressed files are there.
             failure: Why downloading failed; empty where downloading was not asked for.

@@ -16,8 +16,8 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
     """Images and labels in memory, each record with a stable id.
 
     Pixels are stored as they are in the files (one byte each) and become float32 in [-1, 1] when fetched.
-    ``DataLoader`` asks ``__getitems__`` for a whole batch, which is then one index operation instead of a Python
-    loop over records; use ``collate_fn=keep_batch`` with it.
+    `DataLoader` asks `__getitems__` for a whole batch, which is then one index operation instead of a Python
+    loop over records; use `collate_fn=keep_batch` with it.
 
     Attributes:
         ids: (N,) int64, the stable id of every record: what splits and teachers' shards are decided by.
@@ -30,7 +30,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         """Hold the records.
 
         Args:
-            images: (N, C, H, W) uint8, values 0 to ``peak``.
+            images: (N, C, H, W) uint8, values 0 to `peak`.
             labels: (N,) int64.
             ids: (N,) int64, distinct.
             peak: largest possible pixel value, 1 to 255. A property of the file format, never of the images at hand.
@@ -71,10 +71,10 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         return self._normalise(self.images[rows]), self.labels[rows]
 
     def select(self, mask: Tensor) -> ImageDataset:
-        """Return a copy of the records where ``mask`` (N,) bool holds, ids kept.
+        """Return a copy of the records where `mask` (N,) bool holds, ids kept.
 
         Raises:
-            ValueError: if ``mask`` is not (N,) bool.
+            ValueError: if `mask` is not (N,) bool.
         """
         if mask.shape != (len(self),) or mask.dtype != torch.bool:
             raise ValueError(f"mask must be ({len(self)},) bool, got {tuple(mask.shape)} of {mask.dtype}")
@@ -91,5 +91,5 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
 
 
 def keep_batch(batch: Batch) -> Batch:
-    """Collate what ``ImageDataset.__getitems__`` returns: it is a batch already."""
+    """Collate what `ImageDataset.__getitems__` returns: it is a batch already."""
     return batch

@@ -10,15 +10,15 @@ from datamodules.base import Batches, ImageDataModule, require_at_least
 
 
 class StepIndices:
-    """Counts the steps of an epoch: 0 to ``steps - 1``, and goes on where a checkpoint stopped.
+    """Counts the steps of an epoch: 0 to `steps - 1`, and goes on where a checkpoint stopped.
 
-    Lightning takes any iterable with a length for a loader. This one is no ``DataLoader``, so under several processes
-    each takes all steps, and it offers the state that Lightning saves and restores: with a plain ``range`` a run
+    Lightning takes any iterable with a length for a loader. This one is no `DataLoader`, so under several processes
+    each takes all steps, and it offers the state that Lightning saves and restores: with a plain `range` a run
     resumed in the middle of an epoch would be handed the first indices again.
     """
 
     def __init__(self, steps: int) -> None:
-        """Count to ``steps``."""
+        """Count to `steps`."""
         self.steps = steps
         self._start = 0
         self._next = 0
@@ -49,12 +49,12 @@ class StepIndices:
 class Latent(LightningDataModule):
     """No training data at all: training batches are step indices, from which the model draws its own latent inputs.
 
-    ``dataset`` is the data set that the finished student is judged on. The **test split alone** is opened: it is public
+    `dataset` is the data set that the finished student is judged on. The **test split alone** is opened: it is public
     by assumption and holds the only real images that this stage ever sees. The private training part is never read,
     and its files may be absent. Nothing is selected on the test split: tables report the last step.
 
     Records held out of a teacher's training are as private as those it was trained on: a student's fit never opens
-    them. Whoever owns them may measure the finished student (``LightningCLI validate`` with the data set itself).
+    them. Whoever owns them may measure the finished student (`LightningCLI validate` with the data set itself).
 
     Attributes:
         dataset: what is evaluated on.
@@ -76,7 +76,7 @@ class Latent(LightningDataModule):
             dataset: The data set to evaluate on; gives the classes and the image shape.
             steps_per_epoch: Training steps that make an epoch (evaluation follows each).
             batch_size: Synthetic images per step.
-            evaluation: Split looked at while fitting and by ``validate``: ``test``, and no other.
+            evaluation: Split looked at while fitting and by `validate`: `test`, and no other.
 
         Raises:
             ValueError: if a setting is outside its range.
@@ -106,7 +106,7 @@ class Latent(LightningDataModule):
         return self.dataset.private_data
 
     def prepare_data(self) -> None:
-        """Download the files to evaluate on, if the data set's ``download`` is set; never more than those."""
+        """Download the files to evaluate on, if the data set's `download` is set; never more than those."""
         if self.dataset.download:
             self.dataset.fetch("test")
 

@@ -34,7 +34,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
 
     @classmethod
     def of(cls, records: ImageDataset, function: Callable[[Tensor], Tensor], *, piece: int = 512) -> MappedRecords:
-        """Compute ``function`` of all records' images.
+        """Compute `function` of all records' images.
 
         Args:
             records: The records.

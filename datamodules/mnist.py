@@ -23,8 +23,8 @@ _PREFIX: dict[Part, str] = {"train": "train", "test": "t10k"}
 class MNIST(ImageDataModule):
     """70 000 handwritten digits of 28×28 grey pixels (LeCun et al. 1998): 60 000 private, 10 000 test.
 
-    Files are looked for where torchvision puts them, ``root/MNIST/raw/*-ubyte``, uncompressed. Unlike in
-    ``torchvision.datasets.MNIST`` the two parts are independent: whoever only evaluates needs the two ``t10k`` files,
+    Files are looked for where torchvision puts them, `root/MNIST/raw/*-ubyte`, uncompressed. Unlike in
+    `torchvision.datasets.MNIST` the two parts are independent: whoever only evaluates needs the two `t10k` files,
     and the training files may lie on another machine. A record's id is its index in the official file.
     """
 
@@ -104,7 +104,7 @@ class MNIST(ImageDataModule):
 class FashionMNIST(MNIST):
     """70 000 pictures of clothes, 28×28 grey pixels (Xiao et al. 2017): 60 000 private, 10 000 test.
 
-    Files as for ``MNIST``, in ``root/FashionMNIST/raw``.
+    Files as for `MNIST`, in `root/FashionMNIST/raw`.
     """
 
     class_names = tuple(datasets.FashionMNIST.classes)

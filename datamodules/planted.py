@@ -38,15 +38,15 @@ class Planted(ImageDataModule):
         Args:
             dataset: The private data set.
             present: Whether the canary is there.
-            kind: ``mislabelled``: an image of the public test part with a wrong label. ``pattern``: a chessboard of
+            kind: `mislabelled`: an image of the public test part with a wrong label. `pattern`: a chessboard of
                 the darkest and the brightest pixels, which no data set holds.
             source: Which image of the test part, counted in the order of ids.
-            label: The canary's label. Default: the one after the right label, for ``pattern`` 0.
+            label: The canary's label. Default: the one after the right label, for `pattern` 0.
             record_id: The canary's stable id, which no other record has. The default is trained on, and not held out,
-                at every ``val_fraction`` up to 0.99.
+                at every `val_fraction` up to 0.99.
 
         Raises:
-            ValueError: if a setting is outside its range, or ``record_id`` would be held out for validation.
+            ValueError: if a setting is outside its range, or `record_id` would be held out for validation.
         """
         if not isinstance(dataset, ImageDataModule):
             raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
@@ -92,7 +92,7 @@ class Planted(ImageDataModule):
         """Return the planted record alone, whether it is present or not. Reads the public test part.
 
         Raises:
-            ValueError: if the test part has no image number ``source``, or the canary's label is the right one.
+            ValueError: if the test part has no image number `source`, or the canary's label is the right one.
         """
         test = self.dataset.read("test")
         if self.kind == "pattern":

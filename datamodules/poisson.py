@@ -25,10 +25,10 @@ class PoissonBatches:
     """
 
     def __init__(self, *, records: int, sample_rate: float, steps: int, noise: NoiseSource | None = None) -> None:
-        """Sample ``steps`` times from ``records`` positions.
+        """Sample `steps` times from `records` positions.
 
         Raises:
-            ValueError: if ``sample_rate`` is not in (0, 1].
+            ValueError: if `sample_rate` is not in (0, 1].
         """
         if not 0 < sample_rate <= 1:
             raise ValueError(f"sample_rate must lie in (0, 1], got {sample_rate}")
@@ -69,7 +69,7 @@ class Poisson(LightningDataModule):
             dataset: The private data set.
             batch_size: Expected size of a batch; the sample rate is this over the number of training records.
             steps_per_epoch: Steps that count as an epoch. Default: as many as see each record once on average.
-            evaluation: What is looked at while fitting. ``test``: the public test split. ``validation``: private
+            evaluation: What is looked at while fitting. `test`: the public test split. `validation`: private
                 records that are held out of the training, which no guarantee covers; nothing may be chosen by them.
             noise: Where the coins come from; None is the operating system.
 
@@ -97,7 +97,7 @@ class Poisson(LightningDataModule):
         self.dataset.prepare_data()
 
     def setup(self, stage: str) -> None:
-        """Open the splits that ``stage`` needs.
+        """Open the splits that `stage` needs.
 
         Raises:
             ValueError: if the expected batch is larger than the training split.
@@ -118,7 +118,7 @@ class Poisson(LightningDataModule):
 
     @property
     def sample_rate(self) -> float:
-        """Probability of each record to be in a batch; needs ``setup("fit")``."""
+        """Probability of each record to be in a batch; needs `setup("fit")`."""
         return self.batch_size / len(self.dataset.train_records)
 
     @property
@@ -127,7 +127,7 @@ class Poisson(LightningDataModule):
         return self.evaluation == "validation"
 
     def precompute(self, function: Callable[[Tensor], Tensor], *, piece: int = 512) -> None:
-        """Replace training images, and those looked at while fitting, by ``function`` of them, computed once.
+        """Replace training images, and those looked at while fitting, by `function` of them, computed once.
 
         For a fixed front of the network, applied to each image by itself.
         """

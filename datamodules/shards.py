@@ -30,7 +30,7 @@ def shard_of(ids: Tensor, *, num_shards: int) -> Tensor:
         (N,) int64 in [0, n).
 
     Raises:
-        ValueError: if ``num_shards`` is below 1, or for ids that ``id_fraction`` refuses.
+        ValueError: if `num_shards` is below 1, or for ids that `id_fraction` refuses.
     """
     require_at_least(1, num_shards=num_shards)
     # A fraction just below 1 times n may round up to n.
@@ -45,7 +45,7 @@ class ShardedRecords:
 
     Attributes:
         records: all records, or what a function made of their images.
-        starts: (n + 1,) int64, shard j is the positions from ``starts[j]`` to ``starts[j + 1]``.
+        starts: (n + 1,) int64, shard j is the positions from `starts[j]` to `starts[j + 1]`.
     """
 
     records: ImageDataset | MappedRecords
@@ -53,7 +53,7 @@ class ShardedRecords:
 
     @classmethod
     def of(cls, records: ImageDataset, *, num_shards: int) -> ShardedRecords:
-        """Sort records into ``num_shards`` shards."""
+        """Sort records into `num_shards` shards."""
         by_id = torch.argsort(records.ids)
         shards = shard_of(records.ids[by_id], num_shards=num_shards)
         order = by_id[torch.argsort(shards, stable=True)]
@@ -70,7 +70,7 @@ class ShardedRecords:
         return len(self.starts) - 1
 
     def positions(self, shard: int) -> range:
-        """Return where in ``records`` the records of one shard stand."""
+        """Return where in `records` the records of one shard stand."""
         return range(int(self.starts[shard]), int(self.starts[shard + 1]))
 
     def to(self, device: torch.device) -> ShardedRecords:
@@ -78,7 +78,7 @@ class ShardedRecords:
         return ShardedRecords(records=self.records.to(device), starts=self.starts)
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> ShardedRecords:
-        """Return a copy with ``function`` of each image, computed once and kept in half precision, in its place.
+        """Return a copy with `function` of each image, computed once and kept in half precision, in its place.
 
         Shard by shard: how many images are in one call may decide the last bits, and must not tell of another shard.
         """
@@ -90,7 +90,7 @@ class ShardedRecords:
 class Shards(LightningDataModule):
     """Private records for n teachers on disjoint shards; training batches are step indices.
 
-    Shard = hash of the record's stable id (``shard_of``), so that taking out, adding or replacing one record changes
+    Shard = hash of the record's stable id (`shard_of`), so that taking out, adding or replacing one record changes
     one shard alone. The size of a teacher's batch and the number of its steps follow from settings, never from the size
     of its shard or of the largest one: all of these would tell one teacher of another's records.
 
@@ -120,8 +120,8 @@ class Shards(LightningDataModule):
             batch_size: Records in a batch of one teacher; no shard may have fewer.
             steps_per_epoch: Steps that make an epoch.
             require_all_classes: Refuse a shard in which a class is missing: its teacher could never vote for it.
-            evaluation: What is looked at while fitting. ``test``: the public test split, and teachers are trained on
-                all private records. ``validation``: records that are held out of the teachers' training.
+            evaluation: What is looked at while fitting. `test`: the public test split, and teachers are trained on
+                all private records. `validation`: records that are held out of the teachers' training.
 
         Raises:
             ValueError: if a setting is outside its range.
@@ -151,19 +151,19 @@ class Shards(LightningDataModule):
 
     @property
     def shards(self) -> ShardedRecords:
-        """The private records in shards; needs ``setup("fit")``."""
+        """The private records in shards; needs `setup("fit")`."""
         if self._shards is None:
             raise RuntimeError(f"the shards of {self.name} are not open: call setup('fit') first")
         return self._shards
 
     def prepare_data(self) -> None:
-        """Download what is missing, if the data set's ``download`` is set."""
+        """Download what is missing, if the data set's `download` is set."""
         if self.dataset.download:
             self.dataset.fetch("train")
             self.dataset.fetch("test")
 
     def setup(self, stage: str) -> None:
-        """Open what ``stage`` needs; before a fit, check every shard.
+        """Open what `stage` needs; before a fit, check every shard.
 
         Raises:
             ValueError: if a shard has fewer records than a batch, or lacks a class.

@@ -182,8 +182,7 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
 
     Args:
         args: Command-line arguments; None takes those of the process, and then ends it with a message in place of a
-            traceback
-            where an error is an expected one.
+            traceback where an error is an expected one.
     """
     if args is not None:
         return run(args)

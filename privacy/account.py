@@ -155,7 +155,7 @@ class PrivacyAccount:
         return sorted(charged)
 
     def queries(self, *, scope: Scope | None = None) -> int:
-        """Inputs that the teachers were asked about."""
+        """Inputs that the teachers were queried with."""
         return sum(charge.queries * count for charge, count in self.counts(scope=scope).items())
 
     def epsilon_after(self, charge: Charge, more: int) -> float:

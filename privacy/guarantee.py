@@ -73,10 +73,10 @@ class Guarantee:
         epsilon_spent: Record-level ε of the releases made so far; below `epsilon` where a plan was not used up.
         epsilon_all_runs: Record-level ε of everything the private data's ledger holds: trainings by DP-SGD, ensembles
             and queries together.
-        runs: Runs in that ledger that asked a teacher.
+        runs: Runs in that ledger that queried a teacher.
         trainings: Trainings of teachers in that ledger.
         training: Identity of the training that the statement is about.
-        queries: Inputs that the teachers were asked about.
+        queries: Inputs that the teachers were queried with.
         claimed_epsilon: What the paper's theorem gives for the same releases: a claim, not a bound.
         claimed_source: That theorem.
     """

@@ -54,7 +54,7 @@ class Charge:
     Attributes:
         release: What it costs under record-level neighbours.
         claim: What a paper's theorem counts for it, or None where no theorem is claimed.
-        queries: How many inputs the teacher was asked about for it.
+        queries: How many inputs the teacher was queried with for it.
         training: Identity of the training that it is about; None where that is not known (a ledger of version 1), so
             that nothing bounds it but itself.
     """

@@ -12,6 +12,19 @@ from sweeps.runner.documents import DocumentError, render, render_text
 from sweeps.runner.guarantee_tables import methods_table, papers_table
 
 ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+#: Where a path in a document leads to a file; `public/` and the like are of a run.
+FOLDERS = [
+    "benchmarks",
+    "datamodules",
+    "docs",
+    "examples",
+    "lightning_modules",
+    "privacy",
+    "results",
+    "sweeps",
+    "tests",
+]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 
@@ -26,6 +39,29 @@ def test_links_and_pictures_exist(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (path.parent / target).exists(), target
+
+
+def missing_files(text: str) -> list[str]:
+    """Paths in backquotes, under a folder of the repository, that lead to nothing; `*` may stand for names."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./*-]*)`", prose)
+    paths = [path for path in named if path.endswith("/") or re.search(r"\.[a-z]+$", path)]
+    tests = [name for name in re.findall(r"`(test_\w+\.py)`", prose) if not any((ROOT / "tests").rglob(name))]
+    return [*(path for path in paths if not any(ROOT.glob(path))), *tests]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_files_that_a_page_names_exist(path: Path) -> None:
+    assert missing_files(path.read_text(encoding="utf-8")) == []
+
+
+def test_a_file_that_is_not_there_is_noticed() -> None:
+    there = "`privacy/ledger.py`, `sweeps/dpdfd_mm_*.yaml`, `lightning_modules/priors/`, `test_documents.py`, "
+    there += "`privacy/epsilon`"
+    assert missing_files(there) == []
+    gone = ["privacy/no_such.py", "sweeps/no_such_*.yaml", "lightning_modules/components/", "test_no_such.py"]
+    assert missing_files(f"{there} {' '.join(f'`{path}`' for path in gone)}") == gone
+    assert sum(text.count("`privacy/") for text in (path.read_text(encoding="utf-8") for path in PAGES)) > 20
 
 
 def test_a_changed_figure_is_noticed(tmp_path: Path) -> None:
@@ -68,13 +104,13 @@ def row(table: str, name: str) -> list[str]:
 
 def test_the_matrix_has_the_figures_known_from_elsewhere() -> None:
     table = methods_table()
-    assert row(table, "C, D data switch: `per_sample`")[1] == "676,029"
+    assert row(table, "DPDFD, DPSD data switch: `per_sample`")[1] == "676,029"
     assert row(table, "the same, `per_sample_full`")[1:3] == ["28.84", "28.84"]
     assert row(table, "mean directions")[1:] == ["–", "10", "–"]  # σ = 2√4096 / 2.00045
-    assert row(table, "D, DPSD-T")[1] == "inf"
-    assert row(table, "B, votes on a prior: 400 queries")[2] == "2.925"
-    assert row(table, "B, confident votes")[2] == "2.665"
-    assert row(table, "C Algorithm 3, for labels")[1] == "23.4"
+    assert row(table, "DPSD-T")[1] == "inf"
+    assert row(table, "DGD, votes on a prior: 400 queries")[2] == "2.925"
+    assert row(table, "DGD, confident votes")[2] == "2.665"
+    assert row(table, "DPDFD Algorithm 3, for labels")[1] == "23.4"
     # With a DP-SGD teacher no row costs more than the teacher alone, but for what reads the data anew.
     alone = re.search(r"alone: ([\d.]+)", table)
     assert alone is not None
@@ -85,10 +121,10 @@ def test_the_matrix_has_the_figures_known_from_elsewhere() -> None:
 
 def test_the_papers_settings() -> None:
     table = papers_table()
-    assert row(table, "C, D data switch, C=0.001, T=59,681, `per_sample_full`")[1:] == ["1", "3,389"]
-    assert row(table, "C, D data switch, C=0.005, T=139,273, `per_sample_full`")[1:] == ["10", "7,640"]
-    assert row(table, "B, 27 Laplace votes")[1:] == ["1.314", "0.6441"]
-    assert row(table, "A, D label switch")[2] == "1,698"
+    assert row(table, "DPDFD, DPSD data switch, C=0.001, T=59,681, `per_sample_full`")[1:] == ["1", "3,389"]
+    assert row(table, "DPDFD, DPSD data switch, C=0.005, T=139,273, `per_sample_full`")[1:] == ["10", "7,640"]
+    assert row(table, "DGD, 27 Laplace votes")[1:] == ["1.314", "0.6441"]
+    assert row(table, "LabelDP, DPSD label switch")[2] == "1,698"
 
 
 def test_every_confusion_that_the_privacy_page_lists_is_held_by_a_test() -> None:

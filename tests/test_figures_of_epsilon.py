@@ -1,4 +1,4 @@
-"""No ε of a recipe or of docs/privacy.md changes unnoticed: against what commit ae22c58 gave."""
+"""No ε of a recipe or of docs/privacy.md changes unnoticed: against commit ae22c58, rows by their names of today."""
 
 from __future__ import annotations
 

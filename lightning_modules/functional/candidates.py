@@ -1,4 +1,4 @@
-"""How many candidates a label may be answered among, over the course of a run (D's k)."""
+"""How many candidates a label may be answered among, over the course of a run (DPSD's k)."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ class CandidateSchedule(nn.Module, ABC):
 
     Attributes:
         fixed_beforehand: whether sizes follow from the step alone. Then each call is charged for its own size; sizes
-            that follow from the student, which earlier answers have trained, are charged as the smallest possible.
+            that follow from the student, which earlier responses have trained, are charged as the smallest possible.
     """
 
     fixed_beforehand: ClassVar[bool]
 
     @abstractmethod
     def size(self, probabilities: Tensor, *, step: int, smallest: int) -> int:
-        """Candidates of this step, between ``smallest`` and the number of classes c.
+        """Candidates of this step, between `smallest` and the number of classes c.
 
         Args:
             probabilities: the student's, (B, c), detached.
             step: number of the step, from 0.
-            smallest: D's k.
+            smallest: DPSD's k.
         """
 
 
 class FixedCandidates(CandidateSchedule):
-    """D to the letter: ``smallest`` from the first step on, which collapses where answers are taken as they are.
+    """DPSD as printed: `smallest` from the first step on, which collapses where responses are taken as they are.
 
-    The top 3 of a student that has learnt nothing seldom hold the label, and then the uniform answer confirms the
+    The top 3 of a student that has learnt nothing seldom hold the label, and then the uniform response confirms the
     student's own guess.
     """
 
@@ -43,11 +43,11 @@ class FixedCandidates(CandidateSchedule):
 
 
 class LinearCandidates(CandidateSchedule):
-    """From all classes down to ``smallest`` in equal parts, by the step alone.
+    """From all classes down to `smallest` in equal parts, by the step alone.
 
     Args:
         begin: steps during which all classes are candidates.
-        end: steps after which ``smallest`` is reached.
+        end: steps after which `smallest` is reached.
 
     Raises:
         ValueError: unless 0 <= begin <= end.

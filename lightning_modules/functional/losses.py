@@ -1,6 +1,6 @@
 """Losses of the papers as pure functions of logits and features.
 
-All of them work on logits and stay in logs: none takes the ``log`` of a softmax, so values and gradients are finite for
+All of them work on logits and stay in logs: none takes the `log` of a softmax, so values and gradients are finite for
 logits of any finite size.
 """
 
@@ -25,7 +25,7 @@ def decoupled_kd(
     alpha: float = 1.0,
     beta: float = 8.0,
 ) -> Tensor:
-    """Decoupled knowledge distillation (Zhao et al. 2022), the loss L_T of C and D, for each row.
+    """Decoupled knowledge distillation (Zhao et al. 2022), the loss L_T of DPDFD and DPSD, for each sample.
 
     With t the target class, p the teacher's and q the student's probabilities, and p̂, q̂ the same over the classes
     other than t:
@@ -34,8 +34,8 @@ def decoupled_kd(
 
     With two classes there is one other class, NCKD is exactly 0, and the loss is exactly alpha TCKD.
 
-    Rows are not averaged: C normalises the gradient of every row, and of a batch mean they are so small that its
-    constant e swamps them.
+    Samples are not averaged: DPDFD normalises the gradient of every sample, and of a batch mean they are so small that
+    its constant e swamps them.
 
     Args:
         student_logits: (B, c).
@@ -84,9 +84,9 @@ def decoupled_kd(
 
 
 def soft_cross_entropy(logits: Tensor, target_probabilities: Tensor) -> Tensor:
-    """Cross-entropy to a distribution, -sum_j y_j log softmax(logits)_j, for each row.
+    """Cross-entropy to a distribution, -sum_j y_j log softmax(logits)_j, for each sample.
 
-    The student's loss L_S (C Algorithm 1).
+    The student's loss L_S (DPDFD Algorithm 1).
 
     Args:
         logits: (B, c).
@@ -107,7 +107,7 @@ def soft_cross_entropy(logits: Tensor, target_probabilities: Tensor) -> Tensor:
 
 
 def one_hot_loss(logits: Tensor) -> Tensor:
-    """Cross-entropy of a batch to its own most likely classes: the first term of L_G (C Eq. 5, B Eq. 3).
+    """Cross-entropy of a batch to its own most likely classes: the first term of L_G (DPDFD Eq. 5, DGD Eq. 3).
 
     Small where the discriminator is certain of every image.
 
@@ -121,10 +121,10 @@ def one_hot_loss(logits: Tensor) -> Tensor:
 
 
 def class_balance(logits: Tensor) -> Tensor:
-    """Negative entropy of the batch's mean prediction, sum_j p̄_j log p̄_j: the second term of L_G (C Eq. 5, B Eq. 3).
+    """The second term of L_G (DPDFD Eq. 5, DGD Eq. 3): negative entropy of the mean prediction, sum_j p̄_j log p̄_j.
 
     Between -log c (all classes equally often) and 0 (one class alone). On the batch mean: per image it would contradict
-    :func:`one_hot_loss`.
+    `one_hot_loss`.
 
     Args:
         logits: (B, c).
@@ -137,11 +137,11 @@ def class_balance(logits: Tensor) -> Tensor:
 
 
 def activation(features: Tensor, *, norm: Literal["l1", "l2"] = "l1") -> Tensor:
-    """Size of the features, which real images make large: **subtracted** as the third term of L_G (C Eq. 5, B Eq. 3).
+    """Size of the features, large for real images: **subtracted** as the third term of L_G (DPDFD Eq. 5, DGD Eq. 3).
 
     Args:
         features: (B, F), the input of the discriminator's last layer.
-        norm: ``l1`` for the mean absolute value (independent of F), ``l2`` for C's mean Euclidean norm of a row.
+        norm: `l1` for the mean absolute value (independent of F), `l2` for DPDFD's mean Euclidean norm of a sample.
 
     Returns:
         Scalar, not negative.
@@ -160,13 +160,13 @@ def activation(features: Tensor, *, norm: Literal["l1", "l2"] = "l1") -> Tensor:
 
 
 def output_gradients(outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
-    """Gradient of each row's own loss with respect to the student's outputs (C Algorithm 1 lines 5, 6; D Eq. 3).
+    """Gradient of each sample's own loss by the student's outputs (DPDFD Algorithm 1 lines 5, 6; DPSD Eq. 3).
 
     Of a batch-mean loss they would be so small that the stability constant of their normalisation swamps them.
 
     Args:
         outputs: (B, c).
-        loss: gives the losses (B,) of outputs (B, c), each of its own row alone.
+        loss: gives the losses (B,) of outputs (B, c), each of its own sample alone.
 
     Returns:
         (B, c), float32, detached.
@@ -178,9 +178,9 @@ def output_gradients(outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> Tenso
 
 
 def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Classic knowledge distillation (Hinton et al. 2015), T² KL(teacher || student) at temperature T, for each row.
+    """Classic knowledge distillation (Hinton et al. 2015), T² KL(teacher || student) at temperature T, for each sample.
 
-    What D's Fig. 6 compares :func:`decoupled_kd` with.
+    What DPSD's Fig. 6 compares `decoupled_kd` with.
 
     Args:
         student_logits: (B, c).
@@ -213,7 +213,7 @@ def following(outputs: Tensor, gradients: Tensor) -> Tensor:
         gradients: (B, c), held fixed.
 
     Returns:
-        Losses (B,): ⟨outputs, gradients⟩ of each row, whose value means nothing.
+        Losses (B,): ⟨outputs, gradients⟩ of each sample, whose value means nothing.
 
     Raises:
         ValueError: if the shapes differ or are not (B, c).
@@ -226,7 +226,7 @@ def following(outputs: Tensor, gradients: Tensor) -> Tensor:
 
 
 def logit_distance(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Mean squared distance of logits up to a constant of each row, which no softmax sees.
+    """Mean squared distance of logits up to a constant of each sample, which no softmax sees.
 
     Far from the private images a teacher is often sure; its logits still say how it got there (Ba and Caruana 2014).
 
@@ -251,19 +251,19 @@ def logit_distance(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
 @renamed_arguments(answers="responses")
 def expected_labels(outputs: Tensor, responses: Tensor, candidates: Tensor, *, epsilon: float) -> Tensor:
-    """What the teacher's classes probably are, given noisy answers: targets for the student, corrected for the noise.
+    """What the teacher's classes probably are, given noisy responses: targets for the student, corrected for the noise.
 
-    Bayes' rule with the student's own prediction as the prior and randomized response as the channel: the answer y is
+    Bayes' rule with the student's own prediction as the prior and randomized response as the channel: the response y is
     kept with probability e^ε/(e^ε + k - 1), is one of the other candidates with 1/(e^ε + k - 1), and uniform on the k
     candidates where the class is none of them. The gradient of the cross-entropy to these targets is that of the
-    likelihood of the answers ("forward correction", Patrini et al. 2017), so a student that fits them expects the
-    teacher's classes and not the noise. All of it is computed from released answers: it costs nothing.
+    likelihood of the responses ("forward correction", Patrini et al. 2017), so a student that fits them expects the
+    teacher's classes and not the noise. All of it is computed from released responses: it costs nothing.
 
     Args:
         outputs: the student's logits (B, c), detached.
         responses: (B,), int64.
-        candidates: (B, c), bool, two or more in each row.
-        epsilon: of one answer.
+        candidates: (B, c), bool, two or more in each sample.
+        epsilon: of one response.
 
     Returns:
         Probabilities (B, c).

@@ -52,12 +52,12 @@ def fit_noisy_responses(features: Tensor, responses: Tensor, *, std: float) -> L
     Sec. 5.4). Everything is computed from released responses: of private teachers it is post-processing.
 
     Args:
-        features: (N, F), of the images that were asked about.
+        features: (N, F), of the images that were queried.
         responses: (N, c), what was released.
         std: standard deviation of the noise on each coordinate, above 0.
 
     Raises:
-        ValueError: shapes that do not go together, fewer than two rows, or a std that is not positive.
+        ValueError: shapes that do not go together, fewer than two samples, or a std that is not positive.
     """
     if features.dim() != 2 or responses.dim() != 2 or len(features) != len(responses) or len(features) < 2:
         raise ValueError(

@@ -50,7 +50,7 @@ def distort(images: Tensor, *, strength: float, draw: torch.Generator) -> Tensor
         (N, C, H, W).
 
     Raises:
-        ValueError: if ``strength`` is negative.
+        ValueError: if `strength` is negative.
     """
     if strength < 0:
         raise ValueError(f"strength must be 0 or more, got {strength}")

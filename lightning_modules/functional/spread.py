@@ -1,4 +1,4 @@
-"""Choosing a few images that stand for many, by public codes alone: what to ask about when answers are dear."""
+"""Choosing a few images that stand for many, by public codes alone: what to query where responses are costly."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from privacy.deprecation import renamed_names
 
 
 def spread_samples(codes: Tensor, *, count: int, draw: torch.Generator, rounds: int = 10) -> Tensor:
-    """Rows nearest to the centres of k-means with k = ``count``.
+    """Samples nearest to the centres of k-means with k = `count`.
 
     Args:
         codes: (M, F), finite.
         count: from 1 to M.
-        draw: source of the first centres, which are distinct rows.
+        draw: source of the first centres, which are distinct samples.
         rounds: of Lloyd's algorithm.
 
     Returns:
         Distinct indices (count,), int64, on the CPU.
 
     Raises:
-        ValueError: if ``count`` is out of range.
+        ValueError: if `count` is out of range.
     """
     if not 1 <= count <= len(codes):
         raise ValueError(f"count must lie between 1 and the number of rows {len(codes)}, got {count}")

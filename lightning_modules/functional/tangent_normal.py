@@ -1,4 +1,4 @@
-"""Tangent and normal directions of the synthetic images' manifold (B Eq. 4 and 6; TNAR, Yu et al. 2019)."""
+"""Tangent and normal directions of the synthetic images' manifold (DGD Eq. 4 and 6; TNAR, Yu et al. 2019)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Directions(NamedTuple):
     Attributes:
         tangent: in the latent space, (N, latent_dim), rows of the tangent length.
         displacement: the same as seen in the image, dec(z + tangent) - dec(z), (N, C, H, W).
-        normal: in the image, (N, C, H, W), rows of the normal length and orthogonal to ``displacement``.
+        normal: in the image, (N, C, H, W), rows of the normal length and orthogonal to `displacement`.
     """
 
     tangent: Tensor
@@ -29,13 +29,13 @@ class Directions(NamedTuple):
 
 
 def kl_per_sample(logits: Tensor, others: Tensor) -> Tensor:
-    """KL(softmax(logits) || softmax(others)) of each row, (N, c) and (N, c) to (N,)."""
+    """KL(softmax(logits) || softmax(others)) of each sample, (N, c) and (N, c) to (N,)."""
     log_p, log_q = functional.log_softmax(logits, 1), functional.log_softmax(others, 1)
     return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
 def with_length(vectors: Tensor, length: float, *, instead: Tensor | None = None) -> Tensor:
-    """Each row (N, ...) scaled to a Euclidean norm of ``length``; a row of zeros takes that of ``instead``."""
+    """Each sample (N, ...) scaled to a Euclidean norm of `length`; a sample of zeros takes that of `instead`."""
     norms = _norms(vectors)
     if instead is not None:
         vectors = torch.where(_column(norms, vectors) > 0, vectors, instead)
@@ -45,7 +45,7 @@ def with_length(vectors: Tensor, length: float, *, instead: Tensor | None = None
 
 
 def project_out(vectors: Tensor, directions: Tensor) -> Tensor:
-    """Each row of ``vectors`` (N, ...) less its component along the same row of ``directions``."""
+    """Each sample of `vectors` (N, ...) less its component along the same sample of `directions`."""
     unit = with_length(directions, 1.0)
     for _ in range(2):  # once leaves a remainder of the size of rounding, which matters where little is left
         along = (vectors * unit).flatten(1).sum(1)
@@ -54,13 +54,13 @@ def project_out(vectors: Tensor, directions: Tensor) -> Tensor:
 
 
 def power_step(divergence: Map, start: Tensor, *, probe: float) -> Tensor:
-    """One step of power iteration for the direction in which ``divergence`` grows fastest.
+    """One step of power iteration for the direction in which `divergence` grows fastest.
 
-    A divergence that is 0 with slope 0 at the origin is r·H·r/2 nearby, so its gradient at a small ``probe`` along a
+    A divergence that is 0 with slope 0 at the origin is r·H·r/2 nearby, so its gradient at a small `probe` along a
     random direction is a multiple of H times it (Miyato et al. 2018).
 
     Args:
-        divergence: from offsets (N, ...) to values (N,), each of its own row alone.
+        divergence: from offsets (N, ...) to values (N,), each of its own sample alone.
         start: random directions (N, ...), rows of length 1.
         probe: length at which the gradient is taken.
 
@@ -89,11 +89,11 @@ def find_directions(
     Tangent: one power step in the latent space on KL(f(x) || f(x + dec(z + r) - dec(z))), with x = dec(z). Normal: one
     power step in image space on KL(f(x) || f(x + n)), with the tangent's displacement projected out before and after.
 
-    B's text calls both "random perturbation noise" along these directions: ``adversarial=False`` takes the random start
+    DGD's text calls both "random perturbation noise" along these directions: `adversarial=False` takes the random start
     of each power step as it is.
 
     Args:
-        classify: f, images (N, C, H, W) to logits (N, c); deterministic, each row on its own (eval mode).
+        classify: f, images (N, C, H, W) to logits (N, c); deterministic, each sample on its own (eval mode).
         decode: dec, codes (N, latent_dim) to images (N, C, H, W), likewise.
         codes: z, (N, latent_dim).
         tangent_length: norm of each tangent, in the latent space.
@@ -103,7 +103,7 @@ def find_directions(
         adversarial: take the power step.
 
     Returns:
-        See :class:`Directions`; all detached.
+        See `Directions`; all detached.
 
     Raises:
         ValueError: if a length or the probe is not positive.
@@ -131,15 +131,15 @@ def find_directions(
 
 
 def feature_distance(features: Tensor, perturbed: Tensor) -> Tensor:
-    """Squared distance of two images' features, the first two terms of B Eq. 6; (N, F) and (N, F) to a mean over N."""
+    """Squared distance of features, the first two terms of DGD Eq. 6; (N, F) and (N, F) to a mean over N."""
     return (features - perturbed).square().sum(1).mean()
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Mean entropy of each row's own prediction, small where outputs are determinate; (N, c) to a scalar.
+    """Mean entropy of each sample's own prediction, small where outputs are determinate; (N, c) to a scalar.
 
-    The third term of B Eq. 6 is printed as sum p log p, **minus** this: making it small would make predictions uniform,
-    contrary to the text ("ensures the student output more determinate predictions").
+    The third term of DGD Eq. 6 is printed as sum p log p, **minus** this: making it small would make predictions
+    uniform, contrary to the text ("ensures the student output more determinate predictions").
     """
     log_p = functional.log_softmax(logits, 1)
     return -(log_p.exp() * log_p).sum(1).mean()

@@ -1,4 +1,4 @@
-"""How far images are from those that a classifier's batch normalisation remembers (A Eq. 2, third term)."""
+"""How far images are from those that a classifier's batch normalisation remembers (LabelDP Eq. 2, third term)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def logits_and_statistics(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Run ``model`` once and return its logits with the distance of its layers' inputs from their running statistics.
+    """Run `model` once and return its logits with the distance of its layers' inputs from their running statistics.
 
     For each BatchNorm layer ‖mean - running_mean‖₂ + ‖var - running_var‖₂ over the channels of its input, summed over
     layers. The hooks that catch the inputs are removed again.

@@ -18,15 +18,15 @@ def build_network(
     image_shape: tuple[int, int, int],
     name: str = "student",
 ) -> nn.Module:
-    """Call ``factory`` with what it accepts of ``num_classes`` and ``image_shape``, and check what comes back.
+    """Call `factory` with what it accepts of `num_classes` and `image_shape`, and check what comes back.
 
-    Any torch classifier will do: this project's take both arguments, torchvision's take ``num_classes`` alone, and a
+    Any torch classifier will do: this project's take both arguments, torchvision's take `num_classes` alone, and a
     factory without arguments takes none. The check runs two blank images through the network in eval mode, so that no
     statistics and no random state change.
 
     Args:
-        factory: a class, a function, or a partial of either (what jsonargparse makes of ``class_path`` and
-            ``init_args``).
+        factory: a class, a function, or a partial of either (what jsonargparse makes of `class_path` and
+            `init_args`).
         num_classes: number of classes c that the data have.
         image_shape: channels, height, width of the data.
         name: the setting's name, for messages.
@@ -57,7 +57,7 @@ def check_network(network: nn.Module, *, num_classes: int, image_shape: tuple[in
     Every module's mode is restored.
 
     Raises:
-        ValueError: naming the setting ``name``, if the network fails on such images or gives anything else.
+        ValueError: naming the setting `name`, if the network fails on such images or gives anything else.
     """
     modes = {module: module.training for module in network.modules()}
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
@@ -84,14 +84,14 @@ def check_network(network: nn.Module, *, num_classes: int, image_shape: tuple[in
 
 
 def _target(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """What is called in the end: jsonargparse wraps a class as ``partial(instantiator, cls, **init_args)``."""
+    """What is called in the end: jsonargparse wraps a class as `partial(instantiator, cls, **init_args)`."""
     while isinstance(factory, partial):
         factory = factory.args[0] if factory.args and isinstance(factory.args[0], type) else factory.func
     return factory
 
 
 def _call_open_ended(factory: Callable[..., nn.Module], offered: dict[str, Any]) -> nn.Module:
-    """Call a factory that takes ``**kwargs``, without what it refuses by name: nothing else tells what it takes."""
+    """Call a factory that takes `**kwargs`, without what it refuses by name: nothing else tells what it takes."""
     try:
         return factory(**offered)
     except TypeError as error:

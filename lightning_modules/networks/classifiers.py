@@ -1,4 +1,4 @@
-"""What every classifier here has in common: ``head(forward_features(images))`` gives the logits."""
+"""What every classifier here has in common: `head(forward_features(images))` gives the logits."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 
 class ImageClassifier(nn.Module, ABC):
-    """A network whose last layer is the linear ``head``.
+    """A network whose last layer is the linear `head`.
 
-    Losses on a network's features (C Eq. 5, B Eq. 3) need the head's input: it has a name here.
+    Losses on a network's features (DPDFD Eq. 5, DGD Eq. 3) need the head's input: it has a name here.
     """
 
     head: nn.Linear
@@ -31,7 +31,7 @@ def checked_shape(
     """Check what every network is told of the data and return (channels, height, width).
 
     Raises:
-        ValueError: if there is no class, a size is not positive, or the image is smaller than the network's ``least``
+        ValueError: if there is no class, a size is not positive, or the image is smaller than the network's `least`
             side in pixels.
     """
     if num_classes < 1:

@@ -8,10 +8,10 @@ from lightning_modules.networks.classifiers import ImageClassifier
 
 
 def logits_and_features(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Run ``model`` once and return its logits with the features that they are a linear function of.
+    """Run `model` once and return its logits with the features that they are a linear function of.
 
-    This project's classifiers name both. Of any other network the features are the input of its last ``nn.Linear`` (in
-    order of registration, its own ``head`` first where that is linear), caught by a hook that is removed again.
+    This project's classifiers name both. Of any other network the features are the input of its last `nn.Linear` (in
+    order of registration, its own `head` first where that is linear), caught by a hook that is removed again.
 
     Args:
         model: a classifier.
@@ -21,7 +21,7 @@ def logits_and_features(model: nn.Module, images: Tensor) -> tuple[Tensor, Tenso
         Logits (N, c) and features (N, F).
 
     Raises:
-        ValueError: if the model has no ``nn.Linear``, or does not call its last one exactly once with one row per
+        ValueError: if the model has no `nn.Linear`, or does not call its last one exactly once with one row per
             image.
     """
     if isinstance(model, ImageClassifier):

@@ -10,7 +10,7 @@ from torch.nn import functional
 class DAFLGenerator(nn.Module):
     """The generator of DAFL (Chen et al. 2019), which the papers take over.
 
-    Dense to ``width`` x (H/4) x (W/4), BN, double, conv 3x3 (width), BN, LeakyReLU 0.2, double, conv 3x3 (width/2), BN,
+    Dense to `width` x (H/4) x (W/4), BN, double, conv 3x3 (width), BN, LeakyReLU 0.2, double, conv 3x3 (width/2), BN,
     LeakyReLU 0.2, conv 3x3 (C), tanh, BN without weights. The last layer standardises each channel over the batch, so
     pixels are **not** confined to [-1, 1]; it is what makes data-free training work. The two inner BN layers have
     DAFL's epsilon of 0.8. Doubling is by nearest neighbour; a side that is no multiple of 4 starts at its quarter
@@ -22,7 +22,7 @@ class DAFLGenerator(nn.Module):
         width: channels of the first stage; DAFL has 128, at which a batch of 256 takes seconds on two cores.
 
     Raises:
-        ValueError: if a size is not positive or ``width`` is odd.
+        ValueError: if a size is not positive or `width` is odd.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A small network that changes images drawn by rule, in place of one that makes images from noise."""
+"""A small network that changes procedural images, in place of one that makes images from noise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Refiner(nn.Module):
             far less than from the prior alone; the default keeps the drawing.
 
     Raises:
-        ValueError: if a size is not positive, or ``reach`` is out of its range.
+        ValueError: if a size is not positive, or `reach` is out of its range.
     """
 
     def __init__(self, *, image_shape: tuple[int, int, int] = (1, 28, 28), width: int = 16, reach: float = 0.2) -> None:

@@ -1,4 +1,4 @@
-"""Residual networks for images of 28 to 64 pixels: the papers' teachers, and A's student for label privacy."""
+"""Residual networks for images of 28 to 64 pixels: the papers' teachers, and LabelDP's student for label privacy."""
 
 from __future__ import annotations
 

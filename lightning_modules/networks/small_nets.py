@@ -12,7 +12,7 @@ from lightning_modules.networks.classifiers import ImageClassifier, checked_shap
 
 
 class DataLensClassifier(ImageClassifier):
-    """The classifier of DataLens (Wang et al. 2021), the papers' student (C and D throughout, A for its data setting).
+    """DataLens's classifier (Wang et al. 2021): the student of DPDFD and DPSD, and of LabelDP in its data setting.
 
     Conv 3x3 (32, valid), ReLU, max-pool 2, dropout 0.2, conv 3x3 (64, valid), ReLU, dropout 0.25, dense 64, ReLU, dense
     c: 515 146 parameters for 28x28x1 and 10 classes. It has no batch normalisation; as a student of noised gradients it
@@ -52,11 +52,11 @@ class DataLensClassifier(ImageClassifier):
 
 
 class TwoConvNet(ImageClassifier):
-    """Paper B's baseline, teachers and student: two convolutions, then the output.
+    """DGD's baseline, teachers and student: two convolutions, then the output.
 
-    The convolutions are 3x3 with 64 and 128 channels, each with ReLU and a 2x2 max-pool.
-    Stride 1, padding 1, Xavier initialisation (B, section on implementation details). For SVHN the paper adds two dense
-    layers: ``hidden=[384, 192]``.
+    The convolutions are 3x3 with 64 and 128 channels, each with ReLU and a 2x2 max-pool. Stride 1, padding 1, Xavier
+    initialisation (DGD, section on implementation details). For SVHN the paper adds two dense layers:
+    `hidden=[384, 192]`.
 
     Args:
         num_classes: number of classes c.
@@ -64,7 +64,7 @@ class TwoConvNet(ImageClassifier):
         hidden: sizes of dense ReLU layers before the output.
 
     Raises:
-        ValueError: for an image smaller than 4x4 pixels or a size in ``hidden`` that is not positive.
+        ValueError: for an image smaller than 4x4 pixels or a size in `hidden` that is not positive.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class SmallCNN(ImageClassifier):
 
     Blocks of 3x3 convolution, normalisation, activation and 2x2 max-pool, then one dense layer and the output.
 
-    With batch normalisation it is the student that learns fastest from noised gradients. Batch statistics mix the rows
-    of a batch, which a network trained by DP-SGD must not do: there take ``norm: group`` or ``norm: none``, and tanh,
-    which bounds the activations (Papernot et al. 2021).
+    With batch normalisation it is the student that learns fastest from noised gradients. Batch statistics mix the
+    samples of a batch, which a network trained by DP-SGD must not do: there take `norm: group` or `norm: none`, and
+    tanh, which bounds the activations (Papernot et al. 2021).
 
     Args:
         num_classes: number of classes c.
@@ -115,7 +115,7 @@ class SmallCNN(ImageClassifier):
         activation: relu or tanh.
 
     Raises:
-        ValueError: for an image too small for ``depth``, a size that is not positive, or an unknown name.
+        ValueError: for an image too small for `depth`, a size that is not positive, or an unknown name.
     """
 
     def __init__(

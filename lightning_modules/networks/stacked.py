@@ -1,4 +1,4 @@
-"""Many networks of one architecture, asked together: one at a time in threads on a CPU, by `vmap` on an accelerator.
+"""Many networks of one architecture, queried together: one at a time in threads on a CPU, by `vmap` on an accelerator.
 
 Measured with one CPU core and networks on 28x28 images, `vmap` over 16 of them takes 1.2 to 2.3 times as long as one
 after the other: a CPU is busy with one already. There the gain is in the cores. On an accelerator a loop of small
@@ -47,7 +47,7 @@ def one_thread() -> Iterator[int]:
 
 
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item], *, pool: Executor | None) -> list[Result]:
-    """Return ``function`` of each item, in order; without a pool, one after the other.
+    """Return `function` of each item, in order; without a pool, one after the other.
 
     Where one fails or the wait is interrupted, the others are brought to their end all the same: a step that some took
     and others did not could not be resumed.
@@ -62,7 +62,7 @@ def in_threads(function: Callable[[Item], Result], items: Sequence[Item], *, poo
 
 
 def stack_states(networks: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """Return weights and buffers of all networks, each (n, ...), as copies on the CPU; names as in a ``state_dict``."""
+    """Return weights and buffers of all networks, each (n, ...), as copies on the CPU; names as in a `state_dict`."""
     states = [network.state_dict() for network in networks]
     return {name: torch.stack([state[name].detach().cpu() for state in states]) for name in states[0]} if states else {}
 
@@ -74,7 +74,7 @@ def vectorised_call(
 
     Args:
         template: the architecture, in the mode that the networks are to be in; its own weights are not used.
-        randomness: ``different`` where the networks draw (dropout), ``error`` where they must not.
+        randomness: `different` where the networks draw (dropout), `error` where they must not.
         shared_images: images are (N, C, H, W), the same for all; else (n, N, C, H, W).
     """
 
@@ -120,12 +120,12 @@ class NetworkStack:
 
     Args:
         networks: the networks, n of them.
-        at_once: how many are asked in one call where it is vectorised: bounds the memory.
+        at_once: how many are queried in one call where it is vectorised: bounds the memory.
         images_at_once: images in one call.
         vectorised: by `vmap`; None decides by the device of the images.
         workers: threads that ask one network each, where it is not vectorised; None as many as torch would use. Does
             not change the result.
-        front: what all of them share (see `without_front`): it is asked once, and the networks about what it gives.
+        front: what all of them share (see `without_front`): it is queried once, and the networks with what it gives.
 
     Raises:
         ValueError: if there is no network, or a number is below 1.
@@ -162,7 +162,7 @@ class NetworkStack:
         """Rebuild from what `stack_states` gives; a fixed front of the template is kept once for all.
 
         Raises:
-            RuntimeError: if the states are of another architecture than ``template``, in PyTorch's own words.
+            RuntimeError: if the states are of another architecture than `template`, in PyTorch's own words.
             ValueError: if their first axes differ.
         """
         counts = {len(values) for values in states.values()}

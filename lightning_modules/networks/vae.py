@@ -1,4 +1,4 @@
-"""A small convolutional VAE of synthetic images, in whose latent space a student's surroundings are explored (B)."""
+"""A small convolutional VAE of synthetic images, in whose latent space a student's surroundings are explored (DGD)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch.nn import functional
 class ConvVAE(nn.Module):
     """Encoder and decoder of two stages each (B trains "convolutional neural networks like" TNAR's; sizes are ours).
 
-    Encoder: conv 3x3 stride 2 (``width``), BN, LeakyReLU 0.2, conv 3x3 stride 2 (2 ``width``), BN, LeakyReLU 0.2, dense
-    to mean and log-variance. Decoder: dense, BN, ReLU, double, conv 3x3 (``width``), BN, ReLU, double, conv 3x3 (C)
+    Encoder: conv 3x3 stride 2 (`width`), BN, LeakyReLU 0.2, conv 3x3 stride 2 (2 `width`), BN, LeakyReLU 0.2, dense
+    to mean and log-variance. Decoder: dense, BN, ReLU, double, conv 3x3 (`width`), BN, ReLU, double, conv 3x3 (C)
     without a last activation, since generated images are not confined to [-1, 1]. A side that is no multiple of 4
     starts at its quarter rounded up and is resized.
 
     Args:
         image_shape: channels, height, width of the images.
-        latent_dim: width c of the code; 32 in B.
+        latent_dim: width c of the code; 32 in DGD.
         width: channels of the outer stage.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Fixed features whose scale in every direction is evened out by statistics of images drawn by rule: free of charge."""
+"""Fixed features whose scale in every direction is evened out by statistics of procedural images: free of charge."""
 
 from __future__ import annotations
 

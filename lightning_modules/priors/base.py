@@ -1,4 +1,4 @@
-"""Images drawn by rule: inputs for a teacher that need no data at all.
+"""Procedural images: inputs for a teacher that need no data at all.
 
 A prior encodes public knowledge about what the private images look like ("pen strokes, centred in a frame") and reads
 no data set, so its images cost no privacy. In trials they beat learnt generators by far at equal steps, because every
@@ -45,7 +45,7 @@ def check_sample(batch_size: int, image_shape: tuple[int, int, int]) -> None:
     """Checks what every prior is asked for.
 
     Raises:
-        ValueError: if ``batch_size`` or a size in ``image_shape`` is not positive.
+        ValueError: if `batch_size` or a size in `image_shape` is not positive.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size!r}")

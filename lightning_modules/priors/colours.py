@@ -15,7 +15,7 @@ HARMONICS = 4
 
 
 def palette_numbers(channels: int) -> int:
-    """How many random numbers :func:`palette` takes for each image."""
+    """How many random numbers `palette` takes for each image."""
     return 2 * HARMONICS * (channels + 1) + channels + 4
 
 
@@ -26,7 +26,7 @@ def palette(rows: RandomRows, at: Tensor, *, channels: int) -> Tensor:
     in photographs brightness varies far more than hue.
 
     Args:
-        rows: numbers of each image, see :func:`palette_numbers`.
+        rows: numbers of each image, see `palette_numbers`.
         at: (B, N), positions; a whole turn is 1.
         channels: C.
 
@@ -51,7 +51,7 @@ def tint(noise: Tensor, *, mixing: Tensor, strength: Tensor) -> Tensor:
     Args:
         noise: (B, C + 1, H, W), independent fields; the first is brightness.
         mixing: (B, C, C), how the other fields make tints.
-        strength: (B,), deviation of the tints beside a brightness of 1.
+        strength: (B,), standard deviation of the tints beside a brightness of 1.
 
     Returns:
         (B, C, H, W).

@@ -24,10 +24,10 @@ class DeadLeavesPrior(ImagePrior):
     2001), their colours belong together, and surfaces are shaded and sometimes textured. It knows no object.
 
     As pre-training images: Baradad et al. (2021), "Learning to See by Looking at Noise". Their leaves are painted until
-    nothing of the ground shows; here ``leaves`` are painted over one ground, the last of them being the nearest.
+    nothing of the ground shows; here `leaves` are painted over one ground, the last of them being the nearest.
 
     Its defaults were chosen by looking. Sizes are fractions of the image's shorter side, so that one set of settings
-    serves 8x8 and 64x64 pixels. The random numbers of one image are one row of one draw from ``generator``.
+    serves 8x8 and 64x64 pixels. The random numbers of one image are one row of one draw from `generator`.
 
     Args:
         leaves: number of leaves of one image.
@@ -68,10 +68,10 @@ class DeadLeavesPrior(ImagePrior):
         generator: torch.Generator,
         device: torch.device | str,
     ) -> Tensor:
-        """Draw ``batch_size`` images (B, C, H, W) in [-1, 1]; see :meth:`ImagePrior.sample`.
+        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
 
         Raises:
-            ValueError: if ``batch_size`` or a size in ``image_shape`` is not positive.
+            ValueError: if `batch_size` or a size in `image_shape` is not positive.
         """
         check_sample(batch_size, image_shape)
         channels, height, width = image_shape

@@ -32,7 +32,7 @@ class FractalPrior(ImagePrior):
     values, so that none has to be thrown away.
 
     Defaults: α as in Baradad et al.; the rest by looking. The random numbers of one image are one row of one draw from
-    ``generator``.
+    `generator`.
 
     Args:
         exponent: smallest and largest α; 0 is white noise.
@@ -58,10 +58,10 @@ class FractalPrior(ImagePrior):
         generator: torch.Generator,
         device: torch.device | str,
     ) -> Tensor:
-        """Draw ``batch_size`` images (B, C, H, W) in [-1, 1]; see :meth:`ImagePrior.sample`.
+        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
 
         Raises:
-            ValueError: if ``batch_size`` or a size in ``image_shape`` is not positive.
+            ValueError: if `batch_size` or a size in `image_shape` is not positive.
         """
         check_sample(batch_size, image_shape)
         channels, height, width = image_shape
@@ -92,7 +92,7 @@ class FractalPrior(ImagePrior):
 
 
 def power_law_noise(white: Tensor, exponent: Tensor) -> Tensor:
-    """Filters white noise to amplitudes of 1/f^α, and to mean 0 and deviation 1 in each field.
+    """Filters white noise to amplitudes of 1/f^α, and to mean 0 and standard deviation 1 in each field.
 
     Args:
         white: (B, K, H, W), standard normal.

@@ -1,4 +1,4 @@
-"""Clothes, shoes and bags as soft-edged shapes with shading and texture; see :mod:`silhouettes`."""
+"""Clothes, shoes and bags as soft-edged shapes with shading and texture; see `silhouettes`."""
 
 from __future__ import annotations
 
@@ -312,4 +312,4 @@ def anything(sheet: Sheet) -> Tensor:
 
 
 PAINTERS: tuple[Callable[[Sheet], Tensor], ...] = (top, dress, trousers, shoe, bag, anything)
-"""What :class:`SilhouettePrior` draws, in the order of its shares: sheets of B images to ink (B, H, W) in [0, 1]."""
+"""What `SilhouettePrior` draws, in the order of its shares: sheets of B images to ink (B, H, W) in [0, 1]."""

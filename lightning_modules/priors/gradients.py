@@ -22,7 +22,7 @@ class GradientPrior(ImagePrior):
     hue. It draws no edge and no object; alone it says little, and it is meant as a part of a `MixturePrior`, where it
     shows a student how the teacher answers far from every object.
 
-    Its defaults were chosen by looking. The random numbers of one image are one row of one draw from ``generator``.
+    Its defaults were chosen by looking. The random numbers of one image are one row of one draw from `generator`.
 
     Args:
         stops: smallest and largest number of colours of one image.
@@ -48,10 +48,10 @@ class GradientPrior(ImagePrior):
         generator: torch.Generator,
         device: torch.device | str,
     ) -> Tensor:
-        """Draw ``batch_size`` images (B, C, H, W) in [-1, 1]; see :meth:`ImagePrior.sample`.
+        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
 
         Raises:
-            ValueError: if ``batch_size`` or a size in ``image_shape`` is not positive.
+            ValueError: if `batch_size` or a size in `image_shape` is not positive.
         """
         check_sample(batch_size, image_shape)
         channels, height, width = image_shape

@@ -27,7 +27,7 @@ class MixturePrior(ImagePrior):
             priors: [{class_path: SilhouettePrior}, {class_path: DeadLeavesPrior, init_args: {leaves: 20}}]
             weights: [3, 1]
 
-    Which prior an image is of, and how it is blended, are one row of one draw from ``generator``; each prior draws its
+    Which prior an image is of, and how it is blended, are one row of one draw from `generator`; each prior draws its
     share from a generator of its own, seeded by that draw.
 
     Args:
@@ -71,10 +71,10 @@ class MixturePrior(ImagePrior):
         generator: torch.Generator,
         device: torch.device | str,
     ) -> Tensor:
-        """Draw ``batch_size`` images (B, C, H, W) in [-1, 1]; see :meth:`ImagePrior.sample`.
+        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
 
         Raises:
-            ValueError: if ``batch_size`` or a size in ``image_shape`` is not positive.
+            ValueError: if `batch_size` or a size in `image_shape` is not positive.
         """
         check_sample(batch_size, image_shape)
         rounds = 2 if self.blend_probability else 1

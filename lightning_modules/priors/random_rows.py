@@ -23,7 +23,7 @@ class RandomRows:
 
     @classmethod
     def draw(cls, rows: int, columns: int, *, generator: torch.Generator, device: torch.device | str) -> RandomRows:
-        """One draw of (rows, columns) from ``generator``, on whatever device that lives, moved to ``device``."""
+        """One draw of (rows, columns) from `generator`, on whatever device that lives, moved to `device`."""
         return cls(torch.rand(rows, columns, generator=generator, device=generator.device).to(device))
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:

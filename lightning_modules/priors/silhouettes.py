@@ -1,4 +1,4 @@
-"""Clothes, shoes and bags drawn by rule: the prior for FashionMNIST and its like."""
+"""Clothes, procedural shoes and bags: the prior for FashionMNIST and its like."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SilhouettePrior(ImagePrior):
     shirts and coats apart badly. Those data are public. Settings tuned on private data are a look at them that nothing
     here charges.
 
-    The random numbers of one image are one row of one draw from ``generator``. All channels carry the same ink.
+    The random numbers of one image are one row of one draw from `generator`. All channels carry the same ink.
 
     Args:
         shares: relative frequencies of tops, dresses, trousers, shoes, bags and anything.
@@ -66,10 +66,10 @@ class SilhouettePrior(ImagePrior):
         generator: torch.Generator,
         device: torch.device | str,
     ) -> Tensor:
-        """Draw ``batch_size`` images (B, C, H, W) in [-1, 1]; see :meth:`ImagePrior.sample`.
+        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
 
         Raises:
-            ValueError: if ``batch_size`` or a size in ``image_shape`` is not positive.
+            ValueError: if `batch_size` or a size in `image_shape` is not positive.
         """
         check_sample(batch_size, image_shape)
         _, height, width = image_shape

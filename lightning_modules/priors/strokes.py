@@ -22,7 +22,7 @@ class StrokePrior(ImagePrior):
     """Handwriting without data: a few joined cubic Bezier curves, drawn with a round pen.
 
     The public knowledge it encodes, and no more: a character is bright ink on a dark ground, made of one to
-    ``max_curves`` smooth strokes that usually touch; it is slanted, is usually not wider than tall, is scaled to a box
+    `max_curves` smooth strokes that usually touch; it is slanted, is usually not wider than tall, is scaled to a box
     of a known size and put there by its centre of mass. It knows nothing of how many classes there are or what any of
     them looks like.
 
@@ -32,7 +32,7 @@ class StrokePrior(ImagePrior):
 
     Lengths are fractions of the box, so that one set of settings serves 8x8 and 28x28 pixels. Pixels are anti-aliased:
     below 28 pixels the image is drawn larger and averaged over each pixel's area. All channels carry the same ink. The
-    random numbers of one image are one row of one draw from ``generator``: a CPU generator gives the same images on
+    random numbers of one image are one row of one draw from `generator`: a CPU generator gives the same images on
     every device up to rounding.
 
     Args:
@@ -89,10 +89,10 @@ class StrokePrior(ImagePrior):
         generator: torch.Generator,
         device: torch.device | str,
     ) -> Tensor:
-        """Draw ``batch_size`` images (B, C, H, W) in [-1, 1]; see :meth:`ImagePrior.sample`.
+        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
 
         Raises:
-            ValueError: if ``batch_size`` or a size in ``image_shape`` is not positive.
+            ValueError: if `batch_size` or a size in `image_shape` is not positive.
         """
         check_sample(batch_size, image_shape)
         _, height, width = image_shape
@@ -174,13 +174,13 @@ class StrokePrior(ImagePrior):
 
 
 def _bernstein(t: Tensor) -> Tensor:
-    """Weights (P, 4) of a cubic Bezier curve's control points at the parameters ``t`` (P,)."""
+    """Weights (P, 4) of a cubic Bezier curve's control points at the parameters `t` (P,)."""
     u = 1 - t
     return torch.stack([u**3, 3 * u**2 * t, 3 * u * t**2, t**3], 1)
 
 
 def _bernstein_slope(t: Tensor) -> Tensor:
-    """Derivatives (P, 4) of :func:`_bernstein`."""
+    """Derivatives (P, 4) of `_bernstein`."""
     u = 1 - t
     return torch.stack([-3 * u**2, 3 * u**2 - 6 * u * t, 6 * u * t - 3 * t**2, 3 * t**2], 1)
 

@@ -1,4 +1,4 @@
-"""A generator that starts from images drawn by rule instead of from noise."""
+"""A generator that starts from procedural images instead of from noise."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fit_generator(
     """Fits a generator to a prior, as the decoder of a variational autoencoder (Kingma and Welling 2014).
 
     After it, standard normal latents give images like the prior's, if softer. It sees the prior alone: no teacher, no
-    data, nothing charged. The encoder is thrown away. Random numbers depend on ``seed`` alone, the global generators
+    data, nothing charged. The encoder is thrown away. Random numbers depend on `seed` alone, the global generators
     are left as they were, and an interruption leaves the generator as it was.
 
     The error is in the prior's own range. A generator that standardises its channels, as DAFL's does, keeps an error

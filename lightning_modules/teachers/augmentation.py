@@ -1,4 +1,4 @@
-"""Views of images that a classifier should answer alike: moved by whole pixels, and mirrored."""
+"""Views of images that a classifier should classify alike: moved by whole pixels, and mirrored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Teachers on disjoint shards of the private data (B; C Algorithm 2): the raw material of votes."""
+"""Teachers on disjoint shards of the private data (DGD; DPDFD Algorithm 2): the raw material of votes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ Schedule = Literal["one_cycle", "linear", "constant"]
 
 
 def rate_factor(schedule: Schedule, *, step: int, steps: int) -> float:
-    """What the learning rate is multiplied by at a step of ``steps``.
+    """What the learning rate is multiplied by at a step of `steps`.
 
-    ``linear`` falls to 0 (B, implementation details); ``one_cycle`` rises over the first three tenths and falls to 0 by
+    `linear` falls to 0 (DGD, implementation details); `one_cycle` rises over the first three tenths and falls to 0 by
     a cosine.
 
     >>> [rate_factor("linear", step=step, steps=4) for step in range(4)]
@@ -90,14 +90,14 @@ class TeacherEnsemble(LightningModule):
     is `data.steps_per_epoch` such steps; the checkpoint that follows it resumes to the same bits. The fit ends by
     itself when all teachers are trained: leave `trainer.max_epochs` at -1.
 
-    Source: B (DGD), discriminative stream, and Papernot et al. 2017. In B 3000 steps of 128 records for each of 250
+    Source: DGD, discriminative stream, and Papernot et al. 2017. In DGD 3000 steps of 128 records for each of 250
     teachers, with Adam and a rate that falls from 0.05 linearly.
 
     Args:
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
         network: Builds a teacher, called with those of `num_classes` and `image_shape` that it accepts. Default:
-            `TwoConvNet`, B's (for SVHN with `hidden: [384, 192]`; for CIFAR10 B has a ViT, such as
+            `TwoConvNet`, DGD's (for SVHN with `hidden: [384, 192]`; for CIFAR10 DGD has a ViT, such as
             `torchvision.models.VisionTransformer`). One with a fixed `front` (such as
             `ScatteringClassifier`) has the front computed once for all teachers.
         steps: Steps of each teacher.
@@ -105,7 +105,7 @@ class TeacherEnsemble(LightningModule):
         optimizer: Default: Adam with the rate 3e-3.
         schedule: How the rate changes over `steps`, see `rate_factor`.
         shift: Pixels by which each image is moved at most, up or down and to either side, anew in each step. On 240
-            MNIST digits of 28x28 pixels, 2 is worth more than anything else here; it is not in B.
+            MNIST digits of 28x28 pixels, 2 is worth more than anything else here; it is not in DGD.
         label_smoothing: Between 0 and 1.
         ridge: Penalty of a closed form in the place of training, see `solve_ridge`: for a network that learns a linear
             head and nothing else. A step then makes a whole chunk of teachers, each of its whole shard; `steps` plays
@@ -118,7 +118,7 @@ class TeacherEnsemble(LightningModule):
         ValueError: A setting out of range, or a network that does not give c logits for such an image.
 
     Attributes:
-        paper: Letter of the paper in this project's documents.
+        paper: Letter that stored claims know the paper by (see `CITATION.cff`).
     """
 
     paper = "B"
@@ -155,8 +155,8 @@ class TeacherEnsemble(LightningModule):
         self.num_classes = num_classes
         self.image_shape: tuple[int, int, int] = (image_shape[0], image_shape[1], image_shape[2])
         self.network_factory = network or TwoConvNet
-        # Tried at once, so that a network which does not fit is told before any data are read.
-        # In a list: registered, it would stand in the checkpoint as if it had been learnt.
+        # Tried at once, so that a network which does not fit is told before any data are read. In a list: registered,
+        # it would stand in the checkpoint as if it had been learnt.
         self._front = [without_front(self._whole_network(seed=0, teacher=0))[1]]
         kept = getattr(self._fresh_network(seed=0, teacher=0), "front", None)
         if isinstance(kept, nn.Module) and kept.state_dict():

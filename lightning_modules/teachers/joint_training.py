@@ -54,7 +54,7 @@ class JointOptimizer(torch.optim.Optimizer):
         super().__init__([nn.Parameter(torch.zeros(()))], {"lr": 0.0})
 
     def take_over(self, training: Training | None) -> None:
-        """Steps the networks of ``training`` from now on; with None there are none left."""
+        """Steps the networks of `training` from now on; with None there are none left."""
         self.parts = [] if training is None else training.optimizers
         self.pool = None if training is None else training.pool
         for part in self.parts:
@@ -62,7 +62,7 @@ class JointOptimizer(torch.optim.Optimizer):
                 group.setdefault("initial_lr", group["lr"])
 
     def set_rate(self, factor: float) -> None:
-        """Sets every learning rate to ``factor`` times what its optimizer was made with."""
+        """Sets every learning rate to `factor` times what its optimizer was made with."""
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = group["initial_lr"] * factor

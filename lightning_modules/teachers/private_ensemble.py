@@ -22,7 +22,7 @@ class PrivateEnsemble(PrivateModel):
 
     One changed record (replaced, or added or taken out, its id deciding its shard) changes one teacher arbitrarily and
     leaves the others equal to the last bit. So for any images chosen without looking at that record, **two of an
-    image's counts move by at most 1 each, and one row of its logits by whatever it may**. That is what `LaplaceVotes`,
+    image's counts move by at most 1 each, and one teacher's logits by whatever they may**. That is what `LaplaceVotes`,
     `GaussianVotes` and the `ensemble` gradient release are computed for, under record-level replace-one or
     add-or-remove neighbours alike.
 
@@ -69,8 +69,8 @@ class PrivateEnsemble(PrivateModel):
     def each(self, images: torch.Tensor) -> torch.Tensor:
         """Each teacher's logits, (N, C, H, W) → (n, N, c), float32, on the device of `images`.
 
-        A row that is not finite is given as zeros: whether a teacher breaks on an image depends on its records, and a
-        run that stopped there would have answered. Whatever is computed from them is private until an annotator has
+        A sample that is not finite is given as zeros: whether a teacher breaks on an image depends on its records, and
+        a run that stopped there would have answered. Whatever is computed from them is private until an annotator has
         released it.
         """
         logits = self._held().logits(images.detach().float())
@@ -111,7 +111,7 @@ class PrivateEnsemble(PrivateModel):
             image_shape: (C, H, W) that the run expects.
             network: Builds the architecture. A checkpoint made on the command line knows its own.
             private_data: Public name of the private data; the checkpoint knows it.
-            teachers_at_once: How many are asked in one call on an accelerator: bounds the memory.
+            teachers_at_once: How many are queried in one call on an accelerator: bounds the memory.
             workers: Threads on a CPU; None as many as torch would use.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What every private model offers, one classifier or many: answers, and nothing that leads around an annotator."""
+"""What every private model offers, one classifier or many: responses, and nothing that leads around an annotator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PrivateModel(ABC):
     """A private classifier or an ensemble of them, held outside of every `nn.Module`.
 
     No attribute is a network, so that no `state_dict`, checkpoint, logger or copy can reach one; the networks are asked
-    by methods, whose answers are private until an annotator has released something of them.
+    by methods, whose responses are private until an annotator has released something of them.
 
     Args:
         private_data: Public name of what was trained on.

@@ -32,9 +32,8 @@ class Teacher(LightningModule):
         network: Builds the classifier, called with those of `num_classes` and `image_shape` that it accepts. Default:
             `SmallCNN`.
         optimizer: Default: Adam with the rate 3e-3 as the peak of a one-cycle schedule over the whole fit.
-        lr_scheduler: A schedule stepped once an epoch, in place of the one-cycle schedule. With `optimizer` and
-            without this,
-            the rate stays constant.
+        lr_scheduler: A schedule stepped once an epoch, in place of the one-cycle schedule. With `optimizer` and without
+            this, the rate stays constant.
         label_smoothing: Between 0 and 1.
 
     Raises:

@@ -4,7 +4,7 @@
 >>> PrivacyEngine(accountant="transcription_rdp").accountant.get_epsilon(1e-5)
 0.0
 
-Kept apart from :mod:`privacy` itself, which needs no Opacus and imports in a fraction of its time.
+Kept apart from `privacy` itself, which needs no Opacus and imports in a fraction of its time.
 """
 
 from __future__ import annotations

@@ -38,10 +38,10 @@ class ReleaseAccountant(IAccountant):  # type: ignore[misc]
         self.history.append((noise, check_probability("sample_rate", sample_rate), 1))
 
     def charge(self, release: Release, count: int = 1) -> None:
-        """Count ``count`` releases of one kind. O(1).
+        """Count `count` releases of one kind. O(1).
 
         Raises:
-            ValueError: if this accountant's unit or relation does not cover the release, or ``count`` is negative.
+            ValueError: if this accountant's unit or relation does not cover the release, or `count` is negative.
         """
         self._check(release)
         self._releases[release] = self._releases.get(release, 0) + check_count("count", count)
@@ -76,7 +76,7 @@ class ReleaseAccountant(IAccountant):  # type: ignore[misc]
         """The name under which Opacus knows the accountant."""
 
     def state_dict(self, destination: Any = None) -> Any:
-        """Plain values that ``torch.load(weights_only=True)`` reads; nothing is shared with the accountant."""
+        """Plain values that `torch.load(weights_only=True)` reads; nothing is shared with the accountant."""
         state = OrderedDict() if destination is None else destination
         state["history"] = [tuple(entry) for entry in self.history]
         state["mechanism"] = self.mechanism()

@@ -12,11 +12,11 @@ from privacy.events import RandomizedResponse, Release, RevealedGaussian
 
 
 class LabelDPAccountant(ReleaseAccountant):
-    """Exact accounting of labels: randomized answers, and steps of direct training with noise on per-example gradients.
+    """Exact accounting of labels: randomized responses, and direct training with noise on per-example gradients.
 
-    A step takes each example with probability ``sample_rate`` and adds noise of ``noise_multiplier`` norm bounds.
+    A step takes each example with probability `sample_rate` and adds noise of `noise_multiplier` norm bounds.
     Changing a label moves its gradient by at most two bounds, and as images are public in this unit, who took part is
-    taken as known: sampling amplifies nothing beyond the rounds in which the example is absent (C, Algorithm 3; it
+    taken as known: sampling amplifies nothing beyond the rounds in which the example is absent (DPDFD, Algorithm 3; it
     holds for DP-SGD steps as well).
 
     >>> accountant = LabelDPAccountant()
@@ -28,11 +28,11 @@ class LabelDPAccountant(ReleaseAccountant):
     answer = renamed_attribute("respond")
 
     def respond(self, epsilon: float, num_candidates: int, count: int = 1) -> None:
-        """Count ``count`` randomized answers, all of which one label may change."""
+        """Count `count` randomized responses, all of which one label may change."""
         self.charge(RandomizedResponse(epsilon, num_candidates), count)
 
     def get_epsilon(self, delta: float, **kwargs: Any) -> float:
-        """epsilon at ``delta``."""
+        """epsilon at `delta`."""
         return compose(self.counts(), delta).epsilon
 
     def _step_release(self, noise_multiplier: float, sample_rate: float) -> Release:

@@ -1,8 +1,7 @@
 """Noise, steps, queries or candidates for a target epsilon, under either accounting.
 
 Everything is a monotone search over the very functions that will report epsilon afterwards, and ends on the side where
-the target
-holds: the achieved epsilon comes back with the answer and is never above it.
+the target holds: the achieved epsilon comes back with the answer and is never above it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Accounting: TypeAlias = Literal["record", "published"]
 GradientRelease: TypeAlias = Literal["batch_mean", "per_sample", "per_sample_full", "batch_mean_rows", "ensemble"]
 VoteNoise: TypeAlias = Literal["laplace", "gaussian"]
 
-#: What :func:`max_count` returns for releases that cost nothing.
+#: What `max_count` returns for releases that cost nothing.
 NO_LIMIT = 2**62
 
 
@@ -34,7 +33,7 @@ class Calibration:
 
     Attributes:
         value: noise scale, number of steps or queries, or number of candidates.
-        epsilon: what the same accounting reports for ``value``.
+        epsilon: what the same accounting reports for `value`.
     """
 
     value: float
@@ -44,7 +43,7 @@ class Calibration:
 def calibrate_noise(
     epsilon_of: Callable[[float], float], target_epsilon: float, *, low: float = 1e-6, high: float = 1e12
 ) -> Calibration:
-    """The smallest noise with ``epsilon_of(noise) <= target_epsilon``, to 1e-6 relative, rounded to the safe side.
+    """The smallest noise with `epsilon_of(noise) <= target_epsilon`, to 1e-6 relative, rounded to the safe side.
 
     Args:
         epsilon_of: non-increasing in the noise.
@@ -53,7 +52,7 @@ def calibrate_noise(
         high: noise above which the target counts as out of reach.
 
     Raises:
-        ValueError: if even ``high`` spends more than the target.
+        ValueError: if even `high` spends more than the target.
 
     >>> found = calibrate_noise(lambda s: compose({Gaussian(1 / s): 100}, 1e-5).epsilon, 1.0)
     >>> round(found.value, 3), found.epsilon <= 1.0
@@ -77,7 +76,7 @@ def calibrate_noise(
 
 
 def calibrate_count(epsilon_of: Callable[[int], float], target_epsilon: float, *, limit: int = NO_LIMIT) -> Calibration:
-    """The largest count with ``epsilon_of(count) <= target_epsilon``, up to ``limit``.
+    """The largest count with `epsilon_of(count) <= target_epsilon`, up to `limit`.
 
     Args:
         epsilon_of: non-decreasing in the count.
@@ -85,7 +84,7 @@ def calibrate_count(epsilon_of: Callable[[int], float], target_epsilon: float, *
         limit: largest count of interest.
 
     Raises:
-        ValueError: if ``epsilon_of(0)`` is above the target already.
+        ValueError: if `epsilon_of(0)` is above the target already.
 
     >>> calibrate_count(lambda n: compose({Gaussian(0.02): n}, 1e-5).epsilon, 1.0).value
     179
@@ -113,7 +112,7 @@ def max_count(
 ) -> int:
     """How many further releases fit into a budget beside what was released already.
 
-    In closed form where all is Gaussian, else by bisection on :func:`privacy.compose`.
+    In closed form where all is Gaussian, else by bisection on `privacy.compose`.
 
     Args:
         release: what is going to be released n times.
@@ -122,7 +121,7 @@ def max_count(
         already: what was released before.
 
     Returns:
-        n, 0 where not one fits; ``NO_LIMIT`` (2**62) where releases cost nothing.
+        n, 0 where not one fits; `NO_LIMIT` (2**62) where releases cost nothing.
 
     >>> max_count(Gaussian(0.02), 1.0, 1e-5)
     179
@@ -181,7 +180,7 @@ def calibrate_dpdfd_noise(
     num_classes: int = 10,
     batch_size: int = 256,
 ) -> Calibration:
-    """Noise scale sigma for a number of steps of C or D's data-sensitive switch.
+    """Noise scale sigma for a number of steps of DPDFD or DPSD's data-sensitive switch.
 
     >>> found = calibrate_dpdfd_noise(1.0, steps=40, delta=1e-5, accounting="record", release="ensemble")
     >>> round(found.value, 1), found.epsilon <= 1.0
@@ -202,7 +201,7 @@ def calibrate_dpdfd_steps(
     num_classes: int = 10,
     batch_size: int = 256,
 ) -> Calibration:
-    """Number of steps of C or D's data-sensitive switch.
+    """Number of steps of DPDFD or DPSD's data-sensitive switch.
 
     >>> int(calibrate_dpdfd_steps(1.0, noise_scale=100.0, delta=1e-5, accounting="published").value)
     59680
@@ -214,7 +213,7 @@ def calibrate_dpdfd_steps(
 def calibrate_queries(
     target_epsilon: float, *, noise: VoteNoise, noise_scale: float, delta: float, accounting: Accounting
 ) -> Calibration:
-    """Number of noisy votes (B). Published accounting knows Laplace noise only: eps0 = 2/noise_scale.
+    """Number of noisy votes (DGD). Published accounting knows Laplace noise only: eps0 = 2/noise_scale.
 
     >>> found = calibrate_queries(1.0, noise="gaussian", noise_scale=40.0, delta=1e-5, accounting="record")
     >>> int(found.value), found.epsilon <= 1.0
@@ -226,7 +225,7 @@ def calibrate_queries(
         raise ValueError(f"noise must be one of {get_args(VoteNoise)}, got {noise!r}")
     if accounting == "published":
         if noise != "laplace":
-            raise ValueError("noise must be 'laplace' under published accounting, as in B's theorem, got 'gaussian'")
+            raise ValueError("noise must be 'laplace' under published accounting, as in DGD's theorem, got 'gaussian'")
         return calibrate_count(lambda n: published_dgd_epsilon(n, 2.0 / scale, delta), target_epsilon)
     vote = LaplaceVotes(scale) if noise == "laplace" else GaussianVotes(scale)
     count = max_count(vote, target_epsilon, delta)
@@ -234,7 +233,7 @@ def calibrate_queries(
 
 
 def calibrate_responses(target_epsilon: float, *, epsilon: float, num_candidates: int, delta: float) -> Calibration:
-    """Number of randomized answers under record-level accounting; a published one does not depend on it.
+    """Number of randomized responses under record-level accounting; a published one does not depend on it.
 
     >>> int(calibrate_responses(10.0, epsilon=0.1, num_candidates=10, delta=1e-5).value)
     1919
@@ -247,10 +246,10 @@ def calibrate_responses(target_epsilon: float, *, epsilon: float, num_candidates
 def calibrate_candidates(
     target_epsilon: float, *, epsilon: float, num_queries: int, num_classes: int, delta: float
 ) -> Calibration:
-    """The smallest number of candidates k whose ``num_queries`` answers stay within the target; more cost less.
+    """The smallest number of candidates k whose `num_queries` responses stay within the target; more cost less.
 
     Raises:
-        ValueError: if even k = ``num_classes`` costs more.
+        ValueError: if even k = `num_classes` costs more.
 
     >>> int(calibrate_candidates(60.0, epsilon=1.0, num_queries=100, num_classes=10, delta=1e-5).value)
     4

@@ -29,7 +29,7 @@ from privacy.numerics.rdp import rdp_curve_epsilon
 
 Items: TypeAlias = Sequence[tuple[Release, int]]
 
-# Grid spacing as a share of the deviation of one loss: an error of about 1e-5 in epsilon.
+# Grid spacing as a share of the standard deviation of one loss: an error of about 1e-5 in epsilon.
 _RESOLUTION = 1.0 / 60.0
 _MAX_SINGLE = 1 << 17
 _MAX_SUM = 1 << 20
@@ -44,7 +44,7 @@ class Reading:
 
 
 def compose(counts: Mapping[Release, int], delta: float) -> Reading:
-    """epsilon at ``delta`` of all releases together, whatever their order.
+    """epsilon at `delta` of all releases together, whatever their order.
 
     Gaussian releases compose exactly, and so do randomized responses of one epsilon. Everything else takes the smallest
     of the valid bounds: RDP, pessimistically rounded privacy-loss distributions, and the sum of pure epsilons. epsilons
@@ -55,7 +55,7 @@ def compose(counts: Mapping[Release, int], delta: float) -> Reading:
         delta: failure probability in (0, 1).
 
     Raises:
-        ValueError: on a negative or fractional count, or ``delta`` outside (0, 1).
+        ValueError: on a negative or fractional count, or `delta` outside (0, 1).
         IncompatibleNeighbours: on releases that are about different units or neighbouring relations.
 
     >>> compose({Gaussian(0.02): 100}, 1e-5).epsilon == compose({Gaussian(0.2): 1}, 1e-5).epsilon
@@ -67,10 +67,10 @@ def compose(counts: Mapping[Release, int], delta: float) -> Reading:
 
 
 def compose_delta(counts: Mapping[Release, int], epsilon: float) -> float:
-    """delta at ``epsilon`` of all releases together: exact for Gaussians, else an upper bound by loss distributions.
+    """delta at `epsilon` of all releases together: exact for Gaussians, else an upper bound by loss distributions.
 
     Raises:
-        ValueError: on a negative or fractional count, or a negative ``epsilon``.
+        ValueError: on a negative or fractional count, or a negative `epsilon`.
 
     >>> compose_delta({Gaussian(1.0): 4}, 3.0) == gaussian_delta(2.0, 3.0)
     True
@@ -104,7 +104,7 @@ def _kept(counts: Mapping[Release, int]) -> frozenset[tuple[Release, int]]:
             raise ValueError(f"counts must map releases to how often they happened, got the key {release!r}")
         number = check_count("count", count)
         if number:
-            # Answers drawn at once cost what they cost one by one.
+            # Responses drawn at once cost what they cost one by one.
             one, times = (release.release, release.count) if isinstance(release, Repeated) else (release, 1)
             kept[one] = kept.get(one, 0) + number * times
     common_neighbours((release.unit, release.relation) for release in kept)
@@ -191,12 +191,12 @@ def _interval(items: Items) -> float:
 
 
 def randomized_response_epsilon(epsilon: float, num_classes: int, num_queries: int, delta: float) -> float:
-    """Record-level epsilon of ``num_queries`` randomized answers that one record may all change, composed exactly.
+    """Record-level epsilon of `num_queries` randomized responses that one record may all change, composed exactly.
 
     Args:
-        epsilon: natural-log parameter of one answer.
-        num_classes: k, candidates of one answer; where k varies, the smallest in use dominates.
-        num_queries: N, answers drawn (asking again for a cached answer is free, drawing again is not).
+        epsilon: natural-log parameter of one response.
+        num_classes: k, candidates of one response; where k varies, the smallest in use dominates.
+        num_queries: N, responses drawn (asking again for a cached response is free, drawing again is not).
         delta: failure probability in (0, 1).
 
     >>> round(randomized_response_epsilon(1.0, 10, 100, 1e-5), 4)
@@ -207,7 +207,7 @@ def randomized_response_epsilon(epsilon: float, num_classes: int, num_queries: i
 
 
 def laplace_votes_epsilon(scale: float, num_queries: int, delta: float) -> float:
-    """Record-level, data-independent epsilon of ``num_queries`` votes with Laplace noise of scale ``scale``.
+    """Record-level, data-independent epsilon of `num_queries` votes with Laplace noise of scale `scale`.
 
     >>> round(laplace_votes_epsilon(40.0, 400, 1e-5), 3)
     2.924
@@ -216,7 +216,7 @@ def laplace_votes_epsilon(scale: float, num_queries: int, delta: float) -> float
 
 
 def gaussian_votes_epsilon(noise_std: float, num_queries: int, delta: float) -> float:
-    """Record-level, data-independent epsilon of ``num_queries`` votes with Gaussian noise, which is exact.
+    """Record-level, data-independent epsilon of `num_queries` votes with Gaussian noise, which is exact.
 
     >>> round(gaussian_votes_epsilon(40.0, 1000, 1e-5), 4)
     4.9833
@@ -228,7 +228,7 @@ def gaussian_votes_epsilon(noise_std: float, num_queries: int, delta: float) -> 
 def confident_votes_epsilon(
     threshold_std: float, noise_std: float, num_checks: int, num_responses: int, delta: float
 ) -> float:
-    """Record-level epsilon of ``num_checks`` noisy threshold checks and ``num_responses`` Gaussian votes among them.
+    """Record-level epsilon of `num_checks` noisy threshold checks and `num_responses` Gaussian votes among them.
 
     How many are answered depends on the data: fix both numbers as a budget beforehand and stop before either is
     exceeded.

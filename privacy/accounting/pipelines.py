@@ -68,7 +68,7 @@ def unbounded(reason: str) -> Bound:
 def post_processing(own: Bound, *sources: Bound) -> Bound:
     """An artefact with a bound of its own that was computed from `sources` alone, one of which would do: the smaller ε.
 
-    A student's answers are bounded by their noise, and by the teacher's own guarantee where it has one.
+    A student's responses are bounded by their noise, and by the teacher's own guarantee where it has one.
 
     >>> from privacy.events import Gaussian
     >>> teacher, answers = released({Gaussian(0.02): 1}), released({Gaussian(50.0): 1})

@@ -64,7 +64,7 @@ class TruncatedNegativeBinomial:
 
     @classmethod
     def of_mean(cls, mean: float, *, eta: float = 1.0) -> TruncatedNegativeBinomial:
-        """The one that runs ``mean`` candidates on average.
+        """The one that runs `mean` candidates on average.
 
         >>> round(TruncatedNegativeBinomial.of_mean(10.0).gamma, 9)
         0.1
@@ -81,7 +81,7 @@ class TruncatedNegativeBinomial:
         return (1.0 - self.gamma) / self.gamma * (eta / -math.expm1(eta * math.log(self.gamma)))
 
     def log_mass(self, counts: ArrayLike) -> NDArray[np.float64]:
-        """log P(K = k) at whole numbers k >= 1, shape of ``counts``."""
+        """log P(K = k) at whole numbers k >= 1, shape of `counts`."""
         k, rate, eta = np.asarray(counts, dtype=np.float64), -math.log(self.gamma), self.eta or 1e-290
         # log |gamma^-eta - 1| |Gamma(eta)|, without gamma^-eta, which may overflow.
         norm = max(eta, 0.0) * rate + math.log(-math.expm1(-abs(eta) * rate)) + float(gammaln(eta))
@@ -102,7 +102,7 @@ class Poisson:
         return self.mu
 
     def log_mass(self, counts: ArrayLike) -> NDArray[np.float64]:
-        """log P(K = k) at whole numbers k >= 0, shape of ``counts``."""
+        """log P(K = k) at whole numbers k >= 0, shape of `counts`."""
         return np.asarray(np.multiply(counts, math.log(self.mu)) - self.mu - gammaln(np.add(counts, 1.0)))
 
 
@@ -113,7 +113,7 @@ Distribution: TypeAlias = TruncatedNegativeBinomial | Poisson
 class SelectionCost:
     """epsilon (natural log) of the winner, in the base releases' unit and relation, and the bound that was smallest.
 
-    ``method``: "profile", "rdp", "pure", "composition", or "unbounded" where no bound is finite.
+    `method`: "profile", "rdp", "pure", "composition", or "unbounded" where no bound is finite.
     """
 
     epsilon: float
@@ -128,7 +128,7 @@ def pure_selection_epsilon(epsilon: float, law: TruncatedNegativeBinomial) -> fl
     Papernot and Steinke 2022, Corollary 3; at eta = 1 the 3 epsilon of Liu and Talwar 2019 (arXiv 1811.07971).
 
     Raises:
-        ValueError: if ``epsilon`` is negative.
+        ValueError: if `epsilon` is negative.
 
     >>> pure_selection_epsilon(0.5, TruncatedNegativeBinomial(1.0, 0.01))
     1.5
@@ -190,7 +190,7 @@ def poisson_rdp(curve: Curve, profile: Profile, orders: ArrayLike, law: Poisson)
 
 
 def profile_epsilon(epsilon_at: Profile, profile: Profile, delta: float, law: Distribution) -> float:
-    """epsilon_Q(delta/E[K]) + c at ``delta``, the module's second bound on the best of K runs.
+    """epsilon_Q(delta/E[K]) + c at `delta`, the module's second bound on the best of K runs.
 
     D(eta, gamma): c = (1+eta) e for any e with delta_Q(e) <= (exp(e)-1) gamma/(1-gamma), since 1-q' <= exp(e) (1-q) +
     delta_Q(e) then gives g(q') <= exp(e) g(q). Poisson: log(f'(q)/f'(q')) = mu (q-q'), so c = mu delta_Q(0).
@@ -202,7 +202,7 @@ def profile_epsilon(epsilon_at: Profile, profile: Profile, delta: float, law: Di
         law: of K.
 
     Raises:
-        ValueError: if ``delta`` is outside (0, 1).
+        ValueError: if `delta` is outside (0, 1).
 
     >>> law = TruncatedNegativeBinomial(1.0, 0.1)
     >>> round(profile_epsilon(lambda delta: 0.5, lambda e: float(e < 0.5), 1e-5, law), 4)
@@ -222,10 +222,10 @@ def profile_epsilon(epsilon_at: Profile, profile: Profile, delta: float, law: Di
 
 
 def all_candidates(base: Mapping[Release, int], n: int, delta: float) -> Reading:
-    """What a naive sweep costs: ``n`` candidates, all released or the winner picked by looking, composed plainly.
+    """What a naive sweep costs: `n` candidates, all released or the winner picked by looking, composed plainly.
 
     Raises:
-        ValueError: if ``n`` is below 1, or on a bad count or ``delta``.
+        ValueError: if `n` is below 1, or on a bad count or `delta`.
 
     >>> from privacy.events import Gaussian
     >>> all_candidates({Gaussian(0.2): 1}, 25, 1e-5) == compose({Gaussian(0.2): 25}, 1e-5)
@@ -244,7 +244,7 @@ def selection_epsilon(base: Mapping[Release, int], *, delta: float, distribution
         distribution: of K; a whole number is a sweep that everybody knows, and pays for all its candidates.
 
     Raises:
-        ValueError: on a bad count, ``delta`` or number of candidates.
+        ValueError: on a bad count, `delta` or number of candidates.
 
     >>> from privacy.events import Gaussian
     >>> laws = [10, Poisson(10.0), TruncatedNegativeBinomial(1.0, 0.1)]
@@ -264,7 +264,7 @@ def draw_candidates(noise: NoiseSource, distribution: Distribution) -> int:
     """K, by inverting its distribution function at one 64-bit word.
 
     Sums of float64 misplace a mass below 1e-10, which adds up to 1 + exp(epsilon) times that to delta. Keep K out of
-    logs, progress bars and file names; a source that is not ``secure`` voids the guarantee.
+    logs, progress bars and file names; a source that is not `secure` voids the guarantee.
     """
     first, passed = 0 if isinstance(distribution, Poisson) else 1, 0.0
     point = (float(noise.words(1)[0]) + 0.5) * 2.0**-64

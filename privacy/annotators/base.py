@@ -1,4 +1,4 @@
-"""The only door through which anything about a private teacher leaves.
+"""The only way in which anything about a private teacher leaves.
 
 An annotator ties a mechanism to its sensitivity, its cost and the neighbouring relation that the cost is stated for. It
 charges before it draws noise and refuses what would overspend, so that no caller can forget to.
@@ -40,7 +40,7 @@ DISJOINT_SHARDS = (
     "teachers of different shards share nothing: each record was seen by one of them alone, which its stable id "
     "decides, and where a record is added, removed or replaced the ids of all others stay as they are"
 )
-"""What every bound on answers of an ensemble rests on."""
+"""What every bound on responses of an ensemble rests on."""
 
 
 class Annotator(ABC):
@@ -138,7 +138,7 @@ class Annotator(ABC):
     claim_of_reveal = renamed_attribute("claim_of_nonprivate_access")
 
     def _charge_once(self, reason: str, training: str | None) -> None:
-        # No queries: not answers are taken, but the whole.
+        # No queries: not responses are taken, but the whole.
         charge = Charge(
             release=Unbounded(reason=reason), claim=self.claim_of_nonprivate_access, queries=0, training=training
         )
@@ -181,7 +181,7 @@ class Annotator(ABC):
         assumptions: Sequence[str] = (),
         not_covered: Sequence[str] = (),
     ) -> Guarantee:
-        """The guarantee of what was computed from this annotator's answers and public things alone.
+        """The guarantee of what was computed from this annotator's responses and public things alone.
 
         Args:
             artefacts: What was computed.
@@ -214,7 +214,8 @@ class Annotator(ABC):
         Args:
             batch_size: B.
             num_classes: c.
-            paper: Letter of the paper whose method calls, and whose theorem the published figure is by.
+            paper: Letter that stored claims know the paper by, whose method calls and whose theorem the published
+                figure is by.
         """
         if batch_size < 1 or num_classes < 2:
             raise ValueError(
@@ -247,12 +248,12 @@ class Annotator(ABC):
             ledger: Where the ledger lies unless the setting `ledger` says otherwise; None keeps it in memory.
             num_records: Number of private records N, public by assumption.
             state: What `state` gave when a checkpoint was saved.
-            training: The training that all answers are about; None: not known, and nothing but the answers' own noise
-                bounds them.
+            training: The training that all responses are about; None: not known, and nothing but the responses' own
+                noise bounds them.
             old_ledger: A ledger of version 1 that lies beside the teacher: its charges are taken over.
 
         Raises:
-            ValueError: δ is not below 1/N, or another setting has no meaning; or the state is of a run that asked
+            ValueError: δ is not below 1/N, or another setting has no meaning; or the state is of a run that queried
                 another teacher.
             LedgerError: The ledger cannot be read or written, or is not the one that the checkpoint saw.
             RuntimeError: It is open already: a second run's charges would not be told apart from the first's.
@@ -293,7 +294,7 @@ class Annotator(ABC):
         if before is None or not account.ledger.durable or before == account.training:
             return
         raise ValueError(
-            f"the checkpoint's run asked the teacher of training {before}, and model.teacher is of training "
+            f"the checkpoint's run queried the teacher of training {before}, and model.teacher is of training "
             f"{account.training}: what bounds one says nothing of the other. Resume with the teacher that the run "
             "began with, or begin anew without --ckpt_path"
         )

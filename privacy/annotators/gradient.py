@@ -30,35 +30,38 @@ GradientReleases = Literal["per_sample", "per_sample_full", "batch_mean", "batch
 
 
 class GradientAnnotator(Annotator):
-    """C Eq. 4, D Eq. 3: bounded gradients of the loss by the student's outputs, plus Gaussian noise.
+    """DPDFD Eq. 4, DPSD Eq. 3: bounded gradients of the loss by the student's outputs, plus Gaussian noise.
 
-    Per row ḡ_i = C·g_i/(‖g_i‖₂ + e) (or clipped to C). One private record may change the teacher, hence **every** row
-    of every batch, each by up to 2C: neighbours differ in one record (zero-out; replace-one and add-or-remove follow).
+    Per sample, ḡ_i = C·g_i/(‖g_i‖₂ + e) (or clipped to C). One private record may change the teacher, hence **every**
+    gradient of every batch, each by up to 2C: neighbours differ in one record (zero-out; replace-one and add-or-remove
+    follow).
 
     | `release` | released | μ² per step |
     |---|---|---|
-    | `per_sample` | ḡ_i + N(0, (σC/B)² I), independent rows: what the papers' accuracies need | B·(2B/σ)² |
-    | `per_sample_full` | ḡ_i + N(0, σ²C² I), independent rows | B·(2/σ)² |
-    | `batch_mean` | (1/B)(Σ ḡ_i + N(0, σ²C² I)), one vector: C Algorithm 1 to the letter | (2B/σ)² |
-    | `batch_mean_rows` | (1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector: D Eq. 3 to the letter | B·(2/σ)² |
-    | `ensemble` | (1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) of n teachers on disjoint shards: C Algorithm 2 | B·(2/σ)² |
+    | `per_sample` | ḡ_i + N(0, (σC/B)² I), independent of the others: what the papers' accuracies need | B·(2B/σ)² |
+    | `per_sample_full` | ḡ_i + N(0, σ²C² I), independent of the others | B·(2/σ)² |
+    | `batch_mean` | (1/B)(Σ ḡ_i + N(0, σ²C² I)), one vector: DPDFD Algorithm 1 as printed | (2B/σ)² |
+    | `batch_mean_rows` | (1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector: DPSD Eq. 3 as printed | B·(2/σ)² |
+    | `ensemble` | (1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) of n teachers on disjoint shards: DPDFD Algorithm 2 | B·(2/σ)² |
 
     `batch_mean` and `batch_mean_rows` carry no label of any image and distil nothing. For `ensemble` one record changes
-    one teacher, whose row of each image moves by up to 2C; all others stay equal to the last bit.
+    one teacher, whose gradient on each image moves by up to 2C; all others stay equal to the last bit.
 
-    The theorem that gives the published figure (C's Theorem 3, D's Theorem 1) counts the same for all of them.
+    The theorem that gives the published figure (DPDFD's Theorem 3, DPSD's Theorem 1) counts the same for all of them.
 
     Args:
         release: See the table.
-        top_k: Of each gradient only its k entries of largest magnitude are kept, before it is bounded (D's M_k); None
-            keeps all. Which they are depends on the teacher, so the noise goes on **all** coordinates all the same.
+        top_k: Of each gradient only its k entries of largest magnitude are kept, before it is bounded (DPSD's M_k);
+            None keeps all. Which they are depends on the teacher, so the noise goes on **all** coordinates all the
+            same.
         bounding: `normalize` or `clip`.
         norm_bound: C.
-        noise_multiplier: σ. Zero releases the rows themselves: both ε are infinite.
+        noise_multiplier: σ. Zero releases the gradients themselves: both ε are infinite.
         stability: e.
-        granularity: Distance of the lattice that bounded rows are rounded to, towards zero, and that discrete Gaussian
-            noise lies on: no low bits that could tell of a record. In units of C, rounded down to a power of two, for
-            example 1e-3. It costs slightly more, since it is composed by RDP alone. None takes floating-point noise.
+        granularity: Distance of the lattice that bounded gradients are rounded to, towards zero, and that discrete
+            Gaussian noise lies on: no low bits that could tell of a record. In units of C, rounded down to a power of
+            two, for example 1e-3. It costs slightly more, since it is composed by RDP alone. None takes floating-point
+            noise.
         delta: See `Annotator`.
         target_epsilon: See `Annotator`.
         accounting: See `Annotator`.
@@ -141,7 +144,7 @@ class GradientAnnotator(Annotator):
 
     @property
     def claim_of_nonprivate_access(self) -> Claim | None:
-        """D counts its teacher as a discriminator (DPSD-T) for nothing; see `Annotator.claim_of_nonprivate_access`."""
+        """DPSD counts its teacher as a discriminator (DPSD-T) for nothing; see `Annotator`."""
         return RdpSlope(source=self.theorem, slope=0.0) if self._paper == "D" else None
 
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
@@ -169,12 +172,12 @@ class GradientAnnotator(Annotator):
         depend on rounding.
 
         Args:
-            gradients: g, shape (B, c), gradients of each row's own loss (not of the batch mean: those would be so
+            gradients: g, shape (B, c), gradients of each sample's own loss (not of the batch mean: those would be so
                 small that `stability` swamps them). For `ensemble` g_ij of every teacher j, shape (n, B, c).
 
         Returns:
             Shape (B, c), detached, with the dtype and device of `gradients`. For `batch_mean` and `batch_mean_rows` all
-            rows are equal.
+            samples are equal.
 
         Raises:
             ValueError: Not of the shape that was bound: nothing is charged.
@@ -200,7 +203,7 @@ class GradientAnnotator(Annotator):
             )
 
     def _bounded(self, gradients: torch.Tensor) -> torch.Tensor:
-        """Rows (N, c) in float64, of norm C at most."""
+        """Gradients (N, c) in float64, of norm C at most."""
         rows = zero_non_finite_samples(gradients)
         if self.top_k is not None:
             rows = keep_largest(rows, k=self.top_k)
@@ -226,7 +229,7 @@ class GradientAnnotator(Annotator):
             noise=FLOATS if self.granularity is None else LATTICE,
             mechanism=(
                 "gradients of the distillation loss with respect to the student's outputs, "
-                f"{masked}{verb} to C={self.norm_bound:g} per row, released as {released} "
+                f"{masked}{verb} to C={self.norm_bound:g} per sample, released as {released} "
                 f"(sigma={self.noise_multiplier:g}, B={batch_size}, release={self.release})"
             ),
             unit="one training record of one teacher" if many else "one training record of the teacher",
@@ -235,11 +238,11 @@ class GradientAnnotator(Annotator):
                 + (", since a record's id alone decides its shard" if many else "")
             ),
             source=(
-                f"Gaussian mechanism, one record moves {'one row of each image' if many else 'every row'} by up to 2C; "
-                "exact composition (Balle and Wang 2018; Dong et al. 2022)"
+                f"Gaussian mechanism, one record moves {'one gradient on each image' if many else 'every gradient'} "
+                "by up to 2C; exact composition (Balle and Wang 2018; Dong et al. 2022)"
             ),
             published_source={
-                "C Theorem 3": "C (model conversion via differentially private data-free distillation), Theorem 3",
-                "D Theorem 1": "D (differentially private synthetic distillation), Theorem 1",
+                "C Theorem 3": "DPDFD (Liu et al. 2023, arXiv:2304.12528), Theorem 3",
+                "D Theorem 1": "DPSD (Liu et al., differentially private synthetic distillation), Theorem 1",
             }[self.theorem],
         )

@@ -1,4 +1,4 @@
-"""The door for labels: randomized response over candidates that the student alone has chosen (A, D label switch)."""
+"""Annotator for labels: randomized response over the student's own candidates (LabelDP, DPSD label switch)."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ from privacy.published.claims import Claim, WholeRun
 __all__ = ["LabelAnnotator"]
 
 _PUBLISHED = {
-    "A": ("A", "A (differentially private data-free distillation), selective randomized response"),
-    "D": ("D Theorem 2", "D (differentially private synthetic distillation), Theorem 2"),
+    "A": ("A", "LabelDP (Liu et al. 2024, arXiv:2409.12384), selective randomized response"),
+    "D": ("D Theorem 2", "DPSD (Liu et al., differentially private synthetic distillation), Theorem 2"),
 }
 
 
 class LabelAnnotator(Annotator):
-    """A's selective randomized response and D's label switch: one noisy class for each image.
+    """LabelDP's selective randomized response and DPSD's label switch: one noisy class for each image.
 
     The teacher's class r is kept with probability e^ε/(e^ε + k - 1) where it is among the image's k candidates, and
-    answered uniformly where it is not. One private record may change the teacher, hence **every** answer: N answers are
-    charged as N (exact composition), where the papers state ε for the whole run.
+    answered uniformly where it is not. One private record may change the teacher, hence **every** response: N responses
+    are charged as N (exact composition), where the papers state ε for the whole run.
 
     Fewer candidates cost more. A call whose sets all have one size that was fixed before the run is charged for that
-    size. Where sizes vary, or follow from earlier answers by way of the student, the smallest that may occur is what is
-    charged: it dominates the larger ones, whatever was answered before.
+    size. Where sizes vary, or follow from earlier responses by way of the student, the smallest that may occur is what
+    is charged: it dominates the larger ones, whatever was answered before.
 
     Args:
-        epsilon: Of one answer. Not a target: `target_epsilon` limits the run.
-        smallest: Size of the smallest candidate set that may occur, 2 or more (D's k).
+        epsilon: Of one response. Not a target: `target_epsilon` limits the run.
+        smallest: Size of the smallest candidate set that may occur, 2 or more (DPSD's k).
         delta: See `Annotator`.
         target_epsilon: See `Annotator`.
         accounting: See `Annotator`.
         scope: See `Annotator`.
         ledger: See `Annotator`.
-        ledger_block: See `Annotator`; of calls. Fewer than there, since a call is as many answers as a batch has rows.
+        ledger_block: See `Annotator`; of calls. Fewer than there, since a call is as many responses as a batch has
+            samples.
         noise: See `Annotator`.
 
     Raises:
@@ -93,7 +94,7 @@ class LabelAnnotator(Annotator):
 
     @property
     def claim_of_nonprivate_access(self) -> Claim | None:
-        """A and D count a teacher that trains the generator for nothing; see `Annotator.claim_of_nonprivate_access`."""
+        """LabelDP and DPSD count a teacher that trains the generator for nothing; see `Annotator`."""
         return self._claim
 
     @property
@@ -104,20 +105,20 @@ class LabelAnnotator(Annotator):
         return self._charge_of_size(self.smallest)
 
     def _charge_of_size(self, size: int) -> Charge:
-        rows, _ = self.shape
+        samples, _ = self.shape
         release: Release = RandomizedResponse(self.epsilon, size)
-        return Charge(release=Repeated(release, rows), claim=self._claim, queries=rows)
+        return Charge(release=Repeated(release, samples), claim=self._claim, queries=samples)
 
     @uncompiled
     @torch.no_grad()
     def annotate(self, logits: torch.Tensor, candidates: torch.Tensor, *, size: int | None = None) -> torch.Tensor:
-        """Charges one answer for each row, then answers.
+        """Charges one response for each sample, then answers.
 
         Args:
-            logits: The teacher's, shape (B, c). **Private.** A row that is not finite counts as class 0.
+            logits: The teacher's, shape (B, c). **Private.** A sample that is not finite counts as class 0.
             candidates: bool, shape (B, c); must depend on the student and public things alone.
             size: Candidates in every set, where that was fixed before the run; None where sizes vary or follow from
-                earlier answers.
+                earlier responses.
 
         Returns:
             Classes, shape (B,), int64, on the device of `logits`.
@@ -137,7 +138,7 @@ class LabelAnnotator(Annotator):
         if int(sizes.min()) < least or least < self.smallest or (size is not None and int(sizes.max()) > size):
             raise ValueError(
                 f"candidates must hold {'at least ' if size is None else ''}{max(least, self.smallest)} classes in "
-                f"each row, as is charged for, got {int(sizes.min())} to {int(sizes.max())}"
+                f"each sample, as is charged for, got {int(sizes.min())} to {int(sizes.max())}"
             )
         self.account.charge(self._honest(self._charge_of_size(least)))
         # A teacher that fails answers as well: whether it failed is private too.
@@ -146,16 +147,16 @@ class LabelAnnotator(Annotator):
 
     def describe(self) -> Words:
         """See `Annotator.describe`."""
-        rows, classes = self.shape
+        samples, classes = self.shape
         return Words(
             mechanism=(
-                "the teacher's class of each synthetic image, answered by randomized response over candidates that the "
-                f"student alone has chosen (epsilon={self.epsilon:g} for one answer, {self.smallest} to {classes} "
-                f"candidates, B={rows} answers in a call)"
+                "the teacher's class of each synthetic image, by randomized response over candidates that the "
+                f"student alone has chosen (epsilon={self.epsilon:g} for one response, {self.smallest} to {classes} "
+                f"candidates, B={samples} responses in a call)"
             ),
             unit="one training record of the teacher",
             relation="zero-out of one record; the bound holds for replace-one and add-or-remove as well",
-            source="randomized response, one record may change every answer; exact composition on the loss lattice",
+            source="randomized response, one record may change every response; exact composition on the loss lattice",
             noise="compared with whole-number thresholds that are rounded towards privacy",
             published_source=_PUBLISHED[self._paper or "A"][1],
         )

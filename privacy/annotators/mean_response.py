@@ -1,4 +1,4 @@
-"""The door for what an ensemble of teachers on disjoint shards says on the average: answers with noise, not labels."""
+"""Annotator for the mean response of an ensemble of teachers on disjoint shards: directions with noise, not labels."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["MeanResponseAnnotator"]
 class MeanResponseAnnotator(Annotator):
     """Releases (1/n)(Σ_j u_j + N(0, σ² I)) for each image, u_j the direction of teacher j's logits.
 
-    A row of logits is taken less its mean, which no softmax sees, and divided by its norm: |u_j| ≤ 1. One record
-    changes one teacher on a shard of its own, whose u_j moves by at most 2 on every image. A call on B images therefore
-    costs μ² = B·(2/σ)², as C's Algorithm 2 does, whose gradients are bounded in the same way.
+    The logits on an image are taken less their mean, which no softmax sees, and divided by their norm: |u_j| ≤ 1. One
+    record changes one teacher on a shard of its own, whose u_j moves by at most 2 on every image. A call on B images
+    therefore costs μ² = B·(2/σ)², as DPDFD's Algorithm 2 does, whose gradients are bounded in the same way.
 
-    It is in none of the papers. Votes (B; Papernot et al. 2018) move by √2 only, but of each image they keep its class
-    alone. Directions are close to linear in whatever features the teachers are linear in, so that a student that
+    It is in none of the papers. Votes (DGD; Papernot et al. 2018) move by √2 only, but of each image they keep its
+    class alone. Directions are close to linear in whatever features the teachers are linear in, so that a student that
     averages the noise of many images away (`fit_noisy_responses`) is told more by each.
 
     Args:
@@ -83,7 +83,7 @@ class MeanResponseAnnotator(Annotator):
         """Charges one call, then releases the batch. In float64 on the CPU, see `GradientAnnotator.annotate`.
 
         Args:
-            logits: Of every teacher, shape (n, B, c). **Private.** A row that is not finite counts as zeros.
+            logits: Of every teacher, shape (n, B, c). **Private.** A sample that is not finite counts as zeros.
 
         Returns:
             Shape (B, c), detached, with the dtype and device of `logits`.
@@ -112,8 +112,8 @@ class MeanResponseAnnotator(Annotator):
             assumption=DISJOINT_SHARDS,
             mechanism=(
                 "the mean over teachers on disjoint shards of the directions of their logits (less their mean, of norm "
-                f"1 at most), with Gaussian noise of deviation sigma={self.noise_multiplier:g} on the sum of each "
-                f"coordinate (B={self.shape[0]} images in a call)"
+                f"1 at most), with Gaussian noise of standard deviation "
+                f"sigma={self.noise_multiplier:g} on the sum of each coordinate (B={self.shape[0]} images in a call)"
             ),
             unit="one training record of one teacher",
             relation=(

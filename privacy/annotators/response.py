@@ -1,4 +1,4 @@
-"""The door for a teacher's answers as they are: of use where the teacher's own training bounds what they reveal."""
+"""Annotator for a teacher's responses as they are: of use where the teacher's own training bounds what they reveal."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["ResponseAnnotator"]
 class ResponseAnnotator(Annotator):
     """Releases logits without noise.
 
-    Nothing bounds such answers by themselves. Of a teacher that was trained by DP-SGD they are post-processing, and the
-    teacher's own (ε, δ) is the record-level figure; of any other teacher it is infinite.
+    Nothing bounds such responses by themselves. Of a teacher that was trained by DP-SGD they are post-processing, and
+    the teacher's own (ε, δ) is the record-level figure; of any other teacher it is infinite.
 
     Arguments are those of `Annotator`.
     """
@@ -28,7 +28,7 @@ class ResponseAnnotator(Annotator):
     @uncompiled
     @torch.no_grad()
     def annotate(self, logits: torch.Tensor) -> torch.Tensor:
-        """Charges one call, then hands the answers on.
+        """Charges one call, then hands the responses on.
 
         Args:
             logits: The teacher's, shape (B, c).
@@ -38,7 +38,7 @@ class ResponseAnnotator(Annotator):
 
         Raises:
             ValueError: Not of the shape that was bound: nothing is charged. Or not finite: charged, since that it
-                failed is an answer as well.
+                failed is a response as well.
             BudgetExceeded: The target does not allow it: nothing is charged or released.
         """
         if tuple(logits.shape) != self.shape:
@@ -47,7 +47,9 @@ class ResponseAnnotator(Annotator):
             )
         self.account.charge(self.charge)
         if not bool(torch.isfinite(logits).all()):
-            raise ValueError("the teacher's answers must be finite, got nan or inf: its weights or its inputs overflow")
+            raise ValueError(
+                "the teacher's responses must be finite, got nan or inf: its weights or its inputs overflow"
+            )
         return logits.detach().clone()
 
     def describe(self) -> Words:

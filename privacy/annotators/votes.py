@@ -1,4 +1,4 @@
-"""The door for votes: noisy labels by an ensemble of teachers on disjoint shards (B; Papernot et al. 2017, 2018)."""
+"""Annotator for votes: noisy labels by an ensemble of teachers on disjoint shards (DGD; Papernot et al. 2017, 2018)."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ VoteMechanism = Literal["laplace", "discrete_laplace", "gaussian", "confident"]
 
 
 class VoteAnnotator(Annotator):
-    """Labels by noisy votes (B Eq. 3). A *call* of this annotator is one query.
+    """Labels by noisy votes (DGD Eq. 3). A *call* of this annotator is one query.
 
     Teachers are trained on disjoint shards, so one record changes one teacher: two counts of each query move by 1.
 
-    | `mechanism` | answer | record-level, each query |
+    | `mechanism` | response | record-level, each query |
     |---|---|---|
-    | `laplace` | argmax(counts + Lap(b)), b = 2/ε₀ = 40: B Eq. 3 | two unit shifts of Laplace noise |
+    | `laplace` | argmax(counts + Lap(b)), b = 2/ε₀ = 40: DGD Eq. 3 | two unit shifts of Laplace noise |
     | `discrete_laplace` | the same on the integers: no floating-point low bits | slightly more |
-    | `gaussian` | argmax(counts + N(0, σ²)): GNMax, B's DGD+ | μ² = 2/σ² |
+    | `gaussian` | argmax(counts + N(0, σ²)): GNMax, DGD+ | μ² = 2/σ² |
     | `confident` | as `gaussian` where max(counts) + N(0, σ₁²) ≥ threshold, else -1 | μ² = 1/σ₁² + 2/σ² (answered) |
 
     A query that `confident` leaves unanswered costs its check alone. How many will be answered depends on the private
@@ -59,7 +59,7 @@ class VoteAnnotator(Annotator):
         max_responses: Most queries that `confident` may answer in this run; None allows every query to be.
         latent_epsilon: ε₁ of the Laplace noise on the VAE's latent codes (`perturb_latents`), or None for no such
             noise. It enters the published figure alone, since no record-level bound rests on it.
-        data_dependent: Keep, in memory alone, the data-dependent cost of the Gaussian answers for
+        data_dependent: Keep, in memory alone, the data-dependent cost of the Gaussian responses for
             `data_dependent_epsilon`. That figure is itself private.
         delta: See `Annotator`.
         target_epsilon: See `Annotator`.
@@ -141,7 +141,7 @@ class VoteAnnotator(Annotator):
 
     @property
     def claim_of_nonprivate_access(self) -> Claim | None:
-        """B counts its baseline classifier for nothing; see `Annotator.claim_of_nonprivate_access`."""
+        """DGD counts its baseline classifier for nothing; see `Annotator.claim_of_nonprivate_access`."""
         return self.votes.free_claim()
 
     @property
@@ -152,7 +152,7 @@ class VoteAnnotator(Annotator):
 
     @property
     def _response(self) -> Charge:
-        """One answer; of `confident` it comes on top of the check, which has counted the query."""
+        """One response; of `confident` it comes on top of the check, which has counted the query."""
         return Charge(
             release=self.votes.event(self.scale),
             claim=self.votes.claim(self.scale, latent_epsilon=self.latent_epsilon),
@@ -188,7 +188,7 @@ class VoteAnnotator(Annotator):
         """Charges every query, then answers it.
 
         Args:
-            counts: Votes per class of each query, shape (N, c), int64; each row sums to the number of teachers.
+            counts: Votes per class of each query, shape (N, c), int64; each sample sums to the number of teachers.
                 **Private.**
 
         Returns:
@@ -201,7 +201,9 @@ class VoteAnnotator(Annotator):
         self._require_votes(counts)
         if self.affordable(limit=len(counts)) < len(counts):
             if self.max_responses is not None and self.max_responses - self.responses_made < len(counts):
-                raise BudgetExceeded(f"max_responses={self.max_responses} allows fewer than {len(counts)} more answers")
+                raise BudgetExceeded(
+                    f"max_responses={self.max_responses} allows fewer than {len(counts)} more responses"
+                )
             raise BudgetExceeded(self.account.refusal(self.charge))
         if self.mechanism == "confident":
             return self._confident(counts)
@@ -232,22 +234,22 @@ class VoteAnnotator(Annotator):
             )
         # One vote for each teacher is what makes two counts move by 1; how many teachers there are is public.
         if bool((counts < 0).any()) or bool((counts.sum(dim=1) != counts[0].sum()).any()):
-            raise ValueError("counts must hold one vote of each teacher: rows of one sum, none below 0")
+            raise ValueError("counts must hold one vote of each teacher: each query of one sum, none below 0")
 
     def perturb_latents(self, codes: torch.Tensor) -> torch.Tensor:
-        """Laplace noise of scale 2c/ε₁ on normalised latent codes (B Sec. III-E), scaled back to the decoder's range.
+        """Laplace noise of scale 2c/ε₁ on normalised latent codes (DGD Sec. III-E), scaled back to the decoder's range.
 
-        What it bounds: nothing about a private record. B counts ε₁ once, as if a private record were one row; its rows
-        are synthetic, and where they depend on private data (through a generator trained against the baseline) they do
-        so all together, and reach the student as query images and through the decoder besides. So nothing is charged.
-        Where the images come from public things alone, these codes are public already.
+        What it bounds: nothing about a private record. DGD counts ε₁ once, as if a private record were one sample; its
+        samples are synthetic, and where they depend on private data (through a generator trained against the baseline)
+        they do so all together, and reach the student as query images and through the decoder besides. So nothing is
+        charged. Where the images come from public things alone, these codes are public already.
 
         Args:
             codes: Shape (N, c), c the width of the code.
 
         Returns:
-            Shape (N, c), detached, the largest entry of each row at most 1 in magnitude; `codes` themselves, detached,
-            where `latent_epsilon` is None.
+            Shape (N, c), detached, the largest entry of each sample at most 1 in magnitude; `codes` themselves,
+            detached, where `latent_epsilon` is None.
         """
         if self.latent_epsilon is None:
             return codes.detach()
@@ -257,7 +259,7 @@ class VoteAnnotator(Annotator):
     def covering(self, planned: int | None) -> Counter[Charge]:
         """What a guarantee has to cover: all charges, and what the rest of the plan may still be charged.
 
-        Of `confident` every answer that was allowed is counted, made or not: that some were left out is known only
+        Of `confident` every response that was allowed is counted, made or not: that some were left out is known only
         from the private data.
 
         Args:
@@ -278,7 +280,7 @@ class VoteAnnotator(Annotator):
     def covered_epsilon(self, planned: int | None) -> float:
         """Record-level ε of `covering(planned)`; under a target that all releases were held to, at most the target.
 
-        A target stops a sequence whose length depends on the answers. That it bounds such a sequence is known where
+        A target stops a sequence whose length depends on the responses. That it bounds such a sequence is known where
         every release is Gaussian (Smith and Thakurta 2022; Koskela et al. 2023); elsewhere the whole plan counts.
         """
         covered = self.covering(planned)
@@ -303,7 +305,8 @@ class VoteAnnotator(Annotator):
         data. Checks of `confident` are counted at their data-independent cost. Nothing of it is saved or logged.
 
         Raises:
-            RuntimeError: `data_dependent` is off, or some of the run's answers were not seen by this object (resumed).
+            RuntimeError: `data_dependent` is off, or some of the run's responses were not seen by this object
+                (resumed).
         """
         if not self.data_dependent or self._dependent_queries != self.responses_made:
             raise RuntimeError("set data_dependent=True from the first query of an uninterrupted run")

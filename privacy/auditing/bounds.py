@@ -29,7 +29,7 @@ def clopper_pearson_interval(successes: int, trials: int, confidence: float) -> 
 def clopper_pearson_epsilon(
     true_positives: int, false_positives: int, trials: int, delta: float, confidence: float
 ) -> float:
-    """A lower bound on epsilon at ``confidence`` from ``trials`` rounds with the record and ``trials`` without it.
+    """A lower bound on epsilon at `confidence` from `trials` rounds with the record and `trials` without it.
 
     (epsilon, delta)-DP forces TPR <= e^epsilon FPR + delta and 1 - FPR <= e^epsilon (1 - TPR) + delta for every
     attacker (Kairouz, Oh and Viswanath 2015). Both one-sided Clopper-Pearson limits are taken at (1 - confidence)/2, so
@@ -46,7 +46,7 @@ def clopper_pearson_epsilon(
         A lower bound, 0 where the game shows nothing. An upper bound below it is a failure of the claim.
 
     Raises:
-        ValueError: if counts exceed ``trials``, or ``delta`` or ``confidence`` has no meaning.
+        ValueError: if counts exceed `trials`, or `delta` or `confidence` has no meaning.
 
     >>> round(clopper_pearson_epsilon(990, 10, 1000, 1e-5, 0.95), 2)
     3.98
@@ -77,7 +77,7 @@ def gaussian_audit_mu(true_positives: int, false_positives: int, trials: int, co
 def gaussian_audit_epsilon(
     true_positives: int, false_positives: int, trials: int, delta: float, confidence: float
 ) -> float:
-    """The lower bound of :func:`gaussian_audit_mu` as an epsilon at ``delta``; for Gaussian mechanisms **only**."""
+    """The lower bound of `gaussian_audit_mu` as an epsilon at `delta`; for Gaussian mechanisms **only**."""
     return gaussian_epsilon(gaussian_audit_mu(true_positives, false_positives, trials, confidence), check_delta(delta))
 
 

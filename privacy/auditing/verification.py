@@ -18,7 +18,7 @@ def worst_case_epsilon(probabilities: ArrayLike) -> float:
         probabilities: rows are inputs, columns are outputs, shape (inputs, outputs); rows sum to one.
 
     Returns:
-        The largest absolute log-ratio; ``inf`` where one input can give what another cannot.
+        The largest absolute log-ratio; `inf` where one input can give what another cannot.
 
     Raises:
         ValueError: if the rows are not probability distributions.
@@ -37,9 +37,9 @@ def worst_case_epsilon(probabilities: ArrayLike) -> float:
 
 
 def worst_case_delta(probabilities: ArrayLike, epsilon: float) -> float:
-    """The smallest delta at ``epsilon``: the worst hockey-stick divergence over all ordered pairs of inputs.
+    """The smallest delta at `epsilon`: the worst hockey-stick divergence over all ordered pairs of inputs.
 
-    ``epsilon`` may be inf: what remains is the mass of outputs that prove which input it was.
+    `epsilon` may be inf: what remains is the mass of outputs that prove which input it was.
 
     >>> worst_case_delta([[1.0, 0.0], [0.5, 0.5]], float("inf"))
     0.5
@@ -65,7 +65,7 @@ class Verdict:
     """Whether a claim holds, and the exact figures that decide it.
 
     Attributes:
-        holds: whether ``delta`` is at most the claimed one.
+        holds: whether `delta` is at most the claimed one.
         epsilon: exact pure epsilon, inf where none exists.
         delta: exact delta at the claimed epsilon.
     """
@@ -91,7 +91,7 @@ def verify_claim(probabilities: ArrayLike, epsilon: float, delta: float = 0.0) -
 
 
 def randomized_response_table(epsilon: float, candidates: ArrayLike) -> NDArray[np.float64]:
-    """Output table of selective randomized response (A; D, Algorithm 2) over a candidate mask taken from the student.
+    """Output table of selective randomized response (LabelDP; DPSD, Algorithm 2) over the student's candidates.
 
     Args:
         epsilon: parameter of the answer, natural log.
@@ -114,10 +114,10 @@ def randomized_response_table(epsilon: float, candidates: ArrayLike) -> NDArray[
 
 
 def dpsd_eq5_table(epsilon: float, candidates: ArrayLike) -> NDArray[np.float64]:
-    """D (DPSD), Eq. (5) **as printed**: all c classes if the teacher's label is a candidate, else candidates only.
+    """DPSD, Eq. (5) **as printed**: all c classes if the teacher's label is a candidate, else candidates only.
 
     An answer outside the candidates proves that the label is inside: no epsilon holds, and delta at epsilon = inf is
-    (c - k)/(e^epsilon + c - 1). D's Algorithm 2 is :func:`randomized_response_table`.
+    (c - k)/(e^epsilon + c - 1). DPSD's Algorithm 2 is `randomized_response_table`.
 
     >>> mask = [True] * 3 + [False] * 7
     >>> round(worst_case_delta(dpsd_eq5_table(1.0, mask), float("inf")), 6)

@@ -1,9 +1,9 @@
 """What one look at private data costs, as frozen values that can be counted, stored and composed.
 
-A :class:`Release` is the privacy cost of **one** release under record-level neighbours (one record arbitrarily
+A `Release` is the privacy cost of **one** release under record-level neighbours (one record arbitrarily
 different, which changes one teacher arbitrarily), or under the unit and relation that it names. A ledger is a mapping
 from releases to how often each happened; every epsilon is a pure function of it
-(:mod:`privacy.accounting.composition`). A release knows its Renyi curve for compositions with anything else, and,
+(`privacy.accounting.composition`). A release knows its Renyi curve for compositions with anything else, and,
 where it has one, the mu of an exactly equivalent Gaussian mechanism.
 """
 
@@ -30,7 +30,7 @@ _REGISTRY: dict[str, type[Release]] = {}
 
 @dataclass(frozen=True)
 class Release(ABC):
-    """The privacy cost of one release. Subclasses are frozen, hashable and registered by their ``kind``.
+    """The privacy cost of one release. Subclasses are frozen, hashable and registered by their `kind`.
 
     Attributes:
         unit: what one neighbouring change touches.
@@ -52,7 +52,7 @@ class Release(ABC):
 
     @abstractmethod
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """Upper bound on the Renyi divergence, both directions, at each order above 1; shape of ``orders``."""
+        """Upper bound on the Renyi divergence, both directions, at each order above 1; shape of `orders`."""
 
     @property
     def gaussian_mu(self) -> float | None:
@@ -91,13 +91,13 @@ class Release(ABC):
         """Loss distributions on a grid, removing and adding the record (or one thing twice, where both are alike)."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; ``release_from_dict`` is the inverse. Infinite numbers become the string "inf"."""
+        """Plain values for JSON; `release_from_dict` is the inverse. Infinite numbers become the string "inf"."""
         fields = {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
         return {"kind": self.kind, **fields}
 
 
 def release_from_dict(data: Mapping[str, Any]) -> Release:
-    """Rebuild a release from ``to_dict``.
+    """Rebuild a release from `to_dict`.
 
     Raises:
         ValueError: if the kind is unknown or the fields do not fit it.

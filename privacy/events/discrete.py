@@ -1,4 +1,4 @@
-"""What discrete Gaussian noise costs: events for :mod:`privacy.mechanisms.discrete_gaussian`, by Renyi bounds alone.
+"""What discrete Gaussian noise costs: events for `privacy.mechanisms.discrete_gaussian`, by Renyi bounds alone.
 
 The discrete Gaussian is as private as the continuous one of the same sigma in the Renyi sense, for whole-numbered
 shifts, but not mu-GDP: its losses lie on a lattice that depends on the shift, and in several dimensions no
@@ -27,7 +27,7 @@ __all__ = ["DiscreteGaussian", "SampledDiscreteGaussian"]
 
 @dataclass(frozen=True)
 class DiscreteGaussian(Release):
-    """Independent discrete Gaussian noise on a vector of lattice points: ``mu`` is L2 sensitivity over sigma.
+    """Independent discrete Gaussian noise on a vector of lattice points: `mu` is L2 sensitivity over sigma.
 
     Both are in the same units. Canonne, Kamath and Steinke 2020, Theorem 4 (Proposition 5 for the divergence), adds up
     over coordinates: for a shift s of whole numbers the moment of order l is exp(l (l-1) |s|^2 / (2 sigma^2)) times a
@@ -61,19 +61,19 @@ class DiscreteGaussian(Release):
         return self.mu
 
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
-        """The loss that says nothing: infinite, unless ``mu`` is 0."""
+        """The loss that says nothing: infinite, unless `mu` is 0."""
         loss = _vacuous(interval, nothing=self.mu == 0.0)
         return loss, loss
 
 
 @dataclass(frozen=True)
 class SampledDiscreteGaussian(Release):
-    """One DP-SGD step on a lattice: Poisson sampling, discrete Gaussian noise of ``noise_multiplier`` norm bounds.
+    """One DP-SGD step on a lattice: Poisson sampling, discrete Gaussian noise of `noise_multiplier` norm bounds.
 
     Add-or-remove one record. Every row is rounded to the lattice within the norm bound before the sum, so a record
     moves the sum by a lattice point s, of length at most 1/noise_multiplier in units of sigma.
 
-    At whole orders the bound is that of :class:`SampledGaussian`. Renyi moments are jointly convex, so it is enough to
+    At whole orders the bound is that of `SampledGaussian`. Renyi moments are jointly convex, so it is enough to
     look at one batch without the record: N is the noise around its sum, N_s the same shifted by s, L = N_s/N.
 
     * Removing: E_N[(1 - q + q L)^l] = sum_i binom(l, i) (1-q)^(l-i) q^i E_N[L^i], whose weights are positive, and
@@ -85,7 +85,7 @@ class SampledDiscreteGaussian(Release):
       g(u)/(u - 1) >= g(w)/(w - 1); and u - 1 = q (r - 1) = (r/w)(w - 1).
 
     Between whole orders, log of the moment is convex and lies below the straight line. Whoever also learns whether the
-    record took part sees a :class:`RevealedGaussian`, which therefore bounds every order, those above 4096 too.
+    record took part sees a `RevealedGaussian`, which therefore bounds every order, those above 4096 too.
 
     >>> SampledDiscreteGaussian(1.0, 0.01).rdp([8.0]) == SampledGaussian(1.0, 0.01).rdp([8.0])
     array([ True])

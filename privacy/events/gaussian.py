@@ -18,7 +18,7 @@ __all__ = ["Gaussian"]
 
 @dataclass(frozen=True)
 class Gaussian(Release):
-    """Gaussian noise on a vector: ``mu`` is the L2 sensitivity divided by the noise deviation. Exactly mu-GDP.
+    """Gaussian noise on a vector: `mu` is the L2 sensitivity divided by the noise's standard deviation. Exactly mu-GDP.
 
     Adaptively chosen queries compose exactly when their scales are fixed beforehand: mu^2 adds.
 

@@ -19,10 +19,10 @@ __all__ = ["LaplaceVector"]
 
 @dataclass(frozen=True)
 class LaplaceVector(Release):
-    """A vector of L1 sensitivity ``l1_sensitivity`` with Laplace noise of scale ``scale`` on every coordinate.
+    """A vector of L1 sensitivity `l1_sensitivity` with Laplace noise of scale `scale` on every coordinate.
 
-    B's latent codes: normalised to [-1, 1]^c and noised at scale 2c/eps1, so l1_sensitivity = 2c and epsilon = eps1. A
-    shift spread over coordinates is dominated by the same shift of one coordinate: going through it coordinate by
+    DGD's latent codes: normalised to [-1, 1]^c and noised at scale 2c/eps1, so l1_sensitivity = 2c and epsilon = eps1.
+    A shift spread over coordinates is dominated by the same shift of one coordinate: going through it coordinate by
     coordinate is group privacy, which for log-concave location families adds shifts exactly (Dong, Roth and Su 2019,
     Section 2.4).
 

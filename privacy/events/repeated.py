@@ -18,7 +18,7 @@ __all__ = ["Repeated"]
 
 @dataclass(frozen=True)
 class Repeated(Release):
-    """``count`` releases of one kind made at once, such as the answers for a batch: one entry of a ledger, not many.
+    """`count` releases of one kind made at once, such as the responses for a batch: one entry of a ledger, not many.
 
     Costs exactly what they cost one by one: composition counts them so.
 
@@ -39,7 +39,7 @@ class Repeated(Release):
         object.__setattr__(self, "relation", self.release.relation)
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """``count`` times that of one."""
+        """`count` times that of one."""
         return self.count * self.release.rdp(orders)
 
     @property

@@ -18,12 +18,12 @@ __all__ = ["RandomizedResponse"]
 
 @dataclass(frozen=True)
 class RandomizedResponse(Release):
-    """One randomized answer over ``num_candidates`` classes: the true one with probability e^eps/(e^eps + k - 1).
+    """One randomized response over `num_candidates` classes: the true one with probability e^eps/(e^eps + k - 1).
 
     The candidate set comes from the student, so a record changes the teacher's label alone: it may move within the set,
-    into it or out of it. Outside, the answer is uniform, which is the average of the peaked ones; hockey-stick
-    divergences are convex, so a move within the set dominates the other two. The loss is +eps, 0 or -eps, so N answers
-    compose **exactly** on an integer lattice.
+    into it or out of it. Outside, the response is uniform, which is the average of the peaked ones; hockey-stick
+    divergences are convex, so a move within the set dominates the other two. The loss is +eps, 0 or -eps, so N
+    responses compose **exactly** on an integer lattice.
 
     >>> RandomizedResponse(1.0, 10).pure_epsilon
     1.0

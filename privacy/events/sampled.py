@@ -24,7 +24,7 @@ _LARGEST_SAMPLED_MU = 1e3
 
 @dataclass(frozen=True)
 class SampledGaussian(Release):
-    """One DP-SGD step: Poisson sampling, noise of ``noise_multiplier`` clipping norms, add-or-remove one record.
+    """One DP-SGD step: Poisson sampling, noise of `noise_multiplier` clipping norms, add-or-remove one record.
 
     What holds for a step of Opacus with Poisson sampling; batches of a shuffled loader are not covered.
     """
@@ -65,14 +65,14 @@ class SampledGaussian(Release):
     def loss_reach(self) -> float:
         if self.gaussian_mu is not None:
             return super().loss_reach
-        # Between the losses 12 deviations below the null's mean and above the shifted one's.
+        # Between the losses 12 standard deviations below the null's mean and above the shifted one's.
         q, wide, half = self.sample_rate, 12.0 * self._mu, 0.5 * self._mu * self._mu
         top = wide + half
         upper = math.log1p(q * math.expm1(top)) if top < 700.0 else top + math.log(q)
         return upper - math.log1p(q * math.expm1(-wide - half))
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """Mironov, Talwar and Zhang 2019, Section 3.3, for the worse direction; see ``_sampled_log_moment``."""
+        """Mironov, Talwar and Zhang 2019, Section 3.3, for the worse direction; see `_sampled_log_moment`."""
         order = checked_orders(orders)
         if self.gaussian_mu is not None:
             return Gaussian(self.gaussian_mu).rdp(order)
@@ -92,9 +92,9 @@ class SampledGaussian(Release):
 
 @dataclass(frozen=True)
 class RevealedGaussian(Release):
-    """A Gaussian release that happens with probability ``sample_rate``, where the output betrays whether it happened.
+    """A Gaussian release that happens with probability `sample_rate`, where the output betrays whether it happened.
 
-    Labels in direct training on private images (C, Algorithm 3): the images are public in this unit, so the update
+    Labels in direct training on private images (DPDFD, Algorithm 3): the images are public in this unit, so the update
     shows who took part and sampling amplifies nothing. A label moves its gradient by at most two norm bounds: mu =
     2/sigma. N of them have delta = sum over K of Bin(K; N, q) delta_GDP(sqrt(K) mu).
     """

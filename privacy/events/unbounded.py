@@ -17,7 +17,7 @@ __all__ = ["Unbounded"]
 
 @dataclass(frozen=True)
 class Unbounded(Release):
-    """A release that nothing bounds; ``reason`` is printed wherever the resulting ``inf`` is shown."""
+    """A release that nothing bounds; `reason` is printed wherever the resulting `inf` is shown."""
 
     kind: ClassVar[str] = "unbounded"
     reason: str

@@ -21,7 +21,7 @@ __all__ = ["DiscreteLaplaceVotes", "GaussianVotes", "LaplaceVotes", "ThresholdCh
 
 @dataclass(frozen=True)
 class GaussianVotes(Release):
-    """argmax(counts + N(0, noise_std^2)) over teachers on disjoint shards (Papernot et al. 2018; B's DGD+).
+    """argmax(counts + N(0, noise_std^2)) over teachers on disjoint shards (Papernot et al. 2018; DGD+).
 
     One record changes one teacher, so two counts move by one: L2 = sqrt(2), and argmax is post-processing of the noisy
     counts.
@@ -91,7 +91,7 @@ class ThresholdCheck(Release):
 
 @dataclass(frozen=True)
 class LaplaceVotes(Release):
-    """argmax(counts + Lap(scale)) over teachers on disjoint shards (Papernot et al. 2017; B, with scale 2/eps0).
+    """argmax(counts + Lap(scale)) over teachers on disjoint shards (Papernot et al. 2017; DGD, with scale 2/eps0).
 
     Two counts move by one: two Laplace mechanisms of unit shift, whatever the votes (data-independent).
 
@@ -137,8 +137,8 @@ class DiscreteLaplaceVotes(Release):
     """argmax(counts + integers of probability proportional to exp(-|x|/scale)): noise without low bits.
 
     Two counts move by one, and one step of the integers has a loss of exactly +1/scale or -1/scale: two randomized
-    responses between two answers (the binary mechanism that has the largest delta of all with that epsilon). So it
-    costs **more** than :class:`LaplaceVotes` of the same scale, whose loss may lie in between, though pure epsilon is
+    responses between two outcomes (the binary mechanism that has the largest delta of all with that epsilon). So it
+    costs **more** than `LaplaceVotes` of the same scale, whose loss may lie in between, though pure epsilon is
     the same.
 
     >>> DiscreteLaplaceVotes(40.0).pure_epsilon
@@ -172,7 +172,7 @@ class DiscreteLaplaceVotes(Release):
         return math.sqrt(2.0) * self._shift
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """Twice that of a randomized response between two answers, exact for the noisy counts."""
+        """Twice that of a randomized response between two outcomes, exact for the noisy counts."""
         return 2.0 * RandomizedResponse(self._shift, 2).rdp(orders)
 
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:

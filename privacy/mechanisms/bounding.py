@@ -1,4 +1,4 @@
-"""What is done to private rows before noise is added: pure tensor functions that bound their sensitivity."""
+"""What is done to private per-sample values before noise is added, so that their sensitivity is bounded."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["clip_per_sample", "keep_largest", "normalize_per_sample", "zero_non_
 
 
 def zero_non_finite_samples(rows: torch.Tensor) -> torch.Tensor:
-    """Replaces every row that holds a NaN or an infinity by zeros.
+    """Replaces every sample that holds a NaN or an infinity by zeros.
 
     A broken teacher output must neither stop the run nor be told apart from a working one: stopping is an answer that a
-    neighbouring data set might not have given. The row is noised and charged like any other.
+    neighbouring data set might not have given. The sample is noised and charged like any other.
 
     Args:
         rows: Shape (B, c).
@@ -27,7 +27,7 @@ def zero_non_finite_samples(rows: torch.Tensor) -> torch.Tensor:
 
 
 def keep_largest(rows: torch.Tensor, *, k: int) -> torch.Tensor:
-    """Sets all but the k entries of largest magnitude of each row to zero (D's M_k, on a gradient).
+    """Sets all but the k entries of largest magnitude of each sample to zero (DPSD's M_k, on a gradient).
 
     By magnitude: the largest by sign would leave out the teacher's own class, whose entry is negative.
 
@@ -43,17 +43,17 @@ def keep_largest(rows: torch.Tensor, *, k: int) -> torch.Tensor:
 
 
 def normalize_per_sample(rows: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
-    """C Algorithm 1 line 7: C·g/(‖g‖₂ + e) for each row; norms lie below C, a zero row stays zero.
+    """DPDFD Algorithm 1 line 7: C·g/(‖g‖₂ + e) for each sample; norms lie below C, a zero sample stays zero.
 
     In float64: in bfloat16 the norm was measured at 1.0067 C, which would break the sensitivity.
 
     Args:
         rows: Shape (B, c), finite.
         norm_bound: C.
-        stability: e, at least 0. With 0, a zero row still stays zero.
+        stability: e, at least 0. With 0, a zero sample still stays zero.
 
     Returns:
-        Shape (B, c), float64, row norms at most `norm_bound`.
+        Shape (B, c), float64, sample norms at most `norm_bound`.
     """
     peak, unit, length = _scaled(rows.detach().to(torch.float64))
     # C·g/(‖g‖ + e) with both parts divided by the largest entry, so that nothing overflows or vanishes.
@@ -61,22 +61,22 @@ def normalize_per_sample(rows: torch.Tensor, *, norm_bound: float, stability: fl
 
 
 def clip_per_sample(rows: torch.Tensor, *, norm_bound: float) -> torch.Tensor:
-    """g·min(1, C/‖g‖₂) for each row, the alternative that C's Fig. 2 compares with.
+    """g·min(1, C/‖g‖₂) for each sample, the alternative that DPDFD's Fig. 2 compares with.
 
     Args:
         rows: Shape (B, c), finite.
         norm_bound: C.
 
     Returns:
-        Shape (B, c), float64, row norms at most `norm_bound`.
+        Shape (B, c), float64, sample norms at most `norm_bound`.
     """
     return _at_most(rows.detach().to(torch.float64), norm_bound)
 
 
 def _scaled(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Largest entry (1 for a zero row), rows divided by it, and their norms (1 for a zero row): none can overflow."""
+    """Largest entry, samples divided by it, and their norms (1 for a zero sample): none can overflow."""
     peak = rows.abs().amax(dim=1, keepdim=True)
-    # Subnormal rows count as zero: a number over a tensor goes by way of the reciprocal, which would be infinite.
+    # Subnormal samples count as zero: a number over a tensor goes by way of the reciprocal, which would be infinite.
     usable = peak > torch.finfo(torch.float64).tiny
     peak = torch.where(usable, peak, torch.ones_like(peak))
     unit = torch.where(usable, rows / peak, torch.zeros_like(rows))

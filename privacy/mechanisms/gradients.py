@@ -1,9 +1,9 @@
 """How noised output gradients leave: one object for each way, which owns noise, sensitivity, price and words.
 
-Every way starts from rows ḡ of norm at most C (`GradientAnnotator` bounds them) and adds Gaussian noise. A teacher that
-was not trained privately may change *every* row because of one record, each by at most 2C; of an ensemble on disjoint
-shards one teacher's row of each image. C cancels in μ, which is the L2 distance that one record moves what is noised,
-divided by the standard deviation of the noise.
+Every way starts from per-sample gradients ḡ of norm at most C (`GradientAnnotator` bounds them) and adds Gaussian
+noise. A teacher that was not trained privately may change *every* gradient because of one record, each by at most 2C;
+of an ensemble on disjoint shards one teacher's gradient on each image. C cancels in μ, which is the L2 distance that
+one record moves what is noised, divided by the standard deviation of the noise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GradientMechanism(ABC):
 
     Attributes:
         name: What the setting `release` calls it.
-        of_ensemble: Whether it takes the rows of many teachers on disjoint shards.
+        of_ensemble: Whether it takes the gradients of many teachers on disjoint shards.
         source: Paper and equation.
     """
 
@@ -39,7 +39,7 @@ class GradientMechanism(ABC):
     @classmethod
     @abstractmethod
     def mu(cls, batch_size: int, noise_multiplier: float) -> float:
-        """μ of one call on B rows: what one record moves, over the standard deviation of the noise."""
+        """μ of one call on B samples: what one record moves, over the standard deviation of the noise."""
 
     @classmethod
     @abstractmethod
@@ -49,7 +49,7 @@ class GradientMechanism(ABC):
     @classmethod
     @abstractmethod
     def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
-        """Noises bounded rows.
+        """Adds noise to bounded gradients.
 
         Args:
             rows: Of norm at most C, shape (n, B, c), float64; n is 1 unless `of_ensemble`.
@@ -67,14 +67,14 @@ class GradientMechanism(ABC):
 
 
 class PerSample(GradientMechanism):
-    """ḡ_i + N(0, (σC/B)² I) for each row: what the accuracies of C and D need."""
+    """ḡ_i + N(0, (σC/B)² I) for each sample: what the accuracies of DPDFD and DPSD need."""
 
     name = "per_sample"
-    source = "C Algorithm 1, its noise on each row"
+    source = "DPDFD Algorithm 1, its noise on each sample"
 
     @classmethod
     def mu(cls, batch_size: int, noise_multiplier: float) -> float:
-        """B rows move by 2C each, against σC/B: √B·2B/σ."""
+        """B gradients move by 2C each, against σC/B: √B·2B/σ."""
         return math.sqrt(batch_size) * 2.0 * batch_size / noise_multiplier
 
     @classmethod
@@ -90,36 +90,36 @@ class PerSample(GradientMechanism):
     @classmethod
     def words(cls, noise_std: float) -> str:
         """See `GradientMechanism.words`."""
-        return f"each row with Gaussian noise of standard deviation sigma*C/B = {noise_std:.4g}*C per coordinate"
+        return f"each sample with Gaussian noise of standard deviation sigma*C/B = {noise_std:.4g}*C per coordinate"
 
 
 class PerSampleFull(PerSample):
-    """ḡ_i + N(0, σ²C² I) for each row."""
+    """ḡ_i + N(0, σ²C² I) for each sample."""
 
     name = "per_sample_full"
-    source = "D Algorithm 1"
+    source = "DPSD Algorithm 1"
 
     @classmethod
     def mu(cls, batch_size: int, noise_multiplier: float) -> float:
-        """B rows move by 2C each, against σC: √B·2/σ."""
+        """B gradients move by 2C each, against σC: √B·2/σ."""
         return math.sqrt(batch_size) * 2.0 / noise_multiplier
 
     @classmethod
     def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
-        """σ, on each row, or on the sum over teachers."""
+        """σ, on each sample, or on the sum over teachers."""
         return noise_multiplier
 
     @classmethod
     def words(cls, noise_std: float) -> str:
         """See `GradientMechanism.words`."""
-        return f"each row with Gaussian noise of standard deviation sigma*C = {noise_std:.4g}*C per coordinate"
+        return f"each sample with Gaussian noise of standard deviation sigma*C = {noise_std:.4g}*C per coordinate"
 
 
 class BatchMean(GradientMechanism):
-    """(1/B)(Σ ḡ_i + N(0, σ²C² I)), one vector for the batch: C Algorithm 1 as printed. It distils nothing."""
+    """(1/B)(Σ ḡ_i + N(0, σ²C² I)), one vector for the batch: DPDFD Algorithm 1 as printed. It distils nothing."""
 
     name = "batch_mean"
-    source = "C Algorithm 1 as printed"
+    source = "DPDFD Algorithm 1 as printed"
 
     @classmethod
     def mu(cls, batch_size: int, noise_multiplier: float) -> float:
@@ -133,7 +133,7 @@ class BatchMean(GradientMechanism):
 
     @classmethod
     def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
-        """See `GradientMechanism.release`; all rows are equal."""
+        """See `GradientMechanism.release`; all samples are equal."""
         batch = rows.shape[1]
         return (add_noise(rows[0].sum(dim=0), noise_std) / batch).repeat(batch, 1)
 
@@ -144,31 +144,32 @@ class BatchMean(GradientMechanism):
 
 
 class BatchMeanRows(PerSampleFull):
-    """(1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector for the batch: D Eq. 3 as printed. It distils nothing."""
+    """(1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector for the batch: DPSD Eq. 3 as printed. It distils nothing."""
 
     name = "batch_mean_rows"
-    source = "D Eq. 3 as printed"
+    source = "DPSD Eq. 3 as printed"
 
     @classmethod
     def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
-        """See `GradientMechanism.release`; all rows are equal."""
+        """See `GradientMechanism.release`; all samples are equal."""
         return add_noise(rows[0], noise_std).mean(dim=0, keepdim=True).repeat(rows.shape[1], 1)
 
     @classmethod
     def words(cls, noise_std: float) -> str:
         """See `GradientMechanism.words`."""
-        return "the batch mean of rows, each with Gaussian noise of standard deviation sigma*C per coordinate"
+        return "the batch mean of samples, each with Gaussian noise of standard deviation sigma*C per coordinate"
 
 
 class EnsembleSum(PerSampleFull):
-    """(1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) for each row, over n teachers on disjoint shards.
+    """(1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) for each sample, over n teachers on disjoint shards.
 
-    One teacher's row of each of B images moves by 2C, as every row of one teacher does in `PerSampleFull`: the same μ.
+    One teacher's gradient on each of B images moves by 2C, as every gradient of one teacher does in `PerSampleFull`:
+    the same μ.
     """
 
     name = "ensemble"
     of_ensemble = True
-    source = "C Algorithm 2, D Algorithm 2"
+    source = "DPDFD Algorithm 2, DPSD Algorithm 2"
 
     @classmethod
     def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
@@ -202,7 +203,7 @@ def gradient_mechanism(name: str) -> type[GradientMechanism]:
 
 
 def output_gradient_mu(release: str, batch_size: int, noise_scale: float) -> float:
-    """μ of one call on output gradients under record-level neighbours (C Algorithms 1, 2; D Eq. 3, Algorithm 2).
+    """μ of one call on output gradients under record-level neighbours (DPDFD Algorithms 1, 2; DPSD Eq. 3, Algorithm 2).
 
     Args:
         release: Name of the mechanism.

@@ -1,4 +1,4 @@
-"""Laplace noise on a VAE's latent codes (B Sec. III-E), where the ε₁ of B's theorem comes from."""
+"""Laplace noise on a VAE's latent codes (DGD Sec. III-E), where the ε₁ of DGD's theorem comes from."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["laplace_latents"]
 def laplace_latents(codes: torch.Tensor, *, epsilon: float, noise: NoiseSource) -> torch.Tensor:
     """Codes scaled into [-1, 1] per coordinate, plus Laplace noise of scale 2c/ε₁.
 
-    Two codes differ by at most 2 in each of c coordinates, so one row costs `LaplaceVector(2c, 2c/ε₁)`: ε₁ per row. B
-    counts it once for the whole set, which holds only if a private record touches one row; in B the rows are synthetic
-    and depend on the private baseline all together.
+    Two codes differ by at most 2 in each of c coordinates, so one sample costs `LaplaceVector(2c, 2c/ε₁)`: ε₁ per
+    sample. B counts it once for the whole set, which holds only if a private record touches one sample; in DGD the
+    samples are synthetic and depend on the private baseline all together.
 
     Args:
-        codes: Shape (N, c), c the width of the code. Rows beyond [-1, 1] are scaled back by their largest entry; rows
-            that are not finite become zeros.
+        codes: Shape (N, c), c the width of the code. Samples beyond [-1, 1] are scaled back by their largest entry;
+            samples that are not finite become zeros.
         epsilon: ε₁.
         noise: Where randomness comes from.
 

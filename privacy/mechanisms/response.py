@@ -1,4 +1,4 @@
-"""Randomized response on a teacher's label, over candidates that the student alone has chosen (A, D label switch)."""
+"""Randomized response on a teacher's label, over the student's own candidates (LabelDP, DPSD label switch)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORDS = 2**64
 
 
 def threshold_candidates(probabilities: torch.Tensor, *, threshold: float | None = None) -> torch.Tensor:
-    """A's candidate set: classes whose student probability exceeds a threshold, at least the two largest.
+    """LabelDP's candidate set: classes whose student probability exceeds a threshold, at least the two largest.
 
     Args:
         probabilities: The **student's**, shape (B, c).
@@ -37,7 +37,7 @@ def threshold_candidates(probabilities: torch.Tensor, *, threshold: float | None
 
 
 def top_k_candidates(scores: torch.Tensor, *, k: int) -> torch.Tensor:
-    """D's candidate set: the student's k largest outputs, exactly k per row.
+    """DPSD's candidate set: the student's k largest outputs, exactly k per row.
 
     Args:
         scores: The **student's** logits or probabilities, shape (B, c).
@@ -62,18 +62,18 @@ def randomized_response(
     """Answers with the label or another candidate; uniformly on the candidates where the label is none of them.
 
     A label r inside its set I, k = |I|, is kept with probability e^ε/(e^ε + k - 1), and each other member is given with
-    1/(e^ε + k - 1) (A's scan garbles the denominator). Over all pairs of labels, inside or not, the log-ratio is at
-    most ε: see `RandomizedResponse`. D's Eq. (5) would answer over all classes where r ∈ I, which tells r ∈ I outright:
-    not built, but for the verifier (`dpsd_eq5_table`).
+    1/(e^ε + k - 1) (LabelDP's scan garbles the denominator). Over all pairs of labels, inside or not, the log-ratio is
+    at most ε: see `RandomizedResponse`. DPSD's Eq. (5) would answer over all classes where r ∈ I, which tells r ∈ I
+    outright: not built, but for the verifier (`dpsd_eq5_table`).
 
     Args:
         labels: r, the teacher's decisions, shape (B,), int64. **Private.**
         candidates: I, shape (B, c), bool; must not depend on the teacher.
-        epsilon: Of one answer, finite and at least 0.
+        epsilon: Of one response, finite and at least 0.
         noise: Where randomness comes from.
 
     Returns:
-        Answers, shape (B,), int64, on the device of `labels`.
+        Responses, shape (B,), int64, on the device of `labels`.
 
     Raises:
         ValueError: Shapes, an ε that has no meaning, labels out of range, or a set of fewer than two candidates.
@@ -106,7 +106,7 @@ def keep_threshold(epsilon: float, num_candidates: int) -> int:
     """Largest T for which keeping a label with probability T/2**64 among k candidates is ε-private, less a margin.
 
     The ratio that must not exceed e^ε is (T/2**64) / ((1 - T/2**64)/(k - 1)); e^ε is taken 1e-12 low, more than its
-    rounding. Below ε = 1e-11 answers are uniform, to within k/2**64.
+    rounding. Below ε = 1e-11 responses are uniform, to within k/2**64.
 
     >>> keep_threshold(1.0, 2) / 2**64
     0.731058578629808...

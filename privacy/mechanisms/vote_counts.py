@@ -1,4 +1,4 @@
-"""Noisy votes of an ensemble on disjoint shards (B; Papernot et al. 2017, 2018). One record moves two counts by 1."""
+"""Noisy votes of an ensemble on disjoint shards (DGD; Papernot et al. 2017, 2018). One record moves two counts by 1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["REJECTED", "VoteNoise", "confident_votes", "noisy_votes", "vote_coun
 VoteNoise = Literal["laplace", "discrete_laplace", "gaussian"]
 
 REJECTED = -1
-"""Answer to a query on which the teachers do not agree enough."""
+"""Response to a query on which the teachers do not agree enough."""
 
 
 def vote_counts(decisions: torch.Tensor, *, num_classes: int) -> torch.Tensor:
@@ -43,9 +43,9 @@ def vote_counts(decisions: torch.Tensor, *, num_classes: int) -> torch.Tensor:
 def noisy_votes(counts: torch.Tensor, *, kind: VoteNoise, scale: float, noise: NoiseSource) -> torch.Tensor:
     """argmax(counts + noise) for each query.
 
-    `laplace` with scale b = 2/ε₀ is B Eq. 3 (`LaplaceVotes`); `discrete_laplace` is the same on the integers, without
+    `laplace` with scale b = 2/ε₀ is DGD Eq. 3 (`LaplaceVotes`); `discrete_laplace` is the same on the integers, without
     floating-point low bits, and costs a little more (`DiscreteLaplaceVotes`); `gaussian` is GNMax (`GaussianVotes`),
-    which B calls DGD+.
+    which DGD calls DGD+.
 
     Args:
         counts: Shape (N, c), int64. **Private.**
@@ -72,8 +72,8 @@ def confident_votes(
 ) -> torch.Tensor:
     """Confident-GNMax (Papernot et al. 2018, Algorithm 1): answers only where the largest count passes a noisy bar.
 
-    Every check costs `ThresholdCheck(threshold_std)`, rejected ones too, and every answer `GaussianVotes(noise_std)`
-    on top. How many answers there will be depends on the private data: charge under a budget that was fixed before.
+    Every check costs `ThresholdCheck(threshold_std)`, rejected ones too, and every response `GaussianVotes(noise_std)`
+    on top. How many responses there will be depends on the private data: charge under a budget that was fixed before.
 
     Args:
         counts: Shape (N, c), int64. **Private.**
@@ -86,8 +86,8 @@ def confident_votes(
         Labels, shape (N,), int64; `REJECTED` (-1) where nothing is answered.
 
     Raises:
-        ValueError: Counts that are no (N, c) integers, a deviation that is not positive and finite, or a threshold that
-            is not finite.
+        ValueError: Counts that are no (N, c) integers, a standard deviation that is not positive and finite, or a
+            threshold that is not finite.
     """
     _check_counts(counts)
     if not math.isfinite(threshold):

@@ -52,7 +52,7 @@ class NoisyVote(ABC):
     @classmethod
     @abstractmethod
     def claim(cls, scale: float, *, latent_epsilon: float | None) -> Claim:
-        """What the paper counts for one label; ε₁ of the latent codes' noise is part of B's formula alone."""
+        """What the paper counts for one label; ε₁ of the latent codes' noise is part of DGD's formula alone."""
 
     @classmethod
     @abstractmethod
@@ -66,9 +66,7 @@ class NoisyVote(ABC):
 
 
 class _Laplacian(NoisyVote):
-    published_source = (
-        "B (discriminative-generative distillation), Sec. III-E: N eps0^2 + eps0 sqrt(-2 N log delta) + eps1"
-    )
+    published_source = "DGD (Ge et al. 2023), Sec. III-E: N eps0^2 + eps0 sqrt(-2 N log delta) + eps1"
 
     @classmethod
     def claim(cls, scale: float, *, latent_epsilon: float | None) -> Claim:
@@ -82,7 +80,7 @@ class _Laplacian(NoisyVote):
 
 
 class LaplaceVote(_Laplacian):
-    """counts + Lap(b): B Eq. 3."""
+    """counts + Lap(b): DGD Eq. 3."""
 
     name = "laplace"
     source = (
@@ -133,11 +131,11 @@ class DiscreteLaplaceVote(_Laplacian):
 
 
 class GaussianVote(NoisyVote):
-    """counts + N(0, σ²): GNMax, which B calls DGD+."""
+    """counts + N(0, σ²): GNMax, which DGD calls DGD+."""
 
     name = "gaussian"
     source = "Gaussian mechanism on counts that move by sqrt(2) (Papernot et al. 2018); exact composition"
-    published_source = "Papernot et al. 2018, Proposition 8 (RDP of noisy votes), which B takes for DGD+; without eps1"
+    published_source = "Papernot et al. 2018, Proposition 8 (RDP of noisy votes), taken by DGD for DGD+; without eps1"
     data_dependent = True
 
     @classmethod
@@ -172,7 +170,7 @@ class ConfidentVote(GaussianVote):
     name = "confident"
     source = (
         "Gaussian mechanisms on the largest count (moves by 1) and on the counts (by sqrt(2)), Papernot et al. 2018; "
-        "exact composition of all checks and of the most answers that were allowed before the first"
+        "exact composition of all checks and of the most responses that were allowed before the first"
     )
 
     @classmethod

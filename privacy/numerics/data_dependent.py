@@ -19,7 +19,7 @@ def gnmax_log_error(counts: ArrayLike, noise_std: float) -> float:
 
     Args:
         counts: votes per class, shape (classes,).
-        noise_std: deviation of the noise on each count.
+        noise_std: standard deviation of the noise on each count.
     """
     votes = np.asarray(counts, dtype=np.float64)
     if votes.ndim != 1 or votes.size < 2 or not np.all(np.isfinite(votes)) or np.any(votes < 0):
@@ -39,11 +39,11 @@ def gnmax_data_dependent_rdp(counts: ArrayLike, noise_std: float, orders: ArrayL
 
     Args:
         counts: votes per class, shape (classes,).
-        noise_std: deviation of the noise on each count.
+        noise_std: standard deviation of the noise on each count.
         orders: orders above 1.
 
     Returns:
-        Bounds, shape of ``orders``.
+        Bounds, shape of `orders`.
 
     >>> gnmax_data_dependent_rdp([200, 30, 20, 0, 0, 0, 0, 0, 0, 0], 40.0, [2.0, 8.0])
     array([0.00087966, 0.00108564])

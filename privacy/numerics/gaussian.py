@@ -67,17 +67,17 @@ def _log_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """The exact delta of a mu-GDP mechanism at ``epsilon``.
+    """The exact delta of a mu-GDP mechanism at `epsilon`.
 
     Args:
-        mu: L2 sensitivity divided by noise deviation; composed releases add their squares. 0 to inf.
+        mu: L2 sensitivity over the noise's standard deviation; composed releases add their squares. 0 to inf.
         epsilon: natural-log privacy parameter, 0 to inf.
 
     Returns:
         delta in [0, 1].
 
     Raises:
-        ValueError: if ``mu`` or ``epsilon`` is negative or not a number.
+        ValueError: if `mu` or `epsilon` is negative or not a number.
 
     >>> f"{gaussian_delta(78.2, 3388.1):.5e}"
     '1.12489e-05'
@@ -98,17 +98,17 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """The smallest epsilon at which a mu-GDP mechanism is (epsilon, delta)-DP.
 
-    Rounded up by 1e-12 relative, so that ``gaussian_delta(mu, gaussian_epsilon(mu, delta)) <= delta``.
+    Rounded up by 1e-12 relative, so that `gaussian_delta(mu, gaussian_epsilon(mu, delta)) <= delta`.
 
     Args:
-        mu: L2 sensitivity divided by noise deviation; composed releases add their squares. 0 to inf.
+        mu: L2 sensitivity over the noise's standard deviation; composed releases add their squares. 0 to inf.
         delta: failure probability in (0, 1).
 
     Returns:
-        epsilon, 0 where delta alone suffices, inf for an infinite ``mu``.
+        epsilon, 0 where delta alone suffices, inf for an infinite `mu`.
 
     Raises:
-        ValueError: if ``mu`` is negative or not a number, or ``delta`` is outside (0, 1).
+        ValueError: if `mu` is negative or not a number, or `delta` is outside (0, 1).
 
     >>> round(gaussian_epsilon((2 * 0.02) ** 0.5, 1e-5), 6)
     0.725522
@@ -131,12 +131,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The largest mu for which mu-GDP implies (epsilon, delta)-DP: the inverse of :func:`gaussian_epsilon`.
+    """The largest mu for which mu-GDP implies (epsilon, delta)-DP: the inverse of `gaussian_epsilon`.
 
-    Rounded down by 1e-12 relative, so that spending all of it never exceeds ``epsilon``.
+    Rounded down by 1e-12 relative, so that spending all of it never exceeds `epsilon`.
 
     Raises:
-        ValueError: if ``epsilon`` is negative or not a number, or ``delta`` is outside (0, 1).
+        ValueError: if `epsilon` is negative or not a number, or `delta` is outside (0, 1).
 
     >>> round(gaussian_mu(gaussian_epsilon(0.5, 1e-6), 1e-6), 9)
     0.5

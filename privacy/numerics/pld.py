@@ -48,7 +48,7 @@ _MAX_POINTS = 1 << 24
 
 @dataclass(frozen=True, eq=False)
 class LossDistribution:
-    """Masses of a privacy loss on the grid ``interval * (offset + i)``, and the mass of an infinite loss.
+    """Masses of a privacy loss on the grid `interval * (offset + i)`, and the mass of an infinite loss.
 
     Attributes:
         interval: grid spacing, natural-log units.
@@ -77,7 +77,7 @@ class LossDistribution:
         return self.interval * (self.offset + np.arange(self.masses.size, dtype=np.float64))
 
     def delta(self, epsilon: float) -> float:
-        """Hockey-stick divergence at ``epsilon``."""
+        """Hockey-stick divergence at `epsilon`."""
         losses = self.losses
         above = losses > epsilon
         return min(1.0, self.infinite + float(self.masses[above] @ -np.expm1(epsilon - losses[above])))
@@ -163,7 +163,7 @@ def gaussian_loss(mu: float, interval: float) -> LossDistribution:
 
 
 def revealed_gaussian_loss(mu: float, sample_rate: float, interval: float) -> LossDistribution:
-    """Loss 0 with probability 1 - ``sample_rate``, that of a Gaussian otherwise."""
+    """Loss 0 with probability 1 - `sample_rate`, that of a Gaussian otherwise."""
     return _normal_bins(interval, mu, sample_rate)
 
 
@@ -183,7 +183,7 @@ def _normal_bins(interval: float, mu: float, rate: float) -> LossDistribution:
 
 
 def laplace_loss(shift: float, interval: float) -> LossDistribution:
-    """Lap(0, 1) against Lap(``shift``, 1): atoms at both ends +-shift, a density in between."""
+    """Lap(0, 1) against Lap(`shift`, 1): atoms at both ends +-shift, a density in between."""
     low, high = math.floor(-shift / interval) - 1, math.ceil(shift / interval)
     edges = np.clip(interval * np.arange(low, high + 1, dtype=np.float64), -shift, shift)
     masses = np.zeros(edges.size)
@@ -288,10 +288,10 @@ class _Tilted:
 
 
 def compose_delta(parts: Sequence[tuple[LossDistribution, int]], epsilon: float) -> float:
-    """delta at ``epsilon`` of all parts together, each as often as its count says. An upper bound.
+    """delta at `epsilon` of all parts together, each as often as its count says. An upper bound.
 
     Raises:
-        ValueError: if the parts do not share one grid, or a count or ``epsilon`` is negative.
+        ValueError: if the parts do not share one grid, or a count or `epsilon` is negative.
     """
     epsilon = check_nonnegative("epsilon", epsilon)
     kept = _checked(parts)
@@ -308,10 +308,10 @@ def compose_delta(parts: Sequence[tuple[LossDistribution, int]], epsilon: float)
 
 
 def compose_epsilon(parts: Sequence[tuple[LossDistribution, int]], delta: float) -> float:
-    """epsilon at ``delta`` of all parts together, each as often as its count says. An upper bound.
+    """epsilon at `delta` of all parts together, each as often as its count says. An upper bound.
 
     Raises:
-        ValueError: if the parts do not share one grid, a count is negative, or ``delta`` is outside (0, 1).
+        ValueError: if the parts do not share one grid, a count is negative, or `delta` is outside (0, 1).
 
     >>> answer = atoms(1.0, [1.0, 0.0, -1.0], [0.5, 0.5 - 0.5 / math.e, 0.5 / math.e])
     >>> compose_epsilon([(answer, 100)], 1e-5) < 100.0
@@ -407,9 +407,9 @@ def _tilt(parts: Sequence[tuple[LossDistribution, int]], theta: float) -> _Tilte
     base = _log_mgf(parts, theta)
     low_index = sum(count * part.offset for part, count in parts)
     high_index = sum(count * (part.offset + part.masses.size - 1) for part, count in parts)
-    deviation = interval * math.sqrt(variance)
+    std = interval * math.sqrt(variance)
     if high_index - low_index >= 4096:
-        scales = np.geomspace(0.05, 50.0, 25) / max(deviation, interval)
+        scales = np.geomspace(0.05, 50.0, 25) / max(std, interval)
         upper = min((_log_mgf(parts, theta + t) - base - _LOG_WINDOW_TAIL) / t for t in scales)
         lower = max(-(_log_mgf(parts, theta - t) - base - _LOG_WINDOW_TAIL) / t for t in scales)
         low_index = max(low_index, math.floor(lower / interval))
@@ -435,7 +435,7 @@ def _tilt(parts: Sequence[tuple[LossDistribution, int]], theta: float) -> _Tilte
 
 
 def convolve_copies(loss: LossDistribution, count: int) -> LossDistribution:
-    """The loss of ``count`` independent releases of one kind."""
+    """The loss of `count` independent releases of one kind."""
     if count == 1:
         return loss
     half = convolve_pair(convolve_copies(loss, count // 2))

@@ -1,7 +1,7 @@
 """From Renyi differential privacy to (epsilon, delta).
 
 Every order gives a valid bound, so a search over orders can only tighten it and never has to be exact. The conversion
-is Canonne, Kamath and Steinke 2020, Proposition 12 (also Asoodeh et al. 2020; paper C, Theorem 1):
+is Canonne, Kamath and Steinke 2020, Proposition 12 (also Asoodeh et al. 2020; DPDFD, Theorem 1):
 
     epsilon = rdp(l) + log((l - 1)/l) - (log delta + log l)/(l - 1),      l > 1.
 """
@@ -95,7 +95,7 @@ def rdp_curve_epsilon(
     low: float = 1e-3,
     high: float = 1e7,
 ) -> float:
-    """epsilon of any curve, by three nested logarithmic grids over l - 1 between ``low`` and ``high``."""
+    """epsilon of any curve, by three nested logarithmic grids over l - 1 between `low` and `high`."""
     a, b = math.log(low), math.log(high)
     best = math.inf
     for _ in range(3):
@@ -111,7 +111,7 @@ def rdp_curve_epsilon(
 
 
 def laplace_rdp(shift: float, order: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Renyi divergence of two Laplace distributions of scale 1 whose centres are ``shift`` apart (Mironov 2017)."""
+    """Renyi divergence of two Laplace distributions of scale 1 whose centres are `shift` apart (Mironov 2017)."""
     if math.isinf(shift):
         return np.full_like(order, np.inf)
     upper = np.log(order / (2.0 * order - 1.0)) + (order - 1.0) * shift

@@ -1,8 +1,8 @@
 """What a paper's theorem counts for one release: the published figure as a pure function of counts.
 
-A claim is the paper's, not a guarantee (see :mod:`privacy.published` for what each leaves out). Claims of one theorem
+A claim is the paper's, not a guarantee (see `privacy.published` for what each leaves out). Claims of one theorem
 compose as that theorem composes them; what no single theorem covers together has no published figure, and reads
-``inf``.
+`inf`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REGISTRY: dict[str, type[Claim]] = {}
 
 @dataclass(frozen=True)
 class Claim(ABC):
-    """One paper's price of one release; ``source`` names paper and theorem."""
+    """One paper's price of one release; `source` names paper and theorem."""
 
     kind: ClassVar[str]
     source: str
@@ -37,13 +37,13 @@ class Claim(ABC):
             raise ValueError(f"source must name paper and theorem, got {self.source!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; ``claim_from_dict`` is the inverse."""
+        """Plain values for JSON; `claim_from_dict` is the inverse."""
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
 
 @dataclass(frozen=True)
 class RdpSlope(Claim):
-    """A release whose Renyi curve the theorem takes as ``slope`` times the order (C Theorem 3, D Theorem 1)."""
+    """A release whose Renyi curve the theorem takes as `slope` times the order (DPDFD Theorem 3, DPSD Theorem 1)."""
 
     kind: ClassVar[str] = "rdp_slope"
     slope: float
@@ -55,7 +55,7 @@ class RdpSlope(Claim):
 
 @dataclass(frozen=True)
 class NoisyVotes(Claim):
-    """One noisy vote of B's privacy analysis; ``epsilon1``, the latent codes' price, is paid once for the whole run."""
+    """One noisy vote of DGD's privacy analysis; `epsilon1`, the latent codes' price, is paid once for the whole run."""
 
     kind: ClassVar[str] = "noisy_votes"
     epsilon0: float
@@ -69,7 +69,7 @@ class NoisyVotes(Claim):
 
 @dataclass(frozen=True)
 class WholeRun(Claim):
-    """The theorem states one epsilon for the whole run, however many answers are drawn (A; D's label switch)."""
+    """The theorem states one epsilon for the whole run, however many responses (LabelDP; DPSD's label switch)."""
 
     kind: ClassVar[str] = "whole_run"
     epsilon: float
@@ -80,7 +80,7 @@ class WholeRun(Claim):
 
 
 def claim_from_dict(data: Mapping[str, Any]) -> Claim:
-    """Rebuild a claim from ``to_dict``.
+    """Rebuild a claim from `to_dict`.
 
     Raises:
         ValueError: if the kind is unknown or the fields do not fit it.
@@ -97,10 +97,10 @@ def claim_from_dict(data: Mapping[str, Any]) -> Claim:
 
 
 def published_epsilon(counts: Mapping[Claim, int], delta: float) -> float:
-    """The papers' figure for a run: 0 for nothing, ``inf`` where no single theorem covers all claims together.
+    """The papers' figure for a run: 0 for nothing, `inf` where no single theorem covers all claims together.
 
     Raises:
-        ValueError: on a negative or fractional count, or ``delta`` outside (0, 1).
+        ValueError: on a negative or fractional count, or `delta` outside (0, 1).
 
     >>> step = RdpSlope("C Theorem 3", 2 * (1e-3 / 100) ** 2 * 10 * 256)
     >>> round(published_epsilon({step: 200}, 1e-5), 4)
@@ -123,7 +123,7 @@ def published_epsilon(counts: Mapping[Claim, int], delta: float) -> float:
     slopes = [(claim.slope, count) for claim, count in kept.items() if isinstance(claim, RdpSlope)]
     if slopes:
         return rdp_slope_epsilon(math.fsum(slope * count for slope, count in slopes), delta)
-    # B counts some uses of private models for nothing; they are no votes either.
+    # DGD counts some uses of private models for nothing; they are no votes either.
     free = {claim for claim in kept if isinstance(claim, NoisyVotes) and not claim.epsilon0 and not claim.epsilon1}
     kept = {claim: count for claim, count in kept.items() if claim not in free}
     if len(kept) != 1:

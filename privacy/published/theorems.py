@@ -1,9 +1,8 @@
-"""What the papers' own theorems give, to the letter.
+"""What the papers' own theorems give, as printed.
 
 These are the figures that the papers' tables are indexed by. They are claims of the papers, **not** guarantees of this
 project: each docstring says what the claim leaves out. The figure that holds for the data a teacher was trained on is
-    the
-record-level one of :mod:`privacy.accounting.composition`.
+record-level one of `privacy.accounting.composition`.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from privacy.numerics.rdp import rdp_slope_epsilon
 
 
 def dpdfd_rdp_slope(norm_bound: float, num_classes: int, batch_size: int, noise_scale: float) -> float:
-    """Slope in the order of the RDP that paper C, Theorem 3, counts for one step: 2 C^2 c B / sigma^2.
+    """Slope in the order of the RDP that DPDFD, Theorem 3, counts for one step: 2 C^2 c B / sigma^2.
 
     Raises:
-        ValueError: if ``norm_bound`` or ``noise_scale`` is not positive, or a count is below 1.
+        ValueError: if `norm_bound` or `noise_scale` is not positive, or a count is below 1.
     """
     bound = check_positive("norm_bound", norm_bound)
     sigma = check_positive("noise_scale", noise_scale, infinite=True)
@@ -30,25 +29,25 @@ def dpdfd_rdp_slope(norm_bound: float, num_classes: int, batch_size: int, noise_
 def published_dpdfd_epsilon(
     norm_bound: float, num_classes: int, batch_size: int, steps: int, noise_scale: float, delta: float
 ) -> float:
-    """Paper C (DPDFD), Theorem 3: epsilon after ``steps`` steps, at the best real order.
+    """DPDFD, Theorem 3: epsilon after `steps` steps, at the best real order.
 
     With a = 2 C^2 c B T / sigma^2 the claim is min over l > 1 of a l + log((l-1)/l) - (log delta + log l)/(l-1).
 
-    **What it does not bound.** It keeps C^2 although the noise itself has deviation sigma C, and counts as if one
-    record touched one row of one batch. A teacher that was not trained privately may change on every row of every
-    batch, so the record-level figure is larger by orders of magnitude: where this function gives 0.0456, it is 28.8
-    (noise sigma C on every row) or 676 029 (noise sigma C / B on every row).
+    **What it does not bound.** It keeps C^2 although the noise itself has standard deviation sigma C, and counts as if
+    one record touched one sample of one batch. A teacher that was not trained privately may change on every sample of
+    every batch, so the record-level figure is larger by orders of magnitude: where this function gives 0.0456, it is
+    28.8 (noise sigma C on every sample) or 676 029 (noise sigma C / B on every sample).
 
     Args:
         norm_bound: C, the norm to which output gradients are normalised.
         num_classes: c.
-        batch_size: B, rows in a batch.
+        batch_size: B, samples in a batch.
         steps: T, steps of the whole procedure.
         noise_scale: sigma.
         delta: failure probability in (0, 1).
 
     Raises:
-        ValueError: on non-positive parameters or ``delta`` outside (0, 1).
+        ValueError: on non-positive parameters or `delta` outside (0, 1).
 
     >>> round(published_dpdfd_epsilon(1e-3, 10, 256, 200, 100.0, 1e-5), 4)
     0.0456
@@ -60,9 +59,9 @@ def published_dpdfd_epsilon(
 def published_dpsd_data_epsilon(
     norm_bound: float, num_classes: int, batch_size: int, steps: int, noise_scale: float, delta: float
 ) -> float:
-    """Paper D (DPSD), Theorem 1, data-sensitive switch: the expression of paper C's Theorem 3 with beta for C.
+    """DPSD, Theorem 1, data-sensitive switch: the expression of DPDFD's Theorem 3 with beta for C.
 
-    **What it does not bound**: the same as :func:`published_dpdfd_epsilon`. Nor does it price a top-k mask computed
+    **What it does not bound**: the same as `published_dpdfd_epsilon`. Nor does it price a top-k mask computed
     from the teacher's gradient, or a discriminator that is the teacher itself (DPSD-T).
 
     >>> round(published_dpsd_data_epsilon(1e-3, 10, 256, 200, 100.0, 1e-5), 4)
@@ -72,10 +71,10 @@ def published_dpsd_data_epsilon(
 
 
 def published_labeldp_epsilon(epsilon: float) -> float:
-    """Paper A (DP-DFD), selective randomized response: epsilon of one answer stands for the whole run.
+    """LabelDP, selective randomized response: epsilon of one response stands for the whole run.
 
-    **What it does not bound.** It is label-DP of one answer, in the teacher's label of one synthetic image. A private
-    record can change the teacher and with it all N answers (see ``randomized_response_epsilon``); and a generator
+    **What it does not bound.** It is label-DP of one response, in the teacher's label of one synthetic image. A private
+    record can change the teacher and with it all N responses (see `randomized_response_epsilon`); and a generator
     trained against the private teacher leaks without any bound.
 
     >>> published_labeldp_epsilon(1.0)
@@ -85,10 +84,10 @@ def published_labeldp_epsilon(epsilon: float) -> float:
 
 
 def published_dpsd_label_epsilon(epsilon: float) -> float:
-    """Paper D (DPSD), Theorem 2, label-sensitive switch: epsilon of one answer stands for the whole run.
+    """DPSD, Theorem 2, label-sensitive switch: epsilon of one response stands for the whole run.
 
-    **What it does not bound**: all that paper A's does not, and D's Eq. (5) as printed at any epsilon (it answers
-    outside the candidate set only if the teacher's label lies inside). The claim belongs to D's Algorithm 2.
+    **What it does not bound**: all that LabelDP's does not, and DPSD's Eq. (5) as printed at any epsilon (it answers
+    outside the candidate set only if the teacher's label lies inside). The claim belongs to DPSD's Algorithm 2.
 
     >>> published_dpsd_label_epsilon(2.0)
     2.0
@@ -97,9 +96,9 @@ def published_dpsd_label_epsilon(epsilon: float) -> float:
 
 
 def published_dgd_epsilon(num_queries: int, epsilon0: float, delta: float, epsilon1: float = 0.0) -> float:
-    """Paper B (DGD), its theorem on noisy votes: N e0^2 + e0 sqrt(-2 N log delta) + e1.
+    """DGD, its theorem on noisy votes: N e0^2 + e0 sqrt(-2 N log delta) + e1.
 
-    **What it does not bound.** The baseline classifier that guides B's generator is fitted to all private records
+    **What it does not bound.** The baseline classifier that guides DGD's generator is fitted to all private records
     without noise. And the paper states 1.00 for 27 and 10.0 for 1300 queries at e0 = 1/20, where its formula gives
     1.3142 and 11.9007: this function returns the formula.
 
@@ -110,7 +109,7 @@ def published_dgd_epsilon(num_queries: int, epsilon0: float, delta: float, epsil
         epsilon1: privacy parameter of the noise on the latent codes; 0 where there is none.
 
     Raises:
-        ValueError: on negative parameters or ``delta`` outside (0, 1).
+        ValueError: on negative parameters or `delta` outside (0, 1).
 
     >>> round(published_dgd_epsilon(400, 1 / 20, 1e-5), 4)
     5.7985

@@ -35,8 +35,8 @@ def methods_table() -> str:
     dp = released({SampledGaussian(1.0, 0.01): 1000})
     rows: list[tuple[str, Bound | None, Bound | None, Bound | None]] = [
         (
-            f"C, D data switch: `per_sample`, σ={_SIGMA:g}, {_STEPS} steps of {_ROWS} (generator against the student, "
-            "or prior)",
+            f"DPDFD, DPSD data switch: `per_sample`, σ={_SIGMA:g}, {_STEPS} steps of {_ROWS} (generator against the "
+            "student, or prior)",
             _gradients("per_sample"),
             None,
             post_processing(_gradients("per_sample"), dp),
@@ -60,56 +60,56 @@ def methods_table() -> str:
             None,
         ),
         (
-            "D label switch: 1000 answers at ε=1, k=10",
+            "DPSD label switch: 1000 responses at ε=1, k=10",
             _answers(1000, 10),
             _answers(1000, 10),
             post_processing(_answers(1000, 10), dp),
         ),
         (
-            "D, DPSD-T (generator against the teacher)",
+            "DPSD-T (generator against the teacher)",
             composed(unbounded(_GENERATOR), _answers(1000, 10)),
             None,
             post_processing(composed(unbounded(_GENERATOR), _answers(1000, 10)), dp),
         ),
         (
-            "A with its generator (against the teacher): 1000 answers at ε=1, k from 2",
+            "LabelDP with its generator (against the teacher): 1000 responses at ε=1, k from 2",
             composed(unbounded(_GENERATOR), _answers(1000, 2)),
             None,
             post_processing(composed(unbounded(_GENERATOR), _answers(1000, 2)), dp),
         ),
         (
-            "A on a prior, or with the generator against the student",
+            "LabelDP on a prior, or with the generator against the student",
             _answers(1000, 2),
             None,
             post_processing(_answers(1000, 2), dp),
         ),
         (
-            "B, votes on a prior: 400 queries, Laplace b=40",
+            "DGD, votes on a prior: 400 queries, Laplace b=40",
             None,
             released({LaplaceVotes(40.0): 400}),
             None,
         ),
-        ("B, votes on a prior: 100 queries, Gaussian σ=40", None, released({GaussianVotes(40.0): 100}), None),
+        ("DGD, votes on a prior: 100 queries, Gaussian σ=40", None, released({GaussianVotes(40.0): 100}), None),
         (
-            "B, confident votes: 1000 checks σ=150, 300 answers σ=40",
+            "DGD, confident votes: 1000 checks σ=150, 300 responses σ=40",
             None,
             released({ThresholdCheck(150.0): 1000, GaussianVotes(40.0): 300}),
             None,
         ),
         (
-            "B as published: generator against a baseline on all data, 400 Laplace votes",
+            "DGD as published: generator against a baseline on all data, 400 Laplace votes",
             None,
             composed(unbounded("baseline trained without privacy"), released({LaplaceVotes(40.0): 400})),
             composed(dp, released({LaplaceVotes(40.0): 400})),
         ),
         (
-            "C Algorithm 3, direct training on private images, for records",
+            "DPDFD Algorithm 3, direct training on private images, for records",
             unbounded("private images enter the Jacobian"),
             None,
             None,
         ),
         (
-            "C Algorithm 3, for labels only: σ=2, q=0.01, 1000 steps",
+            "DPDFD Algorithm 3, for labels only: σ=2, q=0.01, 1000 steps",
             released({RevealedGaussian(1.0, 0.01): 1000}),
             None,
             None,
@@ -128,16 +128,16 @@ def papers_table() -> str:
     for norm_bound, steps in ((1e-3, 59681), (5e-3, 139273)):
         published = published_dpdfd_epsilon(norm_bound, 10, _ROWS, steps, _SIGMA, DELTA)
         for release in releases:
-            name = f"C, D data switch, C={norm_bound:g}, T={steps:,}, `{release}`"
+            name = f"DPDFD, DPSD data switch, C={norm_bound:g}, T={steps:,}, `{release}`"
             rows.append((name, published, _gradients(release, steps)))
     rows += [
-        ("A, D label switch, ε=1, 10 000 labels drawn once, k=10", 1.0, _answers(10_000, 10)),
-        ("A, ε=1, 10 000 labels, k from 2", 1.0, _answers(10_000, 2)),
+        ("LabelDP, DPSD label switch, ε=1, 10 000 labels drawn once, k=10", 1.0, _answers(10_000, 10)),
+        ("LabelDP, ε=1, 10 000 labels, k from 2", 1.0, _answers(10_000, 2)),
     ]
     for queries in (27, 400, 1000, 1300):
         published = published_dgd_epsilon(queries, 1 / 20, DELTA)
         votes = released({LaplaceVotes(40.0): queries})
-        rows.append((f"B, {queries} Laplace votes, b=40, without the baseline", published, votes))
+        rows.append((f"DGD, {queries} Laplace votes, b=40, without the baseline", published, votes))
     lines = ["| run | published ε (a claim) | record-level ε (a bound) |", "|---|---:|---:|"]
     lines += [
         f"| {name} | {_claim(published)} | {short_figure(bound.epsilon(DELTA))} |" for name, published, bound in rows

@@ -39,7 +39,7 @@ def test_inputs_are_what_the_function_makes_of_each_image(records: ImageDataset)
     assert torch.equal(one, inputs[1]) and torch.equal(label, labels[1])
     # By a tensor as by a list.
     assert torch.equal(mapped.__getitems__(torch.tensor([3, 1400, 3]))[0], inputs)
-    # A twin whose rows are out of step is another set of records.
+    # A mutant whose rows are out of step is another set of records.
     assert not torch.equal(MappedRecords(mapped.inputs.roll(1, dims=0), mapped.labels).__getitems__([3])[0], inputs[:1])
 
 
@@ -94,7 +94,7 @@ def test_taking_a_record_out_changes_the_features_of_its_shard_alone(records: Im
     owner = int(shard_of(records.ids, num_shards=N)[position])
     assert changed(first.mapped(OfTheCall()), second.mapped(OfTheCall())) == [owner]
 
-    # The twin asks about all shards in one call.
+    # The mutant asks about all shards in one call.
     def at_once(shards: ShardedRecords) -> ShardedRecords:
         assert isinstance(shards.records, ImageDataset)
         return ShardedRecords(MappedRecords.of(shards.records, OfTheCall(), piece=10_000), shards.starts)

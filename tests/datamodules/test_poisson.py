@@ -86,7 +86,7 @@ def test_a_batch_larger_than_the_data_is_refused() -> None:
 
 
 def test_no_record_is_likelier_than_the_analysis_says() -> None:
-    """The words just above and below the threshold; the twin rounds the coin down, as the code once did."""
+    """The words just above and below the threshold; the mutant rounds the coin down, as the code once did."""
     rate = 1 / 3
     exact = Fraction(rate) * 2**64
     words = np.array([int(exact) - 1, int(exact), int(exact) + 1], dtype=np.uint64)

@@ -296,7 +296,7 @@ def test_gradients_that_are_not_clipped_are_noticed(tmp_path: Path, kind: str) -
 
 
 def test_a_canary_that_is_always_sampled_is_noticed(tmp_path: Path) -> None:
-    """Charged at a rate of 1/400; the twin, sampled as charged, is not above the claim."""
+    """Charged at a rate of 1/400; the mutant, sampled as charged, is not above the claim."""
     assert not play(tmp_path, FEW, likelihood(FEW.sigma, FEW.rate), kind="flat").fails
     assert play(tmp_path, FEW, likelihood(FEW.sigma, 1.0), kind="flat", coins=Rigged()).fails
 

@@ -1,4 +1,4 @@
-"""B: phases in order and resumed in any, what is charged for them, and what never leaves."""
+"""DGD: phases in order and resumed in any, what is charged for them, and what never leaves."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_baseline_without_privacy_leaves_no_bound(place: Path) -> None:
 
 
 def test_a_baseline_that_is_not_charged_is_noticed(place: Path) -> None:
-    """The twin: the figure would be that of the votes alone."""
+    """Negative control: the figure would be that of the votes alone."""
     assert run(kind="BackDoorDGD", **BASELINE).model.guarantee().epsilon < math.inf
 
 

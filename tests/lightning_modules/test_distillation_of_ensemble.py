@@ -169,7 +169,7 @@ def repeatable(folder: str, *arguments: str, **settings: Any) -> TranscriptionCL
 
 
 def forget_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin that asks again when it is resumed."""
+    """The mutant that asks again when it is resumed."""
     load = Distillation.on_load_checkpoint
 
     def forgetful(self: Distillation, content: dict[str, Any]) -> None:
@@ -276,7 +276,7 @@ def test_what_was_answered_before_a_crash_stays_paid(place: Path, monkeypatch: p
 
 
 def ask_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin in which the teachers themselves answer the pool."""
+    """The mutant in which the teachers themselves answer the pool."""
 
     def each(self: Distillation) -> Callable[[Tensor], Tensor]:
         fit_answers(self)
@@ -366,7 +366,7 @@ def small_networks(count: int) -> list[nn.Module]:
 
 
 class OneForAll(PrivateEnsemble):
-    """The twin that gives the teachers' mean in the place of each: a row that every record moves."""
+    """The mutant that gives the teachers' mean in the place of each: a row that every record moves."""
 
     def each(self, images: Tensor) -> Tensor:
         rows = super().each(images)

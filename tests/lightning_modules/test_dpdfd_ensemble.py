@@ -1,4 +1,4 @@
-"""C Algorithm 2 through the real entry points: what the annotator is given, charged, written, and what is refused."""
+"""DPDFD Algorithm 2 through the real entry points: what the annotator is given and charged, and what is refused."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def test_a_run_is_charged_and_says_for_whom(place: Path, images: str) -> None:
         published_dpdfd_epsilon(1e-3, 10, BATCH_SIZE, STEPS, SIGMA, 1e-5)
     )
     assert (record["steps"], record["queries"], record["paper"]) == (STEPS, STEPS * BATCH_SIZE, "C")
-    assert record["published_claim"].startswith("C ") and record["published_claim"].endswith("Theorem 3")
+    assert record["published_claim"].startswith("DPDFD ") and record["published_claim"].endswith("Theorem 3")
     assert 0 <= record["accuracy"] <= 1
     assert record["unit"] == "one training record of one teacher"
     assert guarantee["epsilon"] == pytest.approx(bound(STEPS))
     assert guarantee["unit"] == "one training record of one teacher"
     page = Path("run/public/guarantee.md").read_text()
-    assert "the sum over all teachers" in page and "one record moves one row of each image by up to 2C" in page
+    assert "the sum over all teachers" in page and "one record moves one gradient on each image by up to 2C" in page
     assert "VOID" not in page
 
 
@@ -112,7 +112,7 @@ def ensemble_weights() -> list[torch.Tensor]:
 
 
 def let_the_run_hold_a_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin in which one of them is a submodule."""
+    """The mutant in which one of them is a submodule."""
     setup = DPDFD.setup
 
     def leaky(self: DPDFD, stage: str) -> None:
@@ -278,7 +278,7 @@ def each_alone(teachers: list[nn.Module], outputs: torch.Tensor, images: torch.T
 
 
 class MeanOfTeachers(DPDFD):
-    """The twin that asks all teachers for one answer: each row is then one that every record moves."""
+    """The mutant that queries all teachers for one response: each gradient is then one that every record moves."""
 
     def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         assert isinstance(self.teacher, PrivateEnsemble)

@@ -55,7 +55,7 @@ def student(folder: str, teacher: str = TEACHER, *arguments: str, **annotator: A
 
 
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: what bounds this run's teacher is applied to every charge in the ledger, as it once was."""
+    """Negative control: what bounds this run's teacher is applied to every charge in the ledger, as it once was."""
 
     def as_one(counts: Mapping[Charge, int]) -> dict[str | None, Counter[Release]]:
         total: Counter[Release] = Counter()
@@ -156,7 +156,7 @@ def test_an_annotator_that_is_open_refuses_another_teacher(monkeypatch: pytest.M
     with pytest.raises(ValueError, match=r"this annotator is open for the teacher of training .* build another"):
         run(f"private/{LAST}")
     assert run(TEACHER).guarantee().runs == 1  # the same teacher may be asked on
-    # The broken twin does not look: the student of a private teacher is given the other's figure.
+    # The mutant does not look: the student of a private teacher is given the other's figure.
     monkeypatch.setattr(GradientAnnotator, "require_open_for", lambda *_, **__: None)
     assert run(f"private/{LAST}").guarantee().epsilon <= 3.0
 
@@ -173,7 +173,7 @@ def test_a_run_is_not_resumed_with_another_teacher(monkeypatch: pytest.MonkeyPat
     shutil.copyfile(TEACHER, "elsewhere/moved.ckpt")
     student("run", "elsewhere/moved.ckpt", *resume)
     assert 2.98 < stated("run")["epsilon"] <= 3.0
-    # The broken twin goes on; even then the ledger keeps apart what is about which.
+    # The mutant goes on; even then the ledger keeps apart what is about which.
     monkeypatch.setattr(GradientAnnotator, "_require_same_training", lambda *_: None)
     student("run", f"private/{LAST}", resume[0], "--trainer.max_epochs=3")
     assert stated("run")["epsilon"] == math.inf
@@ -193,7 +193,7 @@ def test_dp_sgd_goes_on_from_nothing_but_dp_sgd(monkeypatch: pytest.MonkeyPatch)
     module = DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), noise_multiplier=1.0, network=network)
     with pytest.raises(CheckpointError, match="of no training by DP-SGD: its weights were computed from private"):
         module.on_load_checkpoint(content)
-    # The broken twin takes a missing history for an empty one: 3 for weights that nothing bounds.
+    # The mutant takes a missing history for an empty one: 3 for weights that nothing bounds.
     monkeypatch.setattr("lightning_modules.cli.refuse_differences", lambda *_, **__: [])
     monkeypatch.setattr(DPSGDTeacher, "on_load_checkpoint", lambda self, checkpoint: None)
     assert teacher_by_dp_sgd("teacher", resume, target_epsilon=3.0, epochs=3).guarantee().epsilon <= 3.0
@@ -208,7 +208,7 @@ def test_dp_sgd_is_not_resumed_on_other_private_data(monkeypatch: pytest.MonkeyP
     other = teacher_by_dp_sgd(
         "teacher", resume, noise_multiplier=1.0, epochs=3, dataset="support.dp_teachers.OtherDigits"
     )
-    assert other.guarantee().private_data == "OtherDigits/train"  # the twin says it of other records
+    assert other.guarantee().private_data == "OtherDigits/train"  # the mutant says it of other records
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_plan_never_shrinks_on_resuming(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(entry[2] for entry in again.history) == 6 and sum(entry[2] for entry in again.plan) == 12
     assert again.guarantee().epsilon > 2.98 > again.epsilon()
     assert compose(dict(PrivateFile(TEACHER).releases), 1e-5).epsilon > 2.98
-    # The twin plans anew.
+    # The mutant plans anew.
     fix = DPSGDTeacher._fix_plan
 
     def anew(self: DPSGDTeacher) -> None:
@@ -424,7 +424,7 @@ def test_only_what_the_guarantee_covers_is_in_public() -> None:
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_look_at_the_teacher_is_told_and_kept_apart(asked: bool) -> None:
+def test_an_access_to_the_teacher_is_told_and_kept_apart(asked: bool) -> None:
     private_teacher("teacher")
     record = [{"class_path": "ResultRecord", "init_args": {"teacher_accuracy": asked}}]
     distil("run", model={"teacher": TEACHER}, trainer={"callbacks": record}, steps=1)
@@ -481,12 +481,12 @@ def test_training_on_without_noise_is_another_training(monkeypatch: pytest.Monke
     model = {"teacher": "fine.ckpt", "teacher_network": SMALL}
     distil("run", model=model, annotator=OPEN, steps=1)
     assert stated("run")["epsilon"] == math.inf
-    # The twin keeps the identity; the ledger then knows that the file does not say what it says.
+    # The mutant keeps the identity; the ledger then knows that the file does not say what it says.
     content = torch.load("fine.ckpt", weights_only=True)
     content["training"]["id"] = torch.load(TEACHER, weights_only=True)["training"]["id"]
-    torch.save(content, "twin.ckpt")
+    torch.save(content, "mutant.ckpt")
     with pytest.raises(LedgerError, match=r"was by DP-SGD as the privacy ledger .* has it, and the file at hand"):
-        distil("other", model={**model, "teacher": "twin.ckpt"}, annotator=OPEN, steps=1)
+        distil("other", model={**model, "teacher": "mutant.ckpt"}, annotator=OPEN, steps=1)
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -588,7 +588,7 @@ def test_another_ledger_is_told_of_every_teacher(tmp_path: Path, monkeypatch: py
         assert "ANOTHER LEDGER" in Path("three/public/guarantee.md").read_text()
 
 
-def test_looks_are_not_forgotten_on_resuming() -> None:
+def test_accesses_are_not_forgotten_on_resuming() -> None:
     teacher_by_dp_sgd("teacher", noise_multiplier=1.0, evaluation="validation", epochs=1)
     teacher_by_dp_sgd("teacher", f"--ckpt_path={TEACHER}", noise_multiplier=1.0, epochs=2)
     assert "ACCESSED WITHOUT CHARGE" in Path("teacher/public/guarantee.md").read_text()

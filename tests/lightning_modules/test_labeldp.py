@@ -122,7 +122,7 @@ def test_a_stage_survives_an_interruption_and_is_not_paid_for_again(
 
 
 def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise that can be drawn again, so that two runs have the same answers; and its twin, that loses its stage."""
+    """Noise that can be drawn again, so that two runs have the same answers; and its mutant, that loses its stage."""
     settings = {**QUIET, "annotator": {"noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}}}
     whole = run("whole", epochs=1, **settings)
     _interrupted(monkeypatch, 2, epochs=1, **settings)
@@ -139,7 +139,7 @@ def test_a_stage_that_was_lost_is_paid_for_again(folder: Path, monkeypatch: pyte
 
 
 def test_a_student_that_asks_at_every_step_pays_at_every_step(folder: Path) -> None:
-    """The twin of the cached answers."""
+    """The negative control of the cached answers."""
     assert run(**QUIET, kind="AskingLabelDP").model.annotator.calls_made() == 2 * STEPS * STAGES
 
 

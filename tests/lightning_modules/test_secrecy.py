@@ -113,7 +113,7 @@ def test_one_seed_gives_the_same_images_and_never_the_same_noise(folder: Path, m
 def test_reproducible_noise_is_the_same_twice_and_voids_the_guarantee(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The twin of the above: it is the source of the noise that tells two runs apart."""
+    """The negative control of the above: it is the source of the noise that tells two runs apart."""
     seen = _recorded(monkeypatch)
     noise = {"noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}}
     assert equal(networks(distil("one", annotator=noise)), networks(distil("two", annotator=noise)))

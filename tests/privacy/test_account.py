@@ -73,7 +73,7 @@ def test_the_target_is_met_to_the_step(accounting: Any, block: int, room: int) -
 
 
 def test_an_account_that_stops_afterwards_is_noticed() -> None:
-    """The twin looks at what is spent instead of what would be."""
+    """The mutant looks at what is spent instead of what would be."""
 
     class Late(PrivacyAccount):
         def epsilon_after(self, charge: Charge, more: int) -> float:

@@ -38,7 +38,7 @@ def test_the_plan_is_what_is_guaranteed_and_the_running_sum_stands_beside_it() -
     guarantee = statement(made, planned=200)
     assert guarantee.epsilon == pytest.approx(28.838725, abs=5e-6)
     assert guarantee.epsilon_spent == guarantee.epsilon_all_runs == pytest.approx(1.2151, abs=5e-5)
-    # The twin that reports the running sum.
+    # The mutant that reports the running sum.
     assert statement(made).epsilon == guarantee.epsilon_spent < guarantee.epsilon
     assert statement(made, planned=0).epsilon == guarantee.epsilon_spent
     assert statement(annotator(), planned=200).epsilon == guarantee.epsilon

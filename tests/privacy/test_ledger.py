@@ -117,7 +117,7 @@ def test_replay_after_a_crash_adds_up(
     account = PrivacyAccount(ledger=opened(path, run="reader"), delta=1e-5)
     assert account.counts() == {VOTE: counted}
     assert account.epsilon() == pytest.approx(epsilon, abs=5e-5)
-    # The twin that forgets the crash, as a checkpoint does.
+    # The mutant that forgets the crash, as a checkpoint does.
     assert account.epsilon(counts=again.counts(run="again")) == pytest.approx(4.9833, abs=5e-5)
 
 
@@ -381,8 +381,8 @@ def test_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_copy_does_not_spend_its_originals_block_again(path: Path, duplicate: Any) -> None:
     ledger = opened(path, block=10)
     spend(ledger, 4)
-    twin = duplicate(ledger)
-    spend(twin, 6)
+    copy = duplicate(ledger)
+    spend(copy, 6)
     spend(ledger, 6)
     assert sum(opened(path, run="reader").counts().values()) >= 16
 
@@ -457,7 +457,7 @@ def test_a_charge_waits_while_another_process_writes(path: Path) -> None:
 
 
 def test_what_may_be_reserved_is_asked_with_the_file_locked_and_read(path: Path) -> None:
-    """The twin asks first and locks afterwards: another run spends what it was granted."""
+    """The mutant asks first and locks afterwards: another run spends what it was granted."""
     limit = 10
 
     def left(ledger: Ledger) -> int:
@@ -469,7 +469,7 @@ def test_what_may_be_reserved_is_asked_with_the_file_locked_and_read(path: Path)
         second.charge(VOTE, afford=lambda: left(second))
     assert sum(opened(path, run="reader").counts().values()) == limit
 
-    other = path.with_name("twin.jsonl")
+    other = path.with_name("copy.jsonl")
     first, second = opened(other, run="first", block=10), opened(other, run="second", block=10)
     granted = left(first), left(second)
     first.charge(VOTE, afford=lambda: granted[0])

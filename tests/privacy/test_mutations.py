@@ -249,7 +249,7 @@ def test_the_number_of_candidates_taken_from_the_teacher() -> None:
 
 
 def test_answers_outside_the_candidates() -> None:
-    """D's Eq. (5) as printed, in place of the table that the code follows."""
+    """DPSD's Eq. (5) as printed, in place of the table that the code follows."""
     mask = [True] * 3 + [False] * 7
 
     def fails(table: Any) -> bool:

@@ -81,7 +81,7 @@ def test_dp_sgd(sigma: float, rate: float, count: int, delta: float) -> None:
 @pytest.mark.parametrize(("sigma", "rate", "count"), DP_SGD[:3])
 @pytest.mark.parametrize("broken", ["half the noise", "1 % more noise", "1 % more sampling", "2 % fewer steps"])
 def test_a_broken_figure_of_dp_sgd_is_refused(sigma: float, rate: float, count: int, broken: str) -> None:
-    """The twin: one mistake in what is charged."""
+    """Negative control: one mistake in what is charged."""
     charged, times = {
         "half the noise": (SampledGaussian(sigma / 2, rate), count),
         "1 % more noise": (SampledGaussian(1.01 * sigma, rate), count),
@@ -94,7 +94,7 @@ def test_a_broken_figure_of_dp_sgd_is_refused(sigma: float, rate: float, count: 
 
 @pytest.mark.parametrize("factor", [0.5, 2 / 3, 3 / 2, 0.99, 1.01])
 def test_wrong_noise_is_refused(factor: float) -> None:
-    """The twin of the comparisons without sampling."""
+    """The negative control of the comparisons without sampling."""
     gaussian = from_oracle(oracle.from_gaussian_mechanism(3.0, value_discretization_interval=1e-4), 100, 1e-5)
     assert agree(compose({Gaussian(1 / 3.0): 100}, 1e-5).epsilon, gaussian, absolute=1e-4)
     assert not agree(compose({Gaussian(1 / (3.0 * factor)): 100}, 1e-5).epsilon, gaussian, absolute=1e-4)
@@ -133,5 +133,5 @@ def test_votes_with_the_true_sensitivity() -> None:
     one = oracle.from_gaussian_mechanism(40.0, sensitivity=math.sqrt(2), value_discretization_interval=1e-4)
     theirs = from_oracle(one, 100, 1e-5)
     assert agree(gaussian_votes_epsilon(40.0, 100, 1e-5), theirs, absolute=0.0)
-    # The twin: noise as for L2 = 1.
+    # Negative control: noise as for L2 = 1.
     assert not agree(gaussian_votes_epsilon(40.0 * math.sqrt(2), 100, 1e-5), theirs, absolute=0.0)

@@ -1,4 +1,4 @@
-"""B that does what it must not: broken twins that tests configure by class path."""
+"""DGD that does what it must not: mutants that tests configure by class path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods on labels, and D's, that do what they must not: broken twins that tests configure by class path."""
+"""Methods on labels, and DPSD's, that do what they must not: mutants that tests configure by class path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods and data sets that tests configure by class path: broken twins, and data of another kind."""
+"""Methods and data sets that tests configure by class path: mutants, and data of another kind."""
 
 from __future__ import annotations
 

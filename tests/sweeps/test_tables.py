@@ -215,7 +215,7 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
 
         rows = read_rows(installed, "paper", Path("nowhere"))
         # Of a curve the papers print a few points at most.
-        # B Table II is of a data set alone that is not at hand: it stands below ours.
+        # DGD Table II is of a data set alone that is not at hand: it stands below ours.
         datasets = {row.dataset for row in published() if (row.paper, row.table) == (installed.paper, installed.table)}
         found = [row.printed is not None for row in rows if dict(row.labels)["dataset"] in datasets]
         assert any(found) if installed.kind == "figure" else all(found)
@@ -224,7 +224,7 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
 @pytest.mark.parametrize(
     ("first", "second", "shared"),
     [
-        ("d1", "c1", 24),  # all of C Table 1
+        ("d1", "c1", 24),  # all of DPDFD Table 1
         ("d3", "d1", 9),
         ("d9", "d1", 24),  # two budgets of five
         ("d-fig6", "d1", 24),  # decoupled distillation
@@ -247,7 +247,7 @@ def test_all_tables_have_one_teacher_for_each_data_set(preset: str) -> None:
         for installed in list_specs()
         if "teacher" not in installed.seeded
         for cell in installed.cells(preset)
-        if "teacher" in cell.fit.parents  # B has ensembles
+        if "teacher" in cell.fit.parents  # DGD has ensembles
     }
     assert sorted(teachers.values()) == ["FashionMNIST", "MNIST"]
 
@@ -274,7 +274,7 @@ def test_the_steps_at_hand_use_the_published_budget_up_and_no_more(name: str, ce
     sigma, bound, target = (settings[f"model.annotator.{setting}"] for setting in BUDGET)
 
     def spent(sigma: float) -> float:
-        return published_dpdfd_epsilon(bound, 10, 256, 1500, sigma, 1e-5)  # D's Theorem 1 is C's Theorem 3
+        return published_dpdfd_epsilon(bound, 10, 256, 1500, sigma, 1e-5)  # DPSD's Theorem 1 is DPDFD's Theorem 3
 
     assert 0.99 * target < spent(sigma) <= target
     assert spent(0.99 * sigma) > target

@@ -1,4 +1,4 @@
-"""B's tables and the ablation of image sources: shared fits, and steps, schedules and budgets that belong together."""
+"""DGD's tables and the ablation of image sources: shared fits, and matching steps, schedules and budgets."""
 
 from __future__ import annotations
 

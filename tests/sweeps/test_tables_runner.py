@@ -223,7 +223,7 @@ def test_list_names_what_make_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_small_table_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C Fig. 2 at `smoke` through the command a user types: two of its cells, then nothing more to do."""
+    """DPDFD Fig. 2 at `smoke` through the command a user types: two of its cells, then nothing more to do."""
     monkeypatch.chdir(tmp_path)
     from sweeps.runner.tables.spec import _locate
 

@@ -128,7 +128,7 @@ def claim(epsilon: float | str, relation: str = RELATION) -> dict[str, Any]:
 
 
 def test_a_teacher_without_noise_is_above_a_small_claim() -> None:
-    """It always fits the canary better where it has seen it; the twin hides that in noise."""
+    """It always fits the canary better where it has seen it; the mutant hides that in noise."""
     rng = np.random.default_rng(0)
     clear = rng.normal(1.0, 0.01, 100), rng.normal(0.0, 0.01, 100)
     hidden = rng.normal(1.0, 20.0, 100), rng.normal(0.0, 20.0, 100)

@@ -205,8 +205,8 @@ def test_the_gradient_of_expected_labels_is_that_of_the_likelihood_of_the_answer
     (expected,) = torch.autograd.grad(-(outputs.softmax(1) * channel).sum(1).log().sum(), outputs)
     assert torch.allclose(gradient, expected)
     plain = torch.nn.functional.one_hot(answers, 10).double()
-    (twin,) = torch.autograd.grad(losses.soft_cross_entropy(outputs, plain).sum(), outputs)
-    assert not torch.allclose(twin, expected, atol=0.1)
+    (mutant,) = torch.autograd.grad(losses.soft_cross_entropy(outputs, plain).sum(), outputs)
+    assert not torch.allclose(mutant, expected, atol=0.1)
 
 
 def test_kd_is_the_divergence_and_vanishes_where_both_agree() -> None:

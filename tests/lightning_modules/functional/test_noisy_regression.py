@@ -118,8 +118,8 @@ def test_wide_and_tall_are_one_regression(count: int, std: float) -> None:
     for other in (fitted.ratio * step, fitted.ratio / step, fitted.ratio * step**8, fitted.ratio / step**8):
         if 1e-5 <= other <= 1e4:
             assert evidence(rows, answers, ratio=other, std=std) < found
-    twin, _ = by_normal_equations(rows, answers, ratio=2 * fitted.ratio)
-    assert not torch.allclose(fitted.weights.double(), twin, rtol=1e-3, atol=1e-5)
+    mutant, _ = by_normal_equations(rows, answers, ratio=2 * fitted.ratio)
+    assert not torch.allclose(fitted.weights.double(), mutant, rtol=1e-3, atol=1e-5)
 
 
 def test_one_row_more_moves_the_answers_by_little_across_the_branches() -> None:
@@ -152,7 +152,7 @@ def test_the_evidence_chooses_nearly_the_best_penalty(std: float) -> None:
 
 
 def test_a_standard_deviation_understated_tenfold_is_noticed() -> None:
-    """The twin: noise that is taken for signal is fitted."""
+    """Negative control: noise that is taken for signal is fitted."""
     assert regret(0.4, std=4.0) > 2
 
 

@@ -34,14 +34,14 @@ def test_it_is_ridge_regression_to_centred_labels_with_a_penalised_bias(count: i
     solved = Ridge(alpha=scale(rows, penalty), fit_intercept=False).fit(padded, targets).coef_
     found = torch.cat([weight, bias[:, None]], dim=1).double()
     assert torch.allclose(found, torch.from_numpy(solved).double().view(3, 13), atol=1e-5)
-    # Twins: a bias that costs nothing; labels that are not centred; twice the penalty.
+    # Negative controls: a bias that costs nothing; labels that are not centred; twice the penalty.
     free = Ridge(alpha=scale(rows, penalty)).fit(rows.double().numpy(), targets)
     if count > 1 and penalty >= 0.1:
         assert not torch.allclose(weight.double(), torch.from_numpy(free.coef_).double(), atol=1e-5)
     uncentred = Ridge(alpha=scale(rows, penalty), fit_intercept=False).fit(padded, targets + 1 / 3).coef_
     twice = Ridge(alpha=scale(rows, 2 * penalty), fit_intercept=False).fit(padded, targets).coef_
-    for twin in (uncentred, twice):
-        assert not torch.allclose(found, torch.from_numpy(twin).double().view(3, 13), atol=1e-5)
+    for mutant in (uncentred, twice):
+        assert not torch.allclose(found, torch.from_numpy(mutant).double().view(3, 13), atol=1e-5)
 
 
 def test_nothing_near_it_is_smaller() -> None:

@@ -53,7 +53,7 @@ def test_directions_are_orthogonal_and_of_the_asked_length(adversarial: bool) ->
 
 
 def test_without_the_projection_they_are_not_orthogonal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin of the test above."""
+    """The negative control of the test above."""
     monkeypatch.setattr(tangent_normal, "project_out", lambda vectors, directions: vectors)
     _, displacement, normal = found()
     assert float(cosines(normal, displacement).max()) > 0.05
@@ -157,7 +157,7 @@ def descended(loss: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
 def test_the_entropy_makes_outputs_determinate_and_as_printed_uniform() -> None:
     assert float(entropy(torch.zeros(2, 7))) == pytest.approx(math.log(7))
     assert float(descended(entropy).max()) > 0.95
-    assert float(descended(lambda logits: -entropy(logits)).max()) < 0.34  # B Eq. 6 as printed
+    assert float(descended(lambda logits: -entropy(logits)).max()) < 0.34  # DGD Eq. 6 as printed
 
 
 def test_feature_distances_are_squared_and_averaged_over_rows() -> None:

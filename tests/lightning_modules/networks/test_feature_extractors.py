@@ -42,7 +42,7 @@ class OnEdges(nn.Module):
 
 
 class Learning(OnEdges):
-    """A twin whose front learns."""
+    """A mutant whose front learns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Learning(OnEdges):
 
 
 class Kept(OnEdges):
-    """A twin whose front has a buffer that a `state_dict` holds, so that it may differ from network to network."""
+    """A mutant whose front has a buffer that a `state_dict` holds, so that it may differ from network to network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,8 +102,8 @@ def test_logits_are_those_of_whole_networks(factory: Any, settings: dict[str, An
     assert found.shape == (5, 20, 10) and torch.allclose(found, alone, atol=1e-5)
     assert not torch.allclose(found, alone.roll(1, dims=0), atol=1e-3)
     # A front that is another one is noticed.
-    twin = NetworkStack(parts, front=nn.Sequential(Negative(), front), images_at_once=7, **settings)
-    assert not torch.allclose(twin.logits(images), alone, atol=1e-3)
+    mutant = NetworkStack(parts, front=nn.Sequential(Negative(), front), images_at_once=7, **settings)
+    assert not torch.allclose(mutant.logits(images), alone, atol=1e-3)
     for number in (0, 4):
         assert torch.allclose(stack.network(number)(images), alone[number], atol=1e-5)
 

@@ -52,7 +52,7 @@ def test_logits_are_those_of_each_network(factory: type[nn.Module], vectorised: 
 
 @pytest.mark.parametrize("vectorised", [False, True])
 def test_transformers_are_asked_and_trained_like_any_other_network(vectorised: bool) -> None:
-    """B's teachers of CIFAR10: torchvision has them."""
+    """DGD's teachers of CIFAR10: torchvision has them."""
     torch.manual_seed(0)
     size = {"image_size": 16, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 16}
     many: list[nn.Module] = [VisionTransformer(**size, num_classes=10) for _ in range(3)]
@@ -93,7 +93,7 @@ def test_states_come_back(images: torch.Tensor) -> None:
 
 
 def test_hooks_fire_on_one_network_and_see_its_own_statistics(images: torch.Tensor) -> None:
-    """B's peers run hooks on a shell whose layers are never called: its statistics say nothing."""
+    """DGD's peers run hooks on a shell whose layers are never called: its statistics say nothing."""
     many = networks()
     stack = NetworkStack(many, vectorised=True)
     distances = []

@@ -58,7 +58,7 @@ def longest(kind: type[DPOptimizer], **settings: Any) -> float:
 
 def test_no_record_moves_the_sum_by_more_than_its_clipping_norm() -> None:
     assert 1 - 1e-6 < longest(FlatOptimizer) <= 1.0
-    # The twin, Opacus's own, clips in float32.
+    # The negative control, Opacus's own, clips in float32.
     assert longest(DPOptimizer) > 1.0
     assert longest(FlatOptimizer, granularity=2.0**-20) <= 1.0
 
@@ -82,11 +82,11 @@ def test_a_record_that_is_not_finite_counts_as_zeros() -> None:
     for value in (torch.nan, torch.inf):
         rows[0][0, 0, 0] = value
         assert torch.allclose(clipped(FlatOptimizer, rows), without, atol=1e-12)
-    assert not torch.isfinite(clipped(DPOptimizer, rows)).all()  # the twin tells that there was such a record
+    assert not torch.isfinite(clipped(DPOptimizer, rows)).all()  # the mutant tells that there was such a record
 
 
 class _RoundedNoise(FlatOptimizer):
-    """The broken twin: noise is rounded to float32 before it is added to a float32 sum, as it once was."""
+    """Negative control: noise is rounded to float32 before it is added to a float32 sum, as it once was."""
 
     def add_noise(self) -> None:
         for weight in self.params:

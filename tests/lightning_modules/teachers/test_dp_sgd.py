@@ -83,7 +83,7 @@ def test_a_record_moves_a_step_by_no_more_than_its_clipping_norm(start: torch.Te
 
     # All 1275 records take part, so the mean of clipped gradients is at most the clipping norm.
     assert length(0.01) <= 0.01 * (1 + 1e-3)
-    # The twin: with a norm that clips nothing, a step is far longer.
+    # Negative control: with a norm that clips nothing, a step is far longer.
     assert length(1e6) > 0.1
 
 
@@ -100,7 +100,7 @@ def test_virtual_batches_and_ghost_clipping_change_nothing(start: torch.Tensor) 
 def test_views_of_a_record_count_as_one_record(
     start: torch.Tensor, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
-    """Views that are the record itself change nothing. The twin clips each: a record then counts once for each view."""
+    """Views that are the record itself change nothing. The mutant clips each, and a record counts once for each."""
     noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
     settings: dict[str, Any] = {"noise": noise, "steps": 3, "same_coins": True}
     alone = weights(configuration("alone", **settings))

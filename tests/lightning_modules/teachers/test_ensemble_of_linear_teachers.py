@@ -273,7 +273,7 @@ def test_the_comparison_notices_other_features_after_the_interruption(
     monkeypatch.chdir(tmp_path)
     whole = fit(configuration("whole", ridge=0.1)).model
     interrupt(monkeypatch, "on_train_batch_end", (2, 0), lambda: fit(configuration(ridge=0.1)))
-    # The twin scatters something else from then on.
+    # The mutant scatters something else from then on.
     mapped = ShardedRecords.mapped
     monkeypatch.setattr(
         ShardedRecords, "mapped", lambda self, function: mapped(self, lambda images: function(images.flip(3)))

@@ -52,7 +52,7 @@ def test_the_last_state_is_gone_on_with_and_an_earlier_one_is_a_branch() -> None
 @pytest.mark.parametrize("broken", [False, True])
 def test_two_fits_that_go_on_at_the_same_time_are_not_one(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     last = saved(stepped(begun()), 1)
-    if broken:  # the twin does not look again when it writes
+    if broken:  # the mutant does not look again when it writes
         monkeypatch.setattr(Ledger, "note_saved", lambda self, training, token, *, after: None)
     one, other = begun(last), begun(last)
     assert one.id == other.id

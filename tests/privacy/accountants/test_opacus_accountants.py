@@ -99,7 +99,7 @@ def test_label_accountant_reads_the_designs_figures() -> None:
     answers.respond(1.0, 10, 50)
     answers.charge(RandomizedResponse(1.0, 2), 50)
     assert answers.get_epsilon(1e-5) == pytest.approx(58.7973, abs=1e-4)
-    # Twin: record-level sampling amplification must not leak into labels.
+    # Negative control: record-level sampling amplification must not leak into labels.
     assert accountant.get_epsilon(1e-5) > 5 * _record_epsilon()
 
 

@@ -1,4 +1,4 @@
-"""Every record-level figure of the design, and twins in which a bound is broken."""
+"""Every record-level figure of the design, and mutants in which a bound is broken."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_mixed_candidates_and_the_smallest_dominates() -> None:
     mixed = compose({RandomizedResponse(1.0, 10): 50, RandomizedResponse(1.0, 2): 50}, DELTA)
     assert mixed.epsilon == pytest.approx(58.7973, abs=5e-5)
     assert mixed.epsilon < randomized_response_epsilon(1.0, 2, 100, DELTA)
-    # Twin: pricing all answers at the largest k would be too cheap.
+    # Negative control: pricing all answers at the largest k would be too cheap.
     assert mixed.epsilon > randomized_response_epsilon(1.0, 10, 100, DELTA)
 
 

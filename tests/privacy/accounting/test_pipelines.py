@@ -28,7 +28,7 @@ def test_post_processing_is_the_smaller(own: float, source: float) -> None:
 def test_what_is_computed_anew_composes_and_is_never_the_smaller(first: float, second: float) -> None:
     bound = composed(gaussian(first), gaussian(second))
     assert bound.epsilon(DELTA) == pytest.approx(gaussian(math.hypot(first, second)).epsilon(DELTA), rel=1e-9)
-    # The twin: who takes two looks at the data for post-processing of one, understates.
+    # Negative control: who takes two looks at the data for post-processing of one, understates.
     assert post_processing(gaussian(first), gaussian(second)).epsilon(DELTA) < bound.epsilon(DELTA)
 
 

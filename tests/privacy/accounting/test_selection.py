@@ -1,4 +1,4 @@
-"""Private selection against the winner's exact distribution, and twins in which a bound lacks a term."""
+"""Private selection against the winner's exact distribution, and mutants in which a bound lacks a term."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def scale_is(draws: torch.Tensor, deviation: float) -> bool:
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_noise_has_the_scale_that_is_charged_for(release: str) -> None:
-    """Accepted as it is; refused at two thirds and at three halves, in the release and in its twins."""
+    """Accepted as it is; refused at two thirds and at three halves, in the release and in its mutants."""
 
     def draws(noise: NoiseSource) -> torch.Tensor:
         calls = 400 if release in ONE_VECTOR else 7
@@ -165,7 +165,7 @@ def test_the_mask_keeps_the_largest_entries_and_the_noise_is_on_all(release: str
     added = torch.stack([made.annotate(answers(release, rows)) - kept for _ in range(7)])
     for entries in (added, added[:, kept == 0]):
         assert scale_is(entries, DEVIATION[release])
-    masked = added * (kept != 0)  # the twin, whose noise is masked as well
+    masked = added * (kept != 0)  # the mutant, whose noise is masked as well
     assert not scale_is(masked, DEVIATION[release])
     assert made.charge == annotator(release=release).charge
 
@@ -247,7 +247,7 @@ class Watching(SystemNoise):
 
 
 class Careless(GradientAnnotator):
-    """The twin that charges after it has drawn."""
+    """The mutant that charges after it has drawn."""
 
     def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
         account, self._account = self._account, None

@@ -162,7 +162,7 @@ def test_what_is_revealed_is_charged_once_and_bounded_by_nothing(kind: type[Anno
     assert made.calls_made() == 0
     assert made.account.epsilon() == math.inf
     assert made.account.unbounded() == ["the generator was trained against the teacher"]
-    # D counts it for nothing.
+    # DPSD counts it for nothing.
     assert made.account.epsilon_published(counts={**made.account.counts(), made.charge: 5}) == before
 
 

@@ -304,9 +304,9 @@ def test_noise_that_can_be_drawn_again_bounds_nothing() -> None:
     assert any("drawn again" in reason for reason in made.account.unbounded())
     page = made.guarantee(artefacts=["student"], planned=1)
     assert page.epsilon == math.inf and "VOID" in page.to_markdown()
-    twin = annotator(noise=None)
-    twin.annotate(answers())
-    assert twin.account.epsilon() < math.inf and not twin.account.unbounded()
+    mutant = annotator(noise=None)
+    mutant.annotate(answers())
+    assert mutant.account.epsilon() < math.inf and not mutant.account.unbounded()
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.0, -1.0, 1e-31, 1e31, math.inf, math.nan])

@@ -80,7 +80,7 @@ def test_the_check_has_the_noise_that_is_charged_for() -> None:
 
     assert p_value(150.0) > 1e-6
     assert p_value(100.0) < 1e-12 and p_value(225.0) < 1e-12
-    assert made.account.counts() == {made._check: draws, made._answer: passed}
+    assert made.account.counts() == {made._check: draws, made._response: passed}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_one_teacher_that_changes_its_mind_is_what_is_charged_for() -> None:
     charged = annotator().charge.release.pure_epsilon
     assert two_counts_move_by_one(votes, changed)
     assert worst_log_ratio(votes, changed, scale=40.0) <= charged
-    # The twin: teachers that are coupled, so that a record moves two of them.
+    # Negative control: teachers that are coupled, so that a record moves two of them.
     changed[:, 0] -= 1
     changed[:, 2] += 1
     assert not two_counts_move_by_one(votes, changed)
@@ -172,7 +172,7 @@ def stated(made: VoteAnnotator, planned: int) -> float:
 
 
 def stated_by_what_came_out(made: VoteAnnotator, planned: int) -> float:
-    """The broken twin: a number of answers that depends on the private data as if it had been fixed."""
+    """Negative control: a number of answers that depends on the private data as if it had been fixed."""
     return made.account.epsilon()
 
 
@@ -326,7 +326,7 @@ def test_data_dependent_figures_are_smaller_and_in_no_statement() -> None:
     assert figure == pytest.approx(rdp_epsilon(rdp, DEFAULT_ORDERS, 1e-5)) and figure < made.account.epsilon()
     guarantee = made.guarantee(artefacts=("student",), planned=100)
     assert not mentions(guarantee, figure)
-    # The broken twin: states the private figure.
+    # Negative control: states the private figure.
     told = replace(guarantee, assumptions=(*guarantee.assumptions, f"the votes themselves cost {figure:.6g}"))
     assert mentions(told, figure)
 

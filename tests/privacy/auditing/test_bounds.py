@@ -37,7 +37,7 @@ def test_audit_lies_below_the_truth_and_above_a_broken_claim() -> None:
     truth = gaussian_epsilon(mu, delta)
     audited = clopper_pearson_epsilon(hits, alarms, 100_000, delta, 0.99)
     assert 0.0 < audited < truth
-    # Twin: noise at a third of its scale, sold at the same price.
+    # Negative control: noise at a third of its scale, sold at the same price.
     hits, alarms = play(3 * mu, 100_000, 4.0)
     assert gaussian_audit_epsilon(hits, alarms, 100_000, delta, 0.99) > truth
 

@@ -47,7 +47,7 @@ from privacy.auditing import Method, Sampler, Score
 DELTA = 1e-5
 CONFIDENCE = 0.999
 TRIALS = 6000
-#: What the twins have left of the noise that they are charged for.
+#: What the mutants have left of the noise that they are charged for.
 CUT = 0.05
 
 Players = tuple[Sampler, Sampler, Score | None]
@@ -198,7 +198,7 @@ CASES = [
     votes_case("discrete_laplace", 2.0, DiscreteLaplaceVotes(2.0), published_dgd_epsilon(3, 1.0, DELTA)),
     votes_case("gaussian", 4.0, GaussianVotes(4.0), None),
     Case("confident_votes", play_confident, {ThresholdCheck(4.0): 1, GaussianVotes(4.0): 1}),
-    # B counts epsilon1 once: for one row it is right.
+    # DGD counts epsilon1 once: for one row it is right.
     Case("latents", play_latents, {LaplaceVector(8.0, 8.0): 1}, published=1.0),
     Case("dp_sgd_step", play_dp_sgd, {SampledGaussian(1.0, 0.3): 1}),
 ]
@@ -246,7 +246,7 @@ def test_the_gaussian_method_lies_below_exact_too_and_closer(case: Case) -> None
 
 
 def test_one_step_of_batch_mean_gives_away_more_than_its_paper_says() -> None:
-    """C at its own settings, B=256, σ=100, C=1e-3: 34.2 by the exact bound, 0.0023 by Theorem 3."""
+    """DPDFD at its own settings, B=256, σ=100, C=1e-3: 34.2 by the exact bound, 0.0023 by Theorem 3."""
     case = CASES[0]
     assert compose(case.counts, DELTA).epsilon == pytest.approx(34.2, abs=0.05)
     assert case.published is not None

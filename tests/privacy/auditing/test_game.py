@@ -59,7 +59,7 @@ def test_the_bound_is_valid_and_near(score: Any) -> None:
 
 
 def test_the_bound_holds_as_often_as_it_says() -> None:
-    """Randomized response at ε = 1, at confidence 0.8; the twin picks its threshold on the draws that it counts."""
+    """Randomized response at ε = 1, at confidence 0.8; the mutant picks its threshold on the draws that it counts."""
     rng = np.random.default_rng(1)
     keep = math.e / (1 + math.e)
     games = [
@@ -187,7 +187,7 @@ def test_one_run_gives_the_figures_of_its_paper(
     """Appendix D, p. 46 (0.673), and Section 7, p. 28 (2.675)."""
     found = one_run_epsilon(correct=correct, guesses=guesses, canaries=canaries, delta=delta, confidence=0.95)
     assert found == pytest.approx(epsilon, abs=1e-5)
-    # The twin that forgets delta claims more.
+    # The mutant that forgets delta claims more.
     assert (
         one_run_epsilon(correct=correct, guesses=guesses, canaries=canaries, delta=0.0, confidence=0.95) > found + 1e-2
     )
@@ -223,7 +223,7 @@ def test_one_run_holds_as_often_as_it_says() -> None:
 
     assert sum(bound > epsilon for bound in games(math.e / (1 + math.e))) <= 25
     assert np.mean(games(math.e / (1 + math.e))) > 0.6
-    # The twin answers as if 2 epsilon were allowed.
+    # The mutant answers as if 2 epsilon were allowed.
     assert sum(bound > epsilon for bound in games(math.e**2 / (1 + math.e**2))) > 95
 
 

@@ -1,4 +1,4 @@
-"""Discrete mechanisms by enumeration; D's Eq. (5) as printed must be caught."""
+"""Discrete mechanisms by enumeration; DPSD's Eq. (5) as printed must be caught."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_two_answers_by_enumeration() -> None:
     pair = np.array([[a * b for a, b in itertools.product(row, row)] for row in table])
     for at in (0.0, 0.5, 1.0, 1.5):
         assert worst_case_delta(pair, at) == pytest.approx(compose_delta({RandomizedResponse(1.0, 3): 2}, at), rel=1e-6)
-    # Twin: two answers sold at the price of one.
+    # Negative control: two answers sold at the price of one.
     assert worst_case_delta(pair, 1.0) > compose_delta({RandomizedResponse(1.0, 3): 1}, 1.0)
 
 

@@ -133,7 +133,7 @@ def test_answers_drawn_at_once_cost_what_they_cost_one_by_one() -> None:
     assert compose({batch: 2}, DELTA) == compose({answer: 100}, DELTA)
     assert compose({batch: 1, answer: 50}, DELTA).epsilon == pytest.approx(67.9245, abs=5e-5)
     assert compose_delta({batch: 2}, 60.0) == compose_delta({answer: 100}, 60.0)
-    # The twin that prices a batch as one answer, as a claim about labels would.
+    # The mutant that prices a batch as one answer, as a claim about labels would.
     assert compose({answer: 2}, DELTA).epsilon < 3 < compose({batch: 2}, DELTA).epsilon
 
 

@@ -63,7 +63,7 @@ def test_clipped_norms_stay_below_the_bound(table: list[list[float]], norm_bound
 
 
 def test_a_mechanism_without_its_bound_is_noticed() -> None:
-    """Twins: rows as they are, and the plain formula, whose rounding and overflow break the bound."""
+    """Negative controls: rows as they are, and the plain formula, whose rounding and overflow break the bound."""
     rows = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
     assert within(normalize_per_sample(rows, norm_bound=1.0, stability=0.0), 1.0)
     assert not within(rows, 1.0)

@@ -122,7 +122,7 @@ def test_float64_decides_as_multiple_precision_would(sigma: float, monkeypatch: 
     fast = draw(sigma, count=300)
     monkeypatch.setattr(module, "_MARGIN", 2.0)
     assert np.array_equal(draw(sigma, count=300), fast)
-    # The twin: every event is now decided by these bounds, so wrong ones change the draws.
+    # Negative control: every event is now decided by these bounds, so wrong ones change the draws.
     bounds = module._scaled_exp
     monkeypatch.setattr(module, "_scaled_exp", lambda exponent, bits: bounds(2 * exponent, bits))
     assert not np.array_equal(draw(sigma, count=300), fast)
@@ -258,7 +258,7 @@ def test_every_lattice_point_is_reached_from_every_input_and_no_other_number() -
 
 
 def test_floating_point_noise_betrays_its_input() -> None:
-    """The twin: near 0, the sum of 1 and float32 noise is a multiple of 2^-24, and noise alone mostly is not."""
+    """Negative control: near 0, the sum of 1 and float32 noise is a multiple of 2^-24, noise alone mostly not."""
     noise = Seeded(seed=5).gaussian((20_000,)).to(torch.float32)
 
     def finer(value: float) -> int:
@@ -285,7 +285,8 @@ def test_one_row_moves_an_exact_sum_by_itself_alone() -> None:
     order = torch.randperm(50, generator=torch.Generator().manual_seed(2))
     assert torch.equal(total(rows), total(rows[order]))
     assert total(rows[:0]).shape == (6,)
-    # The twins: rounding the sum, which a small row can move by a whole step; and a sum that depends on its order.
+    # Negative controls: rounding the sum, which a small row can move by a whole step; and a sum that depends on its
+    # order.
     small = torch.tensor([[0.9], [0.2]])
     assert float(torch.trunc(small.sum(0)) - torch.trunc(small[:1].sum(0))) > 0.2
     assert not torch.equal(rows.sum(dim=0), rows[order].flip(0).sum(dim=0))
@@ -359,7 +360,7 @@ def test_the_exact_delta_lies_below_the_claimed_one(sigma: float, shift: tuple[i
     for delta in (1e-2, 1e-5):
         epsilon = compose({DiscreteGaussian(mu): count}, delta).epsilon
         assert exact_delta(sigma, shift, count, epsilon) <= delta
-        # The twin: an event that claims half of the sensitivity.
+        # Negative control: an event that claims half of the sensitivity.
         half = compose({DiscreteGaussian(mu / 2): count}, delta).epsilon
         assert exact_delta(sigma, shift, count, half) > delta
 
@@ -399,7 +400,7 @@ def test_sampled_renyi_divergences_by_summation(sigma: float, shift: tuple[int, 
     assert np.all(adding <= removing * (1 + 1e-9))
     whole = np.equal(np.round(ORDERS), ORDERS)
     assert np.allclose(removing[whole], claimed[whole], rtol=1e-6)
-    # Twins: half of the rate, and noise of 3/2 the scale.
+    # Negative controls: half of the rate, and noise of 3/2 the scale.
     for broken in (
         SampledDiscreteGaussian(release.noise_multiplier, rate / 2),
         SampledDiscreteGaussian(1.5 * release.noise_multiplier, rate),

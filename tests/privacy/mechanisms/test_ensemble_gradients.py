@@ -1,4 +1,4 @@
-"""C Algorithm 2: noise on the sum over teachers, and what one teacher, which is all that a record changes, can move."""
+"""DPDFD Algorithm 2: noise on the sum over teachers, and what one teacher, all that a record changes, can move."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_the_guarantee_is_about_a_record_of_one_teacher() -> None:
     assert guarantee.epsilon == many.account.epsilon() < math.inf
     for part in (
         "the sum over all teachers with Gaussian noise of standard deviation sigma*C = 20*C per coordinate",
-        "one record moves one row of each image by up to 2C",
+        "one record moves one gradient on each image by up to 2C",
         "a record's id alone decides its shard",
         "release=ensemble",
     ):

@@ -50,7 +50,7 @@ def test_epsilon_beyond_the_words_is_kept_below(epsilon: float) -> None:
 @pytest.mark.parametrize(("epsilon", "k"), [(0.1, 2), (1.0, 3), (1.0, 10), (4.0, 5)])
 def test_transition_matrix_has_the_stated_worst_case(epsilon: float, k: int) -> None:
     assert worst_case_epsilon(transition(epsilon, k, 10)) == pytest.approx(epsilon, rel=1e-6)
-    # The twin keeps the label as if e^(1.5 epsilon) were allowed.
+    # The mutant keeps the label as if e^(1.5 epsilon) were allowed.
     cheat = math.exp(1.5 * epsilon) / (math.exp(1.5 * epsilon) + k - 1)
     assert worst_case_epsilon(transition(epsilon, k, 10, keep=cheat)) > 1.4 * epsilon
 

@@ -24,7 +24,7 @@ def test_gaussian_from_above_on_every_grid(mu: float, share: float, delta: float
 
 
 def test_plain_rounding_down_would_not_be_a_bound() -> None:
-    """Twin: the same losses moved one bin down, and the figure falls below the exact one."""
+    """Negative control: the same losses moved one bin down, and the figure falls below the exact one."""
     mu, interval = 0.3, 0.05
     loss = pld.gaussian_loss(mu, interval)
     moved = pld.LossDistribution(interval, loss.offset - 1, loss.masses, loss.infinite)
