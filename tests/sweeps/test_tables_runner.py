@@ -14,9 +14,11 @@ import pytest
 import yaml
 
 from lightning_modules.cli import main
+from sweeps.runner.plan import estimate
 from sweeps.runner.store import Store
-from sweeps.runner.tables.runner import Grid, estimate, progress, run_table, work
+from sweeps.runner.tables.records import plan_of, run_table
 from sweeps.runner.tables.spec import TableSpec
+from sweeps.runner.work import work
 
 SPEC: dict[str, Any] = {
     "title": "Students",
@@ -148,27 +150,27 @@ def test_an_interruption_ends_everything_and_the_next_run_goes_on_from_the_check
 
 
 def test_two_runners_on_one_folder_repeat_nothing(spec: TableSpec) -> None:
-    grid, store = Grid.of(spec.cells("smoke")), Store("runs/tables")
+    plan = plan_of(spec.cells("smoke"), Store("runs/tables"))
     runners = [Fits(), Fits()]
     for fits in runners:
         fits.seconds = 0.2
-    threads = [threading.Thread(target=work, args=(grid, store, fits), kwargs={"since": 0.0}) for fits in runners]
+    threads = [threading.Thread(target=work, args=(plan, fits), kwargs={"since": 0.0}) for fits in runners]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert sorted(runners[0].sizes + runners[1].sizes) == ["1", "2", "3", "teacher"]
     # Both came to the end, which neither could have without waiting for the other.
-    assert progress(grid, store, since=0.0).finished and all(fits.sizes for fits in runners)
+    assert plan.progress(since=0.0).finished and all(fits.sizes for fits in runners)
 
 
 def test_without_claims_two_runners_would_repeat_cells(spec: TableSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sweeps.runner.store.fcntl.flock", lambda *_: None)
-    grid, store = Grid.of(spec.cells("smoke")), Store("runs/tables")
+    plan = plan_of(spec.cells("smoke"), Store("runs/tables"))
     runners = [Fits(), Fits()]
     for fits in runners:
         fits.seconds = 0.2
-    threads = [threading.Thread(target=work, args=(grid, store, fits), kwargs={"since": 0.0}) for fits in runners]
+    threads = [threading.Thread(target=work, args=(plan, fits), kwargs={"since": 0.0}) for fits in runners]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -200,7 +202,7 @@ def test_the_claim_of_a_killed_process_is_free_again(tmp_path: Path) -> None:
 
 def test_estimates_come_from_the_spec_until_alike_fits_are_measured(spec: TableSpec) -> None:
     cells = spec.cells("smoke")
-    fit = cells[0].fit
+    fit = cells[0].fit.task()
     assert estimate(fit, []) == (10, "spec")
     near = {"table": "t", "preset": "smoke", "fit": "student", "labels": {"size": "1"}, "seconds": 30.0}
     far = {**near, "labels": {"size": "2"}, "seconds": 50.0}

@@ -32,13 +32,11 @@ the seed of their file.
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -46,7 +44,9 @@ from typing import Any
 import yaml
 
 from lightning_modules.runtime.paths import find_config
-from sweeps.runner.pipeline import Fit
+from sweeps.runner.digest import digest_of_table_1
+from sweeps.runner.fit import Fit
+from sweeps.runner.plan import Task
 from sweeps.runner.tables.published import published
 
 __all__ = ["Cell", "FitSpec", "Preset", "SpecError", "TableSpec", "list_specs"]
@@ -86,20 +86,41 @@ class FitSpec:
     labels: Mapping[str, str]
     seconds: float | None = None
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """Hash of the parsed files, the parameters and the parents: equal fits of any table are one fit."""
-        content = [
-            [_parsed(config) for config in self.fit.config],
-            dict(self.fit.set),
-            {name: parent.digest for name, parent in self.parents.items()},
-        ]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        """Of all that decides its outcome: equal fits of any table are one fit."""
+        return self.fit.digest({name: parent.digest for name, parent in self.parents.items()})
 
     @property
     def folder_name(self) -> str:
         """Name of the folder that holds it."""
         return f"{self.fit.name}-{self.digest[:16]}"
+
+    @cached_property
+    def former_digest(self) -> str:
+        """Version 1 of its digest."""
+        parents = {name: parent.former_digest for name, parent in self.parents.items()}
+        return digest_of_table_1(self.fit.config, self.fit.set, parents)
+
+    @property
+    def former_folder_name(self) -> str:
+        """The folder that version 1 of the digest gave it."""
+        return f"{self.fit.name}-{self.former_digest[:16]}"
+
+    def task(self) -> Task:
+        """What is to be run for it."""
+        seed = self.fit.set.get("seed_everything")
+        note = {"table": self.table, "preset": self.preset, "fit": self.fit.name, "labels": dict(self.labels)}
+        return Task(
+            name=self.folder_name,
+            fit=self.fit,
+            digest=self.digest,
+            parents={name: parent.folder_name for name, parent in self.parents.items()},
+            label=", ".join(f"{axis} {value}" for axis, value in self.labels.items()),
+            seconds=self.seconds,
+            needs_record=True,
+            note=note if seed is None else {**note, "seed": seed},
+        )
 
     def lineage(self) -> Iterator[FitSpec]:
         """Parents before children, itself last."""
@@ -337,17 +358,6 @@ def _locate(path: str) -> Path:
     folder = resources.files("sweeps").joinpath("tables")
     known = sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
     raise SpecError(f"there is no table or figure {path!r}; known are {', '.join(known)}")
-
-
-@cache
-def _text(path: str, changed: int) -> Any:
-    return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-
-
-def _parsed(config: str) -> Any:
-    # As values, so that a comment that is added makes nothing run again.
-    file = Path(find_config(config))
-    return _text(str(file), file.stat().st_mtime_ns)
 
 
 def _only(values: Any, allowed: set[str], where: str) -> None:
