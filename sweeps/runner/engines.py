@@ -17,7 +17,6 @@ import argparse
 import os
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from privacy.identity import LEDGERS
+from sweeps.runner.worker_process import PROGRAM, run_worker, sources
 
 __all__ = ["DaskWorkers", "Engine", "EngineError", "LocalProcesses", "add_engine_arguments", "engine_of"]
 
@@ -62,7 +62,7 @@ class Engine(Protocol):
         ...
 
     def start(self, arguments: Sequence[str], plan: Path) -> Workers:
-        """Starts `python -m lightning_modules <arguments>`, `jobs` times.
+        """Starts `python -m lightning_modules ARGUMENTS`, `jobs` times.
 
         Args:
             arguments: Of a worker.
@@ -77,18 +77,20 @@ class LocalProcesses:
 
     Attributes:
         jobs: How many.
+        program: Arguments of Python that name the command line.
     """
 
     jobs: int
+    program: Sequence[str] = PROGRAM
 
     def start(self, arguments: Sequence[str], plan: Path) -> Workers:
         """Starts them."""
         threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
-        environment = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": _sources()}
+        environment = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": sources()}
         started = _LocalWorkers(plan.parent)
         try:
             for number in range(self.jobs):
-                started.add(number, _command(arguments), environment)
+                started.add(number, [sys.executable, *self.program, *arguments], environment)
         except BaseException:
             started.stop()
             raise
@@ -130,6 +132,7 @@ class DaskWorkers:
         jobs: How many are asked for; those beyond the cluster's threads wait, and find nothing left.
         scheduler: Address, `tcp://host:8786`, or the path of a scheduler's JSON file.
         retries: How often one that died is started again elsewhere.
+        program: Arguments of Python that name the command line.
 
     Raises:
         EngineError: Dask is not installed, or nobody answers.
@@ -138,6 +141,7 @@ class DaskWorkers:
     jobs: int
     scheduler: str
     retries: int = 10
+    program: Sequence[str] = PROGRAM
 
     def start(self, arguments: Sequence[str], plan: Path) -> Workers:
         """Hands them to the cluster."""
@@ -146,7 +150,7 @@ class DaskWorkers:
         futures = [
             client.submit(
                 run_worker,
-                list(arguments),
+                [*self.program, *arguments],
                 folder=os.getcwd(),
                 environment=shared,
                 plan=str(plan.resolve()),
@@ -197,37 +201,6 @@ class _DaskFutures:
         self.client.close()
 
 
-def run_worker(arguments: Sequence[str], *, folder: str, environment: Mapping[str, str], plan: str, log: str) -> None:
-    """Runs one worker as a process of its own, and ends it where the plan is removed. Called on a machine of Dask's.
-
-    In a process of its own, since a fit handles signals, which only a main thread can, and leaves nothing behind.
-
-    Args:
-        arguments: Of the worker.
-        folder: Working folder.
-        environment: What it takes over.
-        plan: File of the plan.
-        log: Where its output is added.
-
-    Raises:
-        RuntimeError: It ended with an error, or was killed: whoever started it may try again.
-    """
-    with open(log, "ab") as output:
-        process = subprocess.Popen(
-            _command(arguments),
-            cwd=folder,
-            env={"OMP_NUM_THREADS": "1", **os.environ, **environment, "PYTHONPATH": _sources()},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        while process.poll() is None:
-            if not os.path.isfile(plan):
-                process.terminate()
-            time.sleep(POLL_SECONDS)
-    if process.returncode and os.path.isfile(plan):
-        raise RuntimeError(f"a worker ended with status {process.returncode}: {log}")
-
-
 def add_engine_arguments(add: Callable[..., Any]) -> None:
     """Adds `--jobs` and `--dask` to a command.
 
@@ -249,15 +222,6 @@ def engine_of(options: argparse.Namespace | Any) -> Engine | None:
     if options.dask is not None:
         return DaskWorkers(jobs=options.jobs, scheduler=options.dask)
     return None if options.jobs == 1 else LocalProcesses(jobs=options.jobs)
-
-
-def _command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "lightning_modules", *arguments]
-
-
-def _sources() -> str:
-    # Found also from a checkout that is not installed.
-    return os.pathsep.join([str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _absolute(name: str, value: str) -> str:

@@ -8,10 +8,10 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from support.sweep_fits import SPEC, Fits
 
 from lightning_modules.cli import main
 from sweeps.runner.plan import estimate
@@ -19,46 +19,6 @@ from sweeps.runner.store import Store
 from sweeps.runner.tables.records import plan_of, run_table
 from sweeps.runner.tables.spec import TableSpec
 from sweeps.runner.work import work
-
-SPEC: dict[str, Any] = {
-    "title": "Students",
-    "fits": {
-        "teacher": {"config": "teacher.yaml"},
-        "student": {"config": "student.yaml", "set": {"model.teacher": "{teacher}/checkpoints/last.ckpt"}},
-    },
-    "axes": {"size": {"1": {"student": {"size": 1}}, "2": {"student": {"size": 2}}, "3": {"student": {"size": 3}}}},
-    "presets": {"smoke": {"seconds": {"teacher": 100, "student": 10}}},
-}
-
-
-def settings(arguments: list[str]) -> dict[str, str]:
-    return dict(argument[2:].split("=", 1) for argument in arguments if "=" in argument)
-
-
-class Fits:
-    """Stands in for the command line: writes the record that a fit would, and remembers what it was asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[dict[str, str]] = []
-        self.errors: dict[str, BaseException] = {}
-        self.seconds = 0.0
-
-    def __call__(self, arguments: list[str]) -> None:
-        asked = settings(arguments)
-        self.asked.append(asked)
-        time.sleep(self.seconds)
-        size = asked.get("size", "teacher")
-        folder = Path(asked["trainer.default_root_dir"])
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        (folder / "checkpoints" / "last.ckpt").write_text("half")
-        if size in self.errors:
-            raise self.errors[size]
-        record = {"accuracy": 0.5, "wall_seconds": 8.0, "seed": 0, "versions": {"torch": "2"}, "unit": "record"}
-        (folder / "result.json").write_text(json.dumps(record))
-
-    @property
-    def sizes(self) -> list[str]:
-        return [asked.get("size", "teacher") for asked in self.asked]
 
 
 @pytest.fixture
@@ -258,3 +218,20 @@ def test_worker_processes_make_the_same_table(tmp_path: Path, monkeypatch: pytes
     main(["tables", "run", "c-sigma", "--jobs", "2"])
     assert len(list(Path("results/tables/c-sigma/smoke/records").iterdir())) == 3
     assert "failed" not in Path("results/tables/c-sigma/smoke/table.md").read_text()
+
+
+@pytest.mark.slow
+def test_two_workers_of_dask_make_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed", reason="the extra `dask` is not installed")
+    monkeypatch.chdir(tmp_path)
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+    ) as cluster:
+        main(["tables", "run", "c-sigma", "--jobs", "2", "--dask", cluster.scheduler_address])
+    assert len(list(Path("results/tables/c-sigma/smoke/records").iterdir())) == 3
+    assert "failed" not in Path("results/tables/c-sigma/smoke/table.md").read_text()
+    lines = [line for log in Path("runs/tables").glob("*.log") for line in log.read_text().splitlines()]
+    made = [line for line in lines if line.startswith("[c-sigma smoke]") and "): " in line]
+    assert len(made) == len({line.rsplit("/", 1)[-1] for line in made}) == 4
+    # All charges are in the ledger of whoever asked, none in one of a worker's own.
+    assert [path.name for path in tmp_path.rglob("*.jsonl")] == ["Digits-train.jsonl"]
