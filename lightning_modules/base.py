@@ -25,6 +25,7 @@ from lightning_modules.priors.warm_start import fit_generator
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.runtime.randomness import stream
 from lightning_modules.runtime.runs import datamodule_of
+from lightning_modules.runtime.validation import log_validation_accuracy
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_model import PrivateModel, TeacherError
 from lightning_modules.teachers.private_teacher import PrivateTeacher
@@ -522,7 +523,7 @@ class DataFreeDistillation(LightningModule):
         """The student's accuracy on public images (N, C, H, W) and labels (N,)."""
         images, labels = batch
         self.val_accuracy(self(images), labels)
-        self.log("val/accuracy", self.val_accuracy, prog_bar=True)
+        log_validation_accuracy(self, self.val_accuracy)
 
     def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """The student's accuracy on the public test split."""

@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lightning_modules.runtime.figures import Line, lines_over, save_figure
+from lightning_modules.runtime.validation import TEST_SPLIT
 from privacy.files import write_atomically
 from privacy.formatting import short_figure
 from sweeps.runner.tables.published import Published, footnotes, published
@@ -54,10 +55,7 @@ class Row:
         """Test accuracy of each seed, between 0 and 1."""
         if self.selection == "last":
             return [float(record["accuracy"]) for record in self.records]
-        return [
-            max(float(record["accuracy"]), *(float(point["accuracy"]) for point in record.get("curve", [])), 0.0)
-            for record in self.records
-        ]
+        return [max(float(record["accuracy"]), *_test_curve(record), 0.0) for record in self.records]
 
     @property
     def mean(self) -> float | None:
@@ -376,6 +374,12 @@ def _ours(row: Row) -> str:
         return "failed" if row.errors else "–"
     spread = "" if row.deviation is None else f" ± {100 * row.deviation:.2f}"
     return f"{100 * row.mean:.2f}{spread} %{' †' if row.outdated else ''}"
+
+
+def _test_curve(record: Mapping[str, Any]) -> list[float]:
+    """Accuracy on the test split over the steps; none where a fit was validated on a half that it kept apart."""
+    of_test = record.get("curve_metric", TEST_SPLIT) == TEST_SPLIT
+    return [float(point["accuracy"]) for point in record.get("curve", [])] if of_test else []
 
 
 def _percent(value: float) -> str:
