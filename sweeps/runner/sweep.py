@@ -114,7 +114,7 @@ class Sweep:
         line: list[str] = []
         for part in self.command:
             if part == "${args}":
-                # As the agent writes them, in Python's words: parsers here read None as null.
+                # As the agent writes them, in Python's words: a file says "null" in quotes, for None is no null here.
                 line += [f"--{name}={value}" for name, value in point.items()]
             elif part == "${program}":
                 line.append(self.program)
