@@ -143,6 +143,18 @@ def test_a_worker_reads_the_plan_that_was_written_for_it() -> None:
     assert Plan.from_dict(written).tasks["cell1"].fit.digest({}) == plan().tasks["cell1"].digest
 
 
+def test_a_process_that_lightning_starts_to_help_makes_the_same_fit_and_waits_for_no_claim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a fit on several devices Lightning runs the command line once for each; the first one holds the claim."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("TRANSCRIPTION_FIT", "cell3")
+    with Store("store").claim("cell3"):
+        work(plan(), fit(0.0), since=0.0)
+    assert [cell for _, cell, *_ in said("begun")] == ["cell3"]
+    assert plan().progress(since=0.0).done == 0  # the one that holds the claim says so
+
+
 # Engines, with a program in place of a worker.
 
 PROGRAM = """
