@@ -59,16 +59,22 @@ def as_the_agent_does(values: dict[str, Any], point: dict[str, Any]) -> list[str
     return line
 
 
-def test_the_offline_runner_expands_as_the_agent_does() -> None:
-    values = yaml.safe_load(FILE.read_text())
-    found = Sweep.read(FILE)
+@pytest.mark.parametrize("path", sorted(FILE.parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_offline_runner_expands_as_the_agent_does(path: Path) -> None:
+    values = yaml.safe_load(path.read_text())
+    found = Sweep.read(path)
     points = list(found.points())
-    assert len(points) == 3 * 3 * 2 * 3 and len({found.task(point).name for point in points}) == len(points)
+    assert len(points) >= 24 and len({found.task(point).name for point in points}) == len(points)
     for point in points[::7]:
         line = as_the_agent_does(values, point)
         assert line[:2] == ["/usr/bin/env", "LightningCLI"]
         assert line[2:] == found.arguments(point)
-    assert "--model.annotator.noise_multiplier=50.0" in found.arguments(points[0])
+
+
+def test_the_grid_of_c() -> None:
+    points = list(Sweep.read(FILE).points())
+    assert len(points) == 3 * 3 * 2 * 3
+    assert "--model.annotator.noise_multiplier=50.0" in Sweep.read(FILE).arguments(points[0])
 
 
 @pytest.fixture

@@ -15,10 +15,11 @@ from privacy.files import write_atomically
 from sweeps.runner.engines import add_engine_arguments, engine_of
 from sweeps.runner.plan import Task, duration, estimate
 from sweeps.runner.store import Store
+from sweeps.runner.tables.cells import Cell
 from sweeps.runner.tables.digests import current_digests, replace_digests
 from sweeps.runner.tables.records import plan_of, run_table
 from sweeps.runner.tables.rendering import render_results, render_table
-from sweeps.runner.tables.spec import Cell, TableSpec, list_specs
+from sweeps.runner.tables.spec import TableSpec, list_specs
 
 __all__ = ["tables"]
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from privacy.files import write_atomically
 from sweeps.runner.store import Store
-from sweeps.runner.tables.spec import Cell, SpecError, TableSpec
+from sweeps.runner.tables.cells import Cell
+from sweeps.runner.tables.spec import SpecError, TableSpec
 
 __all__ = ["current_digests", "replace_digests"]
 

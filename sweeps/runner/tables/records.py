@@ -13,7 +13,8 @@ from sweeps.runner.engines import Engine
 from sweeps.runner.plan import Plan, Progress
 from sweeps.runner.run_plan import run_plan
 from sweeps.runner.store import Store
-from sweeps.runner.tables.spec import Cell, TableSpec
+from sweeps.runner.tables.cells import Cell
+from sweeps.runner.tables.spec import TableSpec
 
 __all__ = ["plan_of", "run_table"]
 

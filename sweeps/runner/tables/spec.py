@@ -34,9 +34,8 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -44,12 +43,11 @@ from typing import Any
 import yaml
 
 from lightning_modules.runtime.paths import find_config
-from sweeps.runner.digest import digest_of_table_1
 from sweeps.runner.fit import Fit
-from sweeps.runner.plan import Task
+from sweeps.runner.tables.cells import Cell, FitSpec
 from sweeps.runner.tables.published import published
 
-__all__ = ["Cell", "FitSpec", "Preset", "SpecError", "TableSpec", "list_specs"]
+__all__ = ["Preset", "SpecError", "TableSpec", "list_specs"]
 
 KEYS = {
     "title", "kind", "paper", "published", "method", "note", "fits", "axes", "skip", "seeds", "presets", "figure",
@@ -64,92 +62,6 @@ Patch = Mapping[str, Mapping[str, Any]]
 
 class SpecError(ValueError):
     """A table spec that makes no sense."""
-
-
-@dataclass(frozen=True)
-class FitSpec:
-    """One fit of one cell, with everything that decides its outcome.
-
-    Attributes:
-        table: Name of the spec.
-        preset: Name of the preset.
-        fit: Name, configuration files and parameters.
-        parents: The fits that `{name}` in the parameters stands for.
-        labels: Values of the axes, for people and for estimates.
-        seconds: The spec's estimate, or None.
-    """
-
-    table: str
-    preset: str
-    fit: Fit
-    parents: Mapping[str, FitSpec]
-    labels: Mapping[str, str]
-    seconds: float | None = None
-
-    @cached_property
-    def digest(self) -> str:
-        """Of all that decides its outcome: equal fits of any table are one fit."""
-        return self.fit.digest({name: parent.digest for name, parent in self.parents.items()})
-
-    @property
-    def folder_name(self) -> str:
-        """Name of the folder that holds it."""
-        return f"{self.fit.name}-{self.digest[:16]}"
-
-    @cached_property
-    def former_digest(self) -> str:
-        """Version 1 of its digest."""
-        parents = {name: parent.former_digest for name, parent in self.parents.items()}
-        return digest_of_table_1(self.fit.config, self.fit.set, parents)
-
-    @property
-    def former_folder_name(self) -> str:
-        """The folder that version 1 of the digest gave it."""
-        return f"{self.fit.name}-{self.former_digest[:16]}"
-
-    def task(self) -> Task:
-        """What is to be run for it."""
-        seed = self.fit.set.get("seed_everything")
-        note = {"table": self.table, "preset": self.preset, "fit": self.fit.name, "labels": dict(self.labels)}
-        return Task(
-            name=self.folder_name,
-            fit=self.fit,
-            digest=self.digest,
-            parents={name: parent.folder_name for name, parent in self.parents.items()},
-            label=", ".join(f"{axis} {value}" for axis, value in self.labels.items()),
-            seconds=self.seconds,
-            needs_record=True,
-            note=note if seed is None else {**note, "seed": seed},
-        )
-
-    def lineage(self) -> Iterator[FitSpec]:
-        """Parents before children, itself last."""
-        for parent in self.parents.values():
-            yield from parent.lineage()
-        yield self
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One measured figure of the table.
-
-    Attributes:
-        labels: Value of each axis.
-        seed: Seed of the measured fit.
-        fit: What is measured.
-    """
-
-    labels: Mapping[str, str]
-    seed: int
-    fit: FitSpec
-
-    @property
-    def name(self) -> str:
-        """File name of its record."""
-        # PATE and PATE+ are two methods.
-        labels = [value.replace("+", "plus") for value in self.labels.values()]
-        words = [re.sub(r"[^A-Za-z0-9.]+", "-", value).strip("-") for value in labels]
-        return "_".join([*words, f"seed{self.seed}"])
 
 
 @dataclass(frozen=True)
