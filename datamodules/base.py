@@ -208,6 +208,10 @@ class ImageDataModule(LightningDataModule, ABC):
         """Return the test batches, in order."""
         return self.test_dataloader()
 
+    def evaluation_loader(self, records: ImageDataset) -> Batches:
+        """Return batches of some of the records, in order, loaded as the test batches are."""
+        return self._loader(records, self.eval_batch_size)
+
     def _opened(self, split: Split, *, stage: str) -> ImageDataset:
         if split not in self._splits:
             raise RuntimeError(f"the {split} split of {self.name} is not open: call setup({stage!r}) first")

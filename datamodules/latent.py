@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from lightning import LightningDataModule
 
 from datamodules.base import Batches, ImageDataModule, require_at_least
+from datamodules.selection import selection_halves
 
 
 class StepIndices:
@@ -51,7 +52,8 @@ class Latent(LightningDataModule):
 
     `dataset` is the data set that the finished student is judged on. The **test split alone** is opened: it is public
     by assumption and holds the only real images that this stage ever sees. The private training part is never read,
-    and its files may be absent. Nothing is selected on the test split: tables report the last step.
+    and its files may be absent. Nothing is selected on the test split: tables report the last step. Whoever selects (a
+    sweep, an early stop) takes `evaluation="selection"`, which keeps half of it for the figure that is reported.
 
     Records held out of a teacher's training are as private as those it was trained on: a student's fit never opens
     them. Whoever owns them may measure the finished student (`LightningCLI validate` with the data set itself).
@@ -76,7 +78,9 @@ class Latent(LightningDataModule):
             dataset: The data set to evaluate on; gives the classes and the image shape.
             steps_per_epoch: Training steps that make an epoch (evaluation follows each).
             batch_size: Synthetic images per step.
-            evaluation: Split looked at while fitting and by `validate`: `test`, and no other.
+            evaluation: What is looked at while fitting and by `validate`. `test`: the whole test split, logged as
+                `test_split/accuracy`. `selection`: one half of it by stable ids, to select by, logged as
+                `val/accuracy`; `test` and the result record then measure on the other half.
 
         Raises:
             ValueError: if a setting is outside its range.
@@ -84,11 +88,11 @@ class Latent(LightningDataModule):
         super().__init__()
         if not isinstance(dataset, ImageDataModule):
             raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
-        if evaluation != "test":
+        if evaluation not in ("test", "selection"):
             raise ValueError(
-                f"evaluation must be 'test', got {evaluation!r}: records held out of a teacher's training are private "
-                "as well, and a student's fit never opens them. Their owner may measure the finished student with "
-                "`LightningCLI validate` and the data set itself as data"
+                f"evaluation must be 'test' or 'selection', got {evaluation!r}: records held out of a teacher's "
+                "training are private as well, and a student's fit never opens them. Their owner may measure the "
+                "finished student with `LightningCLI validate` and the data set itself as data"
             )
         self.dataset = dataset
         self.steps_per_epoch = require_at_least(1, steps_per_epoch=steps_per_epoch)
@@ -120,12 +124,17 @@ class Latent(LightningDataModule):
 
     def val_dataloader(self) -> Batches:
         """Return what is looked at while fitting."""
-        return self.dataset.test_dataloader()
+        return self._evaluated(0)
 
     def test_dataloader(self) -> Batches:
-        """Return the test batches."""
-        return self.dataset.test_dataloader()
+        """Return the batches of the figure that is reported."""
+        return self._evaluated(1)
 
     def predict_dataloader(self) -> Batches:
         """Return the test batches."""
-        return self.dataset.test_dataloader()
+        return self.test_dataloader()
+
+    def _evaluated(self, half: int) -> Batches:
+        if self.evaluation == "test":
+            return self.dataset.test_dataloader()
+        return self.dataset.evaluation_loader(selection_halves(self.dataset.test_records)[half])

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from datamodules.base import Batches, ImageDataModule, require_at_least
-from datamodules.images import keep_batch
+from datamodules.images import ImageDataset, keep_batch
 from datamodules.mapped import MappedRecords
+from datamodules.selection import selection_halves
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 
 
@@ -60,7 +61,7 @@ class Poisson(LightningDataModule):
         dataset: ImageDataModule,
         batch_size: int = 2048,
         steps_per_epoch: int | None = None,
-        evaluation: Literal["test", "validation"] = "test",
+        evaluation: Literal["test", "selection", "validation"] = "test",
         noise: NoiseSource | None = None,
     ) -> None:
         """Remember the settings; no file is touched.
@@ -69,7 +70,8 @@ class Poisson(LightningDataModule):
             dataset: The private data set.
             batch_size: Expected size of a batch; the sample rate is this over the number of training records.
             steps_per_epoch: Steps that count as an epoch. Default: as many as see each record once on average.
-            evaluation: What is looked at while fitting. `test`: the public test split. `validation`: private
+            evaluation: What is looked at while fitting. `test`: the public test split. `selection`: one half of
+                it, to select by; `test` and the result record then measure on the other. `validation`: private
                 records that are held out of the training, which no guarantee covers; nothing may be chosen by them.
             noise: Where the coins come from; None is the operating system.
 
@@ -77,8 +79,8 @@ class Poisson(LightningDataModule):
             ValueError: if a setting is outside its range.
         """
         super().__init__()
-        if evaluation not in ("test", "validation"):
-            raise ValueError(f"evaluation must be 'test' or 'validation', got {evaluation!r}")
+        if evaluation not in ("test", "selection", "validation"):
+            raise ValueError(f"evaluation must be 'test', 'selection' or 'validation', got {evaluation!r}")
         self.evaluation = evaluation
         self.dataset = dataset
         self.batch_size = require_at_least(1, batch_size=batch_size)
@@ -103,7 +105,7 @@ class Poisson(LightningDataModule):
             ValueError: if the expected batch is larger than the training split.
         """
         self.dataset.setup(stage)
-        if self.evaluation == "test" and stage in ("fit", "validate"):
+        if not self.looks_at_private_records and stage in ("fit", "validate"):
             self.dataset.setup("test")
         if stage == "fit" and self.batch_size > len(self.dataset.train_records):
             raise ValueError(
@@ -126,13 +128,19 @@ class Poisson(LightningDataModule):
         """Whether what is shown while fitting tells of private records that nothing bounds."""
         return self.evaluation == "validation"
 
+    @property
+    def _looked_at(self) -> ImageDataset:
+        if self.looks_at_private_records:
+            return self.dataset.validation_records
+        records = self.dataset.test_records
+        return records if self.evaluation == "test" else selection_halves(records)[0]
+
     def precompute(self, function: Callable[[Tensor], Tensor], *, piece: int = 512) -> None:
         """Replace training images, and those looked at while fitting, by `function` of them, computed once.
 
         For a fixed front of the network, applied to each image by itself.
         """
-        looked_at = self.dataset.validation_records if self.looks_at_private_records else self.dataset.test_records
-        for split, records in (("train", self.dataset.train_records), ("validation", looked_at)):
+        for split, records in (("train", self.dataset.train_records), ("validation", self._looked_at)):
             self._mapped[split] = MappedRecords.of(records, function, piece=piece)
 
     def train_dataloader(self) -> Batches:
@@ -148,12 +156,14 @@ class Poisson(LightningDataModule):
         """Return the batches that are looked at while fitting, in order."""
         mapped = self._mapped.get("validation")
         if mapped is None:
-            return self.dataset.val_dataloader() if self.looks_at_private_records else self.dataset.test_dataloader()
+            return self.dataset.evaluation_loader(self._looked_at)
         return DataLoader(mapped, batch_size=self.dataset.eval_batch_size, collate_fn=keep_batch)
 
     def test_dataloader(self) -> Batches:
-        """Return the test batches, in order, always as images."""
-        return self.dataset.test_dataloader()
+        """Return the batches of the figure that is reported, in order, always as images."""
+        if self.evaluation != "selection":
+            return self.dataset.test_dataloader()
+        return self.dataset.evaluation_loader(selection_halves(self.dataset.test_records)[1])
 
 
 __all__ = ["Poisson", "PoissonBatches"]

@@ -27,6 +27,7 @@ from lightning_modules.runtime.randomness import Draws
 from lightning_modules.runtime.renamed import upgraded_checkpoint
 from lightning_modules.runtime.resuming import take_back_unfinished_step
 from lightning_modules.runtime.runs import datamodule_of
+from lightning_modules.runtime.validation import log_validation_accuracy
 from lightning_modules.teachers.private_model import PrivateModel
 from lightning_modules.teachers.source import TeacherSource
 from privacy.annotators import Annotator
@@ -407,7 +408,7 @@ class DataFreeDistillation(LightningModule):
         """The student's accuracy on public images (N, C, H, W) and labels (N,)."""
         images, labels = batch
         self.val_accuracy(self(images), labels)
-        self.log("val/accuracy", self.val_accuracy, prog_bar=True)
+        log_validation_accuracy(self, self.val_accuracy)
 
     def on_validation_epoch_end(self) -> None:
         """Logs the figures beside the accuracy they were paid for, whatever `log_every_n_steps` leaves out."""

@@ -34,10 +34,12 @@ from privacy.account import BudgetExceeded
 from privacy.ledger import LedgerError
 from privacy.neighbours import IncompatibleNeighbours
 from sweeps.runner.documents import DocumentError, render
+from sweeps.runner.engines import EngineError
 from sweeps.runner.pipeline import PipelineError, pipeline
 from sweeps.runner.sweep import SweepError, sweep
-from sweeps.runner.tables.command import tables
+from sweeps.runner.tables.commands import tables
 from sweeps.runner.tables.spec import SpecError
+from sweeps.runner.work import worker
 
 __all__ = ["TranscriptionCLI", "main", "run"]
 
@@ -50,6 +52,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "priors": priors,
     "ledger": ledger,
     "audit": lambda args: audit(args, run=run),
+    "work": lambda args: worker(args, run=run),
 }
 """Commands beside LightningCLI's own, each with a parser of its own since they need no model."""
 
@@ -65,6 +68,7 @@ EXPECTED = (
     CheckpointError,
     IncompatibleNeighbours,
     AuditError,
+    EngineError,
 )
 """Errors that say all there is to say: on the command line they need no traceback."""
 

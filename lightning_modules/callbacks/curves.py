@@ -9,6 +9,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning_modules.callbacks.data_free import data_free, figures_folder
 from lightning_modules.runtime.figures import run_curves, save_figure
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
+from lightning_modules.runtime.validation import KEPT_APART, validation_metric
 
 __all__ = ["Curves"]
 
@@ -25,7 +26,7 @@ class Curves(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes a point."""
-        accuracy = trainer.callback_metrics.get("val/accuracy")
+        accuracy = trainer.callback_metrics.get(validation_metric(trainer))
         if trainer.sanity_checking or trainer.state.fn != "fit" or accuracy is None:
             return
         module = data_free(pl_module)
@@ -44,9 +45,9 @@ class Curves(Callback):
         """Draws the figure."""
         if trainer.is_global_zero and self.history and not is_dev_run(trainer):
             title = f"{type(pl_module).__name__} on {getattr(datamodule_of(trainer), 'name', 'data')}"
-            save_figure(
-                run_curves(self.history, title=title), figures_folder(trainer, data_free(pl_module)) / "curves.png"
-            )
+            of = "kept apart" if validation_metric(trainer) == KEPT_APART else "test"
+            figure = run_curves(self.history, title=title, of=of)
+            save_figure(figure, figures_folder(trainer, data_free(pl_module)) / "curves.png")
 
     def state_dict(self) -> dict[str, Any]:
         """The points, so that a resumed run draws one curve."""

@@ -25,6 +25,7 @@ from lightning_modules.runtime.runs import (
     run_folder,
     versions,
 )
+from lightning_modules.runtime.validation import validation_metric
 from lightning_modules.teachers.dp_sgd import DPSGDTeacher
 from privacy.files import write_atomically
 from privacy.formatting import json_number
@@ -97,6 +98,7 @@ class ResultRecord(Callback):
                 "scope": account.scope,
                 "steps": pl_module.steps_done,
                 "queries": account.queries(scope="run"),
+                "curve_metric": validation_metric(trainer),
                 "curve": [
                     {name: json_number(value) for name, value in point.items()}
                     for point in (curves.history if curves else [])

@@ -14,7 +14,6 @@ Choose N beforehand: whoever adds runs until a claim fails, or chooses the score
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import os
@@ -39,6 +38,7 @@ from privacy import auditing
 from privacy.files import write_atomically
 from privacy.formatting import json_number
 from privacy.identity import LEDGERS
+from sweeps.runner.digest import hashed
 from sweeps.runner.store import Store
 
 __all__ = ["AuditError", "Game", "audit", "canary_scores", "finding"]
@@ -89,8 +89,7 @@ class Game:
     def store(self) -> Store:
         """Its runs: those of other settings, or of other code, lie elsewhere."""
         content = [self.teacher, self.student, list(self.overrides), self.seed, commit(), versions()]
-        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        return Store(self.folder / digest[:16])
+        return Store(self.folder / hashed(content)[:16])
 
     def play(self, world: World, number: int, run: Callable[[list[str]], Any]) -> None:
         """Makes those models of one run that are not there yet."""

@@ -51,17 +51,18 @@ def image_grid(images: torch.Tensor, *, title: str) -> Figure:
     return figure
 
 
-def run_curves(history: Sequence[Mapping[str, float]], *, title: str) -> Figure:
+def run_curves(history: Sequence[Mapping[str, float]], *, title: str, of: str = "test") -> Figure:
     """Accuracy over steps, and both ε figures over steps on a logarithmic axis.
 
     Args:
         history: Points with `steps`, `accuracy`, `epsilon` and `epsilon_published`.
         title: Heading.
+        of: Which images the accuracy is of.
     """
     figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(6, 5.5))
     steps = [point["steps"] for point in history]
     top.plot(steps, [point["accuracy"] for point in history], marker="o", markersize=3, color="C0")
-    top.set_ylabel("student accuracy (test)")
+    top.set_ylabel(f"student accuracy ({of})")
     top.set_title(title, fontsize=10)
     top.grid(alpha=0.3)
     for name, label, color in (

@@ -15,7 +15,14 @@ from typing import IO, Any
 import torch
 import yaml
 
-__all__ = ["RENAMED", "upgrade_arguments", "upgrade_settings", "upgraded_checkpoint"]
+__all__ = [
+    "RENAMED",
+    "upgrade_arguments",
+    "upgrade_config",
+    "upgrade_name",
+    "upgrade_settings",
+    "upgraded_checkpoint",
+]
 
 _IMAGES = {"images": "images.source", "prior": "images.prior", "generator": "images.generator"}
 _WARM = {"generator_warm_start": "images.warm_start_steps"}
@@ -135,6 +142,50 @@ def upgrade_settings(class_path: str, settings: Mapping[str, Any], *, where: str
     return upgraded
 
 
+def upgrade_config(content: Any, *, class_name: str = "", where: str) -> tuple[Any, str]:
+    """A configuration file's values under the names of today, and the model's class from there on.
+
+    Args:
+        content: What the file holds.
+        class_name: The model's class so far: a later file may override settings without naming it.
+        where: It stands, for the warning.
+    """
+    model = content.get("model") if isinstance(content, Mapping) else None
+    if isinstance(model, str):
+        return content, _class_name(model)
+    if not isinstance(model, Mapping):
+        return content, class_name
+    class_name = _class_name(str(model.get("class_path", class_name)))
+    inside = isinstance(model.get("init_args"), Mapping)
+    given = model["init_args"] if inside else {name: value for name, value in model.items() if name != "class_path"}
+    settings = upgrade_settings(class_name, given, where=where)
+    if settings == given:
+        return content, class_name
+    kept = {name: value for name, value in model.items() if inside or name == "class_path"}
+    return {**content, "model": {**kept, **({"init_args": settings} if inside else settings)}}, class_name
+
+
+def upgrade_name(name: str, value: Any, *, class_name: str, where: str) -> tuple[str, Any]:
+    """A dotted name such as `model.images` and its value, under the name of today.
+
+    Args:
+        name: Of a setting.
+        value: Text, or a plain value.
+        class_name: The model's class.
+        where: They stand, for the warning.
+    """
+    prefix = next((prefix for prefix in ("model.init_args.", "model.") if name.startswith(prefix)), None)
+    if prefix is None:
+        return name, value
+    first, dot, rest = name.removeprefix(prefix).partition(".")
+    new = RENAMED.get(class_name, {}).get(first)
+    of_today = isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip().startswith("{"))
+    if new is None or (first == "images" and (dot or of_today)):
+        return name, value
+    _warn(first, new, where)
+    return f"{prefix}{new}{dot}{rest}", _VALUES.get((new, str(value)), value)
+
+
 def upgrade_arguments(args: Sequence[str]) -> list[str]:
     """Arguments of the command line under the names of today.
 
@@ -143,29 +194,23 @@ def upgrade_arguments(args: Sequence[str]) -> list[str]:
     upgraded = list(args)
     class_name = ""
     for position, path in _configs(upgraded):
-        content = _read(path)
-        model = content.get("model") if isinstance(content, dict) else None
-        if isinstance(model, str):
-            class_name = _class_name(model)
-        elif isinstance(model, dict):
-            class_name = _class_name(str(model.get("class_path", class_name)))
-            renamed = {**model}
-            key = "init_args" if isinstance(model.get("init_args"), dict) else None
-            given = model[key] if key else {name: value for name, value in model.items() if name != "class_path"}
-            settings = upgrade_settings(class_name, given, where=path)
-            if settings != given:
-                renamed = {**model, key: settings} if key else {**_only_class(model), **settings}
-                text = json.dumps({**content, "model": renamed}, default=str)
-                upgraded[position] = f"--config={text}" if upgraded[position].startswith("--config=") else text
+        before = _read(path)
+        content, class_name = upgrade_config(before, class_name=class_name, where=path)
+        if content is not before:
+            text = json.dumps(content, default=str)
+            upgraded[position] = f"--config={text}" if upgraded[position].startswith("--config=") else text
     for position, argument in enumerate(upgraded):
         name, equals, value = argument.partition("=")
         if name in ("--model", "--model.class_path"):
             class_name = _class_name(value if equals else (upgraded[position + 1 : position + 2] or [""])[0])
-    names = RENAMED.get(class_name, {})
     for position, argument in enumerate(upgraded):
         if argument.startswith("--model."):
-            following = upgraded[position + 1] if position + 1 < len(upgraded) else ""
-            upgraded[position] = _renamed_flag(argument, following, names)
+            flag, equals, value = argument.partition("=")
+            following = value if equals else (upgraded[position + 1 : position + 2] or [""])[0]
+            name, new = upgrade_name(flag[2:], following, class_name=class_name, where=argument)
+            upgraded[position] = f"--{name}{equals}{new if equals else ''}"
+            if not equals and new != following:
+                upgraded[position + 1] = new
     return upgraded
 
 
@@ -202,10 +247,6 @@ def _is_source(value: Any) -> bool:
     return not isinstance(value, Mapping)
 
 
-def _only_class(model: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in model.items() if name == "class_path"}
-
-
 def _configs(args: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Positions and paths of the configuration files among arguments."""
     for position, argument in enumerate(args):
@@ -222,17 +263,5 @@ def _read(path: str) -> Any:
         return None  # the parser says what is wrong with it
 
 
-def _renamed_flag(argument: str, following: str, names: Mapping[str, str]) -> str:
-    flag, equals, value = argument.partition("=")
-    prefix = "--model.init_args." if flag.startswith("--model.init_args.") else "--model."
-    first, dot, rest = flag.removeprefix(prefix).partition(".")
-    new = names.get(first)
-    given = value if equals else following
-    if new is None or (first == "images" and (dot or given.lstrip().startswith("{"))):
-        return argument
-    _warn(first, new, argument)
-    return f"{prefix}{new}{dot}{rest}{equals}{_VALUES.get((new, value), value)}"
-
-
 def _warn(name: str, new: str, where: str) -> None:
-    warnings.warn(f"model.{name} is model.{new} now, and {where} has the old name", FutureWarning, stacklevel=3)
+    warnings.warn(f"model.{name} is model.{new} now, and {where} has the old name", FutureWarning, stacklevel=4)

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from datamodules import Poisson
 from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, is_dev_run
+from lightning_modules.runtime.validation import log_validation_accuracy
 from lightning_modules.teachers.augmentation import random_views
 from lightning_modules.teachers.dp_optimizers import GHOST_MARGIN, FlatOptimizer, GhostOptimizer
 from lightning_modules.teachers.own_training import CheckpointError
@@ -501,7 +502,7 @@ class DPSGDTeacher(Teacher):
         inputs, labels = batch
         logits = self.forward_train(inputs) if self.trainer.state.fn == "fit" else self(inputs)
         self.val_accuracy(logits, labels)
-        self.log("val/accuracy", self.val_accuracy, prog_bar=True)
+        log_validation_accuracy(self, self.val_accuracy)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The user's optimizer inside Opacus's, with noise from the operating system."""

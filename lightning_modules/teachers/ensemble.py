@@ -20,6 +20,7 @@ from lightning_modules.networks.stacked import NetworkStack, stack_states, with_
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.runtime.randomness import key, stream
 from lightning_modules.runtime.runs import is_dev_run
+from lightning_modules.runtime.validation import log_validation_accuracy
 from lightning_modules.teachers.augmentation import shifted
 from lightning_modules.teachers.joint_training import (
     JointOptimizer,
@@ -447,7 +448,7 @@ class TeacherEnsemble(LightningModule):
             mean, vote = self._accuracies()
             self.log("ensemble/mean_accuracy", mean, prog_bar=True)
             self.log("ensemble/vote_accuracy", vote, prog_bar=True)
-            self.log("val/accuracy", vote)
+            log_validation_accuracy(self, vote)
             if new:
                 rank_zero_info(
                     f"{len(self.trained)} teachers done: mean accuracy {mean:.4f}, accuracy of their vote {vote:.4f}"

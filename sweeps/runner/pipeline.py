@@ -12,19 +12,17 @@ A pipeline file:
         set: {model.teacher: "{teacher}/checkpoints/last.ckpt"}
 
 `{name}` stands for the folder of an earlier fit, which thereby becomes a parent. A fit is skipped where its
-configuration and its
-parents are what they were when it finished; one that was interrupted goes on from its last checkpoint.
+configuration (its values: a comment is none) and its parents are what they were when it finished; one that was
+interrupted goes on from its last checkpoint. What is run again charges the private data again, so it is named first.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shutil
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,55 +31,19 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_modules.runtime.paths import find_config
-from privacy.files import write_atomically
-from sweeps.runner.report import summary
+from sweeps.runner.digest import digest_of_pipeline_1
+from sweeps.runner.engines import Engine, add_engine_arguments, engine_of
+from sweeps.runner.fit import Fit
+from sweeps.runner.pipeline_summary import summary
+from sweeps.runner.plan import Plan, Task
+from sweeps.runner.run_plan import run_plan
+from sweeps.runner.store import CLAIMS, Store
 
 __all__ = ["Fit", "Pipeline", "PipelineError", "pipeline"]
-
-_PLACE = re.compile(r"\{(\w+)\}")
 
 
 class PipelineError(ValueError):
     """A pipeline file that makes no sense."""
-
-
-@dataclass(frozen=True)
-class Fit:
-    """One fit of a pipeline.
-
-    Attributes:
-        name: Its folder's name.
-        config: Configuration files, later ones override earlier ones.
-        set: Dotted parameters that override the files.
-    """
-
-    name: str
-    config: Sequence[str]
-    set: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def parents(self) -> list[str]:
-        """Names of the fits that this one's settings refer to."""
-        return sorted({match for value in self.set.values() for match in _PLACE.findall(json.dumps(value))})
-
-    def command(self, folder: Path, places: Mapping[str, str], *, resume: Path | None = None) -> list[str]:
-        """The arguments of the command line that makes it.
-
-        Args:
-            folder: Where its files go.
-            places: Folder of each fit that its settings refer to.
-            resume: Checkpoint to go on from.
-        """
-        arguments = ["fit"]
-        for config in self.config:
-            arguments += ["--config", config]
-        arguments.append(f"--trainer.default_root_dir={folder}")
-        for name, value in self.set.items():
-            filled = _fill(value, places)
-            arguments.append(f"--{name}={filled if isinstance(filled, str) else json.dumps(filled)}")
-        if resume is not None:
-            arguments.append(f"--ckpt_path={resume}")
-        return arguments
 
 
 @dataclass(frozen=True)
@@ -122,8 +84,10 @@ class Pipeline:
                 raise PipelineError(f"{path}, fit {position + 1}: configuration {', '.join(absent)} does not exist")
             fit = Fit(name=str(entry["name"]), config=tuple(config), set=entry.get("set") or {})
             known = {other.name for other in fits}
-            if fit.name in known or not re.fullmatch(r"\w+", fit.name):
-                raise PipelineError(f"{path}: fit names must be single words and differ, got {fit.name!r}")
+            if fit.name in known or not re.fullmatch(r"\w+", fit.name) or fit.name == CLAIMS:
+                raise PipelineError(
+                    f"{path}: fit names must be single words other than {CLAIMS} and differ, got {fit.name!r}"
+                )
             if missing := set(fit.parents) - known:
                 raise PipelineError(
                     f"{path}, fit {fit.name}: refers to {sorted(missing)}, known before it: {sorted(known)}"
@@ -138,41 +102,37 @@ class Pipeline:
             compare=values.get("compare"),
         )
 
-    def run(self, fit_once: Callable[[list[str]], Any], *, force: bool = False, results: Path | None = None) -> None:
+    def run(
+        self,
+        fit_once: Callable[[list[str]], Any],
+        *,
+        force: bool = False,
+        keep: bool = False,
+        results: Path | None = None,
+        engine: Engine | None = None,
+    ) -> None:
         """Runs what has not been run.
 
         Args:
             fit_once: Takes the arguments of one `fit` command.
             force: Run everything again.
+            keep: Take what an earlier version finished as it is, whatever its configuration was.
             results: Folder into which each fit's record is copied as `<pipeline>_<fit>.json`, and the figure as
                 `<pipeline>.png`; None for no copies.
+            engine: What runs the fits; None is this process, which lets their errors through.
+
+        Raises:
+            PipelineError: An earlier version made some fits, of files that have changed since; or workers failed.
         """
-        made: dict[str, str] = {}
-        for position, fit in enumerate(self.fits):
-            folder = self.folder / fit.name
-            digest = self.digest(fit, made)
-            label = f"[{position + 1}/{len(self.fits)}] {fit.name}"
-            done = _stamp(folder / "done.json")
-            if not force and "made" in done and done.get("digest") == digest:
-                rank_zero_info(f"{label}: done before, skipped ({folder})")
-            else:
-                rank_zero_info(f"{label}: {folder}")
-                resume = None if force else self._resumable(folder, digest)
-                if resume is None:
-                    # What an earlier configuration left must not be taken for this one's.
-                    for stale in (
-                        "done.json",
-                        "checkpoints/last.ckpt",
-                        "result.json",
-                        "public/guarantee.json",
-                        "public/guarantee.md",
-                    ):
-                        (folder / stale).unlink(missing_ok=True)
-                write_atomically(folder / "begun.json", json.dumps({"digest": digest}))
-                fit_once(self.arguments(fit, resume=resume))
-                done = {"digest": digest, "made": uuid.uuid4().hex}
-                write_atomically(folder / "done.json", json.dumps(done))
-            made[fit.name] = done["made"]
+        plan, since = self.plan(), time.time()
+        if force:
+            for name in plan.tasks:
+                plan.store.clear(name)
+        self._take_over(plan, keep=keep)
+        progress = run_plan(plan, fit_once, since=since, engine=engine, say=rank_zero_info, strict=True)
+        if not progress.finished or progress.failed:
+            errors = [error for name in plan.tasks if (error := plan.store.failure(name, since=since)) is not None]
+            raise PipelineError(f"{self.name}: not all fits were made: {(errors or ['a worker ended too early'])[0]}")
         folders = {fit.name: self.folder / fit.name for fit in self.fits}
         rank_zero_info(summary(folders, compare=self.compare, folder=self.folder))
         if results is not None:
@@ -182,25 +142,49 @@ class Pipeline:
             if (figure := self.folder / "figure.png").is_file():
                 shutil.copyfile(figure, results / f"{self.name}.png")
 
-    def arguments(self, fit: Fit, *, resume: Path | None = None) -> list[str]:
-        """The command line of one fit."""
-        places = {other.name: str(self.folder / other.name) for other in self.fits}
-        return fit.command(self.folder / fit.name, places, resume=resume)
+    def plan(self) -> Plan:
+        """Its fits, each in a folder of its own name."""
+        digests: dict[str, str] = {}
+        for fit in self.fits:
+            digests[fit.name] = fit.digest({name: digests[name] for name in fit.parents})
+        tasks = [
+            Task(
+                name=fit.name,
+                fit=fit,
+                digest=digests[fit.name],
+                parents={name: name for name in fit.parents},
+                note={"fit": fit.name},
+            )
+            for fit in self.fits
+        ]
+        return Plan(tasks, Store(self.folder), title=self.name)
 
-    def digest(self, fit: Fit, made: Mapping[str, str]) -> str:
-        """Hash of a fit's files and settings, and of which making of each parent it builds on."""
-        files = [Path(find_config(config)).read_text(encoding="utf-8") for config in fit.config]
-        content = [files, dict(fit.set), {name: made[name] for name in fit.parents}]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    def _take_over(self, plan: Plan, *, keep: bool) -> None:
+        """Gives what version 1 of the digest made the digest of today.
 
-    def _resumable(self, folder: Path, digest: str) -> Path | None:
-        checkpoint = folder / "checkpoints" / "last.ckpt"
-        return checkpoint if _stamp(folder / "begun.json").get("digest") == digest and checkpoint.is_file() else None
-
-
-def _stamp(path: Path) -> dict[str, str]:
-    stamp: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return stamp
+        Raises:
+            PipelineError: Its files have changed since. Version 1 hashed their text, so that nobody knows whether their
+                values did: to run it again by itself might charge private data again for a comment.
+        """
+        unknown = []
+        for name, task in plan.tasks.items():
+            made = {alias: str(mark) for alias, mark in plan.made_of(task).items()}
+            before = digest_of_pipeline_1(task.fit.config, task.fit.set, made)
+            done, begun = plan.store.done(name), plan.store.begun(name)
+            if begun is not None and "parents" not in begun and begun.get("digest") == before:
+                plan.store.begin(name, digest=task.digest, parents=made)
+            if done is None or "parents" in done or "made" not in done:
+                continue
+            if keep or done["digest"] == before:
+                plan.store.finish(name, **task.note, digest=task.digest, parents=made, made=done["made"])
+            else:
+                unknown.append(name)
+        if unknown:
+            raise PipelineError(
+                f"{self.folder}: {', '.join(unknown)} was made by an earlier version, whose files have changed since; "
+                "whether in more than a comment is not known. --keep takes the fits that are there as they are; "
+                "--force runs all again, and what they ask of private data is charged again"
+            )
 
 
 def _only(values: Any, allowed: set[str], where: str) -> None:
@@ -209,18 +193,8 @@ def _only(values: Any, allowed: set[str], where: str) -> None:
         raise PipelineError(f"{where}: allowed keys are {sorted(allowed)}, got {got}")
 
 
-def _fill(value: Any, places: Mapping[str, str]) -> Any:
-    if isinstance(value, str):
-        return _PLACE.sub(lambda match: places[match.group(1)], value)
-    if isinstance(value, list):
-        return [_fill(item, places) for item in value]
-    if isinstance(value, dict):
-        return {key: _fill(item, places) for key, item in value.items()}
-    return value
-
-
 def pipeline(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
-    """The command `pipeline FILE [--force]`.
+    """The command `pipeline FILE [--force] [--jobs N] [--dask ADDRESS]`.
 
     Args:
         args: What follows the command.
@@ -231,6 +205,8 @@ def pipeline(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
     )
     parser.add_argument("file", type=str, help="Pipeline file, for example sweeps/demo.yaml.")
     parser.add_argument("--force", action="store_true", help="Run every fit again.")
+    parser.add_argument("--keep", action="store_true", help="Take what an earlier version finished as it is.")
+    add_engine_arguments(parser.add_argument)
     parser.add_argument(
         "--folder", type=str, default=None, help="Where the fits' folders lie, in place of the file's own."
     )
@@ -241,4 +217,10 @@ def pipeline(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
     steps = Pipeline.read(options.file)
     if options.folder is not None:
         steps = replace(steps, folder=Path(options.folder))
-    steps.run(run, force=options.force, results=None if options.results is None else Path(options.results))
+    steps.run(
+        run,
+        force=options.force,
+        keep=options.keep,
+        results=None if options.results is None else Path(options.results),
+        engine=engine_of(options),
+    )

@@ -1,7 +1,7 @@
 """W&B's sweep files without W&B's server: `LightningCLI sweep sweeps/wandb/dpdfd_mnist.yaml`.
 
 Grid and random search over `parameters`, each run by the file's own `command` with its macros expanded as `wandb agent`
-does it, in a folder of its own, once.
+does it, in a folder of its own, once: by this process, by several (`--jobs`), or by those of a Dask cluster (`--dask`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from typing import Any
 import yaml
 
 from lightning_modules.runtime.paths import find_config
-from lightning_modules.runtime.wandb_runs import end_wandb_run
+from sweeps.runner.engines import add_engine_arguments, engine_of
+from sweeps.runner.fit import Fit
+from sweeps.runner.plan import Plan, Task
+from sweeps.runner.run_plan import run_plan
 from sweeps.runner.store import Store
 
 __all__ = ["Sweep", "SweepError", "sweep"]
@@ -111,7 +114,7 @@ class Sweep:
         line: list[str] = []
         for part in self.command:
             if part == "${args}":
-                # As the agent writes them, in Python's words: parsers here read None as null.
+                # As the agent writes them, in Python's words: a file says "null" in quotes, for None is no null here.
                 line += [f"--{name}={value}" for name, value in point.items()]
             elif part == "${program}":
                 line.append(self.program)
@@ -124,13 +127,26 @@ class Sweep:
             raise SweepError(f"command must run one of {', '.join(PROGRAMS)}, got {program!r}")
         return rest
 
-    def run_name(self, point: Mapping[str, Any]) -> str:
-        """Name of the folder of a run: equal command lines are one run."""
+    def task(self, point: Mapping[str, Any]) -> Task:
+        """One run: of equal files and values it is one run."""
+        fit = Fit(name="run", arguments=tuple(self.arguments(point)))
+        digest = fit.digest({})
+        labels = {name: str(value) for name, value in point.items()}
+        return Task(
+            name=f"run-{digest[:16]}",
+            fit=fit,
+            digest=digest,
+            label=", ".join(f"{name} {value}" for name, value in labels.items()),
+            note={"sweep": self.name, "labels": labels},
+        )
+
+    def former_name(self, point: Mapping[str, Any]) -> str:
+        """The folder that version 1 of the digest gave a run, by its command line alone."""
         return f"run-{hashlib.sha256(json.dumps(self.arguments(point)).encode()).hexdigest()[:16]}"
 
 
 def sweep(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
-    """The command `sweep FILE [--count N]`.
+    """The command `sweep FILE [--count N] [--jobs N] [--dask ADDRESS]`.
 
     Args:
         args: Its arguments.
@@ -142,52 +158,38 @@ def sweep(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="Of random search.")
     parser.add_argument("--folder", default="runs/sweeps", help="Where the sweep's folder lies.")
     parser.add_argument("--dry-run", action="store_true", help="Show the command lines; run nothing.")
+    add_engine_arguments(parser.add_argument)
     options = parser.parse_args(list(args))
+    engine = engine_of(options)
     found = Sweep.read(options.file)
     points = list(found.points(count=options.count, seed=options.seed))
     store, since = Store(Path(options.folder) / found.name), time.time()
+    for point in points:
+        _take_over(found, point, store)
+    plan = Plan([found.task(point) for point in points], store, title=found.name)
     # Nothing here needs a server or a key, unless somebody says otherwise.
     os.environ.setdefault("WANDB_MODE", "offline")
     for number, point in enumerate(points, start=1):
-        name = found.run_name(point)
-        line = found.arguments(point)
-        line += _place(line, store.folder(name))
-        print(f"[{found.name} {number}/{len(points)}] {store.state(name, since=since)}: {' '.join(line)}", flush=True)
-        if options.dry_run:
-            continue
-        with store.claim(name) as mine:
-            if mine and store.done(name) is None:
-                # W&B writes elsewhere where the folder that it is given does not exist.
-                store.folder(name).mkdir(parents=True, exist_ok=True)
-                _attempt(name, line, store, run)
-    names = [found.run_name(point) for point in points]
-    failed = [error for name in names if (error := store.failure(name, since=since)) is not None]
+        task = found.task(point)
+        line = " ".join(plan.command(task))
+        print(f"[{found.name} {number}/{len(points)}] {plan.state(task, since=since)}: {line}", flush=True)
+    if options.dry_run:
+        return
+    progress = run_plan(plan, run, since=since, engine=engine, say=lambda text: print(text, flush=True))
+    failed = [error for name in plan.tasks if (error := store.failure(name, since=since)) is not None]
     if failed:
         sys.exit(f"error: {len(failed)} of {len(points)} runs failed, the first one: {failed[0]}")
+    if not progress.finished:
+        sys.exit(f"error: {progress.left} of {len(points)} runs were not made: workers ended too early")
 
 
-def _attempt(name: str, line: list[str], store: Store, run: Callable[[list[str]], Any]) -> None:
-    try:
-        run(line)
-    except KeyboardInterrupt:
-        raise
-    except SystemExit as error:
-        if isinstance(error.__context__, KeyboardInterrupt):
-            raise KeyboardInterrupt from error
-        store.fail(name, f"the command ended with status {error.code}")
-    except Exception as error:
-        # The other runs do not depend on why this one failed.
-        store.fail(name, error)
-    else:
-        store.finish(name, arguments=line)
-    finally:
-        end_wandb_run()
-
-
-def _place(line: Sequence[str], folder: Path) -> list[str]:
-    given = [f"--trainer.default_root_dir={folder}"]
-    logs = any(part.startswith("--trainer.logger=") and part.endswith("WandbLogger") for part in line)
-    return [*given, f"--trainer.logger.save_dir={folder}"] if logs else given
+def _take_over(found: Sweep, point: Mapping[str, Any], store: Store) -> None:
+    """Lets a run of version 1 count as this one, once: it did not note what its files held."""
+    task, former = found.task(point), found.former_name(point)
+    note = store.done(former)
+    if note is not None and "digest" not in note and store.adopt(task.name, former, digest=task.digest):
+        store.finish(former, **{**note, "digest": task.digest})
+        print(f"[{found.name}] {former}: made by an earlier version, taken as {task.name}", flush=True)
 
 
 def _check(name: str, entry: Mapping[str, Any], method: str) -> None:

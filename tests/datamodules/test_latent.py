@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from datamodules import MNIST, Digits, ImageDataset, Latent
 from datamodules.base import Part
 from datamodules.latent import StepIndices
+from datamodules.selection import selection_halves
+from datamodules.splits import id_fraction
 
 
 class Sealed(Digits):
@@ -82,7 +84,7 @@ def test_it_works_where_the_training_files_are_absent(mnist_root: Path) -> None:
 
 
 def test_records_held_out_of_a_teachers_training_are_never_opened() -> None:
-    with pytest.raises(ValueError, match=r"evaluation must be 'test', got 'validation': records held out .* private"):
+    with pytest.raises(ValueError, match=r"evaluation must be 'test' or 'selection', got 'validation': .* private"):
         Latent(dataset=Digits(), steps_per_epoch=1, evaluation="validation")
 
 
@@ -97,13 +99,67 @@ def test_public_facts_are_those_of_the_data_set() -> None:
     [
         ({"steps_per_epoch": 0}, "steps_per_epoch must be"),
         ({"batch_size": 0}, "batch_size must be"),
-        ({"evaluation": "train"}, "evaluation must be 'test', got 'train'"),
+        ({"evaluation": "train"}, "evaluation must be 'test' or 'selection', got 'train'"),
         ({"dataset": "Digits"}, "dataset must be an ImageDataModule"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Latent(**({"dataset": Digits()} | settings))
+
+
+def labels_of(batches: Any) -> list[int]:
+    return [int(label) for _, labels in batches for label in labels]
+
+
+def test_selection_keeps_half_of_the_test_split_for_the_figure_that_is_reported() -> None:
+    data, model = Latent(dataset=Sealed(), steps_per_epoch=1, evaluation="selection"), Recorder()
+    run = trainer(max_epochs=1)
+    run.fit(model, data)
+    run.test(model, data, verbose=False)
+    chosen, reported = model.evaluated
+    assert chosen + reported == 362 and 130 < chosen < 232
+
+
+def test_the_halves_have_no_record_in_common_and_depend_on_ids_alone() -> None:
+    data = Digits()
+    data.setup("test")
+    records = data.test_records
+    chosen, reported = selection_halves(records)
+    assert sorted([*chosen.ids.tolist(), *reported.ids.tolist()]) == sorted(records.ids.tolist())
+    assert not set(chosen.ids.tolist()) & set(reported.ids.tolist())
+    # A record that goes changes nothing for the others.
+    kept = torch.arange(len(records)) % 3 != 0
+    fewer = selection_halves(records.select(kept))[0].ids.tolist()
+    assert fewer == [i for i in chosen.ids.tolist() if i in set(records.select(kept).ids.tolist())]
+    # What decides a teacher's validation split decides nothing here.
+    by_other = id_fraction(records.ids, purpose="validation") < 0.5
+    assert set(chosen.ids.tolist()) != set(records.select(by_other).ids.tolist())
+
+
+def test_halves_by_position_would_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_position(ids: Tensor, *, purpose: str) -> Tensor:
+        return (torch.arange(len(ids)) % 2).double()
+
+    monkeypatch.setattr("datamodules.selection.id_fraction", by_position)
+    with pytest.raises(AssertionError):
+        test_the_halves_have_no_record_in_common_and_depend_on_ids_alone()
+
+
+def test_by_default_all_of_the_test_split_is_looked_at_and_reported() -> None:
+    data = Latent(dataset=Digits())
+    data.setup("fit")
+    assert labels_of(data.val_dataloader()) == labels_of(data.test_dataloader())
+    assert len(labels_of(data.test_dataloader())) == 362
+
+
+def test_too_few_test_records_cannot_be_halved() -> None:
+    data = Digits()
+    data.setup("test")
+    only = torch.zeros(len(data.test_records), dtype=torch.bool)
+    only[0] = True
+    with pytest.raises(ValueError, match="needs a test split that can be halved, got 1 record"):
+        selection_halves(data.test_records.select(only))
 
 
 class PlainRange(Latent):

@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 
 from datamodules import Digits, Poisson, PoissonBatches
+from datamodules.selection import selection_halves
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
 
 
@@ -58,7 +59,7 @@ def test_epoch_and_rate() -> None:
     assert (data.name, data.private_data, data.num_classes) == ("Digits", "Digits/train", 10)
 
 
-@pytest.mark.parametrize("evaluation", ["test", "validation"])
+@pytest.mark.parametrize("evaluation", ["test", "selection", "validation"])
 def test_precomputed_features_replace_images_but_not_those_of_the_test_split(evaluation: Any) -> None:
     data = Poisson(dataset=Digits(), batch_size=100, evaluation=evaluation)
     data.setup("fit")
@@ -68,6 +69,10 @@ def test_precomputed_features_replace_images_but_not_those_of_the_test_split(eva
     assert inputs.shape[1:] == (64,)
     inputs, labels = next(iter(data.val_dataloader()))
     looked_at = data.dataset.validation_records if evaluation == "validation" else data.dataset.test_records
+    if evaluation == "selection":
+        looked_at, reported = selection_halves(looked_at)
+        assert sum(len(labels) for _, labels in data.test_dataloader()) == len(reported)
+    assert sum(len(labels) for _, labels in data.val_dataloader()) == len(looked_at)
     images = looked_at.__getitems__(list(range(len(labels))))[0]
     assert torch.equal(inputs, images.flatten(1) * 2)
     assert next(iter(data.test_dataloader()))[0].shape[1:] == (1, 8, 8)

@@ -140,7 +140,7 @@ def test_the_sweep_on_digits(place: Path) -> None:
     assert cli is not None
     account = cli.model.annotator.account
     assert account.queries() == 2048 and 9.99 < account.epsilon() <= 10.0
-    assert float(cli.trainer.callback_metrics["val/accuracy"]) > 0.6
+    assert float(cli.trainer.callback_metrics["test_split/accuracy"]) > 0.6
 
 
 class Interrupted(RuntimeError):

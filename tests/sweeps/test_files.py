@@ -14,7 +14,7 @@ from lightning_modules.cli import main
 from sweeps.runner.pipeline import Pipeline
 
 FOLDER = Path(sweeps.__path__[0])
-# Tables are read in test_tables, W&B's sweeps in test_wandb_sweep.
+# Tables are read in test_tables, W&B's sweeps in test_wandb_files.
 FILES = sorted(file for file in FOLDER.rglob("*.yaml") if file.parent.name not in ("tables", "wandb"))
 PIPELINES = [path for path in FILES if "fits" in yaml.safe_load(path.read_text())]
 FITS = [path for path in FILES if path not in PIPELINES]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,84 @@ def test_a_parent_that_was_made_again_makes_its_children_again(fits: Fits) -> No
     assert run(fits) == {}
 
 
+def test_a_comment_runs_nothing_again(fits: Fits) -> None:
+    run(fits)
+    Path("student.yaml").write_text("# as before\na:   2\n")
+    Path("pipe.yaml").write_text(yaml.safe_dump({"fits": FITS, "folder": "out"}, sort_keys=False) + "# again\n")
+    assert run(fits) == {}
+
+
+def test_a_digest_of_the_text_would_run_it_again(fits: Fits, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sweeps.runner.digest._read", lambda path: Path(path).read_text())
+    with pytest.raises(AssertionError):
+        test_a_comment_runs_nothing_again(fits)
+
+
+def test_what_runs_again_is_named_first(fits: Fits, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("sweeps.runner.pipeline.rank_zero_info", said.append)
+    run(fits)
+    assert not any("charged again" in line for line in said)
+    Path("student.yaml").write_text("a: 3")
+    said.clear()
+    run(fits)
+    named = [line for line in said if "charged again" in line]
+    assert [line.split()[1] for line in named] == ["student:", "other:"]
+    assert said.index(named[-1]) < next(index for index, line in enumerate(said) if line.endswith("out/student"))
+
+
+def as_version_1(fits: Fits) -> None:
+    """The folders as the runner of version 1 left them."""
+    run(fits)
+    shutil.rmtree("out/claims")
+    made: dict[str, str] = {}
+    for fit in Pipeline.read("pipe.yaml").fits:
+        content = [[Path(name).read_text() for name in fit.config], dict(fit.set), {n: made[n] for n in fit.parents}]
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        made[fit.name] = f"making of {fit.name}"
+        Path(f"out/{fit.name}/begun.json").write_text(json.dumps({"digest": digest}))
+        Path(f"out/{fit.name}/done.json").write_text(json.dumps({"digest": digest, "made": made[fit.name]}))
+
+
+def test_what_version_1_made_is_not_made_again(fits: Fits) -> None:
+    as_version_1(fits)
+    assert run(fits) == {}
+    Path("student.yaml").write_text("# from now on, no comment counts\na: 2")
+    assert run(fits) == {}
+    Path("student.yaml").write_text("a: 3")
+    assert list(run(fits)) == ["student", "other"]
+
+
+def test_what_version_1_began_goes_on(fits: Fits) -> None:
+    as_version_1(fits)
+    Path("out/other/done.json").unlink()
+    assert run(fits)["other"][-1] == "--ckpt_path=out/other/checkpoints/last.ckpt"
+
+
+def test_what_version_1_made_of_other_text_is_neither_run_again_nor_taken_in_silence(fits: Fits) -> None:
+    as_version_1(fits)
+    Path("student.yaml").write_text("# only a comment?\na: 2")
+    with pytest.raises(PipelineError, match=r"student, other was made by an earlier version.*--keep.*charged again"):
+        run(fits)
+    assert fits.asked == {}
+    assert run(fits, keep=True) == {} and run(fits) == {}
+
+
+def test_it_may_be_forced(fits: Fits) -> None:
+    as_version_1(fits)
+    Path("student.yaml").write_text("a: 3")
+    assert list(run(fits, force=True)) == ["teacher", "student", "other"]
+
+
+def test_an_error_ends_it_and_is_let_through(fits: Fits) -> None:
+    def breaks(arguments: list[str]) -> None:
+        raise LookupError("no such teacher")
+
+    with pytest.raises(LookupError, match="no such teacher"):
+        Pipeline.read("pipe.yaml").run(breaks)
+    assert list(run(fits)) == ["teacher", "student", "other"]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -116,6 +196,7 @@ def test_a_parent_that_was_made_again_makes_its_children_again(fits: Fits) -> No
         ({"fits": [{"name": "a"}]}, "`name` and `config` are needed"),
         ({"fits": [FITS[0], FITS[0]]}, "differ, got 'teacher'"),
         ({"fits": [{"name": "two words", "config": "teacher.yaml"}]}, "single words"),
+        ({"fits": [{"name": "claims", "config": "teacher.yaml"}]}, "other than claims"),
         ({"fits": [FITS[1]]}, r"refers to \['teacher'\]"),
         ({"fits": [{"name": "a", "config": "missing.yaml"}]}, r"missing\.yaml does not exist"),
         ([], "allowed keys are"),

@@ -20,7 +20,7 @@ from support.runs import QUIET, configuration, distil
 import sweeps
 from lightning_modules.cli import main
 from lightning_modules.runtime.wandb_runs import end_wandb_run
-from sweeps.runner.sweep import Sweep, SweepError
+from sweeps.runner.sweep import Sweep, SweepError, sweep
 
 FILE = Path(sweeps.__path__[0]) / "wandb" / "dpdfd_mnist.yaml"
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_val_batches=1", "--data.steps_per_epoch=1", "--data.batch_size=4"]
@@ -59,25 +59,22 @@ def as_the_agent_does(values: dict[str, Any], point: dict[str, Any]) -> list[str
     return line
 
 
-def test_the_offline_runner_expands_as_the_agent_does() -> None:
-    values = yaml.safe_load(FILE.read_text())
-    found = Sweep.read(FILE)
+@pytest.mark.parametrize("path", sorted(FILE.parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_offline_runner_expands_as_the_agent_does(path: Path) -> None:
+    values = yaml.safe_load(path.read_text())
+    found = Sweep.read(path)
     points = list(found.points())
-    assert len(points) == 3 * 3 * 2 * 3 and len({found.run_name(point) for point in points}) == len(points)
+    assert len(points) >= 24 and len({found.task(point).name for point in points}) == len(points)
     for point in points[::7]:
         line = as_the_agent_does(values, point)
         assert line[:2] == ["/usr/bin/env", "LightningCLI"]
         assert line[2:] == found.arguments(point)
-    assert "--model.annotator.noise_multiplier=50.0" in found.arguments(points[0])
 
 
-def test_the_file_is_what_wandb_sweep_takes() -> None:
-    values = yaml.safe_load(FILE.read_text())
-    # The keys that W&B's server checks, and macros its agent knows.
-    assert values["method"] in ("grid", "random", "bayes") and values["parameters"] and values["program"]
-    assert {"name", "goal"} <= set(values["metric"])
-    assert all(set(entry) <= {"value", "values"} for entry in values["parameters"].values())
-    json.dumps(values)
+def test_the_grid_of_c() -> None:
+    points = list(Sweep.read(FILE).points())
+    assert len(points) == 3 * 3 * 2 * 3
+    assert "--model.annotator.noise_multiplier=50.0" in Sweep.read(FILE).arguments(points[0])
 
 
 @pytest.fixture
@@ -175,6 +172,73 @@ def test_the_offline_runner_makes_each_run_once(folder: Path, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         main(["sweep", "tiny.yaml", "--count", "2", "--seed", str(seed)])
     assert done.stat().st_mtime_ns == before and "2/2] done" in capsys.readouterr().out
+
+
+TWO = {
+    "method": "grid", "name": "two", "program": "LightningCLI",
+    "command": ["${env}", "${program}", "fit", "--config", "base.yaml", "${args}"],
+    "parameters": {"model.gamma": {"values": [1.0, 2.0]}},
+}  # fmt: skip
+
+
+class Runs:
+    """Stands in for the command line."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+        self.interrupt = False
+
+    def __call__(self, line: list[str]) -> None:
+        self.asked.append(line)
+        folder = Path(next(part for part in line if part.startswith("--trainer.default_root_dir=")).split("=", 1)[1])
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (folder / "checkpoints" / "last.ckpt").touch()
+        if self.interrupt:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text("a: 1")
+    Path("two.yaml").write_text(yaml.safe_dump(TWO))
+    return Runs()
+
+
+def swept(runs: Runs) -> list[list[str]]:
+    runs.asked = []
+    sweep(["two.yaml"], run=runs)
+    return runs.asked
+
+
+def test_a_run_is_of_the_values_in_its_files(runs: Runs) -> None:
+    assert len(swept(runs)) == 2 and swept(runs) == []
+    Path("base.yaml").write_text("# as before\na: 1")
+    assert swept(runs) == []
+    Path("base.yaml").write_text("a: 2")
+    assert len(swept(runs)) == 2
+
+
+def test_an_interrupted_run_goes_on(runs: Runs) -> None:
+    runs.interrupt = True
+    with pytest.raises(KeyboardInterrupt):
+        swept(runs)
+    runs.interrupt = False
+    first, second = swept(runs)
+    assert first[-1].startswith("--ckpt_path=runs/sweeps/two/run-") and "--ckpt_path" not in second[-1]
+
+
+def test_a_run_of_version_1_is_taken_as_it_is_once(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """It did not note what its files held; to make it again might charge private data again for nothing."""
+    found = Sweep.read("two.yaml")
+    for point in found.points():
+        place = Path("runs/sweeps/two") / found.former_name(point)
+        place.mkdir(parents=True)
+        (place / "done.json").write_text(json.dumps({"time": 1.0, "arguments": found.arguments(point)}))
+    assert swept(runs) == [] and swept(runs) == []
+    assert capsys.readouterr().out.count("made by an earlier version, taken as run-") == 2
+    Path("base.yaml").write_text("a: 2")
+    assert len(swept(runs)) == 2
 
 
 def test_random_search_draws_within_its_bounds_and_again_the_same() -> None:

@@ -15,8 +15,9 @@ from lightning_modules.cli import _cli as build
 from lightning_modules.cli import main
 from privacy.published import published_dpdfd_epsilon
 from sweeps.runner.tables import SpecError, TableSpec, footnotes, published, render_table
+from sweeps.runner.tables.cells import Cell
 from sweeps.runner.tables.published import Published
-from sweeps.runner.tables.spec import Cell, list_specs
+from sweeps.runner.tables.spec import list_specs
 
 
 def figure(**wanted: Any) -> Published:
@@ -211,7 +212,7 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
         cells = installed.cells(preset)
         assert cells and all(fit.seconds is not None for cell in cells for fit in cell.fit.lineage())
     if installed.table is not None:
-        from sweeps.runner.tables.rendering import read_rows
+        from sweeps.runner.tables.rows import read_rows
 
         rows = read_rows(installed, "paper", Path("nowhere"))
         # Of a curve the papers print a few points at most.

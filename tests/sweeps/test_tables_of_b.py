@@ -16,7 +16,8 @@ from lightning_modules.runtime.paths import find_config
 from privacy.annotators.votes import VoteAnnotator
 from privacy.published import published_dpdfd_epsilon
 from sweeps.runner.tables import TableSpec
-from sweeps.runner.tables.spec import Cell, FitSpec, list_specs
+from sweeps.runner.tables.cells import Cell, FitSpec
+from sweeps.runner.tables.spec import list_specs
 
 OF_B = ("b1", "b2", "b-fig3", "b-fig6", "b-fig7", "b-fig8")
 MEASURED = ("cpu", "paper")  # smoke runs learn nothing, whatever their schedule

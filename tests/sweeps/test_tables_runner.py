@@ -8,55 +8,17 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from support.sweep_fits import SPEC, Fits
 
 from lightning_modules.cli import main
+from sweeps.runner.plan import estimate
 from sweeps.runner.store import Store
-from sweeps.runner.tables.runner import Grid, estimate, progress, run_table, work
+from sweeps.runner.tables.records import plan_of, run_table
 from sweeps.runner.tables.spec import TableSpec
-
-SPEC: dict[str, Any] = {
-    "title": "Students",
-    "fits": {
-        "teacher": {"config": "teacher.yaml"},
-        "student": {"config": "student.yaml", "set": {"model.teacher": "{teacher}/checkpoints/last.ckpt"}},
-    },
-    "axes": {"size": {"1": {"student": {"size": 1}}, "2": {"student": {"size": 2}}, "3": {"student": {"size": 3}}}},
-    "presets": {"smoke": {"seconds": {"teacher": 100, "student": 10}}},
-}
-
-
-def settings(arguments: list[str]) -> dict[str, str]:
-    return dict(argument[2:].split("=", 1) for argument in arguments if "=" in argument)
-
-
-class Fits:
-    """Stands in for the command line: writes the record that a fit would, and remembers what it was asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[dict[str, str]] = []
-        self.errors: dict[str, BaseException] = {}
-        self.seconds = 0.0
-
-    def __call__(self, arguments: list[str]) -> None:
-        asked = settings(arguments)
-        self.asked.append(asked)
-        time.sleep(self.seconds)
-        size = asked.get("size", "teacher")
-        folder = Path(asked["trainer.default_root_dir"])
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        (folder / "checkpoints" / "last.ckpt").write_text("half")
-        if size in self.errors:
-            raise self.errors[size]
-        record = {"accuracy": 0.5, "wall_seconds": 8.0, "seed": 0, "versions": {"torch": "2"}, "unit": "record"}
-        (folder / "result.json").write_text(json.dumps(record))
-
-    @property
-    def sizes(self) -> list[str]:
-        return [asked.get("size", "teacher") for asked in self.asked]
+from sweeps.runner.work import work
 
 
 @pytest.fixture
@@ -148,27 +110,27 @@ def test_an_interruption_ends_everything_and_the_next_run_goes_on_from_the_check
 
 
 def test_two_runners_on_one_folder_repeat_nothing(spec: TableSpec) -> None:
-    grid, store = Grid.of(spec.cells("smoke")), Store("runs/tables")
+    plan = plan_of(spec.cells("smoke"), Store("runs/tables"))
     runners = [Fits(), Fits()]
     for fits in runners:
         fits.seconds = 0.2
-    threads = [threading.Thread(target=work, args=(grid, store, fits), kwargs={"since": 0.0}) for fits in runners]
+    threads = [threading.Thread(target=work, args=(plan, fits), kwargs={"since": 0.0}) for fits in runners]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert sorted(runners[0].sizes + runners[1].sizes) == ["1", "2", "3", "teacher"]
     # Both came to the end, which neither could have without waiting for the other.
-    assert progress(grid, store, since=0.0).finished and all(fits.sizes for fits in runners)
+    assert plan.progress(since=0.0).finished and all(fits.sizes for fits in runners)
 
 
 def test_without_claims_two_runners_would_repeat_cells(spec: TableSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sweeps.runner.store.fcntl.flock", lambda *_: None)
-    grid, store = Grid.of(spec.cells("smoke")), Store("runs/tables")
+    plan = plan_of(spec.cells("smoke"), Store("runs/tables"))
     runners = [Fits(), Fits()]
     for fits in runners:
         fits.seconds = 0.2
-    threads = [threading.Thread(target=work, args=(grid, store, fits), kwargs={"since": 0.0}) for fits in runners]
+    threads = [threading.Thread(target=work, args=(plan, fits), kwargs={"since": 0.0}) for fits in runners]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -200,7 +162,7 @@ def test_the_claim_of_a_killed_process_is_free_again(tmp_path: Path) -> None:
 
 def test_estimates_come_from_the_spec_until_alike_fits_are_measured(spec: TableSpec) -> None:
     cells = spec.cells("smoke")
-    fit = cells[0].fit
+    fit = cells[0].fit.task()
     assert estimate(fit, []) == (10, "spec")
     near = {"table": "t", "preset": "smoke", "fit": "student", "labels": {"size": "1"}, "seconds": 30.0}
     far = {**near, "labels": {"size": "2"}, "seconds": 50.0}
@@ -256,3 +218,20 @@ def test_worker_processes_make_the_same_table(tmp_path: Path, monkeypatch: pytes
     main(["tables", "run", "c-sigma", "--jobs", "2"])
     assert len(list(Path("results/tables/c-sigma/smoke/records").iterdir())) == 3
     assert "failed" not in Path("results/tables/c-sigma/smoke/table.md").read_text()
+
+
+@pytest.mark.slow
+def test_two_workers_of_dask_make_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed", reason="the extra `dask` is not installed")
+    monkeypatch.chdir(tmp_path)
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+    ) as cluster:
+        main(["tables", "run", "c-sigma", "--jobs", "2", "--dask", cluster.scheduler_address])
+    assert len(list(Path("results/tables/c-sigma/smoke/records").iterdir())) == 3
+    assert "failed" not in Path("results/tables/c-sigma/smoke/table.md").read_text()
+    lines = [line for log in Path("runs/tables").glob("*.log") for line in log.read_text().splitlines()]
+    made = [line for line in lines if line.startswith("[c-sigma smoke]") and "): " in line]
+    assert len(made) == len({line.rsplit("/", 1)[-1] for line in made}) == 4
+    # All charges are in the ledger of whoever asked, none in one of a worker's own.
+    assert [path.name for path in tmp_path.rglob("*.jsonl")] == ["Digits-train.jsonl"]

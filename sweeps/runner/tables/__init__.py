@@ -1,8 +1,8 @@
 """Tables and figures of the papers, measured again; specs in `sweeps/tables`, printed figures in `sweeps/published`."""
 
 from sweeps.runner.tables.published import Published, footnotes, published
+from sweeps.runner.tables.records import run_table
 from sweeps.runner.tables.rendering import render_results, render_table
-from sweeps.runner.tables.runner import run_table
 from sweeps.runner.tables.spec import SpecError, TableSpec
 
 __all__ = [

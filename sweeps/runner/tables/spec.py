@@ -32,13 +32,10 @@ the seed of their file.
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -46,11 +43,11 @@ from typing import Any
 import yaml
 
 from lightning_modules.runtime.paths import find_config
-from privacy.moved import RENAMED_CLASSES
-from sweeps.runner.pipeline import Fit
+from sweeps.runner.fit import Fit
+from sweeps.runner.tables.cells import Cell, FitSpec
 from sweeps.runner.tables.published import published
 
-__all__ = ["Cell", "FitSpec", "Preset", "SpecError", "TableSpec", "list_specs"]
+__all__ = ["Preset", "SpecError", "TableSpec", "list_specs"]
 
 KEYS = {
     "title", "kind", "paper", "published", "method", "note", "fits", "axes", "skip", "seeds", "presets", "figure",
@@ -59,7 +56,6 @@ KEYS = {
 PRESET_KEYS = {"seeds", "axes", "set", "seconds", "note"}
 FIGURE_KEYS = {"x", "log", "label"}
 
-_FIRST_NAMES = {new: old for old, new in RENAMED_CLASSES.items()}
 
 Patch = Mapping[str, Mapping[str, Any]]
 """What an axis value or a preset changes: fit name → parameter → value, where `config` names other files."""
@@ -67,73 +63,6 @@ Patch = Mapping[str, Mapping[str, Any]]
 
 class SpecError(ValueError):
     """A table spec that makes no sense."""
-
-
-@dataclass(frozen=True)
-class FitSpec:
-    """One fit of one cell, with everything that decides its outcome.
-
-    Attributes:
-        table: Name of the spec.
-        preset: Name of the preset.
-        fit: Name, configuration files and parameters.
-        parents: The fits that `{name}` in the parameters stands for.
-        labels: Values of the axes, for people and for estimates.
-        seconds: The spec's estimate, or None.
-    """
-
-    table: str
-    preset: str
-    fit: Fit
-    parents: Mapping[str, FitSpec]
-    labels: Mapping[str, str]
-    seconds: float | None = None
-
-    @property
-    def digest(self) -> str:
-        """Hash of the parsed files, the parameters and the parents: equal fits of any table are one fit."""
-        content = _first_named(
-            [
-                [_parsed(config) for config in self.fit.config],
-                dict(self.fit.set),
-                {name: parent.digest for name, parent in self.parents.items()},
-            ]
-        )
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-    @property
-    def folder_name(self) -> str:
-        """Name of the folder that holds it."""
-        return f"{self.fit.name}-{self.digest[:16]}"
-
-    def lineage(self) -> Iterator[FitSpec]:
-        """Parents before children, itself last."""
-        for parent in self.parents.values():
-            yield from parent.lineage()
-        yield self
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One measured figure of the table.
-
-    Attributes:
-        labels: Value of each axis.
-        seed: Seed of the measured fit.
-        fit: What is measured.
-    """
-
-    labels: Mapping[str, str]
-    seed: int
-    fit: FitSpec
-
-    @property
-    def name(self) -> str:
-        """File name of its record."""
-        # PATE and PATE+ are two methods.
-        labels = [value.replace("+", "plus") for value in self.labels.values()]
-        words = [re.sub(r"[^A-Za-z0-9.]+", "-", value).strip("-") for value in labels]
-        return "_".join([*words, f"seed{self.seed}"])
 
 
 @dataclass(frozen=True)
@@ -342,27 +271,6 @@ def _locate(path: str) -> Path:
     folder = resources.files("sweeps").joinpath("tables")
     known = sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
     raise SpecError(f"there is no table or figure {path!r}; known are {', '.join(known)}")
-
-
-@cache
-def _text(path: str, changed: int) -> Any:
-    return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-
-
-def _first_named(value: Any) -> Any:
-    # A class that is renamed makes nothing run again: in the digest it has the name that it had first.
-    if isinstance(value, Mapping):
-        return {
-            key: _FIRST_NAMES.get(item, item) if key == "class_path" else _first_named(item)
-            for key, item in value.items()
-        }
-    return [_first_named(item) for item in value] if isinstance(value, list) else value
-
-
-def _parsed(config: str) -> Any:
-    # As values, so that a comment that is added makes nothing run again.
-    file = Path(find_config(config))
-    return _text(str(file), file.stat().st_mtime_ns)
 
 
 def _only(values: Any, allowed: set[str], where: str) -> None:

@@ -52,8 +52,8 @@ def test_result_guarantee_metrics_and_figures(folder: Path) -> None:
     assert "# Privacy guarantee" in page and round_up(account.epsilon()) in page
 
     rows = _rows("run/metrics.csv")
-    assert set(rows[0]) >= {"privacy/epsilon", "privacy/epsilon_published", "privacy/queries", "val/accuracy"}
-    judged = [row for row in rows if row["val/accuracy"]]
+    assert set(rows[0]) >= {"privacy/epsilon", "privacy/epsilon_published", "privacy/queries", "test_split/accuracy"}
+    judged = [row for row in rows if row["test_split/accuracy"]]
     assert len(judged) == 2 and float(judged[-1]["privacy/epsilon"]) == pytest.approx(account.epsilon(), rel=1e-6)
     spent = [float(row["privacy/epsilon"]) for row in rows if row["privacy/epsilon"]]
     assert spent == sorted(spent) and spent[0] < spent[-1]
@@ -84,7 +84,7 @@ def test_tensorboard(folder: Path) -> None:
     )
     events = EventAccumulator("tb/x/version_0")
     events.Reload()
-    assert {"privacy/epsilon", "privacy/epsilon_published", "privacy/queries", "val/accuracy"} <= set(
+    assert {"privacy/epsilon", "privacy/epsilon_published", "privacy/queries", "test_split/accuracy"} <= set(
         events.Tags()["scalars"]
     )
     assert events.Tags()["images"] == ["synthetic"]
@@ -127,7 +127,7 @@ def test_test_and_validate_need_no_teacher_and_keep_the_curves(folder: Path) -> 
         results[command] = done.trainer.callback_metrics
     record = json.loads(Path("run/result.json").read_text())
     assert float(results["test"]["test/accuracy"]) == pytest.approx(record["accuracy"], abs=1e-6)
-    assert "val/accuracy" in results["validate"]
+    assert "test_split/accuracy" in results["validate"]
     assert [row["step"] for row in _rows("run/metrics.csv")][: len(before)] == [row["step"] for row in before]
     assert not cli.model.trainer.fast_dev_run
 

@@ -1,8 +1,9 @@
-"""The command `tables`: list them, run what is missing, render what is there."""
+"""The command `tables`: list them, run what is missing, render what is there, follow digests that change."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from privacy.files import write_atomically
+from sweeps.runner.engines import add_engine_arguments, engine_of
+from sweeps.runner.plan import Task, duration, estimate
 from sweeps.runner.store import Store
+from sweeps.runner.tables.cells import Cell
+from sweeps.runner.tables.digests import current_digests, replace_digests
+from sweeps.runner.tables.records import plan_of, run_table
 from sweeps.runner.tables.rendering import render_results, render_table
-from sweeps.runner.tables.runner import Grid, duration, estimate, run_table, work
 from sweeps.runner.tables.spec import TableSpec, list_specs
 
 __all__ = ["tables"]
@@ -27,7 +32,8 @@ def tables(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
         run: Takes the arguments of one `fit` command.
     """
     options = _parser().parse_args(list(args))
-    {"list": _list, "run": _run, "render": _render, "work": _work}[options.command](options, run)
+    commands = {"list": _list, "run": _run, "render": _render, "digests": _digests, "migrate": _migrate}
+    commands[options.command](options, run)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -35,15 +41,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="The tables and figures, their presets and sizes.")
     run = commands.add_parser("run", help="Run the missing cells of tables, then render them.")
-    worker = commands.add_parser("work", help="What `run --jobs` starts: makes missing fits and renders nothing.")
-    for command in (run, worker):
-        command.add_argument("names", nargs="*", help="Names or files; none are all that are installed.")
-        command.add_argument("--preset", default="smoke", help="smoke (digits), cpu, or paper (as printed).")
-        command.add_argument("--seeds", type=int, nargs="+", default=None, help="In place of the preset's.")
-        command.add_argument("--folder", default="runs/tables", help="Where fits lie, shared by all tables.")
-    worker.add_argument("--since", type=float, required=True, help="Failures before this time are tried again.")
+    run.add_argument("names", nargs="*", help="Names or files; none are all that are installed.")
+    run.add_argument("--preset", default="smoke", help="smoke (digits), cpu, or paper (as printed).")
+    run.add_argument("--seeds", type=int, nargs="+", default=None, help="In place of the preset's.")
+    run.add_argument("--folder", default="runs/tables", help="Where fits lie, shared by all tables.")
     run.add_argument("--results", default="results/tables", help="Where records and rendered tables go.")
-    run.add_argument("--jobs", type=int, default=1, help="Worker processes; 1 runs in this one.")
+    add_engine_arguments(run.add_argument)
     run.add_argument("--dry-run", action="store_true", help="Show the cells with what they will cost; run nothing.")
     run.add_argument(
         "--select-by-test", action="store_true", help="Report the best step by test accuracy; the table will say so."
@@ -52,6 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     render.add_argument("--results", default="results/tables", help="Where the records are.")
     render.add_argument("--check", action="store_true", help="Leave the document; fail where it is out of date.")
     render.add_argument("--document", default="docs/results.md", help="The document to write.")
+    digests = commands.add_parser("digests", help="Write which records are up to date, before configurations change.")
+    digests.add_argument("file", help="JSON file to write.")
+    digests.add_argument("--results", default="results/tables", help="Where the records are.")
+    migrate = commands.add_parser(
+        "migrate", help="Give records that were up to date the digests of today. For changes that change no outcome."
+    )
+    migrate.add_argument("file", help="What `digests` wrote before the change.")
+    migrate.add_argument("--results", default="results/tables", help="Where the records are.")
+    migrate.add_argument("--folder", default="runs/tables", help="Where fits lie; they are found again as well.")
     return parser
 
 
@@ -70,9 +82,8 @@ def _list(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
 
 
 def _run(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
-    if options.jobs < 1:
-        raise ValueError(f"--jobs must be 1 or more, got {options.jobs}")
-    failed = 0
+    engine = engine_of(options)
+    failed = left = 0
     for spec in _specs(options.names, options.preset):
         if options.select_by_test:
             spec = replace(spec, selection="best_on_test")
@@ -86,46 +97,56 @@ def _run(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
             folder=options.folder,
             results=options.results,
             seeds=options.seeds,
-            jobs=options.jobs,
+            engine=engine,
             say=lambda text: print(text, flush=True),
         )
         files = render_table(spec, preset=options.preset, results=options.results)
         print(f"{outcome.line(f'{spec.name} {options.preset}')}: {', '.join(map(str, files))}")
         failed += outcome.failed
+        left += outcome.left
     if failed:
         sys.exit(
             f"error: {failed} fits failed; each one's folder in {options.folder} has a failed.json with the reason"
         )
+    if left:
+        sys.exit(f"error: {left} fits were not made: workers ended too early, see the logs in {options.folder}")
 
 
 def _dry_run(spec: TableSpec, options: argparse.Namespace) -> None:
-    store = Store(options.folder)
-    notes = store.notes()
-    grid = Grid.of(spec.cells(options.preset, seeds=options.seeds))
+    cells = spec.cells(options.preset, seeds=options.seeds)
+    plan = plan_of(cells, Store(options.folder))
+    notes = plan.store.notes()
     total, unknown = 0.0, 0
-    print(f"{spec.kind}-{spec.name} {options.preset}: {len(grid.cells)} cells, {len(grid.fits)} fits")
-    for name, fit in grid.fits.items():
-        state = store.state(name)
-        seconds, source = estimate(fit, notes)
+    print(f"{spec.kind}-{spec.name} {options.preset}: {len(cells)} cells, {len(plan.tasks)} fits")
+    for name, task in plan.tasks.items():
+        state = plan.state(task)
+        seconds, source = estimate(task, notes)
         cost = "unknown" if seconds is None else f"{duration(seconds)} ({source})"
-        print(f"  {state:<8} {name:<30} {cost:<20} {_place(name, grid)}")
+        print(f"  {state:<8} {name:<30} {cost:<20} {_place(task, cells)}")
         if state != "done":
             total, unknown = total + (seconds or 0.0), unknown + (seconds is None)
+    for line in plan.made_before():
+        print(f"  again: {line}")
     more = f", and {unknown} fits of unknown cost" if unknown else ""
     print(f"  to do: {duration(total / options.jobs)} in {options.jobs} of {os.cpu_count()} cores{more}")
 
 
-def _place(name: str, grid: Grid) -> str:
-    cell = next((cell for cell in grid.cells if cell.fit.folder_name == name), None)
+def _place(task: Task, cells: Sequence[Cell]) -> str:
+    cell = next((cell for cell in cells if cell.fit.folder_name == task.name), None)
     if cell is None:
         return "shared by cells"
     return ", ".join([*(f"{axis} {value}" for axis, value in cell.labels.items()), f"seed {cell.seed}"])
 
 
-def _work(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
-    for spec in _specs(options.names, options.preset):
-        grid = Grid.of(spec.cells(options.preset, seeds=options.seeds))
-        work(grid, Store(options.folder), run, since=options.since, say=print, title=f"{spec.name} {options.preset}")
+def _digests(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
+    found = current_digests(Path(options.results))
+    print(f"{len(found)} records are up to date: {write_atomically(options.file, json.dumps(found, indent=1))}")
+
+
+def _migrate(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
+    before = json.loads(Path(options.file).read_text(encoding="utf-8"))
+    changed = replace_digests(before, results=Path(options.results), store=Store(options.folder))
+    print(f"{changed} of {len(before)} records have a new digest")
 
 
 def _render(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:

@@ -1,0 +1,45 @@
+"""The name under which a validation's accuracy is logged: it says what the accuracy is of.
+
+`val/accuracy` is of something kept apart, by which a run may be chosen: a selection half, or held-out private records.
+Where a fit is validated on the public test split, the figure is one of that split: whoever chooses a run or a step by
+it has no figure left that was not chosen, and `test_split/accuracy` says so.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from lightning import LightningModule, Trainer
+from torchmetrics import Metric
+
+from lightning_modules.runtime.runs import callbacks_of, datamodule_of
+
+__all__ = ["KEPT_APART", "TEST_SPLIT", "log_validation_accuracy", "validation_metric"]
+
+KEPT_APART = "val/accuracy"
+TEST_SPLIT = "test_split/accuracy"
+
+
+def validation_metric(trainer: Trainer) -> str:
+    """`TEST_SPLIT` where the data module says that it validates on the test split, else `KEPT_APART`."""
+    return TEST_SPLIT if getattr(datamodule_of(trainer), "evaluation", None) == "test" else KEPT_APART
+
+
+def log_validation_accuracy(module: LightningModule, accuracy: Metric | float) -> None:
+    """Logs it under its name, and for callbacks that monitor the name of before under that as well.
+
+    Args:
+        module: In its validation.
+        accuracy: Between 0 and 1.
+    """
+    name = validation_metric(module.trainer)
+    module.log(name, accuracy, prog_bar=True)
+    if name == TEST_SPLIT and any(getattr(c, "monitor", None) == KEPT_APART for c in callbacks_of(module.trainer)):
+        warnings.warn(
+            f"a callback monitors {KEPT_APART!r}, and this fit is validated on the test split: it follows "
+            f"{TEST_SPLIT!r}, as that is called now, until the next release. Name that one, or set data.evaluation to "
+            "'selection' and keep the other half of the split for the figure that is reported",
+            FutureWarning,
+            stacklevel=2,
+        )
+        module.log(KEPT_APART, accuracy, logger=False)

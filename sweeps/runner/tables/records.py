@@ -1,0 +1,73 @@
+"""The records of a table's cells: what is missing is measured, and what is measured is copied to `results/`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from privacy.files import write_atomically
+from sweeps.runner.engines import Engine
+from sweeps.runner.plan import Plan, Progress
+from sweeps.runner.run_plan import run_plan
+from sweeps.runner.store import Store
+from sweeps.runner.tables.cells import Cell
+from sweeps.runner.tables.spec import TableSpec
+
+__all__ = ["plan_of", "run_table"]
+
+
+def plan_of(cells: Sequence[Cell], store: Store, *, title: str = "") -> Plan:
+    """The fits of some cells, each once however many cells need it; folders of version 1 are found again."""
+    fits = {fit.folder_name: fit for cell in cells for fit in cell.fit.lineage()}
+    for name, fit in fits.items():
+        store.adopt(name, fit.former_folder_name, digest=fit.digest)
+    return Plan([fit.task() for cell in cells for fit in cell.fit.lineage()], store, title=title)
+
+
+def run_table(
+    spec: TableSpec,
+    *,
+    preset: str,
+    run: Callable[[list[str]], Any],
+    folder: str | Path = "runs/tables",
+    results: str | Path = "results/tables",
+    seeds: Sequence[int] | None = None,
+    engine: Engine | None = None,
+    say: Callable[[str], None] = print,
+) -> Progress:
+    """Runs what is missing of a table and copies the records of its cells.
+
+    Args:
+        spec: The table.
+        preset: Its size.
+        run: Takes the arguments of one `fit` command; used where there is no engine.
+        folder: Where fits lie, shared by all tables.
+        results: Where records are copied to.
+        seeds: In place of the preset's.
+        engine: What runs the fits; None is this process.
+        say: Takes lines for a person.
+    """
+    cells = spec.cells(preset, seeds=seeds)
+    plan = plan_of(cells, Store(folder), title=f"{spec.name} {preset}")
+    progress = run_plan(plan, run, since=time.time(), engine=engine, say=say)
+    collect(spec, cells, plan, preset=preset, results=Path(results))
+    return progress
+
+
+def collect(spec: TableSpec, cells: Sequence[Cell], plan: Plan, *, preset: str, results: Path) -> None:
+    """Copies the record of each finished cell to `results/<table>/<preset>/records`, with where it belongs."""
+    for cell in cells:
+        name = cell.fit.folder_name
+        path = results / spec.name / preset / "records" / f"{cell.name}.json"
+        if plan.current(plan.tasks[name]) is None:
+            if (error := plan.store.failure(name)) is not None:
+                # An earlier figure of a cell that now fails is not this cell's.
+                stale = {"table": spec.name, "preset": preset, "cell": dict(cell.labels), "error": error}
+                write_atomically(path, json.dumps({**stale, "seed": cell.seed}, indent=2, ensure_ascii=False) + "\n")
+            continue
+        record = json.loads((plan.store.folder(name) / "result.json").read_text(encoding="utf-8"))
+        place = {"table": spec.name, "preset": preset, "cell": dict(cell.labels), "digest": cell.fit.digest}
+        write_atomically(path, json.dumps({**place, **record}, indent=2, ensure_ascii=False) + "\n")
