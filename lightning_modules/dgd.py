@@ -553,7 +553,7 @@ class DGD(DataFreeDistillation):
     def _eval_logits(self, images: torch.Tensor) -> torch.Tensor:
         training = self.student.training
         self.student.eval()
-        logits = self.student(images).float()
+        logits: torch.Tensor = self.student(images).float()
         self.student.train(training)
         return logits
 
