@@ -87,9 +87,8 @@ lint: $(INSTALLED) ## ruff: rules and formatting
 	$(BIN)/ruff format --check .
 
 .PHONY: types
-types: $(INSTALLED) ## mypy: strict for privacy, typed signatures everywhere
-	$(BIN)/mypy --strict privacy
-	$(BIN)/mypy lightning_modules datamodules sweeps
+types: $(INSTALLED) ## mypy --strict
+	$(BIN)/mypy --strict privacy datamodules lightning_modules sweeps benchmarks
 
 .PHONY: format
 format: $(INSTALLED) ## rewrite the code as ruff would have it

@@ -14,15 +14,20 @@ os.environ["TRANSCRIPTION_LEDGERS"] = tempfile.mkdtemp(prefix="ledgers-")
 
 from pathlib import Path
 
-import hypothesis
 import pytest
-import torch
 
-torch.set_num_threads(1)
 
-# The same examples each time, and no deadline: a contended machine is slow, not wrong.
-hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("project")
+def pytest_configure(config: pytest.Config) -> None:
+    """Before anything is collected: by this process, unless it only hands out tests to others."""
+    if config.getoption("dist", "no") != "no":
+        return
+    import hypothesis
+    import torch
+
+    torch.set_num_threads(1)
+    # The same examples each time, and no deadline: a contended machine is slow, not wrong.
+    hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
+    hypothesis.settings.load_profile("project")
 
 
 @pytest.fixture(autouse=True)

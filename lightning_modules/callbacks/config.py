@@ -28,7 +28,9 @@ class SaveConfig(SaveConfigCallback):
             # Without the checkpoint it went on from: `fit --config config.yaml` runs the whole fit again.
             begun = self.config.clone()
             begun["ckpt_path"] = None
-            write_atomically(run_folder(trainer) / "config.yaml", self.parser.dump(begun, skip_none=False))
+            # It was validated when it was parsed.
+            text = self.parser.dump(begun, skip_unset=False, skip_validation=True)
+            write_atomically(run_folder(trainer) / "config.yaml", text)
         for logger in trainer.loggers:
             logger.log_hyperparams(self.values)
 
@@ -42,7 +44,7 @@ class SaveConfig(SaveConfigCallback):
     def values(self) -> dict[str, Any]:
         """The configuration as plain values, which JSON can hold: an infinite number is the string "inf"."""
         # By way of JSON, which is read ten times faster than YAML.
-        text = self.parser.dump(self.config, skip_none=False, format="json")
+        text = self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="json")
         loaded: dict[str, Any] = json.loads(text, parse_constant={"Infinity": "inf"}.get)
         return loaded
 

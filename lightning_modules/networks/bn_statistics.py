@@ -62,4 +62,6 @@ def _distance(layer: Any, inputs: Tensor) -> Tensor:
     # One value per channel has no variance; the running one is of the unbiased estimate.
     unbiased = int(inputs.numel() > inputs.shape[1])
     variance, mean = torch.var_mean(inputs, dim=axes, correction=unbiased)
-    return torch.linalg.vector_norm(mean - layer.running_mean) + torch.linalg.vector_norm(variance - layer.running_var)
+    of_mean: Tensor = torch.linalg.vector_norm(mean - layer.running_mean)
+    of_variance: Tensor = torch.linalg.vector_norm(variance - layer.running_var)
+    return of_mean + of_variance

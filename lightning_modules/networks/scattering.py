@@ -85,7 +85,8 @@ class Scattering2d(nn.Module):
 
     def _average(self, maps: Tensor, scale: int) -> Tensor:
         _, height, width = self.output_shape
-        return (maps.flatten(-2) @ self.get_buffer(f"average{scale}")).unflatten(-1, (height, width))
+        averaged: Tensor = (maps.flatten(-2) @ self.get_buffer(f"average{scale}")).unflatten(-1, (height, width))
+        return averaged
 
     def _averaging(self, size: tuple[int, int], kept: int) -> Tensor:
         """Gaussian average and subsampling as one matrix, from maps of which every `kept`-th sample was kept."""
@@ -177,7 +178,8 @@ def _fold(spectra: Tensor, factor: int) -> Tensor:
     if factor == 1:
         return spectra
     height, width = spectra.shape[-2] // factor, spectra.shape[-1] // factor
-    return spectra.unflatten(-1, (factor, width)).unflatten(-3, (factor, height)).mean(dim=(-4, -2))
+    folded: Tensor = spectra.unflatten(-1, (factor, width)).unflatten(-3, (factor, height)).mean(dim=(-4, -2))
+    return folded
 
 
 def _margin(side: int, step: int) -> tuple[int, int]:
@@ -206,7 +208,8 @@ def _morlet(size: tuple[int, int], scale: int, angle: float, *, slant: float) ->
     wave = (envelope * torch.exp(1j * frequency * along)).sum(dim=0)
     base = envelope.sum(dim=0)
     kernel = (wave - base * (wave.sum() / base.sum())) / (2 * math.pi * sigma**2 / slant)
-    return torch.fft.fft2(kernel).real.float()
+    spectrum: Tensor = torch.fft.fft2(kernel).real.float()
+    return spectrum
 
 
 def _periods(size: tuple[int, int]) -> tuple[Tensor, Tensor]:

@@ -82,7 +82,7 @@ def vectorised_call(
         logits: Tensor = functional_call(template, (parameters, buffers), (images,))
         return logits
 
-    call: Any = torch.vmap(one, in_dims=(0, 0, None if shared_images else 0), randomness=randomness)
+    call: Callable[..., Tensor] = torch.vmap(one, in_dims=(0, 0, None if shared_images else 0), randomness=randomness)
     return call
 
 

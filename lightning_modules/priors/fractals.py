@@ -76,7 +76,8 @@ class FractalPrior(ImagePrior):
             ink = (trace * (1.5 + rows.uniform(1, 1))).clamp(0, 1) * drawn[:, :, None]
             # Colour follows how often a place is visited, as in the usual pictures of fractals.
             colours = palette(rows, trace.flatten(1), channels=channels).mT.unflatten(2, (height, width))
-            return (2 * (image * (1 - ink[:, None]) + colours * ink[:, None]) - 1).clamp(-1, 1).contiguous()
+            inked: Tensor = image * (1 - ink[:, None]) + colours * ink[:, None]
+            return (2 * inked - 1).clamp(-1, 1).contiguous()
 
     def _noise(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
         """(B, C, H, W) in [0, 1]."""
@@ -107,7 +108,7 @@ def power_law_noise(white: Tensor, exponent: Tensor) -> Tensor:
     frequency = (down[:, None] ** 2 + across[None] ** 2).sqrt()
     mean_free = frequency > 0
     gain = torch.where(mean_free, frequency.clamp_min(1e-6), 1.0)[None] ** -exponent[:, None, None] * mean_free
-    noise = torch.fft.irfft2(torch.fft.rfft2(white) * gain[:, None], s=(height, width))
+    noise: Tensor = torch.fft.irfft2(torch.fft.rfft2(white) * gain[:, None], s=(height, width))
     return noise / noise.square().mean((-2, -1), keepdim=True).sqrt().clamp_min(1e-6)
 
 

@@ -43,4 +43,5 @@ class RandomRows:
 
     def normal(self, *shape: int) -> Tensor:
         """(B, *shape), standard normal, by the inverse of its distribution function: one uniform number each."""
-        return torch.special.ndtri(self.uniform(*shape).clamp(1e-6, 1 - 1e-6))
+        quantiles: Tensor = torch.special.ndtri(self.uniform(*shape).clamp(1e-6, 1 - 1e-6))
+        return quantiles

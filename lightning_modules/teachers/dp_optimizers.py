@@ -24,7 +24,7 @@ GHOST_MARGIN = 1e-4
 _ROWS = 64
 
 
-class _ExactNoise(DPOptimizer):
+class _ExactNoise(DPOptimizer):  # type: ignore[misc] # Opacus ships no types
     """Opacus's optimizer with the project's noise.
 
     Attributes:
@@ -96,7 +96,7 @@ class FlatOptimizer(_ExactNoise):
         return round_to_lattice(clipped, norm_bound=self.max_grad_norm, granularity=self.granularity).sum(dim=0)
 
 
-class GhostOptimizer(_ExactNoise, DPOptimizerFastGradientClipping):
+class GhostOptimizer(_ExactNoise, DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacus ships no types
     """Takes gradients that ghost clipping has clipped, to `GHOST_MARGIN` below C."""
 
     def accumulate(self) -> None:

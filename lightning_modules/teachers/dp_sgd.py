@@ -342,7 +342,8 @@ class DPSGDTeacher(Teacher):
         loop: Any = self.trainer.fit_loop
         epochs = loop.epoch_progress.current
         within = loop.epoch_loop.batch_progress.current.completed if epochs.ready > epochs.processed else 0
-        return max(0, (self.trainer.max_epochs - epochs.processed) * length - within)
+        ahead: int = (self.trainer.max_epochs - epochs.processed) * length - within
+        return max(0, ahead)
 
     def _require_target(self) -> None:
         if self.target_epsilon is None or not self.secure:
@@ -417,7 +418,8 @@ class DPSGDTeacher(Teacher):
         if self._front_done:
             logits: torch.Tensor = self.network.after_front(inputs)  # type: ignore[operator]
             return logits
-        return self(inputs)
+        outputs: torch.Tensor = self(inputs)
+        return outputs
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
         """One noisy step on a Poisson batch, accumulated over physical batches."""

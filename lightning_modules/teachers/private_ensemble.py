@@ -55,7 +55,7 @@ class PrivateEnsemble(PrivateModel):
         )
         self.num_classes = num_classes
         # In a function, see `PrivateTeacher`.
-        self._held = lambda: teachers
+        self._held: Callable[[], NetworkStack] = lambda: teachers
 
     @property
     def num_teachers(self) -> int:

@@ -52,7 +52,7 @@ class PrivateTeacher(PrivateModel):
         )
         network.eval().requires_grad_(False)
         # In a function: an attribute could be reached, and be registered by whoever copies it.
-        self._held = lambda: network
+        self._held: Callable[[], nn.Module] = lambda: network
 
     @property
     def num_teachers(self) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from lightning.pytorch.cli import LightningCLI
 from support.runs import QUIET, configuration, fit
 
 from lightning_modules import cli as command_line
@@ -53,6 +54,35 @@ def test_later_files_and_options_override_earlier_ones(folder: Path, capsys: pyt
     assert model["init_args"]["images"]["source"] == "prior"
     assert "num_classes" not in model["init_args"]
     assert not {"optimizer", "lr_scheduler"} & set(config)
+
+
+def test_every_command_is_offered_and_the_one_that_is_asked_for_alone_is_made(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (["--help"], []):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        shown = capsys.readouterr()
+        assert all(name in shown.out + shown.err for name in ("fit", "validate", "test", "predict"))
+    for name in ("validate", "test", "predict"):
+        with pytest.raises(SystemExit) as end:
+            main([name, "--help"])
+        assert not end.value.code and f"[options] {name} " in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["fits"])
+    assert "predict" in capsys.readouterr().err
+    assert list(fit(configuration(steps=1)).subcommands()) == ["fit"]
+
+
+def test_a_checkpoint_says_of_itself_what_lightning_would_have_it_say(folder: Path) -> None:
+    run = fit(configuration(steps=1, model={"gamma": 1e-7}))
+    mine = run.config_dump
+    del run.config_dump
+    LightningCLI._dump_config(run)
+    assert repr(mine) == repr(run.config_dump) and mine["model"]["init_args"]["gamma"] == 1e-7
+    # The twin leaves out what the data tell the model.
+    lossy = yaml.safe_load(run.parser.dump(run.config, skip_unset=False))["fit"]
+    assert lossy.keys() == mine.keys() and repr(lossy) != repr(mine)
 
 
 def test_callbacks_of_the_users_own(folder: Path) -> None:

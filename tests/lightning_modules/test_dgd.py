@@ -234,7 +234,15 @@ def kept(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
 QUIET_MODEL: dict[str, Any] = {**BASELINE, "student": {"class_path": "DataLensClassifier"}, "pseudo_label_weight": 0.5}
 
 
-@pytest.mark.parametrize("step", [1, GENERATOR + 1, BEFORE_STUDENT - 1, BEFORE_STUDENT + 1])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        GENERATOR + 1,
+        pytest.param(BEFORE_STUDENT - 1, marks=pytest.mark.slow),
+        pytest.param(BEFORE_STUDENT + 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_resumed_in_any_phase_ends_as_an_uninterrupted_one(
     place: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:

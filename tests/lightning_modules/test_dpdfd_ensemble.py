@@ -158,7 +158,9 @@ def quiet(folder: str, *arguments: str) -> TranscriptionCLI:
     return run(folder, *arguments, annotator={"noise_multiplier": 0.0}, epochs=2, images="both", student=student)
 
 
-@pytest.mark.parametrize("step", [1, STEPS, STEPS + 2])
+@pytest.mark.parametrize(
+    "step", [pytest.param(1, marks=pytest.mark.slow), STEPS, pytest.param(STEPS + 2, marks=pytest.mark.slow)]
+)
 def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     whole = networks(quiet("whole"))
     interrupted(monkeypatch, step, lambda: quiet("run"))

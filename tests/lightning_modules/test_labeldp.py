@@ -104,8 +104,15 @@ def _interrupted(monkeypatch: pytest.MonkeyPatch, step: int, **settings: Any) ->
             run("run", **settings)
 
 
-@pytest.mark.parametrize("images", ["prior", "both"])
-@pytest.mark.parametrize("train_on", ["stage", "union"])
+@pytest.mark.parametrize(
+    ("train_on", "images"),
+    [
+        ("stage", "prior"),
+        pytest.param("stage", "both", marks=pytest.mark.slow),
+        pytest.param("union", "prior", marks=pytest.mark.slow),
+        ("union", "both"),
+    ],
+)
 def test_a_stage_survives_an_interruption_and_is_not_paid_for_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, images: str, train_on: str
 ) -> None:

@@ -49,9 +49,9 @@ def _quiet(folder: str, *arguments: str) -> TranscriptionCLI:
     ("hook", "step"),
     [
         ("on_train_batch_end", 2),
-        ("on_train_batch_end", 3),
+        pytest.param("on_train_batch_end", 3, marks=pytest.mark.slow),
         ("on_validation_epoch_end", 3),
-        ("on_train_epoch_end", 3),
+        pytest.param("on_train_epoch_end", 3, marks=pytest.mark.slow),
     ],
 )
 def test_a_resumed_run_ends_as_an_uninterrupted_one(
@@ -76,7 +76,7 @@ def test_the_comparison_notices_other_draws_after_the_interruption(
     assert not equal(whole, networks(_quiet("run", LAST)))
 
 
-@pytest.mark.parametrize("step", [1, 2, 5])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_step_that_was_cut_short_is_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     def run(*arguments: str) -> TranscriptionCLI:
         return distil("run", *arguments, steps=STEPS, epochs=EPOCHS)

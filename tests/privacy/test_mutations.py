@@ -161,7 +161,14 @@ class Forgetful(GradientAnnotator):
             self._account = account
 
 
-@pytest.mark.parametrize("release", ["per_sample", "batch_mean", "ensemble"])
+@pytest.mark.parametrize(
+    "release",
+    [
+        "per_sample",
+        pytest.param("batch_mean", marks=pytest.mark.slow),
+        pytest.param("ensemble", marks=pytest.mark.slow),
+    ],
+)
 def test_a_forgotten_charge(release: ReleaseName) -> None:
     """Counted, and by attack: four steps give away more than the one that the ledger knows of."""
     steps, there = 4, rows([1e6] * B)

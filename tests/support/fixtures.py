@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from pathlib import Path
@@ -10,12 +11,29 @@ import pytest
 from support.runs import QUIET
 
 from lightning_modules.cli import main
+from lightning_modules.networks import whitening
+from lightning_modules.networks.whitening import WhitenedScattering
 
 
 @pytest.fixture(scope="session")
 def trained_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A teacher of the digits, trained once by the command that a user would type, and its ledger in `ledgers/`."""
-    folder, before = tmp_path_factory.mktemp("teacher"), Path.cwd()
+    """A teacher of the digits, trained once by the command that a user would type, and its ledger in `ledgers/`.
+
+    Once for all workers: the first that asks trains it in the folder that they share, and the others wait.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained_teacher"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed
+        if not (folder / "done").exists():
+            _train_teacher(folder)
+            (folder / "done").touch()
+    return folder / "teachers" / "digits.ckpt"
+
+
+def _train_teacher(folder: Path) -> None:
+    before = Path.cwd()
     os.chdir(folder)
     others = os.environ.pop("TRANSCRIPTION_LEDGERS", None)
     try:
@@ -24,7 +42,18 @@ def trained_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
         os.chdir(before)
         if others is not None:
             os.environ["TRANSCRIPTION_LEDGERS"] = others
-    return folder / "teachers" / "digits.ckpt"
+
+
+@pytest.fixture
+def quick_whitening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statistics of 20 images of a prior in place of 2000, which take seconds, where no figure depends on them."""
+    statistics = WhitenedScattering._statistics_of
+    monkeypatch.setattr(whitening, "_FOUND", {})  # nor are they kept for others
+
+    def of_few(self: WhitenedScattering, prior: object, image_shape: object, count: int, **settings: float) -> object:
+        return statistics(self, prior, image_shape, min(count, 20), **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WhitenedScattering, "_statistics_of", of_few)
 
 
 @pytest.fixture(autouse=True)

@@ -47,6 +47,7 @@ def recipe(teacher: str) -> list[str]:
     return ["--config", f"sweeps/ensemble_{linear + '_' if linear else ''}{data}.yaml", *few, *QUIET]
 
 
+@pytest.mark.usefixtures("quick_whitening")
 @pytest.mark.parametrize("path", FITS, ids=lambda path: path.stem)
 def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(teachers)

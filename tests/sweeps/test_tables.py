@@ -19,6 +19,8 @@ from sweeps.runner.tables.cells import Cell
 from sweeps.runner.tables.published import Published
 from sweeps.runner.tables.spec import list_specs
 
+SPECS = list_specs()
+
 
 def figure(**wanted: Any) -> Published:
     found = [row for row in published() if all(getattr(row, name) == value for name, value in wanted.items())]
@@ -205,7 +207,7 @@ def test_unknown_tables_and_presets_are_named(spec: TableSpec) -> None:
         spec.cells("huge")
 
 
-@pytest.mark.parametrize("installed", list_specs(), ids=lambda found: found.name)
+@pytest.mark.parametrize("installed", SPECS, ids=lambda found: found.name)
 def test_installed_specs_have_all_presets_and_find_their_printed_figures(installed: TableSpec) -> None:
     assert set(installed.presets) == {"smoke", "cpu", "paper"}
     for preset in installed.presets:
@@ -422,8 +424,9 @@ def test_one_document_of_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "](../results/tables/c2/smoke/figure.png)" in text and Path("results/tables/c2/smoke/figure.png").is_file()
 
 
-@pytest.mark.parametrize("installed", list_specs(), ids=lambda found: found.name)
-@pytest.mark.parametrize("preset", ["cpu", "paper"])
+@pytest.mark.usefixtures("quick_whitening")
+@pytest.mark.parametrize("installed", SPECS, ids=lambda found: found.name)
+@pytest.mark.parametrize("preset", ["cpu", pytest.param("paper", marks=pytest.mark.slow)])
 def test_the_larger_presets_are_accepted_by_the_command_line(
     installed: TableSpec, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

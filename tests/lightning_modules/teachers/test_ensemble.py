@@ -230,10 +230,13 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Run:
     ("hook", "at", "settings"),
     [
         ("on_train_batch_end", 3, {}),  # within the first chunk
-        ("on_train_batch_end", 6, {}),  # between two chunks
-        ("on_train_epoch_end", 16, {}),  # at the end of an epoch, in the last chunk, of one teacher
-        ("on_train_batch_end", 8, {"vectorised": True, "shift": 1}),
-        ("on_train_batch_end", 8, {"network": {"class_path": "DataLensClassifier"}}),
+        pytest.param("on_train_batch_end", 6, {}, marks=pytest.mark.slow),  # between two chunks
+        # at the end of an epoch, in the last chunk, of one teacher
+        pytest.param("on_train_epoch_end", 16, {}, marks=pytest.mark.slow),
+        pytest.param("on_train_batch_end", 8, {"vectorised": True, "shift": 1}, marks=pytest.mark.slow),
+        pytest.param(
+            "on_train_batch_end", 8, {"network": {"class_path": "DataLensClassifier"}}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_resumed_run_ends_as_an_uninterrupted_one(
@@ -303,6 +306,7 @@ def test_the_files_hold_nothing_of_the_data(tmp_path: Path, monkeypatch: pytest.
     assert leaks("run", private) == ["run/checkpoints/last.ckpt"]
 
 
+@pytest.mark.slow
 def test_the_sweep_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     smaller = ["--data.num_teachers=8", "--model.steps=60", "--trainer.default_root_dir=run"]

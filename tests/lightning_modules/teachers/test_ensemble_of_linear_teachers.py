@@ -248,10 +248,10 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, hook: str, at: tuple[int, int], r
     ("settings", "hook", "at"),
     [
         ({"ridge": 0.1}, "on_train_batch_end", (2, 0)),
-        ({"ridge": 0.1}, "on_train_epoch_end", (4, 0)),
+        pytest.param({"ridge": 0.1}, "on_train_epoch_end", (4, 0), marks=pytest.mark.slow),
         ({}, "on_train_batch_end", (0, 3)),  # within the first chunk
-        ({}, "on_train_batch_end", (2, 0)),  # between two chunks
-        ({"vectorised": True}, "on_train_batch_end", (2, 2)),
+        pytest.param({}, "on_train_batch_end", (2, 0), marks=pytest.mark.slow),  # between two chunks
+        pytest.param({"vectorised": True}, "on_train_batch_end", (2, 2), marks=pytest.mark.slow),
     ],
 )
 def test_a_resumed_run_ends_as_an_uninterrupted_one(

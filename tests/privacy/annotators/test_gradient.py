@@ -91,9 +91,9 @@ def residuals(made: GradientAnnotator, calls: int) -> torch.Tensor:
 
 
 def scale_is(draws: torch.Tensor, deviation: float) -> bool:
-    """Two-sided chi-square test of the deviation, wrong once in 10⁶ for the right one; mean zero is part of it."""
+    """Two-sided chi-square test of the deviation, wrong once in 10⁸ for the right one; mean zero is part of it."""
     statistic = float((draws / deviation).square().sum())
-    return 2 * min(stats.chi2.cdf(statistic, draws.numel()), stats.chi2.sf(statistic, draws.numel())) > 1e-6
+    return 2 * min(stats.chi2.cdf(statistic, draws.numel()), stats.chi2.sf(statistic, draws.numel())) > 1e-8
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -112,7 +112,7 @@ def test_noise_has_the_scale_that_is_charged_for(release: str) -> None:
     assert not scale_is(right, DEVIATION[release] * 3 / 2)
     for factor in (2 / 3, 3 / 2):
         assert not scale_is(draws(Scaled(factor)), DEVIATION[release])
-    assert stats.kstest(right.flatten().numpy() / DEVIATION[release], "norm").pvalue > 1e-6
+    assert stats.kstest(right.flatten().numpy() / DEVIATION[release], "norm").pvalue > 1e-8
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -135,7 +135,7 @@ def test_the_charge_is_the_sensitivity_over_the_noise_that_is_there(release: str
 
 def rows_are_independent(added: torch.Tensor) -> bool:
     first, second = added[:, 0].flatten(), added[:, 1].flatten()
-    return abs(float(np.corrcoef(first.numpy(), second.numpy())[0, 1])) < 5 / math.sqrt(first.numel())
+    return abs(float(np.corrcoef(first.numpy(), second.numpy())[0, 1])) < 6 / math.sqrt(first.numel())
 
 
 @pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "ensemble"])

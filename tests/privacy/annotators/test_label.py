@@ -55,7 +55,7 @@ def answers_fit(answers: torch.Tensor, candidates: torch.Tensor, *, epsilon: flo
     ]
     if not bool(inside.all()):
         values.append(stats.chisquare(torch.bincount(rank[~inside], minlength=k).numpy()).pvalue)
-    return min(values) > 1e-6
+    return min(values) > 1e-8
 
 
 @pytest.mark.parametrize("k", [2, 3, 10])

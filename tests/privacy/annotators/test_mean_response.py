@@ -182,7 +182,7 @@ def test_the_noise_is_the_sums_divided_by_the_number_of_teachers(teachers: int) 
 @pytest.mark.parametrize("noise", [None, Seeded()])
 def test_each_image_and_each_call_has_noise_of_its_own(noise: NoiseSource | None) -> None:
     draws = added(annotator(noise=noise), calls=100)
-    limit = 5 / math.sqrt(draws[:, 0].numel())
+    limit = 6.5 / math.sqrt(draws[:, 0].numel())  # for 16 pairs at once
     pairs = [(draws[:, 0], draws[:, row]) for row in range(1, B)] + [(draws[1:], draws[:-1])]
     for first, second in pairs:
         assert abs(float(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1])) < limit

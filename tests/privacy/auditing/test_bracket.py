@@ -47,6 +47,8 @@ from privacy.auditing import Method, Sampler, Score
 DELTA = 1e-5
 CONFIDENCE = 0.999
 TRIALS = 6000
+#: Where a round is a call of an annotator, half a millisecond each.
+CALLS = 4000
 #: What the mutants have left of the noise that they are charged for.
 CUT = 0.05
 
@@ -63,6 +65,8 @@ class Case:
         counts: What it is charged as.
         published: What the paper claims for it at DELTA, None where no paper does.
         sound: Whether the claim covers a record.
+        trials: Rounds of each kind.
+        trials_cut: The same where noise is missing.
     """
 
     name: str
@@ -70,6 +74,8 @@ class Case:
     counts: Mapping[Release, int]
     published: float | None = None
     sound: bool = True
+    trials: int = TRIALS
+    trials_cut: int = TRIALS // 3
 
 
 def gradients(batch_size: int) -> torch.Tensor:
@@ -85,6 +91,20 @@ def annotator(release: Any, batch_size: int, sigma: float, factor: float = 1.0) 
     return made
 
 
+class Recorded:
+    """A sampler that plays rounds which were drawn before, one after the other, and then the same again."""
+
+    def __init__(self, drawn: torch.Tensor) -> None:
+        self.drawn, self.used = drawn, 0
+
+    def __call__(self, count: int) -> torch.Tensor:
+        begin, self.used = self.used, self.used + count
+        assert self.used <= len(self.drawn)
+        taken = self.drawn[begin : self.used]
+        self.used %= len(self.drawn)
+        return taken
+
+
 def beside_others(changing: torch.Tensor) -> torch.Tensor:
     """Gradients (n, B, c) of four teachers of whom a record changes one."""
     others = torch.randn(3, *changing.shape, generator=torch.Generator().manual_seed(0))
@@ -95,6 +115,7 @@ def gradient_case(name: str, release: str, batch_size: int, sigma: float) -> Cas
     """A teacher, alone or one of four, whose every answer one record turns round, through the door of a real run."""
     rows = gradients(batch_size)
 
+    @functools.cache  # most of the time goes into these rounds, and each method of attack sees the same ones
     def play(factor: float) -> Players:
         made = annotator(release, batch_size, sigma, factor)
         released = 1 if release.startswith("batch_mean") else batch_size  # all rows of a mean are copies
@@ -102,11 +123,14 @@ def gradient_case(name: str, release: str, batch_size: int, sigma: float) -> Cas
         def annotate(given: torch.Tensor) -> torch.Tensor:
             return made.annotate(given if release != "ensemble" else beside_others(given))[:released]
 
-        return rounds(annotate, rows), rounds(annotate, -rows), gaussian_score(rows[:released], -rows[:released])
+        drawn = [rounds(annotate, given)(CALLS if factor == 1.0 else CALLS // 2) for given in (rows, -rows)]
+        score = gaussian_score(rows[:released], -rows[:released])
+        return Recorded(drawn[0]), Recorded(drawn[1]), score
 
     made = annotator(release, batch_size, sigma)
     published = made.account.epsilon_published(counts={made.charge: 1})
-    return Case(name, play, {made.charge.release: 1}, published, sound=False)
+    charged = {made.charge.release: 1}
+    return Case(name, play, charged, published, sound=False, trials=CALLS, trials_cut=CALLS // 2)
 
 
 def answers_case(name: str, answers: int, *, sound: bool) -> Case:
@@ -213,7 +237,7 @@ def attack(case: Case, factor: float = 1.0, method: Method = "clopper_pearson") 
     return audit(
         there,
         away,
-        trials=TRIALS if factor == 1.0 else TRIALS // 3,
+        trials=case.trials if factor == 1.0 else case.trials_cut,
         delta=DELTA,
         confidence=CONFIDENCE,
         score=score,
