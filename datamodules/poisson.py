@@ -138,7 +138,7 @@ class Poisson(LightningDataModule):
     def precompute(self, function: Callable[[Tensor], Tensor], *, piece: int = 512) -> None:
         """Replace training images, and those looked at while fitting, by `function` of them, computed once.
 
-        For a fixed front of the network, applied to each image by itself.
+        For a fixed feature extractor of the network, applied to each image by itself.
         """
         for split, records in (("train", self.dataset.train_records), ("validation", self._looked_at)):
             self._mapped[split] = MappedRecords.of(records, function, piece=piece)

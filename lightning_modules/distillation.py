@@ -48,8 +48,8 @@ class Distillation(DataFreeDistillation):
         annotator: Budget and ledger. Default: `ResponseAnnotator`.
         teacher_network: Builds the teacher where its file holds nothing but weights.
         private_data: Public name of the teacher's training data where its file does not say.
-        student: Builds the student. Default: `SmallCNN`. One with a fixed `front` and `after_front` (such as
-            `ScatteringClassifier`) has the front computed once.
+        student: Builds the student. Default: `SmallCNN`. Of one with a fixed `feature_extractor` and
+            `forward_extracted` (such as `ScatteringClassifier`) the features are computed once.
         prior: Where the images come from. Default: `StrokePrior`.
         pool_size: Images with an answer that the student is fitted to, rounded up to whole batches.
         queries: Images that an ensemble is asked about, rounded up to whole batches; None for one teacher.
@@ -116,7 +116,7 @@ class Distillation(DataFreeDistillation):
         self.balance = balance
         self.loss: Literal["logits", "kl"] = loss
         # In a tuple: registered, it would stand in the checkpoint twice.
-        self._front = (getattr(self.student, "front", None),)
+        self._feature_extractor = (getattr(self.student, "feature_extractor", None),)
         self._pool: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         #: What an ensemble's answers were released as, (N, c): paid for once, and kept in checkpoints.
         self.noisy_answers: torch.Tensor | None = None
@@ -170,7 +170,7 @@ class Distillation(DataFreeDistillation):
             # In half precision from the start: what is kept is what was answered.
             images = self.draw_images(call, None).half().float()
             answers.append(respond(images).cpu())
-            kept = images if self._front[0] is None else self._front[0](images)
+            kept = images if self._feature_extractor[0] is None else self._feature_extractor[0](images)
             inputs.append(kept.half().cpu())
         logits = torch.cat(answers)
         classes = logits.argmax(dim=1)
@@ -221,14 +221,14 @@ class Distillation(DataFreeDistillation):
         return track(range(calls), description=description, disable=not self.trainer.is_global_zero)
 
     def fit_student(self, inputs: torch.Tensor, answers: torch.Tensor) -> None:
-        """One step of the student on images (or features of its front) and their answers (B, c)."""
+        """One step of the student on images (or extracted features of them) and their responses (B, c)."""
         with self.toggled_optimizer(self.optimizer("student")):
-            outputs = self.student(inputs) if self._front[0] is None else self._after_front(inputs)
+            outputs = self.student(inputs) if self._feature_extractor[0] is None else self._forward_extracted(inputs)
             distance = logit_distance if self.loss == "logits" else kd
             self.step_student(distance(outputs.float(), answers).mean())
 
-    def _after_front(self, features: torch.Tensor) -> torch.Tensor:
-        after: Any = self.student.after_front
+    def _forward_extracted(self, features: torch.Tensor) -> torch.Tensor:
+        after: Any = self.student.forward_extracted
         logits: torch.Tensor = after(features)
         return logits
 

@@ -1,4 +1,4 @@
-"""Fixed scattering features (Bruna and Mallat 2013): wavelets that nobody learnt, hence a front that costs no privacy.
+"""Fixed scattering features (Bruna and Mallat 2013): wavelets that nobody learnt, which cost no privacy.
 
 Tramèr and Boneh (*Differentially Private Learning Needs Better Features*, 2021) showed that a small model on them
 beats deeper ones trained by DP-SGD from pixels. The filters are built here, since the usual package does not import on
@@ -134,8 +134,8 @@ class ScatteringClassifier(ImageClassifier):
         width: int = 16,
     ) -> None:
         super().__init__()
-        self.front = Scattering2d(image_shape=image_shape, scales=scales, angles=angles)
-        channels, height, columns = self.front.output_shape
+        self.feature_extractor = Scattering2d(image_shape=image_shape, scales=scales, angles=angles)
+        channels, height, columns = self.feature_extractor.output_shape
         norm = scattering_norm(groups, channels)
         if head_network not in ("linear", "cnn"):
             raise ValueError(f"head_network must be linear or cnn, got {head_network!r}")
@@ -153,11 +153,11 @@ class ScatteringClassifier(ImageClassifier):
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to the head's input (N, F)."""
-        features: Tensor = self.body(self.front(images))
+        features: Tensor = self.body(self.feature_extractor(images))
         return features
 
-    def after_front(self, scattered: Tensor) -> Tensor:
-        """Map what `front` gives of images, (N, *front.output_shape), to logits (N, c)."""
+    def forward_extracted(self, scattered: Tensor) -> Tensor:
+        """Map what `feature_extractor` gives of images, (N, *feature_extractor.output_shape), to logits (N, c)."""
         logits: Tensor = self.head(self.body(scattered))
         return logits
 

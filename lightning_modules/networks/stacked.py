@@ -23,8 +23,8 @@ __all__ = [
     "one_thread",
     "stack_states",
     "vectorised_call",
-    "with_front",
-    "without_front",
+    "with_feature_extractor",
+    "without_feature_extractor",
 ]
 
 Item = TypeVar("Item")
@@ -86,30 +86,30 @@ def vectorised_call(
     return call
 
 
-def without_front(network: nn.Module) -> tuple[nn.Module, nn.Module | None]:
-    """Take a fixed front out of a network that was built for it, in place.
+def without_feature_extractor(network: nn.Module) -> tuple[nn.Module, nn.Module | None]:
+    """Take a fixed feature extractor out of a network that was built for it, in place.
 
-    A front (`network.front`, such as scattering features) without any state is the same in every network of an
+    Without any state `network.feature_extractor` (scattering, for example) is the same in every network of an
     architecture: computed once for all of them, it is no longer most of the work. One with weights or buffers that a
     `state_dict` holds stays where it is: it may differ, and would be lost.
 
     Returns:
-        The network, which now takes what the front gives, and the front; None where it has none.
+        The network, which now takes extracted features, and the feature extractor; None where it has none.
     """
-    front = getattr(network, "front", None)
-    if not isinstance(front, nn.Module) or isinstance(front, nn.Identity) or front.state_dict():
+    extractor = getattr(network, "feature_extractor", None)
+    if not isinstance(extractor, nn.Module) or isinstance(extractor, nn.Identity) or extractor.state_dict():
         return network, None
-    network.front = nn.Identity()
-    return network, front.eval()
+    network.feature_extractor = nn.Identity()
+    return network, extractor.eval()
 
 
-def with_front(network: nn.Module, front: nn.Module | None) -> nn.Module:
-    """Return the network as it was before `without_front`: a copy, its weights shared."""
-    if front is None:
+def with_feature_extractor(network: nn.Module, feature_extractor: nn.Module | None) -> nn.Module:
+    """Return the network as it was before `without_feature_extractor`: a copy, its weights shared."""
+    if feature_extractor is None:
         return network
     whole = copy.copy(network)
     # A shallow copy has the original's own table of modules.
-    whole._modules = {**network._modules, "front": front}
+    whole._modules = {**network._modules, "feature_extractor": feature_extractor}
     return whole
 
 
@@ -125,7 +125,7 @@ class NetworkStack:
         vectorised: by `vmap`; None decides by the device of the images.
         workers: threads that ask one network each, where it is not vectorised; None as many as torch would use. Does
             not change the result.
-        front: what all of them share (see `without_front`): it is queried once, and the networks with what it gives.
+        feature_extractor: what all of them share (see `without_feature_extractor`): computed once for all networks.
 
     Raises:
         ValueError: if there is no network, or a number is below 1.
@@ -139,7 +139,7 @@ class NetworkStack:
         images_at_once: int = 1024,
         vectorised: bool | None = None,
         workers: int | None = None,
-        front: nn.Module | None = None,
+        feature_extractor: nn.Module | None = None,
     ) -> None:
         if not networks:
             raise ValueError("networks must hold at least one network, got none")
@@ -151,7 +151,7 @@ class NetworkStack:
         self.images_at_once = images_at_once
         self.vectorised = vectorised
         self.workers = workers
-        self._front = front
+        self._feature_extractor = feature_extractor
         self._moved: tuple[torch.device, nn.Module] | None = None
         self._stacked: tuple[torch.device, list[tuple[dict[str, Tensor], dict[str, Tensor]]]] | None = None
         # Its weights take no memory and are never used.
@@ -159,7 +159,7 @@ class NetworkStack:
 
     @classmethod
     def from_states(cls, template: nn.Module, states: Mapping[str, Tensor], **settings: Any) -> NetworkStack:
-        """Rebuild from what `stack_states` gives; a fixed front of the template is kept once for all.
+        """Rebuild from what `stack_states` gives; a fixed feature extractor of the template is kept once for all.
 
         Raises:
             RuntimeError: if the states are of another architecture than `template`, in PyTorch's own words.
@@ -168,13 +168,13 @@ class NetworkStack:
         counts = {len(values) for values in states.values()}
         if len(counts) != 1:
             raise ValueError(f"states must all be of the same number of networks, got {sorted(counts)}")
-        template, front = without_front(copy.deepcopy(template))
+        template, feature_extractor = without_feature_extractor(copy.deepcopy(template))
         networks = []
         for index in range(counts.pop()):
             network = copy.deepcopy(template)
             network.load_state_dict({name: values[index] for name, values in states.items()})
             networks.append(network)
-        return cls(networks, front=front, **settings)
+        return cls(networks, feature_extractor=feature_extractor, **settings)
 
     def __len__(self) -> int:
         """Return n."""
@@ -182,7 +182,7 @@ class NetworkStack:
 
     def network(self, index: int) -> nn.Module:
         """Return one network by itself, in eval mode: its layers are called, and hooks on them fire."""
-        return with_front(self._networks[index].eval(), self._front)
+        return with_feature_extractor(self._networks[index].eval(), self._feature_extractor)
 
     def states(self) -> dict[str, Tensor]:
         """Return copies of all weights and buffers, (n, ...) each."""
@@ -195,19 +195,19 @@ class NetworkStack:
         by_vmap = images.device.type != "cpu" if self.vectorised is None else self.vectorised
         pieces = list(images.split(self.images_at_once))
         with torch.autocast(images.device.type, enabled=False):
-            if self._front is not None:
-                front = self._front_on(images.device)
-                pieces = [front(piece).float() for piece in pieces]
+            if self._feature_extractor is not None:
+                feature_extractor = self._feature_extractor_on(images.device)
+                pieces = [feature_extractor(piece).float() for piece in pieces]
             found = self._by_vmap(pieces) if by_vmap else self._one_by_one(pieces)
         return found.float()
 
-    def _front_on(self, device: torch.device) -> nn.Module:
-        # A copy elsewhere: the front itself belongs to whole networks on the CPU.
-        assert self._front is not None
+    def _feature_extractor_on(self, device: torch.device) -> nn.Module:
+        # A copy elsewhere: the feature extractor itself belongs to whole networks on the CPU.
+        assert self._feature_extractor is not None
         if device.type == "cpu":
-            return self._front
+            return self._feature_extractor
         if self._moved is None or self._moved[0] != device:
-            self._moved = (device, copy.deepcopy(self._front).to(device))
+            self._moved = (device, copy.deepcopy(self._feature_extractor).to(device))
         return self._moved[1]
 
     def _one_by_one(self, pieces: list[Tensor]) -> Tensor:

@@ -175,7 +175,7 @@ class WhitenedScatteringClassifier(ImageClassifier):
         images: int = 2000,
     ) -> None:
         super().__init__()
-        self.front = WhitenedScattering(
+        self.feature_extractor = WhitenedScattering(
             image_shape=image_shape,
             prior=prior or StrokePrior(),
             scales=scales,
@@ -185,14 +185,21 @@ class WhitenedScatteringClassifier(ImageClassifier):
             floor=floor,
             images=images,
         )
-        self.head = nn.Linear(self.front.output_shape[0], num_classes)
+        self.head = nn.Linear(self.feature_extractor.output_shape[0], num_classes)
+        self.register_load_state_dict_pre_hook(_under_its_old_name)  # type: ignore[no-untyped-call]
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to the head's input (N, F)."""
-        features: Tensor = self.front(images)
+        features: Tensor = self.feature_extractor(images)
         return features
 
-    def after_front(self, features: Tensor) -> Tensor:
-        """Map what `front` gives of images, (N, F), to logits (N, c)."""
+    def forward_extracted(self, features: Tensor) -> Tensor:
+        """Map what `feature_extractor` gives of images, (N, F), to logits (N, c)."""
         logits: Tensor = self.head(features)
         return logits
+
+
+def _under_its_old_name(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Reads weights of before version 0.2, where `feature_extractor` was called `front`."""
+    for name in [name for name in state_dict if name.startswith(f"{prefix}front.")]:
+        state_dict[f"{prefix}feature_extractor.{name.removeprefix(f'{prefix}front.')}"] = state_dict.pop(name)

@@ -67,7 +67,7 @@ class DPSGDTeacher(Teacher):
             but for which views are drawn.
         augmentation_multiplicity: Random views of each record in a step. Their mean gradient is what is clipped, so
             that a record counts once however many there are (De et al. 2022, section 3.3). 0 takes the record as it is.
-            Needs flat clipping, and a fixed front is then not computed once.
+            Needs flat clipping, and fixed features are then not computed once.
         shift: Pixels by which a view is moved at most.
         flip: Mirror half of the views left to right.
         granularity: Distance of the lattice that clipped gradients are rounded to, towards zero, and that discrete
@@ -75,8 +75,8 @@ class DPSGDTeacher(Teacher):
             record. In units of `max_grad_norm`, rounded down to a power of two; for example 1e-3. It needs flat
             clipping and costs slightly more, since it is composed by RDP alone. None takes floating-point noise.
         noise: Source of the noise; None is the operating system's generator.
-        network: See `Teacher`. No BatchNorm: it mixes records. A network with a fixed `front` and `after_front` (such
-            as `ScatteringClassifier`) has the front computed once.
+        network: See `Teacher`. No BatchNorm: it mixes records. Of a network with a fixed `feature_extractor` and
+            `forward_extracted` (such as `ScatteringClassifier`) the features are computed once.
         optimizer: Default: SGD, rate 4, momentum 0.9.
         lr_scheduler: See `Teacher`.
         label_smoothing: See `Teacher`.
@@ -177,10 +177,10 @@ class DPSGDTeacher(Teacher):
         #: Accesses to private records that nothing is charged for, in words for the guarantee.
         self.data_accesses: list[str] = []
         self._wrapped: tuple[GradSampleModule] | None = None
-        self._front_done = False
+        self._features_precomputed = False
 
     def setup(self, stage: str) -> None:
-        """Checks the data, calibrates the noise to the planned steps, and computes a fixed front once."""
+        """Checks the data, calibrates the noise to the planned steps, and computes fixed features once."""
         super().setup(stage)
         if stage != "fit":
             return
@@ -198,11 +198,11 @@ class DPSGDTeacher(Teacher):
             return  # a second fit of the same object
         if self.noise_multiplier is None:
             self.noise_multiplier = self._calibrated(data)
-        front = getattr(self.network, "front", None)
-        if isinstance(front, nn.Module) and not self.augmentation_multiplicity:
+        feature_extractor = getattr(self.network, "feature_extractor", None)
+        if isinstance(feature_extractor, nn.Module) and not self.augmentation_multiplicity:
             rank_zero_info("Computing the fixed features of all private images once.")
-            data.precompute(front)
-            self._front_done = True
+            data.precompute(feature_extractor)
+            self._features_precomputed = True
         # In a tuple: as a submodule it would rename every weight in the checkpoint.
         wrap = GradSampleModule if self.clipping == "flat" else GradSampleModuleFastGradientClipping
         options = (
@@ -414,9 +414,9 @@ class DPSGDTeacher(Teacher):
             rank_zero_info(f"\n{guarantee.headline()}\nThe whole statement: {page}")
 
     def forward_train(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Logits of what the loaders give: images, or features where the front was computed before."""
-        if self._front_done:
-            logits: torch.Tensor = self.network.after_front(inputs)  # type: ignore[operator]
+        """Logits of what the loaders give: images, or features where these were computed before."""
+        if self._features_precomputed:
+            logits: torch.Tensor = self.network.forward_extracted(inputs)  # type: ignore[operator]
             return logits
         outputs: torch.Tensor = self(inputs)
         return outputs

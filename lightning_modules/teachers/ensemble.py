@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from datamodules import ShardedRecords, Shards
 from lightning_modules.functional.ridge import check_linear, solve_head
 from lightning_modules.networks import TwoConvNet, build_network
-from lightning_modules.networks.stacked import NetworkStack, stack_states, with_front, without_front
+from lightning_modules.networks.stacked import (
+    NetworkStack,
+    stack_states,
+    with_feature_extractor,
+    without_feature_extractor,
+)
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.runtime.randomness import key, stream
 from lightning_modules.runtime.runs import is_dev_run
@@ -99,8 +104,8 @@ class TeacherEnsemble(LightningModule):
         image_shape: (C, H, W); linked from the data.
         network: Builds a teacher, called with those of `num_classes` and `image_shape` that it accepts. Default:
             `TwoConvNet`, DGD's (for SVHN with `hidden: [384, 192]`; for CIFAR10 DGD has a ViT, such as
-            `torchvision.models.VisionTransformer`). One with a fixed `front` (such as
-            `ScatteringClassifier`) has the front computed once for all teachers.
+            `torchvision.models.VisionTransformer`). Of one with a fixed `feature_extractor` (such
+            as `ScatteringClassifier`) the features are computed once for all teachers.
         steps: Steps of each teacher.
         teachers_at_once: Teachers in training at a time: bounds the memory.
         optimizer: Default: Adam with the rate 3e-3.
@@ -158,17 +163,17 @@ class TeacherEnsemble(LightningModule):
         self.network_factory = network or TwoConvNet
         # Tried at once, so that a network which does not fit is told before any data are read. In a list: registered,
         # it would stand in the checkpoint as if it had been learnt.
-        self._front = [without_front(self._whole_network(seed=0, teacher=0))[1]]
-        kept = getattr(self._fresh_network(seed=0, teacher=0), "front", None)
+        self._feature_extractor = [without_feature_extractor(self._whole_network(seed=0, teacher=0))[1]]
+        kept = getattr(self._fresh_network(seed=0, teacher=0), "feature_extractor", None)
         if isinstance(kept, nn.Module) and kept.state_dict():
             raise ValueError(
-                f"model.network: the front ({type(kept).__name__}) has weights or buffers, which would be kept once "
-                "for each teacher: take one without, such as ScatteringClassifier"
+                f"model.network: the feature extractor ({type(kept).__name__}) has weights or buffers, which would be "
+                "kept once for each teacher: take one without, such as ScatteringClassifier"
             )
-        if shift and self._front[0] is not None:
+        if shift and self._feature_extractor[0] is not None:
             raise ValueError(
-                f"shift={shift} moves images anew in each step, and the fixed front of model.network is computed once: "
-                "set shift to 0"
+                f"shift={shift} moves images anew in each step, and the fixed features of model.network are computed "
+                "once: set shift to 0"
             )
         if ridge is not None:
             if not ridge > 0:
@@ -230,7 +235,7 @@ class TeacherEnsemble(LightningModule):
 
         It is private; `PrivateEnsemble.unprotected` hands one out where an annotator is charged for it.
         """
-        return with_front(self.trained[index].eval(), self._front[0])
+        return with_feature_extractor(self.trained[index].eval(), self._feature_extractor[0])
 
     def forward(self, images: Tensor) -> Tensor:
         """Votes of the trained teachers, (N, C, H, W) → (N, c), int64; of those in training while there are no others.
@@ -291,13 +296,13 @@ class TeacherEnsemble(LightningModule):
         return self._joint
 
     def on_fit_start(self) -> None:
-        """Gives the training its identity, and puts the records, or a front's features of them, where they are used."""
+        """Gives the training its identity, and puts the records, or fixed features of them, where they are used."""
         self.own_training.begin(self)
         self.own_training.register(None, in_memory=is_dev_run(self.trainer))
         shards = self.shards.shards
-        if self._front[0] is not None:
+        if self._feature_extractor[0] is not None:
             rank_zero_info("Computing the fixed features of all private images once.")
-            shards = shards.mapped(self._front[0])
+            shards = shards.mapped(self._feature_extractor[0])
         self._records = shards.to(self.device)
 
     def on_train_start(self) -> None:
@@ -354,7 +359,7 @@ class TeacherEnsemble(LightningModule):
         return torch.stack(rows, dim=1).to(self.device), torch.stack(moves, dim=1).to(self.device)
 
     def _fresh_network(self, *, seed: int, teacher: int) -> nn.Module:
-        return without_front(self._whole_network(seed=seed, teacher=teacher))[0]
+        return without_feature_extractor(self._whole_network(seed=seed, teacher=teacher))[0]
 
     def _whole_network(self, *, seed: int, teacher: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -392,7 +397,9 @@ class TeacherEnsemble(LightningModule):
             "label_smoothing": self.label_smoothing,
             "seed": self.draw_seed,
             "first": self.chunk.start,
-            "random": draws_at_random(with_front(networks[0], self._front[0]), image_shape=self.image_shape),
+            "random": draws_at_random(
+                with_feature_extractor(networks[0], self._feature_extractor[0]), image_shape=self.image_shape
+            ),
         }
         if by_vmap:
             return StackedTraining(networks, device=self.device, **settings)
@@ -421,7 +428,7 @@ class TeacherEnsemble(LightningModule):
             at_once=self.teachers_at_once,
             vectorised=self.vectorised,
             workers=self.workers,
-            front=self._front[0],
+            feature_extractor=self._feature_extractor[0],
         )
 
     def on_validation_epoch_start(self) -> None:

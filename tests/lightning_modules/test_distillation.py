@@ -134,8 +134,8 @@ def test_a_fixed_front_is_computed_once_and_gives_the_same_logits() -> None:
     module = _module(student=network)
     features, _, _ = module.answer_pool()
     images = torch.cat([module.draw_images(call, None).half().float() for call in range(3)])
-    assert features.shape == (300, *network(num_classes=10, image_shape=(1, 8, 8)).front.output_shape)
-    assert torch.allclose(module._after_front(features.float()), module.student(images), atol=2e-2)
+    assert features.shape == (300, *network(num_classes=10, image_shape=(1, 8, 8)).feature_extractor.output_shape)
+    assert torch.allclose(module._forward_extracted(features.float()), module.student(images), atol=2e-2)
 
 
 @pytest.mark.parametrize(

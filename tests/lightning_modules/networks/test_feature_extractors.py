@@ -1,4 +1,4 @@
-"""A fixed front computed once for many networks: the same logits as whole networks give, and no part of any weights."""
+"""Fixed features computed once for many networks: the logits of whole networks, and no part of any weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.networks import ScatteringClassifier, SmallCNN
-from lightning_modules.networks.stacked import NetworkStack, stack_states, with_front, without_front
+from lightning_modules.networks.stacked import (
+    NetworkStack,
+    stack_states,
+    with_feature_extractor,
+    without_feature_extractor,
+)
 
 SHAPE = (1, 8, 8)
 
@@ -28,33 +33,33 @@ class Edges(nn.Module):
 
 
 class OnEdges(nn.Module):
-    """A small classifier with BatchNorm on a fixed front."""
+    """A small classifier with BatchNorm on a fixed feature extractor."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.front = Edges()
+        self.feature_extractor = Edges()
         self.norm = nn.BatchNorm1d(49)
         self.head = nn.Linear(49, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.norm(self.front(images).flatten(1)))
+        logits: Tensor = self.head(self.norm(self.feature_extractor(images).flatten(1)))
         return logits
 
 
 class Learning(OnEdges):
-    """A mutant whose front learns."""
+    """A mutant whose feature extractor learns."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.front.scale = nn.Parameter(torch.ones(()))
+        self.feature_extractor.scale = nn.Parameter(torch.ones(()))
 
 
 class Kept(OnEdges):
-    """A mutant whose front has a buffer that a `state_dict` holds, so that it may differ from network to network."""
+    """A mutant whose feature extractor has a buffer in its `state_dict`, so that it may differ between networks."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.front.register_buffer("shift", torch.zeros(()))
+        self.feature_extractor.register_buffer("shift", torch.zeros(()))
 
 
 def scattering() -> nn.Module:
@@ -79,10 +84,10 @@ def networks(factory: Any, count: int = 5) -> list[nn.Module]:
 
 
 def stripped(whole: list[nn.Module]) -> tuple[list[nn.Module], nn.Module]:
-    pairs = [without_front(network) for network in whole]
-    front = pairs[0][1]
-    assert front is not None
-    return [network for network, _ in pairs], front
+    pairs = [without_feature_extractor(network) for network in whole]
+    extractor = pairs[0][1]
+    assert extractor is not None
+    return [network for network, _ in pairs], extractor
 
 
 @pytest.fixture
@@ -96,13 +101,13 @@ def test_logits_are_those_of_whole_networks(factory: Any, settings: dict[str, An
     whole = networks(factory)
     with torch.no_grad():
         alone = torch.stack([network(images) for network in whole])
-    parts, front = stripped(whole)
-    stack = NetworkStack(parts, front=front, images_at_once=7, **settings)
+    parts, extractor = stripped(whole)
+    stack = NetworkStack(parts, feature_extractor=extractor, images_at_once=7, **settings)
     found = stack.logits(images)
     assert found.shape == (5, 20, 10) and torch.allclose(found, alone, atol=1e-5)
     assert not torch.allclose(found, alone.roll(1, dims=0), atol=1e-3)
-    # A front that is another one is noticed.
-    mutant = NetworkStack(parts, front=nn.Sequential(Negative(), front), images_at_once=7, **settings)
+    # A feature extractor that is another one is noticed.
+    mutant = NetworkStack(parts, feature_extractor=nn.Sequential(Negative(), extractor), images_at_once=7, **settings)
     assert not torch.allclose(mutant.logits(images), alone, atol=1e-3)
     for number in (0, 4):
         assert torch.allclose(stack.network(number)(images), alone[number], atol=1e-5)
@@ -114,17 +119,17 @@ class Negative(nn.Module):
 
 
 @pytest.mark.parametrize("vectorised", [False, True])
-def test_the_front_is_asked_once_for_all_networks(images: Tensor, vectorised: bool) -> None:
-    parts, front = stripped(networks(OnEdges))
-    front.asked = 0  # type: ignore[assignment]
-    NetworkStack(parts, front=front, images_at_once=7, vectorised=vectorised).logits(images)
-    assert front.asked == 3
+def test_the_feature_extractor_is_asked_once_for_all_networks(images: Tensor, vectorised: bool) -> None:
+    parts, extractor = stripped(networks(OnEdges))
+    extractor.asked = 0  # type: ignore[assignment]
+    NetworkStack(parts, feature_extractor=extractor, images_at_once=7, vectorised=vectorised).logits(images)
+    assert extractor.asked == 3
     # Whole networks ask it each.
     whole = networks(OnEdges)
     for network in whole:
-        network.front.asked = 0  # type: ignore[union-attr, assignment]
+        network.feature_extractor.asked = 0  # type: ignore[union-attr, assignment]
     NetworkStack(whole, images_at_once=7, vectorised=False).logits(images)
-    assert sum(network.front.asked for network in whole) == 15  # type: ignore[union-attr, misc]
+    assert sum(network.feature_extractor.asked for network in whole) == 15  # type: ignore[union-attr, misc]
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
@@ -133,56 +138,56 @@ def test_taken_out_and_put_back(factory: Any, images: Tensor) -> None:
     names = list(network.state_dict())
     with torch.no_grad():
         before = network(images)
-    part, front = without_front(network)
-    assert part is network and isinstance(front, nn.Module) and isinstance(part.front, nn.Identity)
-    assert not any(name.startswith("front") for name in part.state_dict())
-    assert without_front(part) == (part, None)
-    whole = with_front(part, front)
+    part, extractor = without_feature_extractor(network)
+    assert part is network and isinstance(extractor, nn.Module) and isinstance(part.feature_extractor, nn.Identity)
+    assert not any(name.startswith("feature_extractor") for name in part.state_dict())
+    assert without_feature_extractor(part) == (part, None)
+    whole = with_feature_extractor(part, extractor)
     assert list(whole.state_dict()) == names and torch.equal(whole(images), before)
     # The part stays what it was, and the weights are shared: what is learnt is learnt by both.
-    assert isinstance(part.front, nn.Identity) and whole is not part and whole.head is part.head
-    assert torch.allclose(part(front(images)), before, atol=1e-6)
+    assert isinstance(part.feature_extractor, nn.Identity) and whole is not part and whole.head is part.head
+    assert torch.allclose(part(extractor(images)), before, atol=1e-6)
     with torch.no_grad():
         part.head.bias.add_(1)  # type: ignore[union-attr, operator]
     assert torch.allclose(whole(images), before + 1, atol=1e-6)
-    assert with_front(part, None) is part
+    assert with_feature_extractor(part, None) is part
 
 
 def test_a_front_that_learns_stays(images: Tensor) -> None:
     for network in (Learning(), Kept(), SmallCNN(image_shape=SHAPE, width=4, hidden=8)):
         before = list(network.state_dict())
-        assert without_front(network) == (network, None)
+        assert without_feature_extractor(network) == (network, None)
         assert list(network.state_dict()) == before and network(images).shape == (20, 10)
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_states_come_back_without_the_front(factory: Any, images: Tensor) -> None:
-    parts, front = stripped(networks(factory))
-    stack = NetworkStack(parts, front=front, workers=1)
+    parts, extractor = stripped(networks(factory))
+    stack = NetworkStack(parts, feature_extractor=extractor, workers=1)
     states = stack.states()
-    assert states and not any(name.startswith("front") for name in states)
+    assert states and not any(name.startswith("feature_extractor") for name in states)
     template = factory()
     again = NetworkStack.from_states(template, states, workers=1)
     assert torch.equal(again.logits(images), stack.logits(images)) and len(again) == 5
     assert {name: values.shape for name, values in again.states().items()} == {n: v.shape for n, v in states.items()}
     assert all(torch.equal(values, states[name]) for name, values in again.states().items())
     # The template is left as it was.
-    assert not isinstance(template.front, nn.Identity)
+    assert not isinstance(template.feature_extractor, nn.Identity)
     swapped = {name: values.roll(1, dims=0) for name, values in states.items()}
     other = NetworkStack.from_states(template, swapped, workers=1).logits(images)
     assert torch.equal(other, stack.logits(images).roll(1, dims=0)) and not torch.equal(other, stack.logits(images))
 
 
 def test_states_that_hold_a_front_are_of_another_architecture() -> None:
-    """A front in the file would be one for each teacher, of which one alone would be asked."""
-    with pytest.raises(RuntimeError, match=r"Unexpected key.*front\.shift"):
+    """A feature extractor in the file would be one for each teacher, of which one alone would be asked."""
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*feature_extractor\.shift"):
         NetworkStack.from_states(OnEdges(), stack_states(networks(Kept, 2)))
 
 
 def test_a_front_that_a_state_holds_comes_back_with_each_network(images: Tensor) -> None:
     whole = networks(Kept, 2)
     for number, network in enumerate(whole):
-        network.get_submodule("front").get_buffer("shift").fill_(float(number))
-        assert without_front(network) == (network, None)
+        network.get_submodule("feature_extractor").get_buffer("shift").fill_(float(number))
+        assert without_feature_extractor(network) == (network, None)
     again = NetworkStack.from_states(Kept(), stack_states(whole), workers=1)
-    assert [float(values) for values in again.states()["front.shift"]] == [0.0, 1.0]
+    assert [float(values) for values in again.states()["feature_extractor.shift"]] == [0.0, 1.0]

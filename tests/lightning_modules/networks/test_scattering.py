@@ -14,23 +14,23 @@ from lightning_modules.networks.scattering import Scattering2d
     [((1, 8, 8), (81, 2, 2)), ((1, 28, 28), (81, 7, 7)), ((3, 32, 32), (243, 8, 8)), ((1, 30, 26), (81, 8, 7))],
 )
 def test_shapes(shape: tuple[int, int, int], expected: tuple[int, int, int]) -> None:
-    front = Scattering2d(image_shape=shape)
-    assert front.output_shape == expected
-    assert front(torch.rand(3, *shape)).shape == (3, *expected)
-    assert front(torch.rand(0, *shape)).shape == (0, *expected)
+    extractor = Scattering2d(image_shape=shape)
+    assert extractor.output_shape == expected
+    assert extractor(torch.rand(3, *shape)).shape == (3, *expected)
+    assert extractor(torch.rand(0, *shape)).shape == (0, *expected)
 
 
 def test_nothing_is_learnt_and_nothing_is_saved() -> None:
-    front = Scattering2d()
-    assert not list(front.parameters())
-    assert not front.state_dict()
+    extractor = Scattering2d()
+    assert not list(extractor.parameters())
+    assert not extractor.state_dict()
 
 
 def test_each_image_by_itself() -> None:
-    front = Scattering2d()
+    extractor = Scattering2d()
     images = torch.rand(70, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-    alone = torch.cat([front(image[None]) for image in images])
-    assert torch.allclose(front(images), alone, atol=1e-5)
+    alone = torch.cat([extractor(image[None]) for image in images])
+    assert torch.allclose(extractor(images), alone, atol=1e-5)
 
 
 def test_a_constant_image_has_its_value_and_no_waves() -> None:
@@ -54,22 +54,22 @@ def test_a_wave_answers_in_its_own_scale_and_angle(scale: int, angle: int) -> No
 
 def test_against_convolution_in_space() -> None:
     """First order by full resolution, without subsampling on the way."""
-    front = Scattering2d()
+    extractor = Scattering2d()
     image = torch.rand(1, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     padded = torch.nn.functional.pad(image, (4, 4, 4, 4), mode="reflect")
     spectrum = torch.fft.fft2(padded)
     for scale in (0, 1):
-        full = torch.fft.ifft2(spectrum * front.get_buffer(f"wavelets{scale}")[3]).abs()
-        averaged = full.flatten(-2) @ front.get_buffer("average0")
-        own = front(image)[0, 1 + 8 * scale + 3].flatten()
+        full = torch.fft.ifft2(spectrum * extractor.get_buffer(f"wavelets{scale}")[3]).abs()
+        averaged = full.flatten(-2) @ extractor.get_buffer("average0")
+        own = extractor(image)[0, 1 + 8 * scale + 3].flatten()
         assert torch.allclose(own, averaged[0, 0], rtol=0.05, atol=0.005), scale
 
 
 def test_second_order_tells_apart_what_the_first_cannot() -> None:
     steady = wave(0.0, 3 * math.pi / 4)
     beating = steady * (1 + wave(0.0, 3 * math.pi / 16))
-    front = Scattering2d()
-    assert float(front(beating)[0, 17:].abs().mean()) > 3 * float(front(steady)[0, 17:].abs().mean())
+    extractor = Scattering2d()
+    assert float(extractor(beating)[0, 17:].abs().mean()) > 3 * float(extractor(steady)[0, 17:].abs().mean())
 
 
 @pytest.mark.parametrize("head", ["linear", "cnn"])
@@ -77,7 +77,7 @@ def test_classifier(head: str) -> None:
     network = ScatteringClassifier(image_shape=(1, 8, 8), num_classes=4, head_network=head)
     images = torch.rand(5, 1, 8, 8)
     assert network(images).shape == (5, 4)
-    assert torch.allclose(network(images), network.after_front(network.front(images)))
+    assert torch.allclose(network(images), network.forward_extracted(network.feature_extractor(images)))
     assert torch.allclose(network(images), network.head(network.forward_features(images)))
 
 

@@ -60,20 +60,25 @@ def whitened(**settings: object) -> WhitenedScatteringClassifier:
     return WhitenedScatteringClassifier(image_shape=SHAPE, **{"images": 60, "groups": 9, **settings})  # type: ignore[arg-type]
 
 
-def test_a_classifier_goes_through_its_front_and_says_so_in_its_state() -> None:
+def test_a_classifier_goes_through_its_feature_extractor_and_says_so_in_its_state() -> None:
     network = whitened()
     images = torch.rand(5, *SHAPE) * 2 - 1
-    assert torch.equal(network.after_front(network.front(images)), network(images))
+    assert torch.equal(network.forward_extracted(network.feature_extractor(images)), network(images))
     assert {name for name, _ in network.named_parameters()} == {"head.weight", "head.bias"}
-    assert {"front.mean", "front.directions", "front.gains", "front.scale"} <= set(network.state_dict())
+    assert {
+        "feature_extractor.mean",
+        "feature_extractor.directions",
+        "feature_extractor.gains",
+        "feature_extractor.scale",
+    } <= set(network.state_dict())
 
 
 def test_statistics_are_the_priors_and_come_back_from_a_checkpoint() -> None:
     """Another prior gives other features; a state puts the first ones in its place, to the bit."""
     strokes, again, silhouettes = whitened(), whitened(), whitened(prior=SilhouettePrior())
     images = torch.rand(5, *SHAPE) * 2 - 1
-    assert torch.equal(strokes.front(images), again.front(images))
-    assert not torch.allclose(strokes.front(images), silhouettes.front(images), atol=1e-2)
+    assert torch.equal(strokes.feature_extractor(images), again.feature_extractor(images))
+    assert not torch.allclose(strokes.feature_extractor(images), silhouettes.feature_extractor(images), atol=1e-2)
     same = whitened(prior=StrokePrior(max_curves=2))
     assert not torch.allclose(same(images), strokes(images), atol=1e-3)
     same.load_state_dict(strokes.state_dict())
@@ -92,9 +97,12 @@ def test_what_was_found_for_one_network_is_found_for_the_next_and_for_no_other(m
     monkeypatch.setattr(WhitenedScattering, "_statistics_of", counted)
     monkeypatch.setattr("lightning_modules.networks.whitening._FOUND", {})
     first = whitened()
-    gains = first.front.gains.clone()
-    first.front.mean.add_(1.0)
-    assert torch.allclose(whitened().front.mean + 1, first.front.mean, atol=1e-5) and len(made) == 1
+    gains = first.feature_extractor.gains.clone()
+    first.feature_extractor.mean.add_(1.0)
+    assert (
+        torch.allclose(whitened().feature_extractor.mean + 1, first.feature_extractor.mean, atol=1e-5)
+        and len(made) == 1
+    )
     for settings in (
         {"power": 0.5},
         {"floor": 0.5},
@@ -104,8 +112,8 @@ def test_what_was_found_for_one_network_is_found_for_the_next_and_for_no_other(m
     ):
         made.clear()
         other, again = whitened(**settings), whitened(**settings)  # type: ignore[arg-type]
-        assert len(made) == 1 and torch.equal(other.front.gains, again.front.gains)
-        assert not torch.equal(other.front.gains[:5], gains[:5])
+        assert len(made) == 1 and torch.equal(other.feature_extractor.gains, again.feature_extractor.gains)
+        assert not torch.equal(other.feature_extractor.gains[:5], gains[:5])
     # Settings that may change in place, or that compare by identity, are looked at anew.
     made.clear()
     for _ in range(2):
@@ -118,7 +126,10 @@ def test_features_of_the_priors_images_are_as_long_as_before_on_the_average() ->
     images = StrokePrior().sample(
         60, image_shape=SHAPE, generator=torch.Generator().manual_seed(0), device=torch.device("cpu")
     )
-    lengths = network.front(images).norm(dim=1).mean() / network.front.plain(images).norm(dim=1).mean()
+    lengths = (
+        network.feature_extractor(images).norm(dim=1).mean()
+        / network.feature_extractor.plain(images).norm(dim=1).mean()
+    )
     assert float(lengths) == pytest.approx(1, rel=1e-4)
 
 
@@ -129,3 +140,12 @@ def test_features_of_the_priors_images_are_as_long_as_before_on_the_average() ->
 def test_settings_without_a_meaning_are_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         WhitenedScatteringClassifier(image_shape=SHAPE, **{"images": 60, "groups": 9, **settings})  # type: ignore[arg-type]
+
+
+def test_weights_of_before_are_read_under_the_new_name() -> None:
+    network = whitened()
+    old = {name.replace("feature_extractor.", "front."): value for name, value in network.state_dict().items()}
+    assert any(name.startswith("front.") for name in old)
+    whole = torch.nn.ModuleDict({"network": whitened()})
+    whole.load_state_dict({f"network.{name}": value for name, value in old.items()})
+    assert all(torch.equal(value, network.state_dict()[name]) for name, value in whole["network"].state_dict().items())

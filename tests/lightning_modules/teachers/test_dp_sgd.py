@@ -131,8 +131,8 @@ def test_a_fixed_front_sees_every_view(start: torch.Tensor, monkeypatch: pytest.
         return forward(self, images)
 
     monkeypatch.setattr(Scattering2d, "forward", watched)
-    front = {"class_path": "ScatteringClassifier", "init_args": {"scales": 1, "groups": 9}}
-    settings: dict[str, Any] = {"network": front, "same_coins": True, "steps": 2}
+    feature_extractor = {"class_path": "ScatteringClassifier", "init_args": {"scales": 1, "groups": 9}}
+    settings: dict[str, Any] = {"network": feature_extractor, "same_coins": True, "steps": 2}
     counts = []
     for views in (1, 3):
         seen.clear()

@@ -1,4 +1,4 @@
-"""Linear teachers on a fixed front: one changed record changes one of them, in closed form as by training."""
+"""Linear teachers on fixed features: one changed record changes one of them, in closed form as by training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from privacy.mechanisms.vote_counts import vote_counts
 TEACHERS, STEPS = 6, 12
 SHAPE = (1, 8, 8)
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
-#: A front of three channels: quick, and enough to couple teachers if it did.
+#: A feature extractor of three channels: quick, and enough to couple teachers if it did.
 COARSE = {"scales": 1, "angles": 2, "groups": 1}
 #: In closed form, and by training with and without `vmap`; all on features that are computed once.
 WAYS: dict[str, dict[str, Any]] = {
@@ -157,7 +157,7 @@ def test_a_teacher_is_what_its_own_shard_alone_gives(before: dict[str, TeacherEn
 
 def test_the_front_is_computed_once_and_is_in_no_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    forward = ScatteringClassifier(image_shape=SHAPE).front.__class__.forward
+    forward = ScatteringClassifier(image_shape=SHAPE).feature_extractor.__class__.forward
 
     def counted(self: Any, given: Tensor) -> Tensor:
         asked.append(len(given))
@@ -169,8 +169,8 @@ def test_the_front_is_computed_once_and_is_in_no_teacher(monkeypatch: pytest.Mon
         asked.clear()
         module = train(**settings)
         assert sum(count for count in asked if count > 2) == 1435  # those of two are blank, to try a network out
-        assert all(isinstance(network.front, nn.Identity) for network in module.trained)
-        assert not any("front" in name for network in module.trained for name in network.state_dict())
+        assert all(isinstance(network.feature_extractor, nn.Identity) for network in module.trained)
+        assert not any("feature_extractor" in name for network in module.trained for name in network.state_dict())
 
 
 def test_settings_that_a_fixed_front_or_a_closed_form_does_not_go_with() -> None:
@@ -262,7 +262,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
     interrupt(monkeypatch, hook, at, lambda: fit(configuration(**settings)))
     saved = checkpoint()["ensemble"]
     assert saved["done"] == at[0]
-    assert not [name for name in saved["weights"] if "front" in name]
+    assert not [name for name in saved["weights"] if "feature_extractor" in name]
     resumed = fit(configuration(**settings), LAST).model
     assert len(resumed.trained) == 5 and differ(whole, resumed) == []
 
