@@ -76,7 +76,7 @@ class Latent(LightningDataModule):
             dataset: The data set to evaluate on; gives the classes and the image shape.
             steps_per_epoch: Training steps that make an epoch (evaluation follows each).
             batch_size: Synthetic images per step.
-            evaluation: Split looked at while fitting and by `validate`: `test`, and no other.
+            evaluation: Split evaluated while fitting and by `validate`: `test`, and no other.
 
         Raises:
             ValueError: if a setting is outside its range.
@@ -119,7 +119,7 @@ class Latent(LightningDataModule):
         return StepIndices(self.steps_per_epoch)
 
     def val_dataloader(self) -> Batches:
-        """Return what is looked at while fitting."""
+        """Return what is evaluated while fitting."""
         return self.dataset.test_dataloader()
 
     def test_dataloader(self) -> Batches:

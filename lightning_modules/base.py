@@ -49,7 +49,7 @@ class DataFreeDistillation(LightningModule):
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
         batch_size: B; linked from the data.
-        annotator: The door through which the teacher's knowledge leaves.
+        annotator: The only way in which the teacher's knowledge leaves.
         teacher: The teacher's checkpoint, or a network in a script.
         teacher_network: Builds the teacher where its file holds nothing but weights.
         private_data: Public name of the teacher's training data where its file does not say.
