@@ -78,7 +78,7 @@ class Latent(LightningDataModule):
             dataset: The data set to evaluate on; gives the classes and the image shape.
             steps_per_epoch: Training steps that make an epoch (evaluation follows each).
             batch_size: Synthetic images per step.
-            evaluation: What is looked at while fitting and by `validate`. `test`: the whole test split, logged as
+            evaluation: What is evaluated while fitting and by `validate`. `test`: the whole test split, logged as
                 `test_split/accuracy`. `selection`: one half of it by stable ids, to select by, logged as
                 `val/accuracy`; `test` and the result record then measure on the other half.
 
@@ -123,7 +123,7 @@ class Latent(LightningDataModule):
         return StepIndices(self.steps_per_epoch)
 
     def val_dataloader(self) -> Batches:
-        """Return what is looked at while fitting."""
+        """Return what is evaluated while fitting."""
         return self._evaluated(0)
 
     def test_dataloader(self) -> Batches:

@@ -70,7 +70,7 @@ class Poisson(LightningDataModule):
             dataset: The private data set.
             batch_size: Expected size of a batch; the sample rate is this over the number of training records.
             steps_per_epoch: Steps that count as an epoch. Default: as many as see each record once on average.
-            evaluation: What is looked at while fitting. `test`: the public test split. `selection`: one half of
+            evaluation: What is evaluated while fitting. `test`: the public test split. `selection`: one half of
                 it, to select by; `test` and the result record then measure on the other. `validation`: private
                 records that are held out of the training, which no guarantee covers; nothing may be chosen by them.
             noise: Where the coins come from; None is the operating system.
@@ -136,7 +136,7 @@ class Poisson(LightningDataModule):
         return records if self.evaluation == "test" else selection_halves(records)[0]
 
     def precompute(self, function: Callable[[Tensor], Tensor], *, piece: int = 512) -> None:
-        """Replace training images, and those looked at while fitting, by `function` of them, computed once.
+        """Replace training images, and those evaluated while fitting, by `function` of them, computed once.
 
         For a fixed feature extractor of the network, applied to each image by itself.
         """
@@ -153,7 +153,7 @@ class Poisson(LightningDataModule):
         return DataLoader(records, batch_sampler=batches, collate_fn=keep_batch)
 
     def val_dataloader(self) -> Batches:
-        """Return the batches that are looked at while fitting, in order."""
+        """Return the batches that are evaluated while fitting, in order."""
         mapped = self._mapped.get("validation")
         if mapped is None:
             return self.dataset.evaluation_loader(self._looked_at)

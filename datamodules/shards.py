@@ -94,8 +94,8 @@ class Shards(LightningDataModule):
     one shard alone. The size of a teacher's batch and the number of its steps follow from settings, never from the size
     of its shard or of the largest one: all of these would tell one teacher of another's records.
 
-    Whether a shard is refused (too small, or without one of the classes) depends on the records. It is a look at them
-    that nobody is charged for, as is whatever their owner does before the teachers are used.
+    Whether a shard is refused (too small, or without one of the classes) depends on the records. It is an access to
+    them that nobody is charged for, as is whatever their owner does before the teachers are used.
 
     Attributes:
         batch_size: records per step of each teacher.
@@ -120,7 +120,7 @@ class Shards(LightningDataModule):
             batch_size: Records in a batch of one teacher; no shard may have fewer.
             steps_per_epoch: Steps that make an epoch.
             require_all_classes: Refuse a shard in which a class is missing: its teacher could never vote for it.
-            evaluation: What is looked at while fitting. `test`: the public test split, and teachers are trained on
+            evaluation: What is evaluated while fitting. `test`: the public test split, and teachers are trained on
                 all private records. `validation`: records that are held out of the teachers' training.
 
         Raises:
@@ -185,7 +185,7 @@ class Shards(LightningDataModule):
         return StepIndices(self.steps_per_epoch)
 
     def val_dataloader(self) -> Batches:
-        """Return what is looked at while fitting."""
+        """Return what is evaluated while fitting."""
         return self.dataset.val_dataloader() if self.evaluation == "validation" else self.dataset.test_dataloader()
 
     def test_dataloader(self) -> Batches:

@@ -62,7 +62,7 @@ class WhitenedScattering(nn.Module):
         groups: see `ScatteringClassifier`.
         power: see `whitening_of`.
         floor: see `whitening_of`.
-        images: how many of the prior's are looked at.
+        images: how many of the prior's are taken.
     """
 
     mean: Tensor
@@ -155,7 +155,7 @@ class WhitenedScatteringClassifier(ImageClassifier):
         groups: see `ScatteringClassifier`.
         power: how far variances are evened out, 0 to 0.5; see `whitening_of`.
         floor: see `whitening_of`.
-        images: how many images of the prior are looked at.
+        images: how many images of the prior are taken.
 
     Raises:
         ValueError: a setting that does not fit.

@@ -1,4 +1,4 @@
-"""Clothes, procedural shoes and bags: the prior for FashionMNIST and its like."""
+"""Procedural clothes, shoes and bags: the prior for FashionMNIST and its like."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class SilhouettePrior(ImagePrior):
 
     Its defaults were chosen by looking at FashionMNIST's images beside drawn ones, and at how well students of a
     teacher did on its test images, class by class: more tops, and tops with long sleeves, since a first version left
-    shirts and coats apart badly. Those data are public. Settings tuned on private data are a look at them that nothing
-    here charges.
+    shirts and coats apart badly. Those data are public. Settings tuned on private data are an access to them that
+    nothing here charges.
 
     The random numbers of one image are one row of one draw from `generator`. All channels carry the same ink.
 

@@ -27,7 +27,7 @@ class StrokePrior(ImagePrior):
     them looks like.
 
     Its defaults were chosen by looking: at the mean ink of MNIST and of the 8x8 digits, and at how well students of a
-    teacher did on their test images. Those data are public. Settings tuned on private data are a look at them that
+    teacher did on their test images. Those data are public. Settings tuned on private data are an access to them that
     nothing here charges.
 
     Lengths are fractions of the box, so that one set of settings serves 8x8 and 28x28 pixels. Pixels are anti-aliased:

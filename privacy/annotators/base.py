@@ -1,4 +1,4 @@
-"""The only way in which anything about a private teacher leaves.
+"""The base of all annotators: the only way in which anything about a private teacher leaves it.
 
 An annotator ties a mechanism to its sensitivity, its cost and the neighbouring relation that the cost is stated for. It
 charges before it draws noise and refuses what would overspend, so that no caller can forget to.

@@ -1,4 +1,4 @@
-"""What one look at private data costs, as frozen values that can be counted, stored and composed."""
+"""What one access to private data costs, as frozen values that can be counted, stored and composed."""
 
 from privacy.events.base import Release, release_from_dict, release_kinds
 from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian

@@ -1,4 +1,4 @@
-"""What one look at private data costs, as frozen values that can be counted, stored and composed.
+"""What one access to private data costs, as frozen values that can be counted, stored and composed.
 
 A `Release` is the privacy cost of **one** release under record-level neighbours (one record arbitrarily
 different, which changes one teacher arbitrarily), or under the unit and relation that it names. A ledger is a mapping

@@ -14,7 +14,7 @@ from privacy.numerics.rdp import rdp_slope_epsilon
 
 
 def dpdfd_rdp_slope(norm_bound: float, num_classes: int, batch_size: int, noise_scale: float) -> float:
-    """Slope in the order of the RDP that DPDFD, Theorem 3, counts for one step: 2 C^2 c B / sigma^2.
+    """Slope in the order of the RDP that DPDFD Theorem 3 counts for one step: 2 C^2 c B / sigma^2.
 
     Raises:
         ValueError: if `norm_bound` or `noise_scale` is not positive, or a count is below 1.
@@ -29,9 +29,10 @@ def dpdfd_rdp_slope(norm_bound: float, num_classes: int, batch_size: int, noise_
 def published_dpdfd_epsilon(
     norm_bound: float, num_classes: int, batch_size: int, steps: int, noise_scale: float, delta: float
 ) -> float:
-    """DPDFD, Theorem 3: epsilon after `steps` steps, at the best real order.
+    """DPDFD Theorem 3: epsilon after `steps` steps, at the best real order.
 
-    With a = 2 C^2 c B T / sigma^2 the claim is min over l > 1 of a l + log((l-1)/l) - (log delta + log l)/(l-1).
+    Source: [arXiv:2304.12528](https://arxiv.org/abs/2304.12528). With a = 2 C^2 c B T / sigma^2 the claim is
+    min over l > 1 of a l + log((l-1)/l) - (log delta + log l)/(l-1).
 
     **What it does not bound.** It keeps C^2 although the noise itself has standard deviation sigma C, and counts as if
     one record touched one sample of one batch. A teacher that was not trained privately may change on every sample of
@@ -59,7 +60,7 @@ def published_dpdfd_epsilon(
 def published_dpsd_data_epsilon(
     norm_bound: float, num_classes: int, batch_size: int, steps: int, noise_scale: float, delta: float
 ) -> float:
-    """DPSD, Theorem 1, data-sensitive switch: the expression of DPDFD's Theorem 3 with beta for C.
+    """DPSD Theorem 1, data-sensitive switch: the expression of DPDFD's Theorem 3 with beta for C.
 
     **What it does not bound**: the same as `published_dpdfd_epsilon`. Nor does it price a top-k mask computed
     from the teacher's gradient, or a discriminator that is the teacher itself (DPSD-T).
@@ -73,6 +74,8 @@ def published_dpsd_data_epsilon(
 def published_labeldp_epsilon(epsilon: float) -> float:
     """LabelDP, selective randomized response: epsilon of one response stands for the whole run.
 
+    Source: [arXiv:2409.12384](https://arxiv.org/abs/2409.12384), where the method is called DP-DFD.
+
     **What it does not bound.** It is label-DP of one response, in the teacher's label of one synthetic image. A private
     record can change the teacher and with it all N responses (see `randomized_response_epsilon`); and a generator
     trained against the private teacher leaks without any bound.
@@ -84,7 +87,7 @@ def published_labeldp_epsilon(epsilon: float) -> float:
 
 
 def published_dpsd_label_epsilon(epsilon: float) -> float:
-    """DPSD, Theorem 2, label-sensitive switch: epsilon of one response stands for the whole run.
+    """DPSD Theorem 2, label-sensitive switch: epsilon of one response stands for the whole run.
 
     **What it does not bound**: all that LabelDP's does not, and DPSD's Eq. (5) as printed at any epsilon (it answers
     outside the candidate set only if the teacher's label lies inside). The claim belongs to DPSD's Algorithm 2.
@@ -96,7 +99,7 @@ def published_dpsd_label_epsilon(epsilon: float) -> float:
 
 
 def published_dgd_epsilon(num_queries: int, epsilon0: float, delta: float, epsilon1: float = 0.0) -> float:
-    """DGD, its theorem on noisy votes: N e0^2 + e0 sqrt(-2 N log delta) + e1.
+    """DGD Sec. III-E (Ge et al., IEEE TIP 32, 2023), noisy votes: N e0^2 + e0 sqrt(-2 N log delta) + e1.
 
     **What it does not bound.** The baseline classifier that guides DGD's generator is fitted to all private records
     without noise. And the paper states 1.00 for 27 and 10.0 for 1300 queries at e0 = 1/20, where its formula gives

@@ -1,4 +1,4 @@
-"""Distillation of many private teachers: asked once through the door, paid once, and public from there on."""
+"""Distillation of many private teachers: queried once through the annotator, paid once, and public from there on."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def place(tmp_path: Path, linear_teachers: Path, monkeypatch: pytest.MonkeyPatch
 def configuration(
     folder: str = "run", *, epochs: int = 1, annotator: dict[str, Any] | None = None, **model: Any
 ) -> dict[str, Any]:
-    door = {"noise_multiplier": SIGMA, **(annotator or {})}
+    settings = {"noise_multiplier": SIGMA, **(annotator or {})}
     return {
         "seed_everything": 3,
         "trainer": {
@@ -82,7 +82,7 @@ def configuration(
                 "student": SMALL,
                 "pool_size": 30,
                 "queries": QUERIES,
-                "annotator": {"class_path": "MeanResponseAnnotator", "init_args": door},
+                "annotator": {"class_path": "MeanResponseAnnotator", "init_args": settings},
                 **model,
             },
         },

@@ -231,7 +231,7 @@ def test_a_teacher_that_discriminates_is_bounded_by_nothing(folder: Path, annota
 
 
 def test_a_teacher_taken_by_the_back_door_would_look_bounded(folder: Path) -> None:
-    """Negative control: what is charged at the door is all that the account can know."""
+    """Negative control: what the annotator charges is all that the account can know."""
     assert BackDoorDPSD.paper == "D"
     assert run(kind="BackDoorDPSD", annotator=LABEL).model.annotator.account.epsilon() < math.inf
 

@@ -166,7 +166,7 @@ def test_a_run_is_not_resumed_with_another_teacher(monkeypatch: pytest.MonkeyPat
     private_teacher("private")
     student("run")
     resume = ("--ckpt_path=run/checkpoints/last.ckpt", "--trainer.max_epochs=2")
-    with pytest.raises(ValueError, match=r"asked the teacher of training .* Resume with the teacher that the run"):
+    with pytest.raises(ValueError, match=r"queried the teacher of training .* Resume with the teacher that the run"):
         student("run", f"private/{LAST}", *resume)
     # The same training in another place is the same teacher.
     Path("elsewhere").mkdir()

@@ -31,7 +31,7 @@ class LeakyDGD(DGD):
 
 
 class BackDoorDGD(DGD):
-    """Takes the baseline without asking at the door."""
+    """Takes the baseline past the annotator."""
 
     def _unprotected_baseline(self) -> nn.Module:
         assert self._baseline is not None

@@ -60,7 +60,7 @@ class UndetachedDPSD(DPSD):
 
 
 class BackDoorDPSD(DPSD):
-    """DPSD-T that takes the teacher without asking at the door."""
+    """DPSD-T that takes the teacher past the annotator."""
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return self.generator_terms(self.teacher._network_of(0), images)[0]

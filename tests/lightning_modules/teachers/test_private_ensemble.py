@@ -126,7 +126,7 @@ def test_they_are_never_written_or_copied(file: Path) -> None:
     assert holder.state_dict() == {} and list(holder.parameters()) == []
 
 
-class Door:
+class RecordingAnnotator:
     """Notes what is asked for."""
 
     def __init__(self) -> None:
@@ -142,14 +142,14 @@ class Door:
 def test_a_teacher_itself_is_charged_first(file: Path) -> None:
     from lightning_modules.networks import logits_and_statistics
 
-    ensemble, door = load(file), Door()
+    ensemble, annotator = load(file), RecordingAnnotator()
     images = torch.randn(8, *SHAPE, requires_grad=True)
-    network = ensemble.unprotected(door, teacher=3, reason="statistics")  # type: ignore[arg-type]
+    network = ensemble.unprotected(annotator, teacher=3, reason="statistics")  # type: ignore[arg-type]
     _, distance = logits_and_statistics(network, images)
     distance.backward()
     assert isinstance(ensemble.training, Training)
     assert (
-        door.reasons == [f"statistics of {ensemble.training.id}"]
+        annotator.reasons == [f"statistics of {ensemble.training.id}"]
         and images.grad is not None
         and float(images.grad.abs().max()) > 0
     )

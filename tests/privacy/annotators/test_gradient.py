@@ -1,4 +1,4 @@
-"""The door: what is released has the noise that it is charged for, and is charged before."""
+"""Gradients: what is released has the noise that it is charged for, and is charged before."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_the_claim_is_the_paper_s_that_calls() -> None:
         made.bind(batch_size=B, num_classes=CLASSES, paper=paper)
         assert made.charge.claim is not None
         sources[paper] = made.charge.claim.source
-        assert f"{paper} (" in made.describe().published_source
+        assert {"C": "DPDFD (", "D": "DPSD ("}[paper] in made.describe().published_source
     assert sources == {"C": "C Theorem 3", "D": "D Theorem 1"}
 
 

@@ -1,4 +1,4 @@
-"""Labels through the door: answered at the probabilities that are charged for, and charged before."""
+"""Labels through the annotator: released with the probabilities that are charged for, and charged before."""
 
 from __future__ import annotations
 
@@ -188,8 +188,11 @@ def test_settings_without_meaning_are_refused(settings: dict[str, Any], message:
 
 
 def test_the_description_names_the_mechanism() -> None:
-    for paper, source in (("A", "A (differentially"), ("D", "Theorem 2")):
+    for paper, source in (
+        ("A", "LabelDP (Liu"),
+        ("D", "DPSD (Liu et al., differentially private synthetic distillation), Theorem 2"),
+    ):
         words = annotator(paper=paper, epsilon=0.5, smallest=3).describe()
         assert all((words.unit, words.relation, words.source)) and "whole-number" in words.noise
         assert "epsilon=0.5" in words.mechanism and "3 to 10" in words.mechanism
-        assert source in words.published_source
+        assert words.published_source.startswith(source) and ("Theorem 2" in words.published_source) is (paper == "D")

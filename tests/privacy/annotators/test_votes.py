@@ -1,4 +1,4 @@
-"""Votes through the door: answered with the noise that is charged for, charged before, and covered by their plan."""
+"""Votes through the annotator: the noise that is charged for, charged before, and covered by their plan."""
 
 from __future__ import annotations
 
