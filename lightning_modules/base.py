@@ -13,7 +13,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
-from typing_extensions import Self
 
 from lightning_modules.callbacks.defaults import default_callbacks
 from lightning_modules.functional.gradient_targets import Annotation
@@ -424,7 +423,7 @@ class DataFreeDistillation(LightningModule):
     # --- checkpoints ---
 
     @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: str | Path | IO[bytes], *args: Any, **kwargs: Any) -> Self:
+    def load_from_checkpoint(cls, checkpoint_path: str | Path | IO[bytes], *args: Any, **kwargs: Any) -> Any:
         """See Lightning's. Settings that were written under an older name are read under the new one."""
         return super().load_from_checkpoint(upgraded_checkpoint(checkpoint_path), *args, **kwargs)
 

@@ -24,9 +24,9 @@ from lightning_modules.commands.audit import AuditError, audit
 from lightning_modules.commands.calibrate import calibrate
 from lightning_modules.commands.ledger import ledger
 from lightning_modules.commands.priors import priors
+from lightning_modules.runtime.arguments import prepare_arguments
 from lightning_modules.runtime.csv_logger import ContinuedCSVLogger
-from lightning_modules.runtime.paths import find_configs
-from lightning_modules.runtime.renamed import upgrade_arguments, upgrade_settings
+from lightning_modules.runtime.renamed import upgrade_settings
 from lightning_modules.runtime.resuming import read_hyperparameters, refuse_differences
 from lightning_modules.runtime.wandb_runs import describe_runs
 from lightning_modules.teachers.own_training import CheckpointError
@@ -200,7 +200,7 @@ def _cli(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
             "`ledger` shows what was spent on private data, `audit` trains with and without a planted record and "
             "bounds epsilon from below; each has its own --help."
         },
-        args=upgrade_arguments(find_configs(args)),
+        args=prepare_arguments(args),
         run=run,
     )
 

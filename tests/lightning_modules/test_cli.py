@@ -79,7 +79,7 @@ def test_a_checkpoint_says_of_itself_what_lightning_would_have_it_say(folder: Pa
     mine = run.config_dump
     del run.config_dump
     LightningCLI._dump_config(run)
-    assert repr(mine) == repr(run.config_dump) and mine["model"]["init_args"]["gamma"] == 1e-7
+    assert repr(mine) == repr(run.config_dump) and mine["model"]["init_args"]["gradient_targets"]["gamma"] == 1e-7
     # The twin leaves out what the data tell the model.
     lossy = yaml.safe_load(run.parser.dump(run.config, skip_unset=False))["fit"]
     assert lossy.keys() == mine.keys() and repr(lossy) != repr(mine)

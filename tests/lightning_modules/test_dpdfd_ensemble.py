@@ -18,6 +18,7 @@ from torch import nn
 from datamodules import Digits, Latent
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.cli import TranscriptionCLI
+from lightning_modules.functional.gradient_targets import Annotation, GradientTargets
 from lightning_modules.functional.losses import decoupled_kd, output_gradients
 from lightning_modules.image_source import Images
 from lightning_modules.networks import SmallCNN
@@ -256,8 +257,9 @@ def script(teachers: list[nn.Module], *, kind: type[DPDFD] = DPDFD, steps: int =
 
     seed_everything(5, verbose=False)
     module = Looking(
-        num_classes=10, image_shape=SHAPE, batch_size=BATCH_SIZE, teacher=nn.ModuleList(teachers), images="prior",
-        annotator=Watching(release="ensemble", noise_multiplier=0.0), student=SmallCNN, dkd_alpha=0.7, dkd_beta=3.0,
+        num_classes=10, image_shape=SHAPE, batch_size=BATCH_SIZE, teacher=nn.ModuleList(teachers), images=PRIOR,
+        annotator=Watching(release="ensemble", noise_multiplier=0.0), student=SmallCNN,
+        gradient_targets=GradientTargets(dkd_alpha=0.7, dkd_beta=3.0),
     )  # fmt: skip
     trainer = Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -295,7 +297,7 @@ def test_the_annotator_is_given_each_teachers_own_gradients(kind: type[DPDFD], m
     outputs: list[torch.Tensor] = []
     annotate = DPDFD.annotate
 
-    def watched(self: DPDFD, given: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    def watched(self: DPDFD, given: torch.Tensor, images: torch.Tensor) -> Annotation:
         outputs.append(given.clone())
         return annotate(self, given, images)
 

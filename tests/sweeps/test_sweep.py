@@ -92,8 +92,8 @@ def test_the_agent_runs_the_real_command_and_leaves_what_wandb_sync_accepts(mnis
     _, program, *arguments = as_the_agent_does(values, point)
     assert program == "LightningCLI"
     cli = main([*arguments, *TINY, *QUIET])
-    assert cli is not None and cli.model.images == point["model.images"]
-    assert cli.trainer.optimizers[0].param_groups[0]["lr"] == point["model.student_optimizer.lr"]
+    assert cli is not None and cli.model.images.kind == point["model.images.source"]
+    assert cli.trainer.optimizers[0].param_groups[0]["lr"] == point["model.optimizers.student.lr"]
     end_wandb_run()
     wandb.teardown()  # as at the end of a process: W&B's own writes what it still holds
     (folder,) = Path("wandb").glob("offline-run-*")
@@ -106,7 +106,10 @@ def test_the_agent_runs_the_real_command_and_leaves_what_wandb_sync_accepts(mnis
     assert set(run.tags) == {"paper:C", "method:DPDFD", "dataset:MNIST", "epsilon:1", "accounting:published"}
     config = logged_config(records)
     assert config["model"]["init_args"]["annotator"]["init_args"]["noise_multiplier"] == 50.0
-    assert config["model"]["init_args"]["gamma"] is None and config["data"]["init_args"]["batch_size"] == 4
+    assert (
+        config["model"]["init_args"]["gradient_targets"]["gamma"] is None
+        and config["data"]["init_args"]["batch_size"] == 4
+    )
     assert config["optimizers"][0] == {**config["optimizers"][0], "class": "Adam", "lr": 0.0003}
     assert any("synthetic" in (item.key or "".join(item.nested_key)) for r in records for item in r.history.item)
     assert accepts(folder)
@@ -276,5 +279,5 @@ def test_what_cannot_be_followed_is_refused(tmp_path: Path, change: dict[str, An
 def test_every_logger_is_told_the_optimizers_that_a_method_filled_in(folder: Path) -> None:
     distil(model={"images": "prior", "generator": None})
     logged = yaml.unsafe_load(Path("run/hparams.yaml").read_text())
-    assert logged["model"]["init_args"]["student_optimizer"] is None
+    assert logged["model"]["init_args"]["optimizers"]["student"] is None
     assert logged["optimizers"] == [{**logged["optimizers"][0], "class": "Adam", "lr": 0.001}]
