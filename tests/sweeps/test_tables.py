@@ -361,18 +361,29 @@ def test_anchors_that_protect_another_unit_are_left_out(spec: TableSpec) -> None
     assert "PSG (Chen et al. 2022)" in section(file.read_text(), "Other methods, as printed:")
 
 
+def test_the_old_name_of_a_comparison_is_read(spec: TableSpec) -> None:
+    chosen = [{"table": "t.yaml", "label": "ours elsewhere"}]
+    for name in ("beside", "compare_with"):
+        Path(f"{name}.yaml").write_text(yaml.safe_dump({**SPEC, name: chosen}, sort_keys=False))
+    with pytest.warns(FutureWarning, match=r"beside in beside\.yaml is called compare_with now"):
+        old = TableSpec.read("beside.yaml")
+    assert old.compare_with == TableSpec.read("compare_with.yaml").compare_with == tuple(chosen)
+    with pytest.raises(SpecError):
+        written({**SPEC, "next_to": chosen})
+
+
 def test_rows_of_another_table_stand_beside(spec: TableSpec) -> None:
     record(spec, "cpu", {("MNIST", "1", 0): 0.5, ("FashionMNIST", "1", 0): 0.25})
     chosen = [{"table": "t.yaml", "label": "ours elsewhere", "cell": {"dataset": "MNIST"}}]
-    Path("other.yaml").write_text(yaml.safe_dump({**SPEC, "title": "Another", "beside": chosen}, sort_keys=False))
+    Path("other.yaml").write_text(yaml.safe_dump({**SPEC, "title": "Another", "compare_with": chosen}, sort_keys=False))
     _, file = render_table(TableSpec.read("other.yaml"), preset="cpu", results="results")
     cells = section(file.read_text(), "Ours, from other tables:")
     assert "| ours elsewhere | 50.00 % (record-level ε =" in cells and "25.00 %" not in cells
     with pytest.raises(SpecError, match="`label` needed"):
-        written({**SPEC, "beside": [{"table": "t.yaml"}]})
-    for cell, message in (({"data": "MNIST"}, "allowed keys"), ({"dataset": "Mnist"}, "beside c1: needs values")):
+        written({**SPEC, "compare_with": [{"table": "t.yaml"}]})
+    for cell, message in (({"data": "MNIST"}, "allowed keys"), ({"dataset": "Mnist"}, "compare_with c1: needs values")):
         with pytest.raises(SpecError, match=message):
-            written({**SPEC, "beside": [{"table": "c1", "label": "ours", "cell": cell}]})
+            written({**SPEC, "compare_with": [{"table": "c1", "label": "ours", "cell": cell}]})
 
 
 def test_figures_of_an_earlier_configuration_are_marked(spec: TableSpec) -> None:

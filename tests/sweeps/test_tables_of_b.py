@@ -131,7 +131,7 @@ def test_a_run_that_is_too_short_or_too_long_for_its_schedule_is_noticed() -> No
     assert shares[0] < 0.98 and shares[1] > 1.04
 
 
-def test_the_letter_distorts_no_query() -> None:
+def test_as_printed_no_query_is_distorted() -> None:
     for name in OF_B:
         for _, found in students(name, "paper"):
             assert found.get("model.student_phase.query_distortion", 0.0) == 0.0

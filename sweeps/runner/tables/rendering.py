@@ -38,7 +38,7 @@ def render_table(spec: TableSpec, *, preset: str, results: str | Path = "results
 def _rendered(spec: TableSpec, preset: str, results: Path) -> tuple[list[Row], str]:
     """The rows of a table and its page."""
     rows = read_rows(spec, preset, results / spec.name / preset / "records")
-    return rows, as_markdown(spec, preset, rows, beside=_beside(spec, preset, rows, results))
+    return rows, as_markdown(spec, preset, rows, comparisons=_comparisons(spec, preset, rows, results))
 
 
 def _write(spec: TableSpec, place: Path, rows: Sequence[Row], text: str) -> list[Path]:
@@ -85,14 +85,14 @@ def render_results(
     return "\n".join(parts)
 
 
-def as_markdown(spec: TableSpec, preset: str, rows: Sequence[Row], *, beside: Sequence[str] = ()) -> str:
+def as_markdown(spec: TableSpec, preset: str, rows: Sequence[Row], *, comparisons: Sequence[str] = ()) -> str:
     """The table, its competitors, footnotes and where it comes from.
 
     Args:
         spec: The table.
         preset: Name of the preset.
         rows: Its rows.
-        beside: Lines below it, on other tables.
+        comparisons: Lines below it, on other tables.
     """
     notes = _Notes()
     axes = [axis for axis, _ in rows[0].labels]
@@ -117,7 +117,7 @@ def as_markdown(spec: TableSpec, preset: str, rows: Sequence[Row], *, beside: Se
     lines += ["", LEGEND, ""]
     if any(row.outdated for row in rows):
         lines += ["† Measured before its configuration last changed; the command below measures it again.", ""]
-    lines += beside
+    lines += comparisons
     lines += _competitors(spec, rows, notes)
     lines += _not_run(spec, rows, notes)
     lines += notes.lines()
@@ -170,11 +170,11 @@ class _Notes:
         return [*texts, ""] if texts else []
 
 
-def _beside(spec: TableSpec, preset: str, rows: Sequence[Row], results: Path) -> list[str]:
+def _comparisons(spec: TableSpec, preset: str, rows: Sequence[Row], results: Path) -> list[str]:
     """Rows of other tables at the same points, each with both of its ε, where they have been measured."""
     columns = _columns(rows)
     methods: dict[str, dict[str, str]] = {}
-    for entry in spec.beside:
+    for entry in spec.compare_with:
         other = TableSpec.read(str(entry["table"]))
         folder = results / other.name / preset / "records"
         if preset not in other.presets or not folder.is_dir():

@@ -43,6 +43,7 @@ from typing import Any
 import yaml
 
 from lightning_modules.runtime.paths import find_config
+from privacy.deprecation import warn_renamed
 from sweeps.runner.fit import Fit
 from sweeps.runner.tables.cells import Cell, FitSpec
 from sweeps.runner.tables.published import published
@@ -51,7 +52,7 @@ __all__ = ["Preset", "SpecError", "TableSpec", "list_specs"]
 
 KEYS = {
     "title", "kind", "paper", "published", "method", "note", "fits", "axes", "skip", "seeds", "presets", "figure",
-    "seeded", "selection", "beside", "exceptions",
+    "seeded", "selection", "compare_with", "exceptions",
 }  # fmt: skip
 PRESET_KEYS = {"seeds", "axes", "set", "seconds", "note"}
 FIGURE_KEYS = {"x", "log", "label"}
@@ -104,7 +105,7 @@ class TableSpec:
         skip: Values of axes whose combination is left out.
         exceptions: Values of axes, `when`, and what their combination changes after them, `set`.
         seeded: Fits that take the cell's seed.
-        beside: Rows of other tables that are shown with this one: `table`, `label`, and `cell`, labels to choose by.
+        compare_with: Rows of other tables to show with this one: `table`, `label`, and `cell`, labels to choose by.
         selection: `last` step, or `best_on_test`, which the rendered table then says.
         path: What it was read by.
     """
@@ -122,7 +123,7 @@ class TableSpec:
     skip: Sequence[Mapping[str, str]] = ()
     exceptions: Sequence[tuple[Mapping[str, str], Patch]] = ()
     seeded: Sequence[str] = ()
-    beside: Sequence[Mapping[str, Any]] = ()
+    compare_with: Sequence[Mapping[str, Any]] = ()
     selection: str = "last"
     path: str = ""
 
@@ -136,6 +137,9 @@ class TableSpec:
         file = _locate(str(path))
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
         where = str(path)
+        if isinstance(values, dict) and "beside" in values:
+            warn_renamed(f"beside in {where}", "compare_with")
+            values = {("compare_with" if key == "beside" else key): value for key, value in values.items()}
         _only(values, KEYS, where)
         if missing := {"title", "fits", "axes", "presets"} - set(values):
             raise SpecError(f"{where}: `{'`, `'.join(sorted(missing))}` needed")
@@ -169,7 +173,7 @@ class TableSpec:
             figure=figure,
             skip=[_point(entry, axes, f"{where}, skip") for entry in values.get("skip") or []],
             exceptions=_exceptions(values.get("exceptions") or [], axes, fits, where),
-            beside=_beside(values.get("beside") or [], where),
+            compare_with=_compare_with(values.get("compare_with") or [], where),
             seeded=_seeded(values.get("seeded") or [], fits, where),
             selection=selection,
             path=where,
@@ -240,16 +244,16 @@ def _seeded(given: Sequence[str], fits: Mapping[str, Any], where: str) -> tuple[
     return (*given, list(fits)[-1])
 
 
-def _beside(entries: Any, where: str) -> tuple[Mapping[str, Any], ...]:
+def _compare_with(entries: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     for entry in entries:
-        _only(entry, {"table", "label", "cell"}, f"{where}, beside")
+        _only(entry, {"table", "label", "cell"}, f"{where}, compare_with")
         if missing := {"table", "label"} - set(entry):
-            raise SpecError(f"{where}, beside: `{'`, `'.join(sorted(missing))}` needed")
+            raise SpecError(f"{where}, compare_with: `{'`, `'.join(sorted(missing))}` needed")
         file = _locate(str(entry["table"]))
         if entry.get("cell"):
             other = yaml.safe_load(file.read_text(encoding="utf-8"))
             axes = {str(axis): _values(values) for axis, values in (other.get("axes") or {}).items()}
-            _point(entry["cell"], axes, f"{where}, beside {entry['table']}")
+            _point(entry["cell"], axes, f"{where}, compare_with {entry['table']}")
     return tuple(entries)
 
 
