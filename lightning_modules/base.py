@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_modules.callbacks.defaults import default_callbacks
 from lightning_modules.functional.gradient_targets import Annotation
-from lightning_modules.image_source import Images, ImageSource, SyntheticSource
+from lightning_modules.image_source import ImageSettings
 from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.optimizers import Optimizers, adam
@@ -53,7 +53,7 @@ class DataFreeDistillation(LightningModule):
         private_data: Public name of the teacher's training data where its file does not say.
         student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
             `SmallCNN`.
-        images: Where images come from: settings, or a source of a method's own.
+        images: Where images come from.
         optimizers: Optimizers and schedules of student and generator.
 
     Raises:
@@ -76,7 +76,7 @@ class DataFreeDistillation(LightningModule):
         batch_size: int,
         annotator: Annotator,
         teacher: str | nn.Module,
-        images: Images | ImageSource,
+        images: ImageSettings,
         teacher_network: Callable[..., nn.Module] | None = None,
         private_data: str | None = None,
         student: Callable[..., nn.Module] | None = None,
@@ -103,13 +103,10 @@ class DataFreeDistillation(LightningModule):
         self.student = build_network(
             student or SmallCNN, num_classes=num_classes, image_shape=self.image_shape, name="model.student"
         )
-        if not isinstance(images, ImageSource):
-            images = SyntheticSource(
-                settings_of(Images, images, name="images"), image_shape=self.image_shape, batch_size=batch_size
-            )
-        self.images = images
-        self.generator = images.generator  # a submodule of this one, trained and saved with it
-        self.published_artefacts: tuple[str, ...] = ("student", *images.published)
+        # After the student: the order decides which initial weights a seed gives.
+        self.images = images.build(image_shape=self.image_shape, batch_size=batch_size)
+        self.generator = self.images.generator  # a submodule of this one, trained and saved with it
+        self.published_artefacts: tuple[str, ...] = ("student", *self.images.published)
         self.optimizer_settings = settings_of(Optimizers, optimizers or Optimizers(), name="optimizers")
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")

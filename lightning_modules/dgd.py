@@ -137,7 +137,7 @@ class DGD(DataFreeDistillation):
             teacher_network=teacher_network,
             private_data=private_data,
             student=student,
-            images=settings_of(DGDImages, images, name="images").build(image_shape=shape, batch_size=batch_size),
+            images=settings_of(DGDImages, images, name="images"),
             optimizers=optimizers,
         )
         if not isinstance(self.annotator, VoteAnnotator):

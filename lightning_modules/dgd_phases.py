@@ -11,7 +11,7 @@ from torch import nn
 
 from datamodules import ImageDataModule
 from lightning_modules.functional.generator_terms import GeneratorTerms
-from lightning_modules.image_source import Images, ImageSource, SyntheticSource
+from lightning_modules.image_source import Images, ImageSource
 from lightning_modules.networks import ConvVAE
 from lightning_modules.pool_source import PoolSource
 from lightning_modules.priors import ImagePrior
@@ -54,7 +54,7 @@ class DGDImages:
             assert self.pool is not None
             return PoolSource(self.pool, part=self.pool_part, image_shape=image_shape, batch_size=batch_size)
         settings = Images(source=self.source, prior=self.prior, generator=self.generator)
-        return SyntheticSource(settings, image_shape=image_shape, batch_size=batch_size)
+        return settings.build(image_shape=image_shape, batch_size=batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,7 @@ class DPDFD(DataFreeDistillation):
             teacher_network=teacher_network,
             private_data=private_data,
             student=student,
-            images=images,
+            images=settings_of(Images, images, name="images"),
             optimizers=optimizers,
         )
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")

@@ -112,7 +112,7 @@ class DPSD(DataFreeDistillation):
             teacher_network=teacher_network,
             private_data=private_data,
             student=student,
-            images=images,
+            images=settings_of(Images, images, name="images"),
             optimizers=optimizers,
         )
         if discriminator not in ("student", "teacher"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from lightning_modules.priors import ImagePrior, StrokePrior
 from lightning_modules.priors.warm_start import fit_generator
 from lightning_modules.runtime.randomness import Draws, stream
 
-__all__ = ["ImageSource", "Images", "SyntheticSource"]
+__all__ = ["ImageSettings", "ImageSource", "Images", "SyntheticSource"]
 
 _SOURCES = ("generator", "prior", "both", "refined")
 
@@ -42,6 +42,22 @@ class Images:
     prior: ImagePrior | None = None
     generator: Callable[..., nn.Module] | None = None
     warm_start_steps: int = 0
+
+    def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
+        """The source that these settings describe, for images (C, H, W) in batches of `batch_size`.
+
+        Raises:
+            ValueError: A setting that has no meaning.
+        """
+        return SyntheticSource(self, image_shape=image_shape, batch_size=batch_size)
+
+
+class ImageSettings(Protocol):
+    """Settings of some source of images."""
+
+    def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
+        """The source."""
+        ...
 
 
 class ImageSource(ABC):

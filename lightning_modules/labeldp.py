@@ -142,7 +142,7 @@ class LabelDP(DataFreeDistillation):
             teacher_network=teacher_network,
             private_data=private_data,
             student=student,
-            images=images,
+            images=settings_of(Images, images, name="images"),
             optimizers=optimizers,
         )
         if not isinstance(self.annotator, LabelAnnotator):
