@@ -104,16 +104,20 @@ def charge_covers_what_leaves(
 
 
 RELEASES: tuple[ReleaseName, ...] = ("per_sample", "per_sample_full", "batch_mean", "batch_mean_rows", "ensemble")
+#: All of them, the fast suite one that has a row for each sample and one of many teachers.
+ONE_OF_EACH_KIND = [
+    pytest.param(name, marks=() if name in ("per_sample", "ensemble") else pytest.mark.slow) for name in RELEASES
+]
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", ONE_OF_EACH_KIND)
 def test_halved_noise(release: ReleaseName) -> None:
     there = rows([1e6] * B)
     assert charge_covers_what_leaves(annotator(release), there=there)
     assert not charge_covers_what_leaves(annotator(release, Seeded(factor=0.5)), there=there)
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", ONE_OF_EACH_KIND)
 def test_skipped_normalisation(release: ReleaseName, monkeypatch: pytest.MonkeyPatch) -> None:
     there = rows([3.0] * B)
     assert charge_covers_what_leaves(annotator(release), there=there)
@@ -132,7 +136,9 @@ class SharedRow(Seeded):
         return super().gaussian(shape[-1:]).expand(tuple(shape))
 
 
-@pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "ensemble"])
+@pytest.mark.parametrize(
+    "release", ["per_sample", *(pytest.param(name, marks=pytest.mark.slow) for name in ("per_sample_full", "ensemble"))]
+)
 def test_noise_shared_across_rows(release: ReleaseName) -> None:
     """The record turns half of the rows the other way: in their differences, shared noise cancels."""
     there = rows([1e6, -1e6] * (B // 2))

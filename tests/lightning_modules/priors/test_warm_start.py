@@ -117,8 +117,8 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ("method", "model"),
     [
         ("DPDFD", {}),
-        ("DPDFD", {"images": "both"}),
-        ("DPSD", {}),
+        pytest.param("DPDFD", {"images": "both"}, marks=pytest.mark.slow),
+        pytest.param("DPSD", {}, marks=pytest.mark.slow),
         ("LabelDP", {"annotator": {"class_path": "LabelAnnotator"}, "pretraining_steps": 1}),
     ],
 )

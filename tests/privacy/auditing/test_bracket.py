@@ -227,8 +227,15 @@ CASES = [
     Case("dp_sgd_step", play_dp_sgd, {SampledGaussian(1.0, 0.3): 1}),
 ]
 GAUSSIAN = [case for case in CASES if all(release.gaussian_mu is not None for release in case.counts)]
+#: Repeat another one at other settings.
+REPEATED = ("batch_mean", "batch_mean_rows", "per_sample_full", "twenty_answers", "discrete_laplace")
 # No game of a thousand rounds rises above an epsilon of ten or more, whatever the noise.
 SMALL = [case for case in CASES if compose(case.counts, DELTA).epsilon < 5.0]
+
+
+def few(cases: list[Case]) -> list[Any]:
+    """Cases by name, those that repeat another one for the slow suite."""
+    return [pytest.param(case, id=case.name, marks=pytest.mark.slow if case.name in REPEATED else ()) for case in cases]
 
 
 @functools.cache
@@ -247,7 +254,7 @@ def attack(case: Case, factor: float = 1.0, method: Method = "clopper_pearson") 
     )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", few(CASES))
 def test_audited_lies_below_exact_and_exact_below_renyi(case: Case) -> None:
     exact, found = compose(case.counts, DELTA).epsilon, attack(case)
     assert 0.05 < found.epsilon_lower <= exact <= rdp_compose(case.counts, DELTA) * (1 + 1e-9)
@@ -256,12 +263,12 @@ def test_audited_lies_below_exact_and_exact_below_renyi(case: Case) -> None:
         assert (found.epsilon_lower <= case.published) == case.sound
 
 
-@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", few(SMALL))
 def test_the_bracket_breaks_where_noise_is_missing(case: Case) -> None:
     assert attack(case, CUT, "gaussian" if case in GAUSSIAN else "clopper_pearson").fails
 
 
-@pytest.mark.parametrize("case", GAUSSIAN, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", few(GAUSSIAN))
 def test_the_gaussian_method_lies_below_exact_too_and_closer(case: Case) -> None:
     exact, special = compose(case.counts, DELTA).epsilon, attack(case, method="gaussian")
     assert attack(case).epsilon_lower < special.epsilon_lower <= exact
