@@ -64,7 +64,7 @@ test-slow: $(INSTALLED) ## the tests that the fast suite leaves out
 
 # From Python 3.12 on the interpreter itself says which lines ran, at hardly any cost.
 .PHONY: coverage
-coverage: $(INSTALLED) ## the fast suite, and how much of the code it runs; below the floor in pyproject.toml it fails
+coverage: $(INSTALLED) ## the fast suite, and how much of the code it runs
 	COVERAGE_CORE=$$($(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")') \
 		$(PYTEST) $(PARALLEL) -m "not slow" --cov $(PYTEST_ARGS)
 
