@@ -133,8 +133,7 @@ class DPSD(DataFreeDistillation):
         self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")
         self.latents: nn.Parameter | None = None
         if self.generator is not None and self.images.kind != "refined" and not fresh_latents:
-            count, width = self.images.generated, int(getattr(self.generator, "latent_dim"))  # noqa: B009 - see `latent_dim`
-            self.latents = nn.Parameter(torch.randn(count, width))  # line 1: Z
+            self.latents = nn.Parameter(torch.randn(self.images.generated, self.images.latent_dim))  # line 1: Z
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One iteration of Algorithm 1. `batch` is a step index: no data set stands behind it."""

@@ -83,6 +83,11 @@ class ImageSource(ABC):
         """How many images of a batch the generator makes, or the refiner changes."""
         return 0
 
+    @property
+    def latent_dim(self) -> int:
+        """Width of the generator's input."""
+        return int(getattr(self.generator, "latent_dim"))  # noqa: B009 - nn.Module types every attribute as a tensor
+
     def latents(self, step: int, draws: Draws) -> torch.Tensor | None:
         """What the generator makes the images of this step from; None without a generator."""
         return None
@@ -169,11 +174,6 @@ class SyntheticSource(ImageSource):
         if self.generator is None:
             return 0
         return self.batch_size // 2 if self.kind == "both" else self.batch_size
-
-    @property
-    def latent_dim(self) -> int:
-        """Width of the generator's input."""
-        return int(getattr(self.generator, "latent_dim"))  # noqa: B009 - nn.Module types every attribute as a tensor
 
     def latents(self, step: int, draws: Draws) -> torch.Tensor | None:
         """z, shape (n, latent_dim), where n is B, or B/2 for `both`; None without a generator.

@@ -188,10 +188,9 @@ class LabelDP(DataFreeDistillation):
 
     def pretrain_generator(self) -> None:
         """Line 1: the generator alone, against the teacher as a fixed discriminator."""
-        width = int(getattr(self.generator, "latent_dim"))  # noqa: B009 - nn.Module types every attribute as a tensor
         for step in range(self.generator_training.pretraining_steps):
             draw = self.draws.stream(step, "pretraining")
-            latents = torch.randn(self.images.generated, width, generator=draw).to(self.device)
+            latents = torch.randn(self.images.generated, self.images.latent_dim, generator=draw).to(self.device)
             self.update_generator(latents, torch.empty(0, self.num_classes, device=self.device))
 
     @torch.no_grad()
