@@ -79,6 +79,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A teacher by DP-SGD, a private one and a student of it, with their ledgers: what is only looked at afterwards."""
+    folder = tmp_path_factory.mktemp("trained_once")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setenv("TRANSCRIPTION_LEDGERS", str(folder / "ledgers"))
+        teacher_by_dp_sgd("teacher", noise_multiplier=1.0)
+        private_teacher("private")
+        distil("run", model={"teacher": f"private/{LAST}"}, annotator={"release": "per_sample_full"}, steps=1)
+    return folder
+
+
 # Which teacher a bound is about.
 
 
@@ -223,8 +236,10 @@ def test_dp_sgd_is_not_resumed_on_other_private_data(monkeypatch: pytest.MonkeyP
         ({"precision": "64-true"}, "precision was '32-true'"),
     ],
 )
-def test_what_dp_sgd_refuses_to_change_on_resuming(changed: dict[str, Any], message: str) -> None:
-    teacher_by_dp_sgd("teacher", noise_multiplier=1.0)
+def test_what_dp_sgd_refuses_to_change_on_resuming(
+    tmp_path: Path, trained_once: Path, changed: dict[str, Any], message: str
+) -> None:
+    shutil.copytree(trained_once, tmp_path, dirs_exist_ok=True)
     with pytest.raises(CheckpointError, match=message):
         teacher_by_dp_sgd("teacher", f"--ckpt_path={TEACHER}", **{"noise_multiplier": 1.0, "epochs": 3, **changed})
 
@@ -321,12 +336,13 @@ def test_a_budget_given_on_resuming_is_applied() -> None:
         ({"class_path": "DPSD"}, r"is of .*DPDFD, and the configuration is for .*DPSD"),
     ],
 )
-def test_what_cannot_be_changed_by_resuming_is_refused_by_name(changed: dict[str, Any], message: str) -> None:
-    private_teacher("teacher")
+def test_what_cannot_be_changed_by_resuming_is_refused_by_name(
+    tmp_path: Path, trained_once: Path, changed: dict[str, Any], message: str
+) -> None:
+    shutil.copytree(trained_once, tmp_path, dirs_exist_ok=True)
     settings: dict[str, Any] = {"release": "per_sample_full"}
-    distil("run", model={"teacher": TEACHER}, annotator=settings, steps=1)
     resume = ("--ckpt_path=run/checkpoints/last.ckpt",)
-    model = {"teacher": TEACHER, **({"images": changed["images"]} if "images" in changed else {})}
+    model = {"teacher": f"private/{LAST}", **({"images": changed["images"]} if "images" in changed else {})}
     class_path = changed.get("class_path", "DPDFD")
     with pytest.raises(CheckpointError, match=message):
         distil(
