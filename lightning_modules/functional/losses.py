@@ -107,7 +107,7 @@ def soft_cross_entropy(logits: Tensor, target_probabilities: Tensor) -> Tensor:
 
 
 def one_hot_loss(logits: Tensor) -> Tensor:
-    """Cross-entropy of a batch to its own most likely classes: the first term of L_G (DPDFD Eq. 5, DGD Eq. 3).
+    """Cross-entropy of a batch to its own most likely classes: the first term of L_G (DPDFD Eq. 5, DGD Eq. 2).
 
     Small where the discriminator is certain of every image.
 
@@ -121,7 +121,7 @@ def one_hot_loss(logits: Tensor) -> Tensor:
 
 
 def class_balance(logits: Tensor) -> Tensor:
-    """The second term of L_G (DPDFD Eq. 5, DGD Eq. 3): negative entropy of the mean prediction, sum_j p̄_j log p̄_j.
+    """The second term of L_G (DPDFD Eq. 5, DGD Eq. 2): negative entropy of the mean prediction, sum_j p̄_j log p̄_j.
 
     Between -log c (all classes equally often) and 0 (one class alone). On the batch mean: per image it would contradict
     `one_hot_loss`.
@@ -137,7 +137,7 @@ def class_balance(logits: Tensor) -> Tensor:
 
 
 def activation(features: Tensor, *, norm: Literal["l1", "l2"] = "l1") -> Tensor:
-    """Size of the features, large for real images: **subtracted** as the third term of L_G (DPDFD Eq. 5, DGD Eq. 3).
+    """Size of the features, large for real images: **subtracted** as the third term of L_G (DPDFD Eq. 5, DGD Eq. 2).
 
     Args:
         features: (B, F), the input of the discriminator's last layer.
