@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lightning_modules.teachers.own_training import CheckpointError
+from privacy.identity import CheckpointError
 from privacy.moved import RENAMED_CLASSES, RENAMED_SETTINGS
 
 __all__ = ["APPLIED", "read_hyperparameters", "refuse_differences", "take_back_unfinished_step"]

@@ -9,14 +9,10 @@ from lightning import LightningModule, Trainer
 
 from lightning_modules.runtime.runs import datamodule_of
 from privacy.events import Release
-from privacy.identity import Training, ledger_file, new_training_id
+from privacy.identity import CheckpointError, Training, ledger_file, new_training_id
 from privacy.ledger import Ledger
 
 __all__ = ["CheckpointError", "OwnTraining"]
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that this fit must not go on from."""
 
 
 class OwnTraining:

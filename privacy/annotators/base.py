@@ -21,7 +21,7 @@ from privacy.checks import check_count, check_delta
 from privacy.deprecation import renamed_arguments, renamed_attribute
 from privacy.events import Unbounded
 from privacy.guarantee import Guarantee
-from privacy.identity import Training, UnnamedTraining
+from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import RECORDS, Charge, Ledger
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.mechanisms.words import Words
@@ -253,8 +253,8 @@ class Annotator(ABC):
             old_ledger: A ledger of version 1 that lies beside the teacher: its charges are taken over.
 
         Raises:
-            ValueError: δ is not below 1/N, or another setting has no meaning; or the state is of a run that queried
-                another teacher.
+            ValueError: δ is not below 1/N, or another setting has no meaning.
+            CheckpointError: The state is of a run that queried another teacher.
             LedgerError: The ledger cannot be read or written, or is not the one that the checkpoint saw.
             RuntimeError: It is open already: a second run's charges would not be told apart from the first's.
         """
@@ -293,7 +293,7 @@ class Annotator(ABC):
         # In memory a network of a script is given a new identity by every process: its charges compose.
         if before is None or not account.ledger.durable or before == account.training:
             return
-        raise ValueError(
+        raise CheckpointError(
             f"the checkpoint's run queried the teacher of training {before}, and model.teacher is of training "
             f"{account.training}: what bounds one says nothing of the other. Resume with the teacher that the run "
             "began with, or begin anew without --ckpt_path"
@@ -317,10 +317,11 @@ class Annotator(ABC):
             state: What `state` gave when the checkpoint was saved that is resumed, if one is.
 
         Raises:
-            ValueError: It was: what bounds one teacher says nothing of the other.
+            CheckpointError: It is open for another run than the checkpoint's.
+            ValueError: It is open for another teacher: what bounds one says nothing of the other.
         """
         if state is not None and state["run"] != self.account.ledger.run:
-            raise ValueError(
+            raise CheckpointError(
                 f"this annotator is open for run {self.account.ledger.run}, and the checkpoint is of run "
                 f"{state['run']}: build another annotator to resume it"
             )
