@@ -52,7 +52,7 @@ class Annotator(ABC):
         accounting: Which figure the target is about: `record`, which bounds something, or `published`, a paper's claim.
         scope: `private_data` counts every run on the same private data, `run` this one alone. Students of several runs
             that are all published compose: `run` is for research tables, and the guarantee says what it leaves out.
-        ledger: The ledger's file; None puts it beside the teacher.
+        ledger: The ledger's file; None is the private data's own, see `ledger_file`.
         ledger_block: Releases that one synced line of the ledger reserves.
         noise: Source of noise; None is the operating system's cryptographic generator.
 

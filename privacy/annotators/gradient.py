@@ -62,13 +62,13 @@ class GradientAnnotator(Annotator):
             Gaussian noise lies on: no low bits that could tell of a record. In units of C, rounded down to a power of
             two, for example 1e-3. It costs slightly more, since it is composed by RDP alone. None takes floating-point
             noise.
-        delta: See `Annotator`.
-        target_epsilon: See `Annotator`.
-        accounting: See `Annotator`.
-        scope: See `Annotator`.
-        ledger: See `Annotator`.
-        ledger_block: See `Annotator`.
-        noise: See `Annotator`.
+        delta: δ of every ε, below one over the number of private records.
+        target_epsilon: ε at which the run stops; null for no limit.
+        accounting: Which ε the target is about: `record`, which bounds something, or `published`, a paper's claim.
+        scope: `private_data` counts every run on the same private data, `run` this one alone.
+        ledger: The ledger's file; null is the private data's own.
+        ledger_block: Releases that one synced line of the ledger reserves.
+        noise: Source of noise; null is the operating system's cryptographic generator.
 
     Raises:
         ValueError: A setting that has no meaning.

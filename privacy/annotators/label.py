@@ -39,14 +39,14 @@ class LabelAnnotator(Annotator):
     Args:
         epsilon: Of one response. Not a target: `target_epsilon` limits the run.
         smallest: Size of the smallest candidate set that may occur, 2 or more (DPSD's k).
-        delta: See `Annotator`.
-        target_epsilon: See `Annotator`.
-        accounting: See `Annotator`.
-        scope: See `Annotator`.
-        ledger: See `Annotator`.
-        ledger_block: See `Annotator`; of calls. Fewer than there, since a call is as many responses as a batch has
-            samples.
-        noise: See `Annotator`.
+        delta: δ of every ε, below one over the number of private records.
+        target_epsilon: ε at which the run stops; null for no limit.
+        accounting: Which ε the target is about: `record`, which bounds something, or `published`, a paper's claim.
+        scope: `private_data` counts every run on the same private data, `run` this one alone.
+        ledger: The ledger's file; null is the private data's own.
+        ledger_block: Calls that one synced line of the ledger reserves; few, since a call is as many responses as a
+            batch has samples.
+        noise: Source of noise; null is the operating system's cryptographic generator.
 
     Raises:
         ValueError: A setting that has no meaning.

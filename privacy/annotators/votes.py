@@ -61,13 +61,13 @@ class VoteAnnotator(Annotator):
             noise. It enters the published figure alone, since no record-level bound rests on it.
         data_dependent: Keep, in memory alone, the data-dependent cost of the Gaussian responses for
             `data_dependent_epsilon`. That figure is itself private.
-        delta: See `Annotator`.
-        target_epsilon: See `Annotator`.
-        accounting: See `Annotator`.
-        scope: See `Annotator`.
-        ledger: See `Annotator`.
-        ledger_block: See `Annotator`; of queries.
-        noise: See `Annotator`.
+        delta: δ of every ε, below one over the number of private records.
+        target_epsilon: ε at which the run stops; null for no limit.
+        accounting: Which ε the target is about: `record`, which bounds something, or `published`, a paper's claim.
+        scope: `private_data` counts every run on the same private data, `run` this one alone.
+        ledger: The ledger's file; null is the private data's own.
+        ledger_block: Queries that one synced line of the ledger reserves.
+        noise: Source of noise; null is the operating system's cryptographic generator.
         max_answers: Old name of `max_responses`.
 
     Raises:
