@@ -249,7 +249,7 @@ class Guarantee:
                 f"ε = {_figure(self.claimed_epsilon)} at δ = {self.delta:g}, by {self.claimed_source}. This is a claim "
                 "of the paper, **not** a guarantee, and no part of the statement above: it does not count that one "
                 "private record may have changed a teacher that was trained without privacy, and with it every "
-                "answer. It is given so that results can be compared with the papers' tables.",
+                "response. It is given so that results can be compared with the papers' tables.",
                 "",
             ]
         return "\n".join(lines)
