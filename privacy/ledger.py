@@ -65,7 +65,7 @@ class Charge:
     training: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON and checkpoints; see `charge_from_dict`."""
+        """Plain values for JSON and checkpoints; see `from_dict`."""
         return {
             "release": self.release.to_dict(),
             "claim": None if self.claim is None else self.claim.to_dict(),

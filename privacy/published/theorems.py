@@ -2,7 +2,7 @@
 
 These are the figures that the papers' tables are indexed by. They are claims of the papers, **not** guarantees of this
 project: each docstring says what the claim leaves out. The figure that holds for the data a teacher was trained on is
-record-level one of `privacy.accounting.composition`.
+the record-level one of `privacy.accounting.composition`.
 """
 
 from __future__ import annotations
