@@ -73,7 +73,7 @@ class DPSD(DataFreeDistillation):
             draws new images of the prior.
         gradient_targets: Of the data switch: the distillation loss, and what the student makes of its noisy gradient.
         label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
-        generator_terms: What the generator makes small.
+        generator_terms: The generator's loss.
         optimizers: Optimizers and schedules of student and generator; the generator's steps Z as well.
 
     Raises:

@@ -26,7 +26,7 @@ class Annotation(NamedTuple):
     gradients: Tensor | None = None
 
     def loss(self, outputs: Tensor) -> Tensor:
-        """What the student makes small, for each sample: (B, c) to (B,)."""
+        """The student's loss, for each sample: (B, c) to (B,)."""
         if self.gradients is not None:
             return following(outputs, self.gradients)
         return soft_cross_entropy(outputs, self.targets)
@@ -64,7 +64,7 @@ class GradientTargets:
             )
 
     def gradients(self, outputs: Tensor, responses: Tensor) -> Tensor:
-        """Gradient of each sample's own distillation loss by the student's outputs. **Private** until annotated.
+        """Gradient of each sample's own distillation loss w.r.t. the student's outputs. **Private** until annotated.
 
         Args:
             outputs: The student's logits, shape (B, c), detached.

@@ -160,7 +160,7 @@ def activation(features: Tensor, *, norm: Literal["l1", "l2"] = "l1") -> Tensor:
 
 
 def output_gradients(outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
-    """Gradient of each sample's own loss by the student's outputs (DPDFD Algorithm 1 lines 5, 6; DPSD Eq. 3).
+    """Gradient of each sample's own loss w.r.t. the student's outputs (DPDFD Algorithm 1 lines 5, 6; DPSD Eq. 3).
 
     Of a batch-mean loss they would be so small that the stability constant of their normalisation swamps them.
 
@@ -206,7 +206,7 @@ def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1
 
 
 def following(outputs: Tensor, gradients: Tensor) -> Tensor:
-    """A loss whose gradient by the outputs is a given one.
+    """A loss whose gradient with respect to the outputs is a given one.
 
     Args:
         outputs: (B, c).

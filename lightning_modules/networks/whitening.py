@@ -1,4 +1,4 @@
-"""Fixed features whose scale in every direction is evened out by statistics of procedural images: free of charge."""
+"""Fixed features, whitened by statistics of procedural images: free of charge."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class WhitenedScatteringClassifier(ImageClassifier):
         scales: J.
         angles: L.
         groups: see `ScatteringClassifier`.
-        power: how far variances are evened out, 0 to 0.5; see `whitening_of`.
+        power: how far features are whitened, 0 to 0.5; see `whitening_of`.
         floor: see `whitening_of`.
         images: how many images of the prior are taken.
 

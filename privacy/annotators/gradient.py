@@ -1,4 +1,4 @@
-"""DPDFD Eq. 4 and DPSD Eq. 3: bounded, noised gradients of the loss by the student's outputs."""
+"""DPDFD Eq. 4 and DPSD Eq. 3: bounded, noised gradients of the loss with respect to the student's outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GradientReleases = Literal["per_sample", "per_sample_full", "batch_mean", "batch
 
 
 class GradientAnnotator(Annotator):
-    """DPDFD Eq. 4, DPSD Eq. 3: bounded gradients of the loss by the student's outputs, plus Gaussian noise.
+    """DPDFD Eq. 4, DPSD Eq. 3: bounded gradients of the loss w.r.t. the student's outputs, plus Gaussian noise.
 
     Per sample, ḡ_i = C·g_i/(‖g_i‖₂ + e) (or clipped to C). One private record may change the teacher, hence **every**
     gradient of every batch, each by up to 2C: neighbours differ in one record (zero-out; replace-one and add-or-remove
