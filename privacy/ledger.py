@@ -208,7 +208,7 @@ class Ledger:
             if known and not training.releases:
                 raise LedgerError(
                     f"training {training.id} was by DP-SGD as the privacy ledger {self.path} has it, and the file at "
-                    "hand says that nothing bounds it: it was trained on without noise, or changed. Train anew"
+                    "hand says that nothing bounds it: it was trained on without noise, or changed. Train it again"
                 )
             for release, count in (training.releases or {}).items():
                 if count > known[release]:
@@ -401,7 +401,7 @@ class Ledger:
             yield lambda line: None
             return
         try:
-            # Once read, a file that is gone must not be begun anew.
+            # Once read, a file that is gone must not be started again.
             create = os.O_CREAT if self._offset == 0 else 0
             descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | create, 0o644)
             try:

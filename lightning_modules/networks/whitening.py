@@ -200,6 +200,6 @@ class WhitenedScatteringClassifier(ImageClassifier):
 
 
 def _under_its_old_name(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Reads weights of before version 0.2, where `feature_extractor` was called `front`."""
+    """Reads weights from before version 0.2, where `feature_extractor` was called `front`."""
     for name in [name for name in state_dict if name.startswith(f"{prefix}front.")]:
         state_dict[f"{prefix}feature_extractor.{name.removeprefix(f'{prefix}front.')}"] = state_dict.pop(name)

@@ -287,7 +287,7 @@ class TeacherEnsemble(LightningModule):
                 if before.get(name) != value:
                     raise ValueError(
                         f"{name} was {before.get(name)!r} when the checkpoint's first teachers were trained, and is "
-                        f"{value!r} now: resume with the same, or begin anew without --ckpt_path"
+                        f"{value!r} now: resume with the same, or start a new run without --ckpt_path"
                     )
         if self.draw_seed is None:
             self.draw_seed = torch.initial_seed()

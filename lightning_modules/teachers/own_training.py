@@ -64,8 +64,8 @@ class OwnTraining:
             if name in now and None not in (value, now[name]) and value != now[name]:
                 raise CheckpointError(
                     f"{name} of the checkpoint is {value!r}, and that of this fit is {now[name]!r}: what the first "
-                    "training gave away would be stated of other records. Resume with the same data, or begin anew "
-                    "without --ckpt_path"
+                    "training gave away would be stated of other records. Resume with the same data, or start a "
+                    "new run without --ckpt_path"
                 )
 
     def register(self, releases: Mapping[Release, int] | None, *, in_memory: bool = False) -> None:
@@ -162,7 +162,7 @@ class OwnTraining:
         ).to_dict()
 
     def load(self, checkpoint: Mapping[str, Any]) -> None:
-        """Goes on with the identity of a checkpoint; one of before there were identities is given a new one.
+        """Goes on with the identity of a checkpoint; one from before there were identities is given a new one.
 
         So is one of another kind of training: what bounds steps of DP-SGD says nothing of steps without noise.
         """

@@ -296,7 +296,7 @@ class Annotator(ABC):
         raise CheckpointError(
             f"the checkpoint's run queried the teacher of training {before}, and model.teacher is of training "
             f"{account.training}: what bounds one says nothing of the other. Resume with the teacher that the run "
-            "began with, or begin anew without --ckpt_path"
+            "began with, or start a new run without --ckpt_path"
         )
 
     def admit(self, training: Training | UnnamedTraining | None) -> str | None:

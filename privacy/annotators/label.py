@@ -141,7 +141,7 @@ class LabelAnnotator(Annotator):
                 f"each sample, as is charged for, got {int(sizes.min())} to {int(sizes.max())}"
             )
         self.account.charge(self._honest(self._charge_of_size(least)))
-        # A teacher that fails answers as well: whether it failed is private too.
+        # A non-finite prediction still yields a response: whether the teacher failed is itself private.
         labels = torch.where(torch.isfinite(logits).all(dim=1), logits.argmax(dim=1), 0)
         return randomized_response(labels, candidates, epsilon=self.epsilon, noise=self.noise)
 
