@@ -1,4 +1,4 @@
-"""How noised output gradients leave: one object for each way, which owns noise, sensitivity, price and words.
+"""How noised output gradients leave: one object for each way, which owns noise scale, sensitivity, price and words.
 
 Every way starts from per-sample gradients ḡ of norm at most C (`GradientAnnotator` bounds them) and adds Gaussian
 noise. A teacher that was not trained privately may change *every* gradient because of one record, each by at most 2C;
