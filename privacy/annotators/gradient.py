@@ -14,7 +14,7 @@ from privacy.events import Gaussian, Release
 from privacy.events.discrete import DiscreteGaussian
 from privacy.ledger import Charge
 from privacy.mechanisms import clip_per_sample, keep_largest, normalize_per_sample, zero_non_finite_samples
-from privacy.mechanisms.discrete_gaussian import discrete_gaussian, round_to_lattice
+from privacy.mechanisms.discrete_gaussian import discrete_gaussian, lattice_spacing, round_to_lattice
 from privacy.mechanisms.gradients import gradient_mechanism
 from privacy.mechanisms.noise import NoiseSource
 from privacy.mechanisms.words import FLOATS, LATTICE, Words
@@ -118,7 +118,7 @@ class GradientAnnotator(Annotator):
         if granularity is not None and not _SMALLEST <= granularity <= 1:
             raise ValueError(f"granularity must lie between {_SMALLEST:g} and 1, or be null, got {granularity}")
         self.granularity = granularity
-        self._lattice = None if granularity is None else 2.0 ** math.floor(math.log2(granularity * norm_bound))
+        self._lattice = None if granularity is None else lattice_spacing(granularity, norm_bound=norm_bound)
         self.release: GradientReleases = release
         self.mechanism = mechanism
         self.top_k = top_k

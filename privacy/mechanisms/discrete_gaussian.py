@@ -22,7 +22,7 @@ from privacy.mechanisms.bounding import clip_per_sample, zero_non_finite_samples
 from privacy.mechanisms.draws import below
 from privacy.mechanisms.noise import NoiseSource
 
-__all__ = ["discrete_gaussian", "release_on_lattice", "round_to_lattice", "sum_on_lattice"]
+__all__ = ["discrete_gaussian", "lattice_spacing", "release_on_lattice", "round_to_lattice", "sum_on_lattice"]
 
 _SIGMAS = (2.0**-40, 2.0**40)
 # float64 decides events whose probability is further than this from the uniform draw; its own error stays below 2^-45.
@@ -67,6 +67,19 @@ def discrete_gaussian(noise: NoiseSource, shape: Sequence[int], *, sigma: float)
         draws[filled : filled + kept.size] = kept
         filled += kept.size
     return torch.from_numpy(draws).reshape(tuple(shape))
+
+
+def lattice_spacing(granularity: float, *, norm_bound: float) -> float:
+    """Largest power of two that is at most `granularity` times `norm_bound`: a spacing that `round_to_lattice` takes.
+
+    Args:
+        granularity: In units of the norm bound, positive.
+        norm_bound: C, positive.
+
+    >>> lattice_spacing(1e-3, norm_bound=1.0) == 2.0**-10
+    True
+    """
+    return float(2.0 ** math.floor(math.log2(granularity * norm_bound)))
 
 
 def round_to_lattice(rows: torch.Tensor, *, norm_bound: float, granularity: float) -> torch.Tensor:
