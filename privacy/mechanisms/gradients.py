@@ -93,7 +93,7 @@ class PerSample(GradientMechanism):
         return f"each sample with Gaussian noise of standard deviation sigma*C/B = {noise_std:.4g}*C per coordinate"
 
 
-class PerSampleFull(PerSample):
+class PerSampleFull(GradientMechanism):
     """ḡ_i + N(0, σ²C² I) for each sample."""
 
     name = "per_sample_full"
@@ -106,8 +106,13 @@ class PerSampleFull(PerSample):
 
     @classmethod
     def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
-        """σ, on each sample, or on the sum over teachers."""
+        """σ."""
         return noise_multiplier
+
+    @classmethod
+    def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
+        """See `GradientMechanism.release`."""
+        return add_noise(rows[0], noise_std)
 
     @classmethod
     def words(cls, noise_std: float) -> str:
@@ -143,11 +148,21 @@ class BatchMean(GradientMechanism):
         return "the batch mean with Gaussian noise of standard deviation sigma*C/B per coordinate"
 
 
-class BatchMeanRows(PerSampleFull):
+class BatchMeanRows(GradientMechanism):
     """(1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector for the batch: DPSD Eq. 3 as printed. It distils nothing."""
 
     name = "batch_mean_rows"
     source = "DPSD Eq. 3 as printed"
+
+    @classmethod
+    def mu(cls, batch_size: int, noise_multiplier: float) -> float:
+        """That of `PerSampleFull`, whose release this is the mean of."""
+        return PerSampleFull.mu(batch_size, noise_multiplier)
+
+    @classmethod
+    def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
+        """σ, on each sample."""
+        return noise_multiplier
 
     @classmethod
     def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
@@ -160,7 +175,7 @@ class BatchMeanRows(PerSampleFull):
         return "the batch mean of samples, each with Gaussian noise of standard deviation sigma*C per coordinate"
 
 
-class EnsembleSum(PerSampleFull):
+class EnsembleSum(GradientMechanism):
     """(1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) for each sample, over n teachers on disjoint shards.
 
     One teacher's gradient on each of B images moves by 2C, as every gradient of one teacher does in `PerSampleFull`:
@@ -170,6 +185,16 @@ class EnsembleSum(PerSampleFull):
     name = "ensemble"
     of_ensemble = True
     source = "DPDFD Algorithm 2, DPSD Algorithm 2"
+
+    @classmethod
+    def mu(cls, batch_size: int, noise_multiplier: float) -> float:
+        """That of `PerSampleFull`: one teacher's B gradients move by 2C each, against σC."""
+        return PerSampleFull.mu(batch_size, noise_multiplier)
+
+    @classmethod
+    def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
+        """σ, on the sum over teachers."""
+        return noise_multiplier
 
     @classmethod
     def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:

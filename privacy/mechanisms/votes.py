@@ -164,7 +164,7 @@ class GaussianVote(NoisyVote):
         return f"N(0, {scale:g}^2)"
 
 
-class ConfidentVote(GaussianVote):
+class ConfidentVote(NoisyVote):
     """As `gaussian`, for queries whose largest count passes a noisy bar (Confident-GNMax)."""
 
     name = "confident"
@@ -172,6 +172,15 @@ class ConfidentVote(GaussianVote):
         "Gaussian mechanisms on the largest count (moves by 1) and on the counts (by sqrt(2)), Papernot et al. 2018; "
         "exact composition of all checks and of the most responses that were allowed before the first"
     )
+    published_source = GaussianVote.published_source
+    data_dependent = GaussianVote.data_dependent
+
+    # Counts that pass are noised and priced as those of `gaussian`.
+    noisy = GaussianVote.noisy
+    event = GaussianVote.event
+    claim = GaussianVote.claim
+    free_claim = GaussianVote.free_claim
+    words = GaussianVote.words
 
     @classmethod
     def check_claim(cls, threshold_scale: float) -> RdpSlope:
