@@ -19,7 +19,7 @@ from lightning_modules.image_source import Images
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from privacy.annotators import GradientAnnotator, LabelAnnotator
-from privacy.mechanisms.response import top_k_candidates
+from privacy.mechanisms.randomized_response import top_k_candidates
 
 __all__ = ["DPSD", "LabelTargets"]
 

@@ -20,7 +20,7 @@ from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from privacy.account import BudgetExceeded
 from privacy.annotators import LabelAnnotator
-from privacy.mechanisms.response import threshold_candidates
+from privacy.mechanisms.randomized_response import threshold_candidates
 
 __all__ = ["GeneratorTraining", "LabelDP", "Stages"]
 

@@ -89,7 +89,7 @@ from privacy.mechanisms.discrete_gaussian import release_on_lattice, round_to_la
 from privacy.mechanisms.gradients import GRADIENT_MECHANISMS, GradientMechanism, gradient_mechanism, output_gradient_mu
 from privacy.mechanisms.latents import laplace_latents
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
-from privacy.mechanisms.response import randomized_response, threshold_candidates, top_k_candidates
+from privacy.mechanisms.randomized_response import randomized_response, threshold_candidates, top_k_candidates
 from privacy.mechanisms.vote_counts import REJECTED, VoteNoise, confident_votes, noisy_votes, vote_counts
 from privacy.mechanisms.words import Words
 from privacy.moved import MOVED

@@ -13,7 +13,7 @@ from privacy.checks import check_count
 from privacy.events import RandomizedResponse, Release, Repeated
 from privacy.ledger import Charge
 from privacy.mechanisms.noise import NoiseSource
-from privacy.mechanisms.response import randomized_response
+from privacy.mechanisms.randomized_response import randomized_response
 from privacy.mechanisms.words import Words
 from privacy.published.claims import Claim, WholeRun
 
