@@ -85,13 +85,13 @@ from privacy.guarantee import Guarantee
 from privacy.identity import Training, ledger_file, new_training_id
 from privacy.ledger import Charge, Ledger, LedgerError
 from privacy.mechanisms import clip_per_sample, keep_largest, normalize_per_sample, zero_non_finite_samples
+from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.discrete_gaussian import release_on_lattice, round_to_lattice, sum_on_lattice
 from privacy.mechanisms.gradients import GRADIENT_MECHANISMS, GradientMechanism, gradient_mechanism, output_gradient_mu
 from privacy.mechanisms.latents import laplace_latents
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.mechanisms.randomized_response import randomized_response, threshold_candidates, top_k_candidates
 from privacy.mechanisms.vote_counts import REJECTED, VoteNoise, confident_votes, noisy_votes, vote_counts
-from privacy.mechanisms.words import Words
 from privacy.moved import MOVED
 from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
 from privacy.numerics.data_dependent import gnmax_data_dependent_rdp
@@ -114,6 +114,7 @@ __getattr__ = renamed_names(
     {
         "calibrate_answers": "calibrate_responses",
         "clip_rows": "clip_per_sample",
+        "Words": "MechanismDescription",
         "normalize_rows": "normalize_per_sample",
         "zero_non_finite_rows": "zero_non_finite_samples",
     },
@@ -143,6 +144,7 @@ __all__ = [
     "Ledger",
     "LedgerError",
     "MeanResponseAnnotator",
+    "MechanismDescription",
     "NoiseSource",
     "NoisyVotes",
     "PrivacyAccount",
@@ -170,7 +172,6 @@ __all__ = [
     "VoteMechanism",
     "VoteNoise",
     "WholeRun",
-    "Words",
     "all_candidates",
     "audit",
     "audit_one_run",

@@ -14,7 +14,7 @@ from privacy.deprecation import renamed_arguments
 from privacy.files import write_atomically
 from privacy.formatting import json_number, round_up
 from privacy.ledger import Charge
-from privacy.mechanisms.words import Words
+from privacy.mechanisms.description import MechanismDescription
 from privacy.neighbours import Relation, Unit
 
 __all__ = ["POST_PROCESSING", "RELATIONS", "Guarantee"]
@@ -105,7 +105,7 @@ class Guarantee:
     def of(
         cls,
         account: PrivacyAccount,
-        words: Words,
+        words: MechanismDescription,
         *,
         artefacts: Sequence[str],
         covered: Mapping[Charge, int],

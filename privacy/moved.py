@@ -26,6 +26,7 @@ MOVED: Mapping[str, str | tuple[str, ...]] = {
     "privacy.matrix": "sweeps.runner.guarantee_tables",
     "privacy.mean_answer_annotator": "privacy.annotators.mean_response",
     "privacy.mechanisms.response": "privacy.mechanisms.randomized_response",
+    "privacy.mechanisms.words": "privacy.mechanisms.description",
     "privacy.noise": "privacy.mechanisms.noise",
     "privacy.pipelines": "privacy.accounting.pipelines",
     "privacy.pld": "privacy.numerics.pld",
@@ -37,7 +38,7 @@ MOVED: Mapping[str, str | tuple[str, ...]] = {
     "privacy.vote_annotator": "privacy.annotators.votes",
     "privacy.vote_mechanisms": "privacy.mechanisms.votes",
     "privacy.votes": "privacy.mechanisms.vote_counts",
-    "privacy.words": "privacy.mechanisms.words",
+    "privacy.words": "privacy.mechanisms.description",
 }
 
 RENAMED_CLASSES: Mapping[str, str] = {

@@ -23,8 +23,8 @@ from privacy.events import Unbounded
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import RECORDS, Charge, Ledger
+from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
-from privacy.mechanisms.words import Words
 from privacy.published.claims import Claim
 
 __all__ = ["DISJOINT_SHARDS", "Annotator", "uncompiled"]
@@ -154,8 +154,8 @@ class Annotator(ABC):
         """Cost of one call on a batch of this shape."""
 
     @abstractmethod
-    def describe(self) -> Words:
-        """Plain words and figures on the mechanism, for the guarantee."""
+    def describe(self) -> MechanismDescription:
+        """Description of the mechanism and its figures, for the guarantee."""
 
     def covering(self, planned: int | None) -> Counter[Charge]:
         """What a guarantee has to cover: all charges, and what the rest of the plan may still be charged.

@@ -14,10 +14,10 @@ from privacy.events import Gaussian, Release
 from privacy.events.discrete import DiscreteGaussian
 from privacy.ledger import Charge
 from privacy.mechanisms import clip_per_sample, keep_largest, normalize_per_sample, zero_non_finite_samples
+from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian, lattice_spacing, round_to_lattice
 from privacy.mechanisms.gradients import gradient_mechanism
 from privacy.mechanisms.noise import NoiseSource
-from privacy.mechanisms.words import FLOATS, LATTICE, Words
 from privacy.published import dpdfd_rdp_slope
 from privacy.published.claims import Claim, RdpSlope
 
@@ -217,14 +217,14 @@ class GradientAnnotator(Annotator):
         whole = round_to_lattice(rows, norm_bound=self.norm_bound, granularity=self._lattice)
         return whole.double() * self._lattice
 
-    def describe(self) -> Words:
+    def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
         batch_size, _ = self.shape
         released = self.mechanism.words(self.mechanism.noise_std(batch_size, self.noise_multiplier))
         masked = "" if self.top_k is None else f"their {self.top_k} largest entries kept, "
         many = self.mechanism.of_ensemble
         verb = "normalised" if self.bounding == "normalize" else "clipped"
-        return Words(
+        return MechanismDescription(
             assumption=DISJOINT_SHARDS if many else "",
             noise=FLOATS if self.granularity is None else LATTICE,
             mechanism=(

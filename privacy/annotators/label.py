@@ -12,9 +12,9 @@ from privacy.annotators.base import Annotator, uncompiled
 from privacy.checks import check_count
 from privacy.events import RandomizedResponse, Release, Repeated
 from privacy.ledger import Charge
+from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.noise import NoiseSource
 from privacy.mechanisms.randomized_response import randomized_response
-from privacy.mechanisms.words import Words
 from privacy.published.claims import Claim, WholeRun
 
 __all__ = ["LabelAnnotator"]
@@ -145,10 +145,10 @@ class LabelAnnotator(Annotator):
         labels = torch.where(torch.isfinite(logits).all(dim=1), logits.argmax(dim=1), 0)
         return randomized_response(labels, candidates, epsilon=self.epsilon, noise=self.noise)
 
-    def describe(self) -> Words:
+    def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
         samples, classes = self.shape
-        return Words(
+        return MechanismDescription(
             mechanism=(
                 "the teacher's class of each synthetic image, by randomized response over candidates that the "
                 f"student alone has chosen (epsilon={self.epsilon:g} for one response, {self.smallest} to {classes} "

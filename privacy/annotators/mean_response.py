@@ -10,9 +10,9 @@ from privacy.deprecation import renamed_attribute, renamed_class
 from privacy.events import Gaussian
 from privacy.ledger import Charge
 from privacy.mechanisms import normalize_per_sample, zero_non_finite_samples
+from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.gradients import output_gradient_mu
 from privacy.mechanisms.noise import NoiseSource
-from privacy.mechanisms.words import Words
 
 __all__ = ["MeanResponseAnnotator"]
 
@@ -106,9 +106,9 @@ class MeanResponseAnnotator(Annotator):
         released = (directions.view(len(logits), *self.shape).sum(dim=0) + noise) / len(logits)
         return released.to(logits.dtype).to(logits.device)
 
-    def describe(self) -> Words:
+    def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
-        return Words(
+        return MechanismDescription(
             assumption=DISJOINT_SHARDS,
             mechanism=(
                 "the mean over teachers on disjoint shards of the directions of their logits (less their mean, of norm "

@@ -21,11 +21,11 @@ from privacy.events import (
     ThresholdCheck,
 )
 from privacy.ledger import Charge
+from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.latents import laplace_latents
 from privacy.mechanisms.noise import NoiseSource
 from privacy.mechanisms.vote_counts import REJECTED, noisy_votes
 from privacy.mechanisms.votes import ConfidentVote, vote_mechanism
-from privacy.mechanisms.words import Words
 from privacy.numerics.data_dependent import gnmax_data_dependent_rdp
 from privacy.numerics.rdp import DEFAULT_ORDERS, rdp_epsilon
 from privacy.published.claims import Claim, RdpSlope
@@ -316,7 +316,7 @@ class VoteAnnotator(Annotator):
             total = total + checks * self._check.release.rdp(DEFAULT_ORDERS)
         return rdp_epsilon(total, DEFAULT_ORDERS, self.delta)
 
-    def describe(self) -> Words:
+    def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
         answered = ""
         if self.mechanism == "confident":
@@ -325,7 +325,7 @@ class VoteAnnotator(Annotator):
                 f", for queries whose largest count plus N(0, {self.threshold_scale:g}^2) reaches {self.threshold:g} "
                 f"votes ({most} may be answered)"
             )
-        return Words(
+        return MechanismDescription(
             noise=self.votes.drawn,
             mechanism=(
                 f"one label for each queried image, the class of most votes among teachers on disjoint shards after "

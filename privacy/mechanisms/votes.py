@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 
 from privacy.events import DiscreteLaplaceVotes, GaussianVotes, LaplaceVotes, Release
+from privacy.mechanisms.description import FLOATS
 from privacy.mechanisms.draws import discrete_laplace, laplace
 from privacy.mechanisms.noise import NoiseSource
-from privacy.mechanisms.words import FLOATS
 from privacy.published.claims import Claim, NoisyVotes, RdpSlope
 
 __all__ = ["VOTE_MECHANISMS", "NoisyVote", "vote_mechanism"]

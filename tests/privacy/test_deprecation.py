@@ -46,6 +46,8 @@ def opened(**settings: Any) -> GradientAnnotator:
     [
         ("privacy", "calibrate_answers", "calibrate_responses"),
         ("privacy", "clip_rows", "clip_per_sample"),
+        ("privacy", "Words", "MechanismDescription"),
+        ("privacy.mechanisms.description", "Words", "MechanismDescription"),
         ("privacy.accounting.calibration", "calibrate_answers", "calibrate_responses"),
         ("privacy.mechanisms", "normalize_rows", "normalize_per_sample"),
         ("privacy.mechanisms.bounding", "zero_non_finite_rows", "zero_non_finite_samples"),
