@@ -15,7 +15,7 @@ from privacy.accounting.calibration import (
     max_count,
 )
 from privacy.accounting.composition import (
-    Reading,
+    EpsilonBound,
     compose,
     compose_delta,
     confident_votes_epsilon,
@@ -105,16 +105,18 @@ from privacy.published import (
     published_dpsd_label_epsilon,
     published_labeldp_epsilon,
 )
-from privacy.published.claims import Claim, NoisyVotes, RdpSlope, WholeRun, claim_from_dict, published_epsilon
+from privacy.published.claims import Claim, NoisyVotesClaim, RdpSlope, WholeRun, claim_from_dict, published_epsilon
 
 alias_modules(MOVED)
 
 __getattr__ = renamed_names(
     __name__,
     {
+        "NoisyVotes": "NoisyVotesClaim",
+        "Reading": "EpsilonBound",
+        "Words": "MechanismDescription",
         "calibrate_answers": "calibrate_responses",
         "clip_rows": "clip_per_sample",
-        "Words": "MechanismDescription",
         "normalize_rows": "normalize_per_sample",
         "zero_non_finite_rows": "zero_non_finite_samples",
     },
@@ -132,6 +134,7 @@ __all__ = [
     "Claim",
     "DiscreteGaussian",
     "DiscreteLaplaceVotes",
+    "EpsilonBound",
     "Gaussian",
     "GaussianVotes",
     "GradientAnnotator",
@@ -146,11 +149,10 @@ __all__ = [
     "MeanResponseAnnotator",
     "MechanismDescription",
     "NoiseSource",
-    "NoisyVotes",
+    "NoisyVotesClaim",
     "PrivacyAccount",
     "RandomizedResponse",
     "RdpSlope",
-    "Reading",
     "Relation",
     "Release",
     "Repeated",

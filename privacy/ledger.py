@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from privacy.checks import check_count
+from privacy.deprecation import renamed_attribute
 from privacy.events import Release, release_from_dict
 from privacy.identity import Head, Training, new_training_id
 from privacy.published.claims import Claim, claim_from_dict
@@ -172,7 +173,7 @@ class Ledger:
         """What a checkpoint keeps of the ledger as it stands; None in memory."""
         return (self.id, len(self._hashes), self._hashes[-1]) if self._hashes else None
 
-    def goes_on_from(self, head: Head | None, *, whose: str) -> bool:
+    def verify_head(self, head: Head | None, *, whose: str) -> bool:
         """Whether this is the ledger that `whose` saw; False for another one, begun since.
 
         Raises:
@@ -191,6 +192,8 @@ class Ledger:
                 "spent cannot be known. Restore the file, or do not publish anything more from this data"
             )
         return True
+
+    goes_on_from = renamed_attribute("verify_head")
 
     def register(self, training: Training) -> None:
         """Writes down a training, and what it releases by itself: before its first step where it is by DP-SGD.

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_modules.functional.losses import decoupled_kd, following, kd, output_gradients, soft_cross_entropy
+from lightning_modules.functional.losses import decoupled_kd, kd, output_gradients, soft_cross_entropy, surrogate_loss
 
 __all__ = ["Annotation", "GradientTargets"]
 
@@ -28,7 +28,7 @@ class Annotation(NamedTuple):
     def loss(self, outputs: Tensor) -> Tensor:
         """The student's loss, for each sample: (B, c) to (B,)."""
         if self.gradients is not None:
-            return following(outputs, self.gradients)
+            return surrogate_loss(outputs, self.gradients)
         return soft_cross_entropy(outputs, self.targets)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from privacy.deprecation import renamed_arguments
+from privacy.deprecation import renamed_arguments, renamed_names
 
 
 def decoupled_kd(
@@ -205,7 +205,7 @@ def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1
     return temperature**2 * (teacher.exp() * (teacher - student)).sum(1)
 
 
-def following(outputs: Tensor, gradients: Tensor) -> Tensor:
+def surrogate_loss(outputs: Tensor, gradients: Tensor) -> Tensor:
     """A loss whose gradient with respect to the outputs is a given one.
 
     Args:
@@ -273,3 +273,6 @@ def expected_labels(outputs: Tensor, responses: Tensor, candidates: Tensor, *, e
     channel = torch.where(candidates, log_other.expand_as(outputs), -torch.log(size).expand_as(outputs))
     channel = channel.scatter(1, responses[:, None], log_other + epsilon)
     return functional.softmax(outputs + channel, dim=1)
+
+
+__getattr__ = renamed_names(__name__, {"following": "surrogate_loss"})

@@ -90,7 +90,7 @@ class OwnTraining:
         name = self.private_data or "data without a name"
         path = None if in_memory else ledger_file(name, recorded=self._recorded)
         self._ledger = Ledger(path=path, private_data=name, run=self.id or "")
-        same = self._ledger.goes_on_from(None if self._stated is None else self._stated.head, whose="the checkpoint")
+        same = self._ledger.verify_head(None if self._stated is None else self._stated.head, whose="the checkpoint")
         self.ledger_was_replaced |= not same
 
     def branch(self) -> None:

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import gammaln
 
-from privacy.accounting.composition import Reading, compose, compose_delta
+from privacy.accounting.composition import EpsilonBound, compose, compose_delta
 from privacy.checks import check_count, check_delta, check_nonnegative, check_positive
 from privacy.events import Release
 from privacy.mechanisms.noise import NoiseSource
@@ -221,7 +221,7 @@ def profile_epsilon(epsilon_at: Profile, profile: Profile, delta: float, law: Di
     return one + (1.0 + law.eta) * high
 
 
-def all_candidates(base: Mapping[Release, int], n: int, delta: float) -> Reading:
+def all_candidates(base: Mapping[Release, int], n: int, delta: float) -> EpsilonBound:
     """What a naive sweep costs: `n` candidates, all released or the winner picked by looking, composed plainly.
 
     Raises:

@@ -269,7 +269,7 @@ class Annotator(ABC):
         path = self.ledger_path or ledger
         book = Ledger(path=path, private_data=private_data, run=run, block=self.ledger_block)
         head = training.head if isinstance(training, Training) else None
-        same = book.goes_on_from(head, whose="the teacher's training")
+        same = book.verify_head(head, whose="the teacher's training")
         identity = _identity(training, book)
         if old_ledger is not None:
             book.take_over(old_ledger)

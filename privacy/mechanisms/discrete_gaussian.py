@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from privacy.checks import check_positive
 from privacy.mechanisms.bounding import clip_per_sample, zero_non_finite_samples
-from privacy.mechanisms.draws import below
+from privacy.mechanisms.draws import uniform_integers
 from privacy.mechanisms.noise import NoiseSource
 
 __all__ = ["discrete_gaussian", "lattice_spacing", "release_on_lattice", "round_to_lattice", "sum_on_lattice"]
@@ -180,7 +180,7 @@ def _propose(noise: NoiseSource, count: int, sigma: float) -> NDArray[np.int64]:
     """What is kept of `count` proposals, in the order in which they were made."""
     period = int(sigma) + 1
     # One uniform number below 2t is both u and the sign.
-    both = below(noise, torch.full((count,), 2 * period)).numpy()
+    both = uniform_integers(noise, torch.full((count,), 2 * period)).numpy()
     minus, rest = (both & 1).astype(np.bool_), both >> 1
     size = rest + period * _geometric(noise, count)
     distance = size / sigma - sigma / period

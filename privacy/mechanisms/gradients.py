@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 
 from privacy.checks import check_count, check_positive
+from privacy.deprecation import renamed_arguments
 
 __all__ = ["GRADIENT_MECHANISMS", "AddNoise", "GradientMechanism", "gradient_mechanism", "output_gradient_mu"]
 
@@ -227,13 +228,14 @@ def gradient_mechanism(name: str) -> type[GradientMechanism]:
     return GRADIENT_MECHANISMS[name]
 
 
-def output_gradient_mu(release: str, batch_size: int, noise_scale: float) -> float:
+@renamed_arguments(noise_scale="noise_multiplier")
+def output_gradient_mu(release: str, batch_size: int, noise_multiplier: float) -> float:
     """μ of one call on output gradients under record-level neighbours (DPDFD Algorithms 1, 2; DPSD Eq. 3, Algorithm 2).
 
     Args:
         release: Name of the mechanism.
         batch_size: B.
-        noise_scale: σ.
+        noise_multiplier: σ.
 
     Raises:
         ValueError: An unknown mechanism, or numbers out of range.
@@ -242,4 +244,4 @@ def output_gradient_mu(release: str, batch_size: int, noise_scale: float) -> flo
     (5.12, 0.32)
     """
     rows = check_count("batch_size", batch_size, minimum=1)
-    return gradient_mechanism(release).mu(rows, check_positive("noise_scale", noise_scale))
+    return gradient_mechanism(release).mu(rows, check_positive("noise_multiplier", noise_multiplier))

@@ -14,7 +14,7 @@ from privacy.events import DiscreteLaplaceVotes, GaussianVotes, LaplaceVotes, Re
 from privacy.mechanisms.description import FLOATS
 from privacy.mechanisms.draws import discrete_laplace, laplace
 from privacy.mechanisms.noise import NoiseSource
-from privacy.published.claims import Claim, NoisyVotes, RdpSlope
+from privacy.published.claims import Claim, NoisyVotesClaim, RdpSlope
 
 __all__ = ["VOTE_MECHANISMS", "NoisyVote", "vote_mechanism"]
 
@@ -71,12 +71,12 @@ class _Laplacian(NoisyVote):
     @classmethod
     def claim(cls, scale: float, *, latent_epsilon: float | None) -> Claim:
         """b = 2/ε₀."""
-        return NoisyVotes(source=_B, epsilon0=2.0 / scale, epsilon1=latent_epsilon or 0.0)
+        return NoisyVotesClaim(source=_B, epsilon0=2.0 / scale, epsilon1=latent_epsilon or 0.0)
 
     @classmethod
     def free_claim(cls) -> Claim:
         """See `NoisyVote.free_claim`."""
-        return NoisyVotes(source=_B, epsilon0=0.0)
+        return NoisyVotesClaim(source=_B, epsilon0=0.0)
 
 
 class LaplaceVote(_Laplacian):
