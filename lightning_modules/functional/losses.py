@@ -48,7 +48,7 @@ def decoupled_kd(
         Losses (B,).
 
     Raises:
-        ValueError: if the shapes differ, are not (B, c), or there is no second class.
+        ValueError: The shapes differ, are not (B, c), or there is no second class.
     """
     if student_logits.dim() != 2 or student_logits.shape != teacher_logits.shape:
         raise ValueError(
@@ -96,7 +96,7 @@ def soft_cross_entropy(logits: Tensor, target_probabilities: Tensor) -> Tensor:
         Losses (B,).
 
     Raises:
-        ValueError: if the shapes differ or are not (B, c).
+        ValueError: The shapes differ or are not (B, c).
     """
     if logits.dim() != 2 or logits.shape != target_probabilities.shape:
         raise ValueError(
@@ -147,7 +147,7 @@ def activation(features: Tensor, *, norm: Literal["l1", "l2"] = "l1") -> Tensor:
         Scalar, not negative.
 
     Raises:
-        ValueError: for another norm or features that are not (B, F).
+        ValueError: Another norm or features that are not (B, F).
     """
     if features.dim() != 2:
         raise ValueError(f"features must have shape (B, F), got {tuple(features.shape)}")
@@ -191,7 +191,7 @@ def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1
         Losses (B,).
 
     Raises:
-        ValueError: if the shapes differ or are not (B, c), or the temperature is not positive.
+        ValueError: The shapes differ or are not (B, c), or the temperature is not positive.
     """
     if student_logits.dim() != 2 or student_logits.shape != teacher_logits.shape:
         raise ValueError(
@@ -216,7 +216,7 @@ def surrogate_loss(outputs: Tensor, gradients: Tensor) -> Tensor:
         Losses (B,): ⟨outputs, gradients⟩ of each sample, whose value means nothing.
 
     Raises:
-        ValueError: if the shapes differ or are not (B, c).
+        ValueError: The shapes differ or are not (B, c).
     """
     if outputs.dim() != 2 or outputs.shape != gradients.shape:
         raise ValueError(
@@ -238,7 +238,7 @@ def logit_distance(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
         Losses (B,).
 
     Raises:
-        ValueError: if the shapes differ or are not (B, c).
+        ValueError: The shapes differ or are not (B, c).
     """
     if student_logits.dim() != 2 or student_logits.shape != teacher_logits.shape:
         raise ValueError(

@@ -55,7 +55,7 @@ def compose(counts: Mapping[Release, int], delta: float) -> EpsilonBound:
         delta: failure probability in (0, 1).
 
     Raises:
-        ValueError: on a negative or fractional count, or `delta` outside (0, 1).
+        ValueError: A negative or fractional count, or `delta` outside (0, 1).
         IncompatibleNeighbours: on releases that are about different units or neighbouring relations.
 
     >>> compose({Gaussian(0.02): 100}, 1e-5).epsilon == compose({Gaussian(0.2): 1}, 1e-5).epsilon
@@ -70,7 +70,7 @@ def compose_delta(counts: Mapping[Release, int], epsilon: float) -> float:
     """delta at `epsilon` of all releases together: exact for Gaussians, else an upper bound by loss distributions.
 
     Raises:
-        ValueError: on a negative or fractional count, or a negative `epsilon`.
+        ValueError: A negative or fractional count, or a negative `epsilon`.
 
     >>> compose_delta({Gaussian(1.0): 4}, 3.0) == gaussian_delta(2.0, 3.0)
     True
@@ -234,7 +234,7 @@ def confident_votes_epsilon(
     exceeded.
 
     Raises:
-        ValueError: if more are answered than checked.
+        ValueError: More are answered than checked.
 
     >>> round(confident_votes_epsilon(150.0, 40.0, 1000, 300, 1e-5), 4)
     2.6648

@@ -132,7 +132,7 @@ def release_on_lattice(
         Shape (B, c), float64, on the device of `rows`; exact multiples of `granularity`.
 
     Raises:
-        ValueError: as `round_to_lattice`, or `sigma` is out of range.
+        ValueError: As `round_to_lattice`, or `sigma` is out of range.
     """
     scale = _check_scale(sigma, granularity)
     exact = round_to_lattice(rows, norm_bound=norm_bound, granularity=granularity)
@@ -160,7 +160,7 @@ def sum_on_lattice(
         Shape (c,), float64, on the device of `rows`; exact multiples of `granularity`.
 
     Raises:
-        ValueError: as `release_on_lattice`, or B * norm_bound is above 2**52 granularities. That depends on no entry,
+        ValueError: As `release_on_lattice`, or B * norm_bound is above 2**52 granularities. That depends on no entry,
             but on the number of rows: leave room for the largest batch.
     """
     scale = _check_scale(sigma, granularity)

@@ -81,10 +81,10 @@ class WholeRun(Claim):
 
 
 def claim_from_dict(data: Mapping[str, Any]) -> Claim:
-    """Rebuild a claim from `to_dict`.
+    """Rebuilds a claim from `to_dict`.
 
     Raises:
-        ValueError: if the kind is unknown or the fields do not fit it.
+        ValueError: The kind is unknown or the fields do not fit it.
     """
     values = dict(data)
     kind = values.pop("kind", None)
@@ -101,7 +101,7 @@ def published_epsilon(counts: Mapping[Claim, int], delta: float) -> float:
     """The papers' figure for a run: 0 for nothing, `inf` where no single theorem covers all claims together.
 
     Raises:
-        ValueError: on a negative or fractional count, or `delta` outside (0, 1).
+        ValueError: A negative or fractional count, or `delta` outside (0, 1).
 
     >>> step = RdpSlope("C Theorem 3", 2 * (1e-3 / 100) ** 2 * 10 * 256)
     >>> round(published_epsilon({step: 200}, 1e-5), 4)
