@@ -47,7 +47,7 @@ class ImageDataModule(LightningDataModule, ABC):
     Attributes:
         num_classes: c. Known without files, as are the three that follow.
         image_shape: (channels, height, width).
-        num_records: public size N of the private (official training) part; a sound delta lies below 1/N.
+        num_records: public size N of the private (official training) part; a sound δ lies below 1/N.
         class_names: one name per class.
         name: class name, by which results and the private data are known.
     """

@@ -16,7 +16,7 @@ _RELEASES = "releases"
 
 
 class ReleaseAccountant(IAccountant):  # type: ignore[misc]
-    """Counts releases; epsilon is a pure function of the counts, so neither order nor resuming changes it.
+    """Counts releases; ε is a pure function of the counts, so neither order nor resuming changes it.
 
     Attributes:
         history: (noise multiplier, sample rate, steps) in Opacus's form, since Opacus writes it directly while it
@@ -64,7 +64,7 @@ class ReleaseAccountant(IAccountant):  # type: ignore[misc]
 
     @abstractmethod
     def get_epsilon(self, delta: float, **kwargs: Any) -> float:
-        """epsilon spent so far, 0 for an empty history. Unknown keywords, which Opacus passes on, are ignored."""
+        """ε spent so far, 0 for an empty history. Unknown keywords, which Opacus passes on, are ignored."""
 
     def __len__(self) -> int:
         """Steps and other releases so far; Opacus warns when an accountant that is not empty is attached again."""

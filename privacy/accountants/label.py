@@ -32,7 +32,7 @@ class LabelDPAccountant(ReleaseAccountant):
         self.charge(RandomizedResponse(epsilon, num_candidates), count)
 
     def get_epsilon(self, delta: float, **kwargs: Any) -> float:
-        """epsilon at `delta`."""
+        """ε at `delta`."""
         return compose(self.counts(), delta).epsilon
 
     def _step_release(self, noise_multiplier: float, sample_rate: float) -> Release:

@@ -1,7 +1,7 @@
-"""Noise, steps, queries or candidates for a target epsilon, under either accounting.
+"""Noise, steps, queries or candidates for a target ε, under either accounting.
 
-Everything is a monotone search over the very functions that will report epsilon afterwards, and ends on the side where
-the target holds: the achieved epsilon comes back with the answer and is never above it.
+Everything is a monotone search over the very functions that will report ε afterwards, and ends on the side where
+the target holds: the achieved ε comes back with the answer and is never above it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_LIMIT = 2**62
 
 @dataclass(frozen=True)
 class Calibration:
-    """A setting and the epsilon that it reaches, never above the target.
+    """A setting and the ε that it reaches, never above the target.
 
     Attributes:
         value: noise scale, number of steps or queries, or number of candidates.
@@ -180,7 +180,7 @@ def calibrate_dpdfd_noise(
     num_classes: int = 10,
     batch_size: int = 256,
 ) -> Calibration:
-    """Noise scale sigma for a number of steps of DPDFD or DPSD's data-sensitive switch.
+    """Noise scale σ for a number of steps of DPDFD or DPSD's data-sensitive switch.
 
     >>> found = calibrate_dpdfd_noise(1.0, steps=40, delta=1e-5, accounting="record", release="ensemble")
     >>> round(found.value, 1), found.epsilon <= 1.0

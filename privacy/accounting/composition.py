@@ -1,4 +1,4 @@
-"""epsilon of everything that was released: the record-level figure as a pure function of counts."""
+"""ε of everything that was released: the record-level figure as a pure function of counts."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _MAX_SUM = 1 << 20
 
 @dataclass(frozen=True)
 class EpsilonBound:
-    """An epsilon and how it was reached ("none", "exact", "rdp", "pld", "pure" or "unbounded")."""
+    """An ε and how it was reached ("none", "exact", "rdp", "pld", "pure" or "unbounded")."""
 
     epsilon: float
     method: str
 
 
 def compose(counts: Mapping[Release, int], delta: float) -> EpsilonBound:
-    """epsilon at `delta` of all releases together, whatever their order.
+    """ε at `delta` of all releases together, whatever their order.
 
-    Gaussian releases compose exactly, and so do randomized responses of one epsilon. Everything else takes the smallest
+    Gaussian releases compose exactly, and so do randomized responses of one ε. Everything else takes the smallest
     of the valid bounds: RDP, pessimistically rounded privacy-loss distributions, and the sum of pure epsilons. epsilons
-    under one delta are never added.
+    under one δ are never added.
 
     Args:
         counts: how often each release happened; zero counts cost nothing, even of an unbounded release.
@@ -67,7 +67,7 @@ def compose(counts: Mapping[Release, int], delta: float) -> EpsilonBound:
 
 
 def compose_delta(counts: Mapping[Release, int], epsilon: float) -> float:
-    """delta at `epsilon` of all releases together: exact for Gaussians, else an upper bound by loss distributions.
+    """δ at `epsilon` of all releases together: exact for Gaussians, else an upper bound by loss distributions.
 
     Raises:
         ValueError: A negative or fractional count, or a negative `epsilon`.
@@ -191,7 +191,7 @@ def _interval(items: Items) -> float:
 
 
 def randomized_response_epsilon(epsilon: float, num_classes: int, num_queries: int, delta: float) -> float:
-    """Record-level epsilon of `num_queries` randomized responses that one record may all change, composed exactly.
+    """Record-level ε of `num_queries` randomized responses that one record may all change, composed exactly.
 
     Args:
         epsilon: natural-log parameter of one response.
@@ -207,7 +207,7 @@ def randomized_response_epsilon(epsilon: float, num_classes: int, num_queries: i
 
 
 def laplace_votes_epsilon(scale: float, num_queries: int, delta: float) -> float:
-    """Record-level, data-independent epsilon of `num_queries` votes with Laplace noise of scale `scale`.
+    """Record-level, data-independent ε of `num_queries` votes with Laplace noise of scale `scale`.
 
     >>> round(laplace_votes_epsilon(40.0, 400, 1e-5), 3)
     2.924
@@ -216,7 +216,7 @@ def laplace_votes_epsilon(scale: float, num_queries: int, delta: float) -> float
 
 
 def gaussian_votes_epsilon(noise_std: float, num_queries: int, delta: float) -> float:
-    """Record-level, data-independent epsilon of `num_queries` votes with Gaussian noise, which is exact.
+    """Record-level, data-independent ε of `num_queries` votes with Gaussian noise, which is exact.
 
     >>> round(gaussian_votes_epsilon(40.0, 1000, 1e-5), 4)
     4.9833
@@ -228,7 +228,7 @@ def gaussian_votes_epsilon(noise_std: float, num_queries: int, delta: float) -> 
 def confident_votes_epsilon(
     threshold_std: float, noise_std: float, num_checks: int, num_responses: int, delta: float
 ) -> float:
-    """Record-level epsilon of `num_checks` noisy threshold checks and `num_responses` Gaussian votes among them.
+    """Record-level ε of `num_checks` noisy threshold checks and `num_responses` Gaussian votes among them.
 
     How many are answered depends on the data: fix both numbers as a budget beforehand and stop before either is
     exceeded.

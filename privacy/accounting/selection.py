@@ -8,7 +8,7 @@ With f(x) = E[x^K], q = P(Q is worse than y) and ties broken by a uniform draw, 
 Let q' and Q' belong to the neighbouring input and p = P(K = 0), whose outcome is public. Then, for orders l > 1,
 
     exp((l-1) rdp(l)) <= p + exp((l-1) rdp_Q(l)) sup f'(q)^l f'(q')^(1-l),
-    delta(e + c) <= E[K] delta_Q(e)   for e >= 0 and c = sup log(f'(q)/f'(q')).
+    δ(e + c) <= E[K] δ_Q(e)   for e >= 0 and c = sup log(f'(q)/f'(q')).
 
 The first is how Papernot and Steinke 2022 (arXiv 2110.03620) prove their theorems. The second, of the kind of Koskela,
 Redberg and Wang 2024 (arXiv 2402.06701), holds because (f'(q) Q - exp(e+c) f'(q') Q')+ <= f'(q) (Q - exp(e) Q')+ and
@@ -90,7 +90,7 @@ class TruncatedNegativeBinomial:
 
 @dataclass(frozen=True)
 class Poisson:
-    """K ~ Poisson(mu), mu above 0. Where K = 0 a fixed public output is released, such as an untrained student."""
+    """K ~ Poisson(μ), μ above 0. Where K = 0 a fixed public output is released, such as an untrained student."""
 
     mu: float
 
@@ -111,7 +111,7 @@ Distribution: TypeAlias = TruncatedNegativeBinomial | Poisson
 
 @dataclass(frozen=True)
 class SelectionCost:
-    """epsilon (natural log) of the winner, in the base releases' unit and relation, and the bound that was smallest.
+    """ε (natural log) of the winner, in the base releases' unit and relation, and the bound that was smallest.
 
     `method`: "profile", "rdp", "pure", "composition", or "unbounded" where no bound is finite.
     """
@@ -123,9 +123,9 @@ class SelectionCost:
 
 
 def pure_selection_epsilon(epsilon: float, law: TruncatedNegativeBinomial) -> float:
-    """(2 + eta) epsilon at delta = 0, for runs that are epsilon-DP each, whatever gamma.
+    """(2 + eta) ε at δ = 0, for runs that are ε-DP each, whatever gamma.
 
-    Papernot and Steinke 2022, Corollary 3; at eta = 1 the 3 epsilon of Liu and Talwar 2019 (arXiv 1811.07971).
+    Papernot and Steinke 2022, Corollary 3; at eta = 1 the 3 ε of Liu and Talwar 2019 (arXiv 1811.07971).
 
     Raises:
         ValueError: `epsilon` is negative.
@@ -163,12 +163,12 @@ def negative_binomial_rdp(curve: Curve, orders: ArrayLike, law: TruncatedNegativ
 
 
 def poisson_rdp(curve: Curve, profile: Profile, orders: ArrayLike, law: Poisson) -> NDArray[np.float64]:
-    """Renyi curve of the best of K ~ Poisson(mu) runs: Papernot and Steinke 2022, Theorem 6, with K = 0 kept.
+    """Renyi curve of the best of K ~ Poisson(μ) runs: Papernot and Steinke 2022, Theorem 6, with K = 0 kept.
 
-        exp((l-1) rdp(l)) <= exp(-mu) + mu exp((l-1) (rdp_Q(l) + mu delta_Q(log(1 + 1/(l-1))))),                l > 1.
+        exp((l-1) rdp(l)) <= exp(-μ) + μ exp((l-1) (rdp_Q(l) + μ δ_Q(log(1 + 1/(l-1))))),                l > 1.
 
-    f'(x) = mu exp(mu (x-1)), and 1-q' <= exp(e) (1-q) + delta_Q(e) makes l q - (l-1) q' - 1 at most (l-1) delta_Q(e)
-    where exp(e) = l/(l-1). Theorem 6 has no exp(-mu), which for mu < 1 gives a base without a cost a negative curve.
+    f'(x) = μ exp(μ (x-1)), and 1-q' <= exp(e) (1-q) + δ_Q(e) makes l q - (l-1) q' - 1 at most (l-1) δ_Q(e)
+    where exp(e) = l/(l-1). Theorem 6 has no exp(-μ), which for μ < 1 gives a base without a cost a negative curve.
 
     Args:
         curve: of one run.
@@ -190,14 +190,14 @@ def poisson_rdp(curve: Curve, profile: Profile, orders: ArrayLike, law: Poisson)
 
 
 def profile_epsilon(epsilon_at: Profile, profile: Profile, delta: float, law: Distribution) -> float:
-    """epsilon_Q(delta/E[K]) + c at `delta`, the module's second bound on the best of K runs.
+    """ε_Q(δ/E[K]) + c at `delta`, the module's second bound on the best of K runs.
 
-    D(eta, gamma): c = (1+eta) e for any e with delta_Q(e) <= (exp(e)-1) gamma/(1-gamma), since 1-q' <= exp(e) (1-q) +
-    delta_Q(e) then gives g(q') <= exp(e) g(q). Poisson: log(f'(q)/f'(q')) = mu (q-q'), so c = mu delta_Q(0).
+    D(eta, gamma): c = (1+eta) e for any e with δ_Q(e) <= (exp(e)-1) gamma/(1-gamma), since 1-q' <= exp(e) (1-q) +
+    δ_Q(e) then gives g(q') <= exp(e) g(q). Poisson: log(f'(q)/f'(q')) = μ (q-q'), so c = μ δ_Q(0).
 
     Args:
-        epsilon_at: epsilon_Q of one run, from a delta in (0, 1).
-        profile: delta_Q of one run.
+        epsilon_at: ε_Q of one run, from a δ in (0, 1).
+        profile: δ_Q of one run.
         delta: failure probability in (0, 1).
         law: of K.
 
@@ -263,7 +263,7 @@ def selection_epsilon(base: Mapping[Release, int], *, delta: float, distribution
 def draw_candidates(noise: NoiseSource, distribution: Distribution) -> int:
     """K, by inverting its distribution function at one 64-bit word.
 
-    Sums of float64 misplace a mass below 1e-10, which adds up to 1 + exp(epsilon) times that to delta. Keep K out of
+    Sums of float64 misplace a mass below 1e-10, which adds up to 1 + exp(ε) times that to δ. Keep K out of
     logs, progress bars and file names; a source that is not `secure` voids the guarantee.
     """
     first, passed = 0 if isinstance(distribution, Poisson) else 1, 0.0

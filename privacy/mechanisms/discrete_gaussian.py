@@ -38,14 +38,14 @@ _EXPONENTS = 512
 def discrete_gaussian(noise: NoiseSource, shape: Sequence[int], *, sigma: float) -> torch.Tensor:
     """Integers x with probability proportional to exp(-x² / (2 sigma²)), N_Z(0, sigma²): int64, on the CPU.
 
-    CKS20 Algorithm 3 with both of its rejections taken at once. |x| = u + t v with t = floor(sigma) + 1, u uniform
+    CKS20 Algorithm 3 with both of its rejections taken at once. |x| = u + t v with t = floor(σ) + 1, u uniform
     below t and v geometric with ratio 1/e is proposed with a random sign, and kept with probability exp(-g),
 
         g = (|x| - sigma²/t)² / (2 sigma²) + u/t ;
 
     a zero with a minus is dropped, for it would count twice.
 
-    Exact for uniform words, sigma being the rational number that its float64 stands for: a total-variation error of 0
+    Exact for uniform words, σ being the rational number that its float64 stands for: a total-variation error of 0
     on every draw. Events of probability p compare a uniform real number, whose bits are read on demand, with p.
     float64 decides where they are further apart than 2^-40, which is more than 2^5 times its error; the others, one in
     2^39, are decided in multiple precision. How long a draw takes depends on the noise alone.
@@ -53,7 +53,7 @@ def discrete_gaussian(noise: NoiseSource, shape: Sequence[int], *, sigma: float)
     Args:
         noise: Where the words come from.
         shape: Of the result.
-        sigma: From 2**-40 to 2**40. The standard deviation is at most sigma, and from sigma = 1 on within 1e-6 of it.
+        sigma: From 2**-40 to 2**40. The standard deviation is at most σ, and from σ = 1 on within 1e-6 of it.
 
     Raises:
         ValueError: `sigma` is out of range.

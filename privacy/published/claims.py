@@ -70,7 +70,7 @@ class NoisyVotesClaim(Claim):
 
 @dataclass(frozen=True)
 class WholeRun(Claim):
-    """The theorem states one epsilon for the whole run, however many responses (LabelDP; DPSD's label switch)."""
+    """The theorem states one ε for the whole run, however many responses (LabelDP; DPSD's label switch)."""
 
     kind: ClassVar[str] = "whole_run"
     epsilon: float
