@@ -20,7 +20,7 @@ from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from privacy.account import BudgetExceeded
 from privacy.annotators import LabelAnnotator
-from privacy.mechanisms.response import threshold_candidates
+from privacy.mechanisms.randomized_response import threshold_candidates
 
 __all__ = ["GeneratorTraining", "LabelDP", "Stages"]
 
@@ -51,7 +51,7 @@ class Stages:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorTraining:
-    """What the generator is trained against, and what it makes small (LabelDP Eq. 2).
+    """What the generator is trained against, and its loss (LabelDP Eq. 2).
 
     Attributes:
         discriminator: `teacher`, as printed, or `student`.
@@ -107,7 +107,7 @@ class LabelDP(DataFreeDistillation):
             `SmallCNN`.
         images: Where synthetic images come from.
         stages: How a stage's images are labelled, and what its student is fitted to.
-        generator_training: What the generator is trained against, and what it makes small.
+        generator_training: What the generator is trained against, and its loss.
         optimizers: Optimizers and schedules of student and generator.
 
     Raises:
@@ -209,9 +209,9 @@ class LabelDP(DataFreeDistillation):
             # In half precision from the start: what is kept is what was labelled.
             drawn = self.draw_images(step, self.draw_latents(step)).half()
             candidates = self.candidates(self.student(drawn.float()))
-            answers = self.annotator.annotate(self.teacher.logits(drawn.float()), candidates)
+            responses = self.annotator.annotate(self.teacher.logits(drawn.float()), candidates)
             images.append(drawn.cpu())
-            labels.append(answers.cpu())
+            labels.append(responses.cpu())
             sets.append(candidates.cpu())
         self.student.train(was_training)
         if self.stages.train_on == "union":

@@ -41,7 +41,7 @@ class RDPAccountant(_RecordAccountant):
     """
 
     def get_epsilon(self, delta: float, **kwargs: Any) -> float:
-        """epsilon at `delta`; the keyword `alphas` replaces the grid of orders, as in Opacus."""
+        """ε at `delta`; the keyword `alphas` replaces the grid of orders, as in Opacus."""
         alphas = kwargs.get("alphas")
         delta = check_delta(delta)
         orders = _ORDERS if alphas is None else np.asarray(alphas, dtype=np.float64)
@@ -69,7 +69,7 @@ class ExactAccountant(_RecordAccountant):
     """
 
     def get_epsilon(self, delta: float, **kwargs: Any) -> float:
-        """epsilon at `delta`."""
+        """ε at `delta`."""
         return compose(self.counts(), delta).epsilon
 
     @classmethod

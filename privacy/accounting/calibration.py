@@ -1,7 +1,7 @@
-"""Noise, steps, queries or candidates for a target epsilon, under either accounting.
+"""Noise, steps, queries or candidates for a target ε, under either accounting.
 
-Everything is a monotone search over the very functions that will report epsilon afterwards, and ends on the side where
-the target holds: the achieved epsilon comes back with the answer and is never above it.
+Everything is a monotone search over the very functions that will report ε afterwards, and ends on the side where
+the target holds: the achieved ε comes back with the answer and is never above it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_LIMIT = 2**62
 
 @dataclass(frozen=True)
 class Calibration:
-    """A setting and the epsilon that it reaches, never above the target.
+    """A setting and the ε that it reaches, never above the target.
 
     Attributes:
         value: noise scale, number of steps or queries, or number of candidates.
@@ -52,7 +52,7 @@ def calibrate_noise(
         high: noise above which the target counts as out of reach.
 
     Raises:
-        ValueError: if even `high` spends more than the target.
+        ValueError: Even `high` spends more than the target.
 
     >>> found = calibrate_noise(lambda s: compose({Gaussian(1 / s): 100}, 1e-5).epsilon, 1.0)
     >>> round(found.value, 3), found.epsilon <= 1.0
@@ -84,7 +84,7 @@ def calibrate_count(epsilon_of: Callable[[int], float], target_epsilon: float, *
         limit: largest count of interest.
 
     Raises:
-        ValueError: if `epsilon_of(0)` is above the target already.
+        ValueError: `epsilon_of(0)` is above the target already.
 
     >>> calibrate_count(lambda n: compose({Gaussian(0.02): n}, 1e-5).epsilon, 1.0).value
     179
@@ -180,7 +180,7 @@ def calibrate_dpdfd_noise(
     num_classes: int = 10,
     batch_size: int = 256,
 ) -> Calibration:
-    """Noise scale sigma for a number of steps of DPDFD or DPSD's data-sensitive switch.
+    """Noise scale σ for a number of steps of DPDFD or DPSD's data-sensitive switch.
 
     >>> found = calibrate_dpdfd_noise(1.0, steps=40, delta=1e-5, accounting="record", release="ensemble")
     >>> round(found.value, 1), found.epsilon <= 1.0
@@ -249,7 +249,7 @@ def calibrate_candidates(
     """The smallest number of candidates k whose `num_queries` responses stay within the target; more cost less.
 
     Raises:
-        ValueError: if even k = `num_classes` costs more.
+        ValueError: Even k = `num_classes` costs more.
 
     >>> int(calibrate_candidates(60.0, epsilon=1.0, num_queries=100, num_classes=10, delta=1e-5).value)
     4

@@ -8,7 +8,7 @@ With f(x) = E[x^K], q = P(Q is worse than y) and ties broken by a uniform draw, 
 Let q' and Q' belong to the neighbouring input and p = P(K = 0), whose outcome is public. Then, for orders l > 1,
 
     exp((l-1) rdp(l)) <= p + exp((l-1) rdp_Q(l)) sup f'(q)^l f'(q')^(1-l),
-    delta(e + c) <= E[K] delta_Q(e)   for e >= 0 and c = sup log(f'(q)/f'(q')).
+    δ(e + c) <= E[K] δ_Q(e)   for e >= 0 and c = sup log(f'(q)/f'(q')).
 
 The first is how Papernot and Steinke 2022 (arXiv 2110.03620) prove their theorems. The second, of the kind of Koskela,
 Redberg and Wang 2024 (arXiv 2402.06701), holds because (f'(q) Q - exp(e+c) f'(q') Q')+ <= f'(q) (Q - exp(e) Q')+ and
@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import gammaln
 
-from privacy.accounting.composition import Reading, compose, compose_delta
+from privacy.accounting.composition import EpsilonBound, compose, compose_delta
 from privacy.checks import check_count, check_delta, check_nonnegative, check_positive
 from privacy.events import Release
 from privacy.mechanisms.noise import NoiseSource
@@ -90,7 +90,7 @@ class TruncatedNegativeBinomial:
 
 @dataclass(frozen=True)
 class Poisson:
-    """K ~ Poisson(mu), mu above 0. Where K = 0 a fixed public output is released, such as an untrained student."""
+    """K ~ Poisson(μ), μ above 0. Where K = 0 a fixed public output is released, such as an untrained student."""
 
     mu: float
 
@@ -111,7 +111,7 @@ Distribution: TypeAlias = TruncatedNegativeBinomial | Poisson
 
 @dataclass(frozen=True)
 class SelectionCost:
-    """epsilon (natural log) of the winner, in the base releases' unit and relation, and the bound that was smallest.
+    """ε (natural log) of the winner, in the base releases' unit and relation, and the bound that was smallest.
 
     `method`: "profile", "rdp", "pure", "composition", or "unbounded" where no bound is finite.
     """
@@ -123,12 +123,12 @@ class SelectionCost:
 
 
 def pure_selection_epsilon(epsilon: float, law: TruncatedNegativeBinomial) -> float:
-    """(2 + eta) epsilon at delta = 0, for runs that are epsilon-DP each, whatever gamma.
+    """(2 + eta) ε at δ = 0, for runs that are ε-DP each, whatever gamma.
 
-    Papernot and Steinke 2022, Corollary 3; at eta = 1 the 3 epsilon of Liu and Talwar 2019 (arXiv 1811.07971).
+    Papernot and Steinke 2022, Corollary 3; at eta = 1 the 3 ε of Liu and Talwar 2019 (arXiv 1811.07971).
 
     Raises:
-        ValueError: if `epsilon` is negative.
+        ValueError: `epsilon` is negative.
 
     >>> pure_selection_epsilon(0.5, TruncatedNegativeBinomial(1.0, 0.01))
     1.5
@@ -150,7 +150,7 @@ def negative_binomial_rdp(curve: Curve, orders: ArrayLike, law: TruncatedNegativ
         law: of K.
 
     Raises:
-        ValueError: if an order is not above 1.
+        ValueError: An order is not above 1.
 
     >>> negative_binomial_rdp(lambda l: 0.0 * l + 0.5, [2.0, 1e9], TruncatedNegativeBinomial(1.0, 0.1)).round(4)
     array([3.8026, 1.5   ])
@@ -163,12 +163,12 @@ def negative_binomial_rdp(curve: Curve, orders: ArrayLike, law: TruncatedNegativ
 
 
 def poisson_rdp(curve: Curve, profile: Profile, orders: ArrayLike, law: Poisson) -> NDArray[np.float64]:
-    """Renyi curve of the best of K ~ Poisson(mu) runs: Papernot and Steinke 2022, Theorem 6, with K = 0 kept.
+    """Renyi curve of the best of K ~ Poisson(μ) runs: Papernot and Steinke 2022, Theorem 6, with K = 0 kept.
 
-        exp((l-1) rdp(l)) <= exp(-mu) + mu exp((l-1) (rdp_Q(l) + mu delta_Q(log(1 + 1/(l-1))))),                l > 1.
+        exp((l-1) rdp(l)) <= exp(-μ) + μ exp((l-1) (rdp_Q(l) + μ δ_Q(log(1 + 1/(l-1))))),                l > 1.
 
-    f'(x) = mu exp(mu (x-1)), and 1-q' <= exp(e) (1-q) + delta_Q(e) makes l q - (l-1) q' - 1 at most (l-1) delta_Q(e)
-    where exp(e) = l/(l-1). Theorem 6 has no exp(-mu), which for mu < 1 gives a base without a cost a negative curve.
+    f'(x) = μ exp(μ (x-1)), and 1-q' <= exp(e) (1-q) + δ_Q(e) makes l q - (l-1) q' - 1 at most (l-1) δ_Q(e)
+    where exp(e) = l/(l-1). Theorem 6 has no exp(-μ), which for μ < 1 gives a base without a cost a negative curve.
 
     Args:
         curve: of one run.
@@ -177,7 +177,7 @@ def poisson_rdp(curve: Curve, profile: Profile, orders: ArrayLike, law: Poisson)
         law: of K.
 
     Raises:
-        ValueError: if an order is not above 1.
+        ValueError: An order is not above 1.
 
     >>> poisson_rdp(lambda l: 0.0 * l, lambda epsilon: 0.0, [2.0], Poisson(1.0)).round(4)
     array([0.3133])
@@ -190,19 +190,19 @@ def poisson_rdp(curve: Curve, profile: Profile, orders: ArrayLike, law: Poisson)
 
 
 def profile_epsilon(epsilon_at: Profile, profile: Profile, delta: float, law: Distribution) -> float:
-    """epsilon_Q(delta/E[K]) + c at `delta`, the module's second bound on the best of K runs.
+    """ε_Q(δ/E[K]) + c at `delta`, the module's second bound on the best of K runs.
 
-    D(eta, gamma): c = (1+eta) e for any e with delta_Q(e) <= (exp(e)-1) gamma/(1-gamma), since 1-q' <= exp(e) (1-q) +
-    delta_Q(e) then gives g(q') <= exp(e) g(q). Poisson: log(f'(q)/f'(q')) = mu (q-q'), so c = mu delta_Q(0).
+    D(eta, gamma): c = (1+eta) e for any e with δ_Q(e) <= (exp(e)-1) gamma/(1-gamma), since 1-q' <= exp(e) (1-q) +
+    δ_Q(e) then gives g(q') <= exp(e) g(q). Poisson: log(f'(q)/f'(q')) = μ (q-q'), so c = μ δ_Q(0).
 
     Args:
-        epsilon_at: epsilon_Q of one run, from a delta in (0, 1).
-        profile: delta_Q of one run.
+        epsilon_at: ε_Q of one run, from a δ in (0, 1).
+        profile: δ_Q of one run.
         delta: failure probability in (0, 1).
         law: of K.
 
     Raises:
-        ValueError: if `delta` is outside (0, 1).
+        ValueError: `delta` is outside (0, 1).
 
     >>> law = TruncatedNegativeBinomial(1.0, 0.1)
     >>> round(profile_epsilon(lambda delta: 0.5, lambda e: float(e < 0.5), 1e-5, law), 4)
@@ -221,11 +221,11 @@ def profile_epsilon(epsilon_at: Profile, profile: Profile, delta: float, law: Di
     return one + (1.0 + law.eta) * high
 
 
-def all_candidates(base: Mapping[Release, int], n: int, delta: float) -> Reading:
+def all_candidates(base: Mapping[Release, int], n: int, delta: float) -> EpsilonBound:
     """What a naive sweep costs: `n` candidates, all released or the winner picked by looking, composed plainly.
 
     Raises:
-        ValueError: if `n` is below 1, or on a bad count or `delta`.
+        ValueError: `n` is below 1, or a count or `delta` is out of range.
 
     >>> from privacy.events import Gaussian
     >>> all_candidates({Gaussian(0.2): 1}, 25, 1e-5) == compose({Gaussian(0.2): 25}, 1e-5)
@@ -244,7 +244,7 @@ def selection_epsilon(base: Mapping[Release, int], *, delta: float, distribution
         distribution: of K; a whole number is a sweep that everybody knows, and pays for all its candidates.
 
     Raises:
-        ValueError: on a bad count, `delta` or number of candidates.
+        ValueError: A bad count, `delta` or number of candidates.
 
     >>> from privacy.events import Gaussian
     >>> laws = [10, Poisson(10.0), TruncatedNegativeBinomial(1.0, 0.1)]
@@ -263,7 +263,7 @@ def selection_epsilon(base: Mapping[Release, int], *, delta: float, distribution
 def draw_candidates(noise: NoiseSource, distribution: Distribution) -> int:
     """K, by inverting its distribution function at one 64-bit word.
 
-    Sums of float64 misplace a mass below 1e-10, which adds up to 1 + exp(epsilon) times that to delta. Keep K out of
+    Sums of float64 misplace a mass below 1e-10, which adds up to 1 + exp(ε) times that to δ. Keep K out of
     logs, progress bars and file names; a source that is not `secure` voids the guarantee.
     """
     first, passed = 0 if isinstance(distribution, Poisson) else 1, 0.0

@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from a distinguishing game: what an attacker achieved, at a stated confidence."""
+"""Lower bounds on ε from a distinguishing game: what an attacker achieved, at a stated confidence."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def clopper_pearson_interval(successes: int, trials: int, confidence: float) -> 
 def clopper_pearson_epsilon(
     true_positives: int, false_positives: int, trials: int, delta: float, confidence: float
 ) -> float:
-    """A lower bound on epsilon at `confidence` from `trials` rounds with the record and `trials` without it.
+    """A lower bound on ε at `confidence` from `trials` rounds with the record and `trials` without it.
 
-    (epsilon, delta)-DP forces TPR <= e^epsilon FPR + delta and 1 - FPR <= e^epsilon (1 - TPR) + delta for every
+    (ε, δ)-DP forces TPR <= e^ε FPR + δ and 1 - FPR <= e^ε (1 - TPR) + δ for every
     attacker (Kairouz, Oh and Viswanath 2015). Both one-sided Clopper-Pearson limits are taken at (1 - confidence)/2, so
     that both hold together.
 
@@ -39,14 +39,14 @@ def clopper_pearson_epsilon(
         true_positives: rounds with the record in which the attacker said so.
         false_positives: rounds without it in which the attacker said it was there.
         trials: rounds of either kind.
-        delta: the claim's delta, [0, 1).
+        delta: the claim's δ, [0, 1).
         confidence: probability in (0, 1) that the bound is valid.
 
     Returns:
         A lower bound, 0 where the game shows nothing. An upper bound below it is a failure of the claim.
 
     Raises:
-        ValueError: if counts exceed `trials`, or `delta` or `confidence` has no meaning.
+        ValueError: Counts exceed `trials`, or `delta` or `confidence` has no meaning.
 
     >>> round(clopper_pearson_epsilon(990, 10, 1000, 1e-5, 0.95), 2)
     3.98
@@ -59,9 +59,9 @@ def clopper_pearson_epsilon(
 
 
 def gaussian_audit_mu(true_positives: int, false_positives: int, trials: int, confidence: float) -> float:
-    """A lower bound on mu from the same game, for mechanisms that are Gaussian (mu-GDP) **only**.
+    """A lower bound on μ from the same game, for mechanisms that are Gaussian (μ-GDP) **only**.
 
-    Under mu-GDP, Phi^-1(TPR) - Phi^-1(FPR) <= mu for every attacker (Nasr et al. 2023), far tighter than
+    Under μ-GDP, Phi^-1(TPR) - Phi^-1(FPR) <= μ for every attacker (Nasr et al. 2023), far tighter than
     Clopper-Pearson alone.
 
     >>> round(gaussian_audit_mu(990, 10, 1000, 0.95), 2)
@@ -77,7 +77,7 @@ def gaussian_audit_mu(true_positives: int, false_positives: int, trials: int, co
 def gaussian_audit_epsilon(
     true_positives: int, false_positives: int, trials: int, delta: float, confidence: float
 ) -> float:
-    """The lower bound of `gaussian_audit_mu` as an epsilon at `delta`; for Gaussian mechanisms **only**."""
+    """The lower bound of `gaussian_audit_mu` as an ε at `delta`; for Gaussian mechanisms **only**."""
     return gaussian_epsilon(gaussian_audit_mu(true_positives, false_positives, trials, confidence), check_delta(delta))
 
 

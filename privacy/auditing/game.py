@@ -48,7 +48,7 @@ def audit(
     release: Release | None = None,
     claimed_epsilon: float | None = None,
 ) -> AuditResult:
-    """A lower bound on the epsilon of a mechanism, from its outputs on two neighbouring inputs.
+    """A lower bound on the ε of a mechanism, from its outputs on two neighbouring inputs.
 
     The first half of the rounds teaches the attacker (the score where none is given, then the threshold); the second
     half, which the attacker has not seen, gives the bound. So the bound is valid however the attacker was chosen. The

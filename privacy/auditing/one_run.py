@@ -19,10 +19,10 @@ _STEP = 0.25
 
 
 def one_run_p_value(*, correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
-    """How likely so many correct guesses are at most, if the mechanism is (epsilon, delta)-DP.
+    """How likely so many correct guesses are at most, if the mechanism is (ε, δ)-DP.
 
-    Steinke, Nasr and Jagielski 2023, Theorem 5.2: with W ~ Bin(guesses, e^epsilon/(1 + e^epsilon)) it is
-    P[W >= correct] + 2 canaries delta max_i P[correct > W >= correct - i]/i.
+    Steinke, Nasr and Jagielski 2023, Theorem 5.2: with W ~ Bin(guesses, e^ε/(1 + e^ε)) it is
+    P[W >= correct] + 2 canaries δ max_i P[correct > W >= correct - i]/i.
 
     Args:
         correct: v, right guesses.
@@ -50,7 +50,7 @@ def one_run_p_value(*, correct: int, guesses: int, canaries: int, epsilon: float
 
 
 def one_run_epsilon(*, correct: int, guesses: int, canaries: int, delta: float, confidence: float) -> float:
-    """The largest epsilon below which every hypothesis is rejected: a lower bound at `confidence`.
+    """The largest ε below which every hypothesis is rejected: a lower bound at `confidence`.
 
     The number of guesses must have been fixed before the answers were known.
 
@@ -92,7 +92,7 @@ def audit_one_run(
 ) -> AuditResult:
     """A lower bound from a single run in which each canary takes part or not by a fair coin.
 
-    Epsilon is that of including or leaving out one canary (add-or-remove, or zero-out, by what the mechanism does for
+    ε is that of including or leaving out one canary (add-or-remove, or zero-out, by what the mechanism does for
     those that are left out). The attacker guesses "in" for the largest half of `guesses` scores, "out" for the
     smallest, and abstains from the rest.
 
@@ -142,7 +142,7 @@ def _counts(correct: int, guesses: int, canaries: int) -> tuple[int, int, int]:
 
 
 def _binomial(trials: int, epsilon: float) -> NDArray[np.float64]:
-    """Probabilities of 0 to `trials` successes, each of probability e^epsilon/(1 + e^epsilon)."""
+    """Probabilities of 0 to `trials` successes, each of probability e^ε/(1 + e^ε)."""
     k = np.arange(trials + 1, dtype=np.float64)
     log_binomial = gammaln(trials + 1.0) - gammaln(k + 1.0) - gammaln(trials - k + 1.0)
     # log q = -log(1 + e^-epsilon), and log(1 - q) lies epsilon below it.

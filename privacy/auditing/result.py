@@ -15,10 +15,10 @@ _METHODS = {
 
 @dataclass(frozen=True)
 class AuditResult:
-    """A lower bound on epsilon, what it was reached with, and what it says about a claim.
+    """A lower bound on ε, what it was reached with, and what it says about a claim.
 
     Attributes:
-        epsilon_lower: No epsilon below this one holds at `delta`, at `confidence`. 0 shows nothing.
+        epsilon_lower: No ε below this one holds at `delta`, at `confidence`. 0 shows nothing.
         delta: Of the bound and of the claim.
         confidence: Probability that the bound is valid.
         method: `clopper_pearson`, `gaussian` (Gaussian mechanisms **only**) or `one_run`.

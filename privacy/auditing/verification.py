@@ -12,7 +12,7 @@ from privacy.checks import check_delta, check_nonnegative
 
 
 def worst_case_epsilon(probabilities: ArrayLike) -> float:
-    """The smallest pure epsilon of a discrete mechanism, over all pairs of inputs in both directions.
+    """The smallest pure ε of a discrete mechanism, over all pairs of inputs in both directions.
 
     Args:
         probabilities: rows are inputs, columns are outputs, shape (inputs, outputs); rows sum to one.
@@ -21,7 +21,7 @@ def worst_case_epsilon(probabilities: ArrayLike) -> float:
         The largest absolute log-ratio; `inf` where one input can give what another cannot.
 
     Raises:
-        ValueError: if the rows are not probability distributions.
+        ValueError: The rows are not probability distributions.
 
     >>> round(worst_case_epsilon([[0.75, 0.25], [0.25, 0.75]]), 6)
     1.098612
@@ -37,7 +37,7 @@ def worst_case_epsilon(probabilities: ArrayLike) -> float:
 
 
 def worst_case_delta(probabilities: ArrayLike, epsilon: float) -> float:
-    """The smallest delta at `epsilon`: the worst hockey-stick divergence over all ordered pairs of inputs.
+    """The smallest δ at `epsilon`: the worst hockey-stick divergence over all ordered pairs of inputs.
 
     `epsilon` may be inf: what remains is the mass of outputs that prove which input it was.
 
@@ -66,8 +66,8 @@ class Verdict:
 
     Attributes:
         holds: whether `delta` is at most the claimed one.
-        epsilon: exact pure epsilon, inf where none exists.
-        delta: exact delta at the claimed epsilon.
+        epsilon: exact pure ε, inf where none exists.
+        delta: exact δ at the claimed ε.
     """
 
     holds: bool
@@ -76,7 +76,7 @@ class Verdict:
 
 
 def verify_claim(probabilities: ArrayLike, epsilon: float, delta: float = 0.0) -> Verdict:
-    """Check an (epsilon, delta) claim on a discrete mechanism exactly, in both directions of every pair.
+    """Checks an (ε, δ) claim on a discrete mechanism exactly, in both directions of every pair.
 
     Rounding of 1e-12 is forgiven: tables are computed in floating point too.
 
@@ -116,8 +116,8 @@ def randomized_response_table(epsilon: float, candidates: ArrayLike) -> NDArray[
 def dpsd_eq5_table(epsilon: float, candidates: ArrayLike) -> NDArray[np.float64]:
     """DPSD, Eq. (5) **as printed**: all c classes if the teacher's label is a candidate, else candidates only.
 
-    An answer outside the candidates proves that the label is inside: no epsilon holds, and delta at epsilon = inf is
-    (c - k)/(e^epsilon + c - 1). DPSD's Algorithm 2 is `randomized_response_table`.
+    An answer outside the candidates proves that the label is inside: no ε holds, and δ at ε = inf is
+    (c - k)/(e^ε + c - 1). DPSD's Algorithm 2 is `randomized_response_table`.
 
     >>> mask = [True] * 3 + [False] * 7
     >>> round(worst_case_delta(dpsd_eq5_table(1.0, mask), float("inf")), 6)

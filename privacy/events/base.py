@@ -2,9 +2,9 @@
 
 A `Release` is the privacy cost of **one** release under record-level neighbours (one record arbitrarily
 different, which changes one teacher arbitrarily), or under the unit and relation that it names. A ledger is a mapping
-from releases to how often each happened; every epsilon is a pure function of it
+from releases to how often each happened; every ε is a pure function of it
 (`privacy.accounting.composition`). A release knows its Renyi curve for compositions with anything else, and,
-where it has one, the mu of an exactly equivalent Gaussian mechanism.
+where it has one, the μ of an exactly equivalent Gaussian mechanism.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ class Release(ABC):
 
     @property
     def gaussian_mu(self) -> float | None:
-        """mu of the Gaussian mechanism that this release equals or is dominated by, None without one."""
+        """μ of the Gaussian mechanism that this release equals or is dominated by, None without one."""
         return None
 
     @property
     def bounded(self) -> bool:
-        """False where no finite epsilon covers this release at any delta."""
+        """False where no finite ε covers this release at any δ."""
         return True
 
     @property
     def pure_epsilon(self) -> float:
-        """epsilon at delta = 0, inf where there is none: N releases never cost more than N times this."""
+        """ε at δ = 0, inf where there is none: N releases never cost more than N times this."""
         return math.inf
 
     @property
@@ -97,10 +97,10 @@ class Release(ABC):
 
 
 def release_from_dict(data: Mapping[str, Any]) -> Release:
-    """Rebuild a release from `to_dict`.
+    """Rebuilds a release from `to_dict`.
 
     Raises:
-        ValueError: if the kind is unknown or the fields do not fit it.
+        ValueError: The kind is unknown or the fields do not fit it.
 
     >>> release_from_dict({"kind": "gaussian", "mu": 0.5})
     Gaussian(mu=0.5)
@@ -144,7 +144,7 @@ def checked_orders(orders: ArrayLike) -> NDArray[np.float64]:
     """Renyi orders as float64, each above 1.
 
     Raises:
-        ValueError: if one is 1 or less.
+        ValueError: An order is 1 or less.
     """
     array = np.asarray(orders, dtype=np.float64)
     if not np.all(array > 1.0):

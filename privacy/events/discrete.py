@@ -1,7 +1,7 @@
 """What discrete Gaussian noise costs: events for `privacy.mechanisms.discrete_gaussian`, by Renyi bounds alone.
 
-The discrete Gaussian is as private as the continuous one of the same sigma in the Renyi sense, for whole-numbered
-shifts, but not mu-GDP: its losses lie on a lattice that depends on the shift, and in several dimensions no
+The discrete Gaussian is as private as the continuous one of the same σ in the Renyi sense, for whole-numbered
+shifts, but not μ-GDP: its losses lie on a lattice that depends on the shift, and in several dimensions no
 one-dimensional pair is known that dominates all shifts of one length. So the loss distributions here are the trivial
 ones, which bound nothing, and composition takes the Renyi bound. Importing this module registers the kinds.
 """
@@ -27,11 +27,11 @@ __all__ = ["DiscreteGaussian", "SampledDiscreteGaussian"]
 
 @dataclass(frozen=True)
 class DiscreteGaussian(Release):
-    """Independent discrete Gaussian noise on a vector of lattice points: `mu` is L2 sensitivity over sigma.
+    """Independent discrete Gaussian noise on a vector of lattice points: `mu` is L2 sensitivity over σ.
 
     Both are in the same units. Canonne, Kamath and Steinke 2020, Theorem 4 (Proposition 5 for the divergence), adds up
-    over coordinates: for a shift s of whole numbers the moment of order l is exp(l (l-1) |s|^2 / (2 sigma^2)) times a
-    product of sum_x exp(-(x - c)^2 / (2 sigma^2)) / sum_x exp(-x^2 / (2 sigma^2)), and such a ratio is at most 1 for
+    over coordinates: for a shift s of whole numbers the moment of order l is exp(l (l-1) |s|^2 / (2 σ^2)) times a
+    product of sum_x exp(-(x - c)^2 / (2 σ^2)) / sum_x exp(-x^2 / (2 σ^2)), and such a ratio is at most 1 for
     every real c by Poisson summation.
 
     >>> DiscreteGaussian(0.2).rdp([2.0])
@@ -45,7 +45,7 @@ class DiscreteGaussian(Release):
         object.__setattr__(self, "mu", check_nonnegative("mu", self.mu, infinite=True))
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """mu^2 l / 2, what the continuous Gaussian has; exact at whole orders."""
+        """μ^2 l / 2, what the continuous Gaussian has; exact at whole orders."""
         return Gaussian(self.mu).rdp(orders)
 
     @property
@@ -71,7 +71,7 @@ class SampledDiscreteGaussian(Release):
     """One DP-SGD step on a lattice: Poisson sampling, discrete Gaussian noise of `noise_multiplier` norm bounds.
 
     Add-or-remove one record. Every row is rounded to the lattice within the norm bound before the sum, so a record
-    moves the sum by a lattice point s, of length at most 1/noise_multiplier in units of sigma.
+    moves the sum by a lattice point s, of length at most 1/noise_multiplier in units of σ.
 
     At whole orders the bound is that of `SampledGaussian`. Renyi moments are jointly convex, so it is enough to
     look at one batch without the record: N is the noise around its sum, N_s the same shifted by s, L = N_s/N.

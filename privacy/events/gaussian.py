@@ -18,9 +18,9 @@ __all__ = ["Gaussian"]
 
 @dataclass(frozen=True)
 class Gaussian(Release):
-    """Gaussian noise on a vector: `mu` is the L2 sensitivity divided by the noise's standard deviation. Exactly mu-GDP.
+    """Gaussian noise on a vector: `mu` is the L2 sensitivity divided by the noise's standard deviation. Exactly μ-GDP.
 
-    Adaptively chosen queries compose exactly when their scales are fixed beforehand: mu^2 adds.
+    Adaptively chosen queries compose exactly when their scales are fixed beforehand: μ^2 adds.
 
     >>> Gaussian(0.2).rdp([2.0])
     array([0.04])
@@ -33,7 +33,7 @@ class Gaussian(Release):
         object.__setattr__(self, "mu", check_nonnegative("mu", self.mu, infinite=True))
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """mu^2 l / 2, exact (Mironov 2017, Proposition 7)."""
+        """μ^2 l / 2, exact (Mironov 2017, Proposition 7)."""
         return 0.5 * self.mu * self.mu * checked_orders(orders)
 
     @property

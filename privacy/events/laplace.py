@@ -21,7 +21,7 @@ __all__ = ["LaplaceVector"]
 class LaplaceVector(Release):
     """A vector of L1 sensitivity `l1_sensitivity` with Laplace noise of scale `scale` on every coordinate.
 
-    DGD's latent codes: normalised to [-1, 1]^c and noised at scale 2c/eps1, so l1_sensitivity = 2c and epsilon = eps1.
+    DGD's latent codes: normalised to [-1, 1]^c and noised at scale 2c/eps1, so l1_sensitivity = 2c and ε = eps1.
     A shift spread over coordinates is dominated by the same shift of one coordinate: going through it coordinate by
     coordinate is group privacy, which for log-concave location families adds shifts exactly (Dong, Roth and Su 2019,
     Section 2.4).
@@ -53,7 +53,7 @@ class LaplaceVector(Release):
         return self.pure_epsilon
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """Of a scalar shifted by epsilon scales, exact (Mironov 2017, Proposition 6)."""
+        """Of a scalar shifted by ε scales, exact (Mironov 2017, Proposition 6)."""
         return laplace_rdp(self.pure_epsilon, checked_orders(orders))
 
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:

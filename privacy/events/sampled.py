@@ -95,8 +95,8 @@ class RevealedGaussian(Release):
     """A Gaussian release that happens with probability `sample_rate`, where the output betrays whether it happened.
 
     Labels in direct training on private images (DPDFD, Algorithm 3): the images are public in this unit, so the update
-    shows who took part and sampling amplifies nothing. A label moves its gradient by at most two norm bounds: mu =
-    2/sigma. N of them have delta = sum over K of Bin(K; N, q) delta_GDP(sqrt(K) mu).
+    shows who took part and sampling amplifies nothing. A label moves its gradient by at most two norm bounds: μ =
+    2/σ. N of them have δ = sum over K of Bin(K; N, q) δ_GDP(sqrt(K) μ).
     """
 
     kind: ClassVar[str] = "revealed_gaussian"
@@ -128,7 +128,7 @@ class RevealedGaussian(Release):
         return self.mu * (24.0 + self.mu)
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """log(1 - q + q exp(l (l-1) mu^2 / 2))/(l - 1), exact."""
+        """log(1 - q + q exp(l (l-1) μ^2 / 2))/(l - 1), exact."""
         order = checked_orders(orders)
         if self.gaussian_mu is not None:
             return Gaussian(self.gaussian_mu).rdp(order)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from privacy.checks import check_nonnegative
 from privacy.events.base import Release, checked_orders
 from privacy.events.gaussian import Gaussian
-from privacy.events.response import RandomizedResponse
+from privacy.events.randomized_response import RandomizedResponse
 from privacy.numerics import pld
 from privacy.numerics.rdp import laplace_rdp
 
@@ -60,7 +60,7 @@ class GaussianVotes(Release):
 class ThresholdCheck(Release):
     """max(counts) + N(0, noise_std^2) against a threshold (confident votes): every check costs, the rejected ones too.
 
-    One record moves the largest count by at most one, so mu = 1/noise_std.
+    One record moves the largest count by at most one, so μ = 1/noise_std.
     """
 
     kind: ClassVar[str] = "threshold_check"
@@ -137,8 +137,8 @@ class DiscreteLaplaceVotes(Release):
     """argmax(counts + integers of probability proportional to exp(-|x|/scale)): noise without low bits.
 
     Two counts move by one, and one step of the integers has a loss of exactly +1/scale or -1/scale: two randomized
-    responses between two outcomes (the binary mechanism that has the largest delta of all with that epsilon). So it
-    costs **more** than `LaplaceVotes` of the same scale, whose loss may lie in between, though pure epsilon is
+    responses between two outcomes (the binary mechanism that has the largest δ of all with that ε). So it
+    costs **more** than `LaplaceVotes` of the same scale, whose loss may lie in between, though pure ε is
     the same.
 
     >>> DiscreteLaplaceVotes(40.0).pure_epsilon

@@ -1,14 +1,14 @@
-"""Exact (epsilon, delta) of Gaussian differential privacy.
+"""Exact (ε, δ) of Gaussian differential privacy.
 
-A mechanism is mu-GDP when telling two neighbouring inputs apart is no easier than telling N(0, 1) from N(mu, 1)
+A mechanism is μ-GDP when telling two neighbouring inputs apart is no easier than telling N(0, 1) from N(μ, 1)
 (Dong, Roth and Su, "Gaussian Differential Privacy", 2019). Adding N(0, s^2 I) to a vector of L2 sensitivity D is
-exactly (D/s)-GDP, adaptively chosen compositions add mu^2, and
+exactly (D/s)-GDP, adaptively chosen compositions add μ^2, and
 
-    delta(epsilon) = Phi(-epsilon/mu + mu/2) - exp(epsilon) Phi(-epsilon/mu - mu/2)        (Balle and Wang 2018, Theorem
+    δ(ε) = Phi(-ε/μ + μ/2) - exp(ε) Phi(-ε/μ - μ/2)        (Balle and Wang 2018, Theorem
     8)
 
-holds with equality. With x = epsilon/mu - mu/2 one has exp(epsilon) phi(x + mu) = phi(x), so that with Mills' ratio
-M(x) = Phi(-x)/phi(x) the same figure is phi(x) (M(x) - M(x + mu)), in which nothing overflows.
+holds with equality. With x = ε/μ - μ/2 one has exp(ε) phi(x + μ) = phi(x), so that with Mills' ratio
+M(x) = Phi(-x)/phi(x) the same figure is phi(x) (M(x) - M(x + μ)), in which nothing overflows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _mills_slope(x: float) -> float:
 
 
 def _log_delta(mu: float, epsilon: float) -> float:
-    """log delta for 0 < mu < inf and 0 <= epsilon < inf; -inf where delta underflows even as a logarithm."""
+    """log δ for 0 < μ < inf and 0 <= ε < inf; -inf where δ underflows even as a logarithm."""
     # (epsilon - mu^2/2)/mu keeps the digits that epsilon/mu - mu/2 loses at large mu.
     x = (epsilon - 0.5 * mu * mu) / mu
     if not x < 1e150:
@@ -67,17 +67,17 @@ def _log_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """The exact delta of a mu-GDP mechanism at `epsilon`.
+    """The exact δ of a μ-GDP mechanism at `epsilon`.
 
     Args:
         mu: L2 sensitivity over the noise's standard deviation; composed releases add their squares. 0 to inf.
         epsilon: natural-log privacy parameter, 0 to inf.
 
     Returns:
-        delta in [0, 1].
+        δ in [0, 1].
 
     Raises:
-        ValueError: if `mu` or `epsilon` is negative or not a number.
+        ValueError: `mu` or `epsilon` is negative or not a number.
 
     >>> f"{gaussian_delta(78.2, 3388.1):.5e}"
     '1.12489e-05'
@@ -96,7 +96,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The smallest epsilon at which a mu-GDP mechanism is (epsilon, delta)-DP.
+    """The smallest ε at which a μ-GDP mechanism is (ε, δ)-DP.
 
     Rounded up by 1e-12 relative, so that `gaussian_delta(mu, gaussian_epsilon(mu, delta)) <= delta`.
 
@@ -105,10 +105,10 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         delta: failure probability in (0, 1).
 
     Returns:
-        epsilon, 0 where delta alone suffices, inf for an infinite `mu`.
+        ε, 0 where δ alone suffices, inf for an infinite `mu`.
 
     Raises:
-        ValueError: if `mu` is negative or not a number, or `delta` is outside (0, 1).
+        ValueError: `mu` is negative or not a number, or `delta` is outside (0, 1).
 
     >>> round(gaussian_epsilon((2 * 0.02) ** 0.5, 1e-5), 6)
     0.725522
@@ -131,12 +131,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The largest mu for which mu-GDP implies (epsilon, delta)-DP: the inverse of `gaussian_epsilon`.
+    """The largest μ for which μ-GDP implies (ε, δ)-DP: the inverse of `gaussian_epsilon`.
 
     Rounded down by 1e-12 relative, so that spending all of it never exceeds `epsilon`.
 
     Raises:
-        ValueError: if `epsilon` is negative or not a number, or `delta` is outside (0, 1).
+        ValueError: `epsilon` is negative or not a number, or `delta` is outside (0, 1).
 
     >>> round(gaussian_mu(gaussian_epsilon(0.5, 1e-6), 1e-6), 9)
     0.5
@@ -165,7 +165,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def _solve(function: Callable[[float], float], low: float, high: float) -> float:
-    """brentq with -inf (an underflown delta) made finite, which its interpolation needs."""
+    """brentq with -inf (an underflown δ) made finite, which its interpolation needs."""
 
     def finite(x: float) -> float:
         return max(function(x), -1e300)

@@ -1,18 +1,18 @@
-"""Privacy-loss distributions whose rounding, truncation and floating-point errors all raise epsilon, never lower it.
+"""Privacy-loss distributions whose rounding, truncation and floating-point errors all raise ε, never lower it.
 
 For a dominating pair (P, Q) the privacy loss is L = log(P/Q)(x), x ~ P, and
 
-    delta(epsilon) = P(L = inf) + E[(1 - exp(epsilon - L))_+]                                     (the hockey stick),
+    δ(ε) = P(L = inf) + E[(1 - exp(ε - L))_+]                                     (the hockey stick),
 
 and composition convolves the distributions of L (Sommer, Meiser and Mohammadi 2019; Zhu, Dong and Wang 2022 for
 adaptive mechanisms). Three choices make the numbers here safe and tight:
 
 * **Rounding.** A bin's mass is split between its two ends so that both P(bin) and Q(bin) are kept. The discrete hockey
   stick then meets the true one at every grid point and lies above it in between, because the true one is convex in
-  exp(epsilon) (Doroshenko et al. 2022, "Connect the dots"). What lies above the grid counts as an infinite loss.
-* **Tilting.** The Fourier transform has an absolute error of 1e-16, useless for delta = 1e-15. So the distributions are
+  exp(ε) (Doroshenko et al. 2022, "Connect the dots"). What lies above the grid counts as an infinite loss.
+* **Tilting.** The Fourier transform has an absolute error of 1e-16, useless for δ = 1e-15. So the distributions are
   first multiplied by exp(theta L) and normalised, with theta the best Renyi order less one: the losses that decide
-  epsilon become the bulk, and their relative error is what is left.
+  ε become the bulk, and their relative error is what is left.
 * **Truncation.** The transform's window is chosen by Chernoff bounds on the tilted sum. Mass that wraps around only
   adds to what is inside; mass above the window is added back in full.
 """
@@ -158,7 +158,7 @@ def _place(interval: float, losses: Sequence[float], masses: Sequence[float]) ->
 
 
 def gaussian_loss(mu: float, interval: float) -> LossDistribution:
-    """N(mu, 1) against N(0, 1): the loss is N(mu^2/2, mu^2) under P and N(-mu^2/2, mu^2) under Q."""
+    """N(μ, 1) against N(0, 1): the loss is N(μ^2/2, μ^2) under P and N(-μ^2/2, μ^2) under Q."""
     return _normal_bins(interval, mu, 1.0)
 
 
@@ -272,7 +272,7 @@ class _Tilted:
     above: float
 
     def log_delta(self, epsilon: float) -> float:
-        """log of delta(epsilon), finite losses only."""
+        """log of δ(ε), finite losses only."""
         first = int(np.searchsorted(self.losses, epsilon, side="right"))
         gap = self.losses[first:] - epsilon
         if self.theta > 0.0 and gap.size:
@@ -288,10 +288,10 @@ class _Tilted:
 
 
 def compose_delta(parts: Sequence[tuple[LossDistribution, int]], epsilon: float) -> float:
-    """delta at `epsilon` of all parts together, each as often as its count says. An upper bound.
+    """δ at `epsilon` of all parts together, each as often as its count says. An upper bound.
 
     Raises:
-        ValueError: if the parts do not share one grid, or a count or `epsilon` is negative.
+        ValueError: The parts do not share one grid, or a count or `epsilon` is negative.
     """
     epsilon = check_nonnegative("epsilon", epsilon)
     kept = _checked(parts)
@@ -308,10 +308,10 @@ def compose_delta(parts: Sequence[tuple[LossDistribution, int]], epsilon: float)
 
 
 def compose_epsilon(parts: Sequence[tuple[LossDistribution, int]], delta: float) -> float:
-    """epsilon at `delta` of all parts together, each as often as its count says. An upper bound.
+    """ε at `delta` of all parts together, each as often as its count says. An upper bound.
 
     Raises:
-        ValueError: if the parts do not share one grid, a count is negative, or `delta` is outside (0, 1).
+        ValueError: The parts do not share one grid, a count is negative, or `delta` is outside (0, 1).
 
     >>> answer = atoms(1.0, [1.0, 0.0, -1.0], [0.5, 0.5 - 0.5 / math.e, 0.5 / math.e])
     >>> compose_epsilon([(answer, 100)], 1e-5) < 100.0
@@ -354,7 +354,7 @@ def compose_epsilon(parts: Sequence[tuple[LossDistribution, int]], delta: float)
 
 
 def _safety(parts: Sequence[tuple[LossDistribution, int]]) -> float:
-    """Share of delta that is kept for rounding: a spectrum of relative error 1e-16 is raised to the count."""
+    """Share of δ that is kept for rounding: a spectrum of relative error 1e-16 is raised to the count."""
     return max(_SAFETY, _ROUNDING * math.fsum(count for _, count in parts))
 
 

@@ -1,9 +1,9 @@
-"""From Renyi differential privacy to (epsilon, delta).
+"""From Renyi differential privacy to (ε, δ).
 
 Every order gives a valid bound, so a search over orders can only tighten it and never has to be exact. The conversion
 is Canonne, Kamath and Steinke 2020, Proposition 12 (also Asoodeh et al. 2020; DPDFD, Theorem 1):
 
-    epsilon = rdp(l) + log((l - 1)/l) - (log delta + log l)/(l - 1),      l > 1.
+    ε = rdp(l) + log((l - 1)/l) - (log δ + log l)/(l - 1),      l > 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEFAULT_ORDERS: tuple[float, ...] = tuple(
 
 
 def rdp_conversion(rdp: ArrayLike, orders: ArrayLike, delta: float) -> NDArray[np.float64]:
-    """epsilon of every order on its own; see the module's formula.
+    """ε of every order on its own; see the module's formula.
 
     Args:
         rdp: Renyi divergence bounds, shape (orders,), natural logs.
@@ -50,7 +50,7 @@ def rdp_conversion(rdp: ArrayLike, orders: ArrayLike, delta: float) -> NDArray[n
 
 
 def rdp_epsilon(rdp: ArrayLike, orders: ArrayLike, delta: float) -> float:
-    """The least epsilon that the tabulated curve proves, never below 0.
+    """The least ε that the tabulated curve proves, never below 0.
 
     >>> orders = np.linspace(1.1, 200, 20000)
     >>> round(rdp_epsilon(0.02 * orders, orders, 1e-5), 4)
@@ -60,9 +60,9 @@ def rdp_epsilon(rdp: ArrayLike, orders: ArrayLike, delta: float) -> float:
 
 
 def rdp_slope_epsilon(slope: float, delta: float) -> float:
-    """epsilon of the linear curve rdp(l) = slope * l at its best order, which is free and not from a grid.
+    """ε of the linear curve rdp(l) = slope * l at its best order, which is free and not from a grid.
 
-    The derivative is slope + (log delta + log l)/(l - 1)^2: one root, since the first term grows with l against the
+    The derivative is slope + (log δ + log l)/(l - 1)^2: one root, since the first term grows with l against the
     second.
 
     >>> [round(rdp_slope_epsilon(a, 1e-5), 6) for a in (0.02, 1.63, 10.24)]
@@ -95,7 +95,7 @@ def rdp_curve_epsilon(
     low: float = 1e-3,
     high: float = 1e7,
 ) -> float:
-    """epsilon of any curve, by three nested logarithmic grids over l - 1 between `low` and `high`."""
+    """ε of any curve, by three nested logarithmic grids over l - 1 between `low` and `high`."""
     a, b = math.log(low), math.log(high)
     best = math.inf
     for _ in range(3):

@@ -2,7 +2,7 @@
 
 These are the figures that the papers' tables are indexed by. They are claims of the papers, **not** guarantees of this
 project: each docstring says what the claim leaves out. The figure that holds for the data a teacher was trained on is
-record-level one of `privacy.accounting.composition`.
+the record-level one of `privacy.accounting.composition`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from privacy.numerics.rdp import rdp_slope_epsilon
 
 
 def dpdfd_rdp_slope(norm_bound: float, num_classes: int, batch_size: int, noise_scale: float) -> float:
-    """Slope in the order of the RDP that DPDFD Theorem 3 counts for one step: 2 C^2 c B / sigma^2.
+    """Slope in the order of the RDP that DPDFD Theorem 3 counts for one step: 2 C^2 c B / σ^2.
 
     Raises:
-        ValueError: if `norm_bound` or `noise_scale` is not positive, or a count is below 1.
+        ValueError: `norm_bound` or `noise_scale` is not positive, or a count is below 1.
     """
     bound = check_positive("norm_bound", norm_bound)
     sigma = check_positive("noise_scale", noise_scale, infinite=True)
@@ -29,26 +29,26 @@ def dpdfd_rdp_slope(norm_bound: float, num_classes: int, batch_size: int, noise_
 def published_dpdfd_epsilon(
     norm_bound: float, num_classes: int, batch_size: int, steps: int, noise_scale: float, delta: float
 ) -> float:
-    """DPDFD Theorem 3: epsilon after `steps` steps, at the best real order.
+    """DPDFD Theorem 3: ε after `steps` steps, at the best real order.
 
-    Source: [arXiv:2304.12528](https://arxiv.org/abs/2304.12528). With a = 2 C^2 c B T / sigma^2 the claim is
-    min over l > 1 of a l + log((l-1)/l) - (log delta + log l)/(l-1).
+    Source: [arXiv:2304.12528](https://arxiv.org/abs/2304.12528). With a = 2 C^2 c B T / σ^2 the claim is
+    min over l > 1 of a l + log((l-1)/l) - (log δ + log l)/(l-1).
 
-    **What it does not bound.** It keeps C^2 although the noise itself has standard deviation sigma C, and counts as if
+    **What it does not bound.** It keeps C^2 although the noise itself has standard deviation σ C, and counts as if
     one record touched one sample of one batch. A teacher that was not trained privately may change on every sample of
     every batch, so the record-level figure is larger by orders of magnitude: where this function gives 0.0456, it is
-    28.8 (noise sigma C on every sample) or 676 029 (noise sigma C / B on every sample).
+    28.8 (noise σ C on every sample) or 676 029 (noise σ C / B on every sample).
 
     Args:
         norm_bound: C, the norm to which output gradients are normalised.
         num_classes: c.
         batch_size: B, samples in a batch.
         steps: T, steps of the whole procedure.
-        noise_scale: sigma.
+        noise_scale: σ.
         delta: failure probability in (0, 1).
 
     Raises:
-        ValueError: on non-positive parameters or `delta` outside (0, 1).
+        ValueError: Non-positive parameters or `delta` outside (0, 1).
 
     >>> round(published_dpdfd_epsilon(1e-3, 10, 256, 200, 100.0, 1e-5), 4)
     0.0456
@@ -72,7 +72,7 @@ def published_dpsd_data_epsilon(
 
 
 def published_labeldp_epsilon(epsilon: float) -> float:
-    """LabelDP, selective randomized response: epsilon of one response stands for the whole run.
+    """LabelDP, selective randomized response: ε of one response stands for the whole run.
 
     Source: [arXiv:2409.12384](https://arxiv.org/abs/2409.12384), where the method is called DP-DFD.
 
@@ -87,9 +87,9 @@ def published_labeldp_epsilon(epsilon: float) -> float:
 
 
 def published_dpsd_label_epsilon(epsilon: float) -> float:
-    """DPSD Theorem 2, label-sensitive switch: epsilon of one response stands for the whole run.
+    """DPSD Theorem 2, label-sensitive switch: ε of one response stands for the whole run.
 
-    **What it does not bound**: all that LabelDP's does not, and DPSD's Eq. (5) as printed at any epsilon (it answers
+    **What it does not bound**: all that LabelDP's does not, and DPSD's Eq. (5) as printed at any ε (it answers
     outside the candidate set only if the teacher's label lies inside). The claim belongs to DPSD's Algorithm 2.
 
     >>> published_dpsd_label_epsilon(2.0)
@@ -99,7 +99,7 @@ def published_dpsd_label_epsilon(epsilon: float) -> float:
 
 
 def published_dgd_epsilon(num_queries: int, epsilon0: float, delta: float, epsilon1: float = 0.0) -> float:
-    """DGD Sec. III-E (Ge et al., IEEE TIP 32, 2023), noisy votes: N e0^2 + e0 sqrt(-2 N log delta) + e1.
+    """DGD Sec. III-E (Ge et al., IEEE TIP 32, 2023), noisy votes: N e0^2 + e0 sqrt(-2 N log δ) + e1.
 
     **What it does not bound.** The baseline classifier that guides DGD's generator is fitted to all private records
     without noise. And the paper states 1.00 for 27 and 10.0 for 1300 queries at e0 = 1/20, where its formula gives
@@ -112,7 +112,7 @@ def published_dgd_epsilon(num_queries: int, epsilon0: float, delta: float, epsil
         epsilon1: privacy parameter of the noise on the latent codes; 0 where there is none.
 
     Raises:
-        ValueError: on negative parameters or `delta` outside (0, 1).
+        ValueError: Negative parameters or `delta` outside (0, 1).
 
     >>> round(published_dgd_epsilon(400, 1 / 20, 1e-5), 4)
     5.7985
