@@ -134,6 +134,7 @@ def test_more_than_one_device_is_refused(folder: Path) -> None:
         DataFreeDistillation.on_fit_start(model)
 
 
+@pytest.mark.slow
 def test_the_resumed_configuration_names_no_checkpoint(folder: Path) -> None:
     fit(configuration(steps=1))
     fit(configuration(steps=1, epochs=2), "--ckpt_path=run/checkpoints/last.ckpt")

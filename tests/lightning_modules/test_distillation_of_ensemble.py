@@ -194,7 +194,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path, monkeypatch: py
     assert equal(whole, networks(resumed))
 
 
-@pytest.mark.parametrize("forgetful", [False, True])
+@pytest.mark.parametrize("forgetful", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_resumed_run_does_not_pay_again(place: Path, monkeypatch: pytest.MonkeyPatch, forgetful: bool) -> None:
     interrupted(monkeypatch, 2, lambda: run(epochs=2))
     released = checkpoint()["noisy_answers"]["answers"]
@@ -241,11 +241,13 @@ def test_the_calibration_counts_the_calls_that_are_made(place: Path, capsys: pyt
     assert "As configured, 8 calls: record-level ε = 9.99" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_that_learns_nothing_says_so(place: Path) -> None:
     with pytest.warns(UserWarning, match="Nothing could be learnt"):
         run(annotator={"noise_multiplier": 1e6})
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_where_the_target_is_used_up(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"annotator": {"target_epsilon": 10.0}, "epochs": 2}
     interrupted(monkeypatch, 2, lambda: run(**settings))
@@ -269,6 +271,7 @@ def interrupted_in_call(monkeypatch: pytest.MonkeyPatch, call: int, go: Callable
             go()
 
 
+@pytest.mark.slow
 def test_what_was_answered_before_a_crash_stays_paid(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first step there is no checkpoint: whoever begins anew asks anew, and the ledger knows both."""
     interrupted_in_call(monkeypatch, 2, run)
@@ -293,7 +296,7 @@ def ask_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Distillation, "fit_answers", each)
 
 
-@pytest.mark.parametrize("peeking", [False, True])
+@pytest.mark.parametrize("peeking", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_other_teachers_change_nothing_once_the_answers_are_out(
     place: Path, monkeypatch: pytest.MonkeyPatch, peeking: bool
 ) -> None:
@@ -421,7 +424,7 @@ def ensemble_weights() -> list[Tensor]:
     return [values for values in weights["head.weight"]] + [values for values in weights["head.bias"]]
 
 
-@pytest.mark.parametrize("leaky", [False, True])
+@pytest.mark.parametrize("leaky", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_no_file_holds_a_teacher(place: Path, monkeypatch: pytest.MonkeyPatch, leaky: bool) -> None:
     if leaky:
         setup = Distillation.setup

@@ -125,7 +125,7 @@ def let_the_run_hold_a_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DPDFD, "setup", leaky)
 
 
-@pytest.mark.parametrize("leaky", [False, True])
+@pytest.mark.parametrize("leaky", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_no_file_holds_a_teacher(place: Path, monkeypatch: pytest.MonkeyPatch, leaky: bool) -> None:
     if leaky:
         let_the_run_hold_a_teacher(monkeypatch)
@@ -171,6 +171,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path, monkeypatch: py
     assert equal(whole, networks(resumed))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_pays_for_every_step_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(monkeypatch, 2, lambda: run(epochs=2))
     model = run("run", LAST, epochs=2).model

@@ -193,7 +193,7 @@ def test_latent_inputs_without_an_optimizer_are_noticed(folder: Path) -> None:
     assert torch.equal(one, three)
 
 
-@pytest.mark.parametrize("kind", [DPSD, ForgetfulDPSD])
+@pytest.mark.parametrize("kind", [DPSD, pytest.param(ForgetfulDPSD, marks=pytest.mark.slow)])
 def test_latent_inputs_survive_an_interruption(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: type[DPSD]) -> None:
     settings: dict[str, Any] = {
         "annotator": {"class_path": "GradientAnnotator", "init_args": {"noise_multiplier": 0.0}},

@@ -132,7 +132,7 @@ def test_two_teachers_by_dp_sgd_at_one_path_compose(monkeypatch: pytest.MonkeyPa
     assert stated("second")["epsilon"] == pytest.approx(3.0 if broken else both, rel=1e-3)
 
 
-@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_shared_ledger_composes_what_it_holds(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     private_teacher("private")
     teacher_by_dp_sgd("teacher", target_epsilon=3.0)
@@ -255,7 +255,7 @@ EARLY = [
 ]
 
 
-@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_student_of_a_teacher_that_stopped_early_costs_its_whole_plan(
     monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
@@ -610,6 +610,7 @@ def test_another_ledger_is_told_of_every_teacher(tmp_path: Path, monkeypatch: py
         assert "ANOTHER LEDGER" in Path("three/public/guarantee.md").read_text()
 
 
+@pytest.mark.slow
 def test_accesses_are_not_forgotten_on_resuming() -> None:
     teacher_by_dp_sgd("teacher", noise_multiplier=1.0, evaluation="validation", epochs=1)
     teacher_by_dp_sgd("teacher", f"--ckpt_path={TEACHER}", noise_multiplier=1.0, epochs=2)

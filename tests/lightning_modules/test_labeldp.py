@@ -54,7 +54,7 @@ def test_prior_images_cost_their_answers_and_nothing_else(folder: Path, train_on
     assert len(model.stage_labels) == BATCH_SIZE * STEPS * (STAGES if train_on == "union" else 1)
 
 
-@pytest.mark.parametrize("images", ["generator", "both"])
+@pytest.mark.parametrize("images", ["generator", pytest.param("both", marks=pytest.mark.slow)])
 def test_a_generator_that_saw_the_teacher_is_bounded_by_nothing(folder: Path, images: str) -> None:
     cli = run(images=images)
     account = cli.model.annotator.account
@@ -107,7 +107,7 @@ def _interrupted(monkeypatch: pytest.MonkeyPatch, step: int, **settings: Any) ->
 @pytest.mark.parametrize(
     ("train_on", "images"),
     [
-        ("stage", "prior"),
+        pytest.param("stage", "prior", marks=pytest.mark.slow),
         pytest.param("stage", "both", marks=pytest.mark.slow),
         pytest.param("union", "prior", marks=pytest.mark.slow),
         ("union", "both"),
@@ -136,6 +136,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path, monkeypatch: p
     assert equal(_kept(whole), _kept(run("run", LAST, epochs=1, **settings)))
 
 
+@pytest.mark.slow
 def test_a_stage_that_was_lost_is_paid_for_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # From the start, since a checkpoint knows its class.
     _interrupted(monkeypatch, STEPS + 1, kind="ForgetfulLabelDP", **QUIET)
@@ -150,6 +151,7 @@ def test_a_student_that_asks_at_every_step_pays_at_every_step(folder: Path) -> N
     assert run(**QUIET, kind="AskingLabelDP").model.annotator.calls_made() == 2 * STEPS * STAGES
 
 
+@pytest.mark.slow
 def test_a_finished_stage_is_not_kept_in_checkpoints(folder: Path) -> None:
     run(**QUIET)
     assert len(checkpoint()["stage"]["labels"]) == 0
@@ -196,6 +198,7 @@ def test_only_whole_stages_are_begun_under_a_target(folder: Path) -> None:
     assert cli.model.stage_end == cli.model.steps_done
 
 
+@pytest.mark.slow
 def test_a_run_with_room_for_part_of_a_stage_ends_quietly_when_resumed(folder: Path) -> None:
     settings: dict[str, Any] = {**QUIET, "epochs": 4, "annotator": {"target_epsilon": _answers(STEPS + STEPS // 2)}}
     run(**settings)

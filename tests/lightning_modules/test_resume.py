@@ -50,7 +50,7 @@ def _quiet(folder: str, *arguments: str) -> TranscriptionCLI:
     [
         ("on_train_batch_end", 2),
         pytest.param("on_train_batch_end", 3, marks=pytest.mark.slow),
-        ("on_validation_epoch_end", 3),
+        pytest.param("on_validation_epoch_end", 3, marks=pytest.mark.slow),
         pytest.param("on_train_epoch_end", 3, marks=pytest.mark.slow),
     ],
 )
@@ -65,6 +65,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
     assert equal(whole, networks(resumed))
 
 
+@pytest.mark.slow
 def test_the_comparison_notices_other_draws_after_the_interruption(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +108,7 @@ def _calls(model: DPDFD) -> int:
     return sum(model.annotator.account.counts(scope="run").values())
 
 
+@pytest.mark.slow
 def test_epsilon_goes_on_where_it_was(folder: Path) -> None:
     first = _noisy(epochs=1)
     second = _noisy(LAST)
@@ -135,6 +137,7 @@ def test_a_checkpoint_rolled_back_forgets_nothing(folder: Path) -> None:
     assert again.annotator.account.epsilon() > spent
 
 
+@pytest.mark.slow
 def test_a_ledger_that_was_lost_is_made_up_for_by_the_checkpoint(folder: Path) -> None:
     _noisy(epochs=1)
     Path("ledgers/Digits-train.jsonl").unlink()

@@ -46,7 +46,7 @@ def test_of_what_is_kept_apart_it_is_val(folder: Path) -> None:
     assert record["config"]["data"]["init_args"]["evaluation"] == "selection"
 
 
-@pytest.mark.parametrize("monitor", [TEST_SPLIT, KEPT_APART])
+@pytest.mark.parametrize("monitor", [TEST_SPLIT, pytest.param(KEPT_APART, marks=pytest.mark.slow)])
 def test_either_name_may_be_monitored_for_now(folder: Path, monitor: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -58,6 +58,7 @@ def test_either_name_may_be_monitored_for_now(folder: Path, monitor: str) -> Non
     assert KEPT_APART not in Path("run/metrics.csv").read_text()
 
 
+@pytest.mark.slow
 def test_without_the_alias_an_old_monitor_would_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_modules.runtime.validation.callbacks_of", lambda _: [])
     with pytest.raises(RuntimeError, match="which is not available"):

@@ -41,6 +41,7 @@ def load(name: str) -> PrivateTeacher:
     return PrivateTeacher.load(f"{name}.ckpt", num_classes=10, image_shape=(1, 8, 8))
 
 
+@pytest.mark.slow
 def test_a_private_teacher_is_known_again_by_its_weights() -> None:
     noisy = {"noise_multiplier": 100.0, "release": "per_sample_full"}
     one = distil("one", model={"teacher": "private.ckpt"}, annotator=noisy, steps=1).model.annotator.account
@@ -76,6 +77,7 @@ def test_the_plan_of_a_calibrated_teacher_is_what_its_target_allows() -> None:
     assert compose({event: 2}, 1e-5).epsilon < 2.5  # what the file alone would have said
 
 
+@pytest.mark.slow
 def test_an_old_teacher_does_not_shed_its_plan_by_being_resumed() -> None:
     content = torch.load("dp_target.ckpt", weights_only=True)
     content["dp_sgd"]["history"][0][2] = 3
@@ -85,6 +87,7 @@ def test_an_old_teacher_does_not_shed_its_plan_by_being_resumed() -> None:
     assert sum(entry[2] for entry in teacher.plan) == 6 and teacher.guarantee().epsilon > 2.98
 
 
+@pytest.mark.slow
 def test_a_teacher_whose_plan_nobody_knows_is_refused_with_the_way_out(ledgers: Path) -> None:
     with pytest.raises(TeacherError, match=r"before a file said how many steps were planned.*--ckpt_path .*dp_noise"):
         distil("run", model={"teacher": "dp_noise.ckpt"}, annotator=OPEN, steps=1)
@@ -102,6 +105,7 @@ def _network() -> dict[str, Any]:
     return {"class_path": "SmallCNN", "init_args": small}
 
 
+@pytest.mark.slow
 def test_charges_of_an_old_ledger_count_in_full_and_no_bound_covers_them() -> None:
     shutil.copyfile(OLD / "dp_target.ckpt.ledger.jsonl", "dp_target.ckpt.ledger.jsonl")
     before = Path("dp_target.ckpt.ledger.jsonl").read_bytes()
@@ -138,7 +142,7 @@ def test_who_knows_which_training_old_charges_are_about_may_say_so(capsys: pytes
     assert training in shown and "3 block" not in shown and "All of it together: 3 (" in shown
 
 
-@pytest.mark.parametrize("name", ["private", "dp_target"])
+@pytest.mark.parametrize("name", [pytest.param("private", marks=pytest.mark.slow), "dp_target"])
 def test_an_old_student_is_tested_and_goes_on(name: str) -> None:
     config = yaml.safe_load((OLD / f"student_of_{name}.yaml").read_text())
     config["model"]["init_args"]["teacher"] = f"{name}.ckpt"

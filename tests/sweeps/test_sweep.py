@@ -59,7 +59,13 @@ def as_the_agent_does(values: dict[str, Any], point: dict[str, Any]) -> list[str
     return line
 
 
-@pytest.mark.parametrize("path", sorted(FILE.parent.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path == FILE else pytest.mark.slow)
+        for path in sorted(FILE.parent.glob("*.yaml"))
+    ],
+)
 def test_the_offline_runner_expands_as_the_agent_does(path: Path) -> None:
     values = yaml.safe_load(path.read_text())
     found = Sweep.read(path)

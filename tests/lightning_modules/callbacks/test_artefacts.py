@@ -66,6 +66,7 @@ def test_an_infinite_epsilon_is_the_string_inf(folder: Path) -> None:
     assert (record["epsilon_record"], record["epsilon_published"]) == ("inf", "inf")
 
 
+@pytest.mark.slow
 def test_the_saved_configuration_runs_again(folder: Path) -> None:
     distil(steps=2)
     saved = yaml.safe_load(Path("run/config.yaml").read_text())
@@ -76,6 +77,7 @@ def test_the_saved_configuration_runs_again(folder: Path) -> None:
     assert {**resaved, "trainer": None} == {**saved, "trainer": None}
 
 
+@pytest.mark.slow
 def test_tensorboard(folder: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -91,6 +93,7 @@ def test_tensorboard(folder: Path) -> None:
     assert Path("tb/x/version_0/public/guarantee.md").is_file() and Path("tb/x/version_0/result.json").is_file()
 
 
+@pytest.mark.slow
 def test_wandb_offline_keeps_each_run_in_a_folder_of_its_own(folder: Path) -> None:
     logger = {
         "class_path": "WandbLogger",
@@ -151,6 +154,7 @@ def test_a_teachers_record_promises_nothing(folder: Path) -> None:
     assert content["hyper_parameters"]["network"]["class_path"].endswith("SmallCNN")
 
 
+@pytest.mark.slow
 def test_a_points_epsilon_never_falls(folder: Path) -> None:
     distil(steps=2, epochs=3)
     curve = json.loads(Path("run/result.json").read_text())["curve"]

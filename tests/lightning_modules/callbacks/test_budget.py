@@ -27,7 +27,7 @@ def _target_for(steps: int, *, accounting: str) -> float:
     ) / 2
 
 
-@pytest.mark.parametrize("accounting", ["published", "record"])
+@pytest.mark.parametrize("accounting", [pytest.param("published", marks=pytest.mark.slow), "record"])
 def test_training_stops_before_the_step_that_would_overspend(folder: Path, accounting: str) -> None:
     target = _target_for(5, accounting=accounting)
     cli = distil(annotator={"target_epsilon": target, "accounting": accounting, "ledger_block": 2}, steps=4, epochs=3)

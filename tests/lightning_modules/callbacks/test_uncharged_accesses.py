@@ -34,7 +34,9 @@ def uncharged(shown: list[int], **settings: Any) -> int:
     return sum(shown) - cli.model.annotator.account.queries()
 
 
-@pytest.mark.parametrize("images", ["generator", "prior", "both"])
+@pytest.mark.parametrize(
+    "images", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("generator", "prior")), "both"]
+)
 def test_every_look_is_charged(shown: list[int], images: str) -> None:
     assert uncharged(shown, model={"images": images}) == 0
     assert sum(shown) > 0

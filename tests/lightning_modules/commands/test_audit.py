@@ -178,6 +178,7 @@ class Stub:
         return SimpleNamespace(model=model, datamodule=data)
 
 
+@pytest.mark.slow
 def test_a_killed_audit_goes_on_and_repeats_no_run(files: Path) -> None:
     line = ["--config", "teacher.yaml", "--runs", "32"]
     killed, after, again, other = Stub(fail_at=7), Stub(), Stub(), Stub()

@@ -27,7 +27,7 @@ def test_one_layer_by_hand() -> None:
     assert float(distance.detach()) == pytest.approx(float(expected), rel=1e-5)
 
 
-@pytest.mark.parametrize("factory", [SmallCNN, ResNet18])
+@pytest.mark.parametrize("factory", [SmallCNN, pytest.param(ResNet18, marks=pytest.mark.slow)])
 def test_images_of_the_remembered_kind_are_near(factory: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model = factory(num_classes=3, image_shape=(1, 8, 8)).train()

@@ -21,7 +21,14 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("DPSD", {"annotator": {"class_path": "LabelAnnotator"}}),
     ("LabelDP", {"annotator": {"class_path": "LabelAnnotator"}, "discriminator": "student"}),
 ]
-each_method = pytest.mark.parametrize(("method", "settings"), METHODS, ids=["dpdfd", "dpsd", "dpsd-label", "labeldp"])
+#: The fast suite takes one of gradients and one of labels.
+each_method = pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        pytest.param(*given, id=name, marks=() if name in ("dpdfd", "labeldp") else pytest.mark.slow)
+        for name, given in zip(("dpdfd", "dpsd", "dpsd-label", "labeldp"), METHODS, strict=True)
+    ],
+)
 REFINER = {"class_path": "Refiner", "init_args": {"width": 4}}
 
 

@@ -154,7 +154,14 @@ class Interrupted(RuntimeError):
     pass
 
 
-@pytest.mark.parametrize(("hook", "step"), [("update_generator", 0), ("draw_images", 1), ("draw_images", 2)])
+@pytest.mark.parametrize(
+    ("hook", "step"),
+    [
+        ("update_generator", 0),
+        pytest.param("draw_images", 1, marks=pytest.mark.slow),
+        pytest.param("draw_images", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_resumed_run_does_not_start_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, fits: list[int], hook: str, step: int
 ) -> None:
@@ -176,6 +183,7 @@ def test_a_resumed_run_does_not_start_again(
         assert equal(whole, networks(resumed))
 
 
+@pytest.mark.slow
 def test_the_count_notices_a_run_that_forgets_its_warm_start(folder: Path, fits: list[int]) -> None:
     _quiet("run", "--trainer.max_epochs=1")
     content = checkpoint()

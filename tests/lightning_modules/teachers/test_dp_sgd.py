@@ -105,7 +105,7 @@ def test_virtual_batches_and_ghost_clipping_change_nothing(start: torch.Tensor) 
     assert not torch.allclose(whole, start, atol=1e-3)
 
 
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("together", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_views_of_a_record_count_as_one_record(
     start: torch.Tensor, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
@@ -142,6 +142,7 @@ def test_a_fixed_front_sees_every_view(start: torch.Tensor, monkeypatch: pytest.
     assert len(counts[0]) == 2 and counts[1] == [3 * count for count in counts[0]]
 
 
+@pytest.mark.slow
 def test_parameters_are_averaged_by_lightnings_callback(start: torch.Tensor) -> None:
     """What is published is the average of the steps' weights; it costs what the steps cost, and students read it."""
     noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
@@ -204,6 +205,7 @@ def test_noise_is_calibrated_to_the_plan_and_the_plan_is_what_is_guaranteed(star
     assert teacher.epsilon() < 1.5
 
 
+@pytest.mark.slow
 def test_history_survives_resume(start: torch.Tensor) -> None:
     fit(configuration("part", epochs=1, steps=4))
     fit(configuration("part", epochs=2, steps=4), "--ckpt_path=part/checkpoints/last.ckpt")
@@ -238,6 +240,7 @@ def test_reproducible_coins_void(start: torch.Tensor) -> None:
     assert json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]["epsilon"] == "inf"
 
 
+@pytest.mark.slow
 def test_what_was_void_stays_void_on_resume(start: torch.Tensor) -> None:
     noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
     fit(configuration("part", noise=noise))

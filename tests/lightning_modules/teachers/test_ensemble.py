@@ -110,7 +110,7 @@ class OrderedTogether(TeacherEnsemble):
         return images.unflatten(0, (len(rows), 40)), labels.unflatten(0, (len(rows), 40))
 
 
-@pytest.mark.parametrize("vectorised", [False, True])
+@pytest.mark.parametrize("vectorised", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("coupled", [ClippedTogether, NormalisedTogether, OrderedTogether])
 def test_the_comparison_notices_what_couples_teachers(coupled: type[TeacherEnsemble], vectorised: bool) -> None:
     first, second = (

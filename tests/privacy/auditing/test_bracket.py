@@ -228,7 +228,10 @@ CASES = [
 ]
 GAUSSIAN = [case for case in CASES if all(release.gaussian_mu is not None for release in case.counts)]
 #: Repeat another one at other settings.
-REPEATED = ("batch_mean", "batch_mean_rows", "per_sample_full", "twenty_answers", "discrete_laplace")
+REPEATED = (
+    "batch_mean", "batch_mean_as_in_the_paper", "batch_mean_rows", "per_sample_full", "ensemble", "twenty_answers",
+    "discrete_laplace",
+)  # fmt: skip
 # No game of a thousand rounds rises above an epsilon of ten or more, whatever the noise.
 SMALL = [case for case in CASES if compose(case.counts, DELTA).epsilon < 5.0]
 
