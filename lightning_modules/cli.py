@@ -13,7 +13,7 @@ from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 # Importing makes the short class names of the configuration files known.
 import privacy.annotators  # noqa: F401
@@ -26,6 +26,7 @@ from lightning_modules.commands.ledger import ledger
 from lightning_modules.commands.priors import priors
 from lightning_modules.runtime.arguments import prepare_arguments
 from lightning_modules.runtime.csv_logger import ContinuedCSVLogger
+from lightning_modules.runtime.processes import ProcessesError, check_kind_of_strategy, check_strategy
 from lightning_modules.runtime.renamed import upgrade_settings
 from lightning_modules.runtime.resuming import read_hyperparameters, refuse_differences
 from lightning_modules.runtime.wandb_runs import describe_runs
@@ -34,6 +35,7 @@ from lightning_modules.teachers.private_teacher import TeacherError
 from privacy.account import BudgetExceeded
 from privacy.ledger import LedgerError
 from privacy.neighbours import IncompatibleNeighbours
+from privacy.processes import failed_everywhere
 from sweeps.runner.documents import DocumentError, render
 from sweeps.runner.engines import EngineError
 from sweeps.runner.pipeline import PipelineError, pipeline
@@ -70,6 +72,7 @@ EXPECTED = (
     IncompatibleNeighbours,
     AuditError,
     EngineError,
+    ProcessesError,
 )
 """Errors that say all there is to say: on the command line they need no traceback."""
 
@@ -156,7 +159,11 @@ class TranscriptionCLI(LightningCLI):
             if ResultRecord not in present:
                 callbacks.append(ResultRecord())
             kwargs["callbacks"] = callbacks
-        return super().instantiate_trainer(**kwargs)
+        # Here as well as in the modules: before processes are started and data are read.
+        check_kind_of_strategy(settings.strategy)
+        trainer = super().instantiate_trainer(**kwargs)
+        check_strategy(trainer, averages_itself=not self.model.automatic_optimization)
+        return trainer
 
     def _default_logger(self, folder: str | None) -> CSVLogger:
         if folder is not None:
@@ -220,5 +227,6 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
     try:
         run(sys.argv[1:])
     except EXPECTED as error:
-        sys.exit(f"error: {error}")
+        # One of several processes speaks for all.
+        sys.exit(1 if failed_everywhere(error) and rank_zero_only.rank else f"error: {error}")
     return None
