@@ -221,6 +221,10 @@ class DataFreeDistillation(LightningModule):
         """Those of this run: each makes an equal share of every batch, and the first asks the annotator for all."""
         return processes_of(self._trainer)
 
+    def of_all(self, own: torch.Tensor) -> torch.Tensor:
+        """Rows of all processes, in their order, on the CPU; `own` are this one's."""
+        return torch.cat(self.processes.gather(own.detach().cpu()))
+
     # --- images ---
 
     @property
@@ -314,7 +318,8 @@ class DataFreeDistillation(LightningModule):
         """
         if stage != "fit":
             return
-        check_strategy(self.trainer, averages_itself=True)
+        if self._trainer is not None:
+            check_strategy(self._trainer, averages_itself=True)
         by_all(self.processes, self._prepare_fit)
 
     def _prepare_fit(self) -> None:

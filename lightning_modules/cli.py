@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 import privacy.annotators  # noqa: F401
 from datamodules import MissingDataError
 from lightning_modules.callbacks.config import SaveConfig
+from lightning_modules.callbacks.failures import NoLonelyCheckpoint
 from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.commands.audit import AuditError, audit
 from lightning_modules.commands.calibrate import calibrate
@@ -26,7 +27,13 @@ from lightning_modules.commands.ledger import ledger
 from lightning_modules.commands.priors import priors
 from lightning_modules.runtime.arguments import prepare_arguments
 from lightning_modules.runtime.csv_logger import ContinuedCSVLogger
-from lightning_modules.runtime.processes import ProcessesError, check_kind_of_strategy, check_strategy
+from lightning_modules.runtime.processes import (
+    ProcessesError,
+    allow_tensor_cores,
+    check_kind_of_strategy,
+    check_launcher,
+    check_strategy,
+)
 from lightning_modules.runtime.renamed import upgrade_settings
 from lightning_modules.runtime.resuming import read_hyperparameters, refuse_differences
 from lightning_modules.runtime.wandb_runs import describe_runs
@@ -158,10 +165,14 @@ class TranscriptionCLI(LightningCLI):
                 callbacks.append(ModelCheckpoint(filename="last", enable_version_counter=False, save_on_exception=True))
             if ResultRecord not in present:
                 callbacks.append(ResultRecord())
-            kwargs["callbacks"] = callbacks
+            kwargs["callbacks"] = [*callbacks, NoLonelyCheckpoint()]
         # Here as well as in the modules: before processes are started and data are read.
         check_kind_of_strategy(settings.strategy)
+        if settings.devices == settings.strategy == "auto":
+            kwargs["devices"] = 1  # more than one is a choice: a batch has to be one that they can share
         trainer = super().instantiate_trainer(**kwargs)
+        check_launcher(trainer)
+        allow_tensor_cores(trainer.strategy.root_device)
         check_strategy(trainer, averages_itself=not self.model.automatic_optimization)
         return trainer
 
@@ -228,5 +239,6 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
         run(sys.argv[1:])
     except EXPECTED as error:
         # One of several processes speaks for all.
-        sys.exit(1 if failed_everywhere(error) and rank_zero_only.rank else f"error: {error}")
+        one_speaks = failed_everywhere(error) and rank_zero_only.rank  # type: ignore[attr-defined]
+        sys.exit(1 if one_speaks else f"error: {error}")
     return None

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
-__all__ = ["ALONE", "Alone", "Processes", "by_all", "by_first", "failed_everywhere"]
+__all__ = ["ALONE", "Alone", "Processes", "by_all", "by_first", "everywhere", "failed_everywhere"]
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 
 class Processes(Protocol):
@@ -106,6 +107,12 @@ def by_all(processes: Processes, act: Callable[[], T]) -> T:
     return cast(T, own.value if not errors else _result(_Outcome(error=errors[0])))
 
 
+def everywhere(error: E) -> E:
+    """Marks an error that every process of the run raises: what all of them know alike is wrong."""
+    error.raised_by_every_process = True  # type: ignore[attr-defined]
+    return error
+
+
 def failed_everywhere(error: BaseException) -> bool:
     """Whether every process of the run raises this error, so that one of them may speak for all."""
     return bool(getattr(error, "raised_by_every_process", False))
@@ -121,8 +128,7 @@ def _tried(act: Callable[[], Any]) -> _Outcome:
 def _result(outcome: _Outcome) -> Any:
     if outcome.error is None:
         return outcome.value
-    outcome.error.raised_by_every_process = True  # type: ignore[attr-defined]
-    raise outcome.error
+    raise everywhere(outcome.error)
 
 
 def _portable(error: Exception) -> Exception:

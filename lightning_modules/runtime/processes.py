@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,14 +12,16 @@ from lightning import Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import nn
 
-from privacy.processes import ALONE, Processes
+from privacy.processes import ALONE, Processes, everywhere
 
 __all__ = [
     "ProcessesError",
     "TrainerProcesses",
+    "allow_tensor_cores",
     "average_gradients",
     "broadcast_tensors",
     "check_kind_of_strategy",
+    "check_launcher",
     "check_strategy",
     "processes_of",
     "share_of",
@@ -109,13 +112,37 @@ _REASONS = {
 
 
 def _refusal(why: str) -> ProcessesError:
-    error = ProcessesError(
-        f"trainer.strategy {why}. Set --trainer.strategy ddp (a process per device, on one machine or on several), or "
-        "--trainer.devices 1 --trainer.strategy auto"
-    )
     # A trainer is made by the same settings in every process.
-    error.raised_by_every_process = True  # type: ignore[attr-defined]
-    return error
+    return everywhere(
+        ProcessesError(
+            f"trainer.strategy {why}. Set --trainer.strategy ddp (a process per device, on one machine or on several), "
+            "or --trainer.devices 1 --trainer.strategy auto"
+        )
+    )
+
+
+def check_launcher(trainer: Trainer) -> None:
+    """Refuses processes of torchrun that would each make the whole run for itself, in one folder and one ledger.
+
+    Raises:
+        ProcessesError: With what to set.
+    """
+    if not torch.distributed.is_torchelastic_launched():
+        return
+    started, here = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if trainer.world_size != started:
+        raise everywhere(
+            ProcessesError(
+                f"torchrun has started {started} processes, and this trainer is for {trainer.world_size}: set "
+                f"--trainer.strategy ddp --trainer.devices {here} --trainer.num_nodes {started // here}"
+            )
+        )
+
+
+def allow_tensor_cores(device: torch.device) -> None:
+    """Lets an NVIDIA GPU multiply float32 matrices as TF32, unless it was told otherwise; a CPU is left as it is."""
+    if device.type == "cuda" and torch.get_float32_matmul_precision() == "highest":
+        torch.set_float32_matmul_precision("high")
 
 
 def share_size(batch_size: int, processes: Processes) -> int:

@@ -61,7 +61,8 @@ def of_all_processes(*, samples: int) -> Callable[[_F], _F]:
             whole = [torch.cat(parts, dim=samples) for parts in zip(*given, strict=True)]
             released = self._by_first(lambda: annotate(self, *whole, **settings).cpu())
             shares = [tensors[0].shape[samples] for tensors in given]
-            return released.split(shares)[self.processes.rank].to(device)
+            own: torch.Tensor = released.split(shares)[self.processes.rank].to(device)
+            return own
 
         return cast(_F, joint)
 
