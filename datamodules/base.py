@@ -69,7 +69,7 @@ class ImageDataModule(LightningDataModule, ABC):
         num_workers: int = 0,
         download: bool = False,
     ) -> None:
-        """Remember the settings; no file is touched.
+        """Remembers the settings; no file is touched.
 
         Args:
             root: Folder that holds the data set's own folder. Data sets that come with a package ignore it.
@@ -80,7 +80,7 @@ class ImageDataModule(LightningDataModule, ABC):
             download: Fetch missing files from the data set's own site.
 
         Raises:
-            ValueError: if a setting is outside its range.
+            ValueError: A setting is outside its range.
         """
         super().__init__()
         if not os.fspath(root):
@@ -106,20 +106,20 @@ class ImageDataModule(LightningDataModule, ABC):
 
     @abstractmethod
     def read(self, part: Part) -> ImageDataset:
-        """Read one official part, `train` (with the validation records) or `test`, and nothing of the other.
+        """Reads one official part, `train` (with the validation records) or `test`, and nothing of the other.
 
         Ids must be stable: stored with the record, unchanged when other records go.
 
         Raises:
-            MissingDataError: if its files are not there.
+            MissingDataError: Its files are not there.
         """
 
     def read_private(self) -> ImageDataset:
-        """Read the official training part, whose size a guarantee relies on.
+        """Reads the official training part, whose size a guarantee relies on.
 
         Raises:
-            MissingDataError: if its files are not there.
-            ValueError: if it holds more records than are stated.
+            MissingDataError: Its files are not there.
+            ValueError: It holds more records than are stated.
         """
         records = self.read("train")
         if len(records) > self.num_records:
@@ -130,14 +130,14 @@ class ImageDataModule(LightningDataModule, ABC):
         return records
 
     def fetch(self, part: Part) -> None:
-        """Download the files of one official part where they are missing. Nothing to do unless a data set has files.
+        """Downloads the files of one official part where they are missing. Nothing to do unless a data set has files.
 
         Raises:
-            MissingDataError: if that fails.
+            MissingDataError: The download fails.
         """
 
     def prepare_data(self) -> None:
-        """Download what the coming stage needs, if `download` is set (called by Lightning, in one process)."""
+        """Downloads what the coming stage needs, if `download` is set (called by Lightning, in one process)."""
         if not self.download:
             return
         stage = self.trainer.state.fn if self.trainer is not None else None
@@ -145,14 +145,14 @@ class ImageDataModule(LightningDataModule, ABC):
             self.fetch(part)
 
     def setup(self, stage: str) -> None:
-        """Open the splits that `stage` needs, and no others.
+        """Opens the splits that `stage` needs, and no others.
 
         Args:
             stage: `fit` (train and validation), `validate` (validation), `test` or `predict` (test).
 
         Raises:
-            ValueError: if `stage` is none of these, or a split would be empty.
-            MissingDataError: if files are missing.
+            ValueError: `stage` is none of these, or a split would be empty.
+            MissingDataError: Files are missing.
         """
         if stage not in _STAGE_SPLITS:
             raise ValueError(f"stage must be one of {', '.join(_STAGE_SPLITS)}, got {stage!r}")
@@ -188,7 +188,7 @@ class ImageDataModule(LightningDataModule, ABC):
         return self._opened("test", stage="test")
 
     def train_dataloader(self) -> Batches:
-        """Return shuffled training batches: images (B, C, H, W), labels (B,).
+        """Returns shuffled training batches: images (B, C, H, W), labels (B,).
 
         The last, smaller batch is kept so that every record is seen in every epoch and small data sets are not
         skipped entirely; only a last batch of a single image is dropped, because BatchNorm refuses it.
@@ -201,19 +201,19 @@ class ImageDataModule(LightningDataModule, ABC):
         return self._loader(records, batch_size, shuffle=True, drop_last=tail == 1 and own > 1)
 
     def val_dataloader(self) -> Batches:
-        """Return the validation batches, in order."""
+        """Returns the validation batches, in order."""
         return own_share(self._loader(self.validation_records, self.eval_batch_size), self.trainer)
 
     def test_dataloader(self) -> Batches:
-        """Return the test batches, in order."""
+        """Returns the test batches, in order."""
         return own_share(self._loader(self.test_records, self.eval_batch_size), self.trainer)
 
     def predict_dataloader(self) -> Batches:
-        """Return the test batches, in order."""
+        """Returns the test batches, in order."""
         return self.test_dataloader()
 
     def evaluation_loader(self, records: ImageDataset) -> Batches:
-        """Return batches of some of the records, in order, loaded as the test batches are."""
+        """Returns batches of some of the records, in order, loaded as the test batches are."""
         return self._loader(records, self.eval_batch_size)
 
     def _opened(self, split: Split, *, stage: str) -> ImageDataset:
@@ -237,7 +237,7 @@ class ImageDataModule(LightningDataModule, ABC):
 
 
 def require_at_least(least: int, **setting: int) -> int:
-    """Return the one keyword argument's value if it is an integer of at least `least`.
+    """Returns the one keyword argument's value if it is an integer of at least `least`.
 
     Raises:
         ValueError: naming the argument, otherwise.
@@ -249,7 +249,7 @@ def require_at_least(least: int, **setting: int) -> int:
 
 
 def _parts(splits: tuple[Split, ...] | list[Split]) -> list[Part]:
-    """Return the official parts that hold `splits`: train and validation share one."""
+    """Returns the official parts that hold `splits`: train and validation share one."""
     parts: list[Part] = []
     if "train" in splits or "validation" in splits:
         parts.append("train")

@@ -28,7 +28,7 @@ class Digits(ImageDataModule):
     class_names = tuple("0123456789")
 
     def read(self, part: Part) -> ImageDataset:
-        """Select one part of the bundled array by the hash of the row number."""
+        """Selects one part of the bundled array by the hash of the row number."""
         bundled = load_digits()
         images = torch.from_numpy(bundled.images).to(torch.uint8).unsqueeze(1)
         labels = torch.from_numpy(bundled.target).to(torch.int64)

@@ -23,7 +23,7 @@ class MissingDataError(FileNotFoundError):
         hint: str = "",
         failure: str = "",
     ) -> None:
-        """Compose the message.
+        """Composes the message.
 
         Args:
             dataset: Name of the data set.

@@ -27,7 +27,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(self, *, images: Tensor, labels: Tensor, ids: Tensor, peak: int = 255) -> None:
-        """Hold the records.
+        """Holds the records.
 
         Args:
             images: (N, C, H, W) uint8, values 0 to `peak`.
@@ -36,7 +36,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
             peak: largest possible pixel value, 1 to 255. A property of the file format, never of the images at hand.
 
         Raises:
-            ValueError: if a shape, type or range is not as above.
+            ValueError: A shape, type or range is not as above.
         """
         if images.dim() != 4 or images.dtype != torch.uint8:
             raise ValueError(f"images must be (N, C, H, W) uint8, got {tuple(images.shape)} of {images.dtype}")
@@ -58,30 +58,30 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         self.peak = peak
 
     def __len__(self) -> int:
-        """Return the number of records."""
+        """Returns the number of records."""
         return len(self.ids)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return image (C, H, W) float32 in [-1, 1] and label () int64 of one position."""
+        """Returns image (C, H, W) float32 in [-1, 1] and label () int64 of one position."""
         return self._normalise(self.images[index]), self.labels[index]
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
-        """Return images (B, C, H, W) float32 in [-1, 1] and labels (B,) int64 of many positions."""
+        """Returns images (B, C, H, W) float32 in [-1, 1] and labels (B,) int64 of many positions."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
         return self._normalise(self.images[rows]), self.labels[rows]
 
     def select(self, mask: Tensor) -> ImageDataset:
-        """Return a copy of the records where `mask` (N,) bool holds, ids kept.
+        """Returns a copy of the records where `mask` (N,) bool holds, ids kept.
 
         Raises:
-            ValueError: if `mask` is not (N,) bool.
+            ValueError: `mask` is not (N,) bool.
         """
         if mask.shape != (len(self),) or mask.dtype != torch.bool:
             raise ValueError(f"mask must be ({len(self)},) bool, got {tuple(mask.shape)} of {mask.dtype}")
         return ImageDataset(images=self.images[mask], labels=self.labels[mask], ids=self.ids[mask], peak=self.peak)
 
     def to(self, device: torch.device) -> ImageDataset:
-        """Return a copy on a device, so that batches are put together there."""
+        """Returns a copy on a device, so that batches are put together there."""
         images, labels, ids = (values.to(device) for values in (self.images, self.labels, self.ids))
         return ImageDataset(images=images, labels=labels, ids=ids, peak=self.peak)
 
@@ -91,5 +91,5 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
 
 
 def keep_batch(batch: Batch) -> Batch:
-    """Collate what `ImageDataset.__getitems__` returns: it is a batch already."""
+    """Collates what `ImageDataset.__getitems__` returns: it is a batch already."""
     return batch

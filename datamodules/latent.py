@@ -20,17 +20,17 @@ class StepIndices:
     """
 
     def __init__(self, steps: int) -> None:
-        """Count to `steps`."""
+        """Counts to `steps`."""
         self.steps = steps
         self._start = 0
         self._next = 0
 
     def __len__(self) -> int:
-        """Return the steps of a whole epoch."""
+        """Returns the steps of a whole epoch."""
         return self.steps
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the indices, from the restored one on the first time after a restore."""
+        """Yields the indices, from the restored one on the first time after a restore."""
         start, self._start = self._start, 0
         return self._count(start)
 
@@ -40,11 +40,11 @@ class StepIndices:
             yield step
 
     def state_dict(self) -> dict[str, int]:
-        """Return the index that comes next; 0 when the epoch is over."""
+        """Returns the index that comes next; 0 when the epoch is over."""
         return {"next": self._next % self.steps}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from the saved index."""
+        """Goes on from the saved index."""
         self._start = self._next = min(state["next"], self.steps)
 
 
@@ -73,7 +73,7 @@ class Latent(LightningDataModule):
         batch_size: int = 256,
         evaluation: str = "test",
     ) -> None:
-        """Wrap a data set.
+        """Wraps a data set.
 
         Args:
             dataset: The data set to evaluate on; gives the classes and the image shape.
@@ -84,7 +84,7 @@ class Latent(LightningDataModule):
                 `val/accuracy`; `test` and the result record then measure on the other half.
 
         Raises:
-            ValueError: if a setting is outside its range.
+            ValueError: A setting is outside its range.
         """
         super().__init__()
         if not isinstance(dataset, ImageDataModule):
@@ -111,28 +111,28 @@ class Latent(LightningDataModule):
         return self.dataset.private_data
 
     def prepare_data(self) -> None:
-        """Download the files to evaluate on, if the data set's `download` is set; never more than those."""
+        """Downloads the files to evaluate on, if the data set's `download` is set; never more than those."""
         if self.dataset.download:
             self.dataset.fetch("test")
 
     def setup(self, stage: str) -> None:
-        """Open what is evaluated on, whatever the stage."""
+        """Opens what is evaluated on, whatever the stage."""
         self.dataset.setup("test")
 
     def train_dataloader(self) -> StepIndices:
-        """Return the step indices of one epoch, each an int."""
+        """Returns the step indices of one epoch, each an int."""
         return StepIndices(self.steps_per_epoch)
 
     def val_dataloader(self) -> Batches:
-        """Return what is evaluated while fitting."""
+        """Returns what is evaluated while fitting."""
         return self._evaluated(0)
 
     def test_dataloader(self) -> Batches:
-        """Return the batches of the figure that is reported."""
+        """Returns the batches of the figure that is reported."""
         return self._evaluated(1)
 
     def predict_dataloader(self) -> Batches:
-        """Return the test batches."""
+        """Returns the test batches."""
         return self.test_dataloader()
 
     def _evaluated(self, half: int) -> Batches:

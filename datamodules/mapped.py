@@ -22,10 +22,10 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(self, inputs: Tensor, labels: Tensor) -> None:
-        """Hold them.
+        """Holds them.
 
         Raises:
-            ValueError: if there is not one label for each input.
+            ValueError: There is not one label for each input.
         """
         if len(inputs) != len(labels):
             raise ValueError(f"inputs and labels must be of one length, got {len(inputs)} and {len(labels)}")
@@ -34,7 +34,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
 
     @classmethod
     def of(cls, records: ImageDataset, function: Callable[[Tensor], Tensor], *, piece: int = 512) -> MappedRecords:
-        """Compute `function` of all records' images.
+        """Computes `function` of all records' images.
 
         Args:
             records: The records.
@@ -45,18 +45,18 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         return cls(torch.cat([function(records.__getitems__(part)[0]) for part in rows]), records.labels)
 
     def __len__(self) -> int:
-        """Return the number of records."""
+        """Returns the number of records."""
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return input (...) float32 and label () int64 of one position."""
+        """Returns input (...) float32 and label () int64 of one position."""
         return self.inputs[index].float(), self.labels[index]
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs (B, ...) float32 and labels (B,) int64 of many positions."""
+        """Returns inputs (B, ...) float32 and labels (B,) int64 of many positions."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
         return self.inputs[rows].float(), self.labels[rows]
 
     def to(self, device: torch.device) -> MappedRecords:
-        """Return a copy on a device."""
+        """Returns a copy on a device."""
         return MappedRecords(self.inputs.to(device), self.labels.to(device))

@@ -40,11 +40,11 @@ class MNIST(ImageDataModule):
         return self.root / str(self.source.__name__) / "raw"
 
     def read(self, part: Part) -> ImageDataset:
-        """Read the two files of one part.
+        """Reads the two files of one part.
 
         Raises:
-            MissingDataError: if one is not there.
-            ValueError: if one is not what its name says.
+            MissingDataError: A file is not there.
+            ValueError: A file is not what its name says.
         """
         self._require(part)
         image_file, label_file = (self.folder / name for name in _file_names(part))
@@ -59,10 +59,10 @@ class MNIST(ImageDataModule):
         return ImageDataset(images=images.unsqueeze(1), labels=labels, ids=torch.arange(len(labels)))
 
     def fetch(self, part: Part) -> None:
-        """Download the missing files of one part from torchvision's mirrors, checksums verified.
+        """Downloads the missing files of one part from torchvision's mirrors, checksums verified.
 
         Raises:
-            MissingDataError: if no mirror gives them, for instance without a network.
+            MissingDataError: No mirror gives them, for instance without a network.
         """
         checksums = dict(self.source.resources)
         for name in self._missing(part):

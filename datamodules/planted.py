@@ -33,7 +33,7 @@ class Planted(ImageDataModule):
         label: int | None = None,
         record_id: int = -3,
     ) -> None:
-        """Wrap a data set; no file is touched.
+        """Wraps a data set; no file is touched.
 
         Args:
             dataset: The private data set.
@@ -46,7 +46,7 @@ class Planted(ImageDataModule):
                 at every `val_fraction` up to 0.99.
 
         Raises:
-            ValueError: if a setting is outside its range, or `record_id` would be held out for validation.
+            ValueError: A setting is outside its range, or `record_id` would be held out for validation.
         """
         if not isinstance(dataset, ImageDataModule):
             raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
@@ -85,14 +85,14 @@ class Planted(ImageDataModule):
         return self.dataset.private_data
 
     def fetch(self, part: Part) -> None:
-        """Download as the wrapped data set does."""
+        """Downloads as the wrapped data set does."""
         self.dataset.fetch(part)
 
     def canary(self) -> ImageDataset:
-        """Return the planted record alone, whether it is present or not. Reads the public test part.
+        """Returns the planted record alone, whether it is present or not. Reads the public test part.
 
         Raises:
-            ValueError: if the test part has no image number `source`, or the canary's label is the right one.
+            ValueError: The test part has no image number `source`, or the canary's label is the right one.
         """
         test = self.dataset.read("test")
         if self.kind == "pattern":
@@ -113,10 +113,10 @@ class Planted(ImageDataModule):
         )
 
     def read(self, part: Part) -> ImageDataset:
-        """Read the wrapped data set's part; the canary comes last in the private one.
+        """Reads the wrapped data set's part; the canary comes last in the private one.
 
         Raises:
-            ValueError: if a record of the data set has the canary's id.
+            ValueError: A record of the data set has the canary's id.
         """
         records = self.dataset.read(part)
         if part == "test":

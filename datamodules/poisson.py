@@ -29,7 +29,7 @@ class PoissonBatches:
         """Sample `steps` times from `records` positions.
 
         Raises:
-            ValueError: if `sample_rate` is not in (0, 1].
+            ValueError: `sample_rate` is not in (0, 1].
         """
         if not 0 < sample_rate <= 1:
             raise ValueError(f"sample_rate must lie in (0, 1], got {sample_rate}")
@@ -39,11 +39,11 @@ class PoissonBatches:
         self.noise = noise or SystemNoise()
 
     def __len__(self) -> int:
-        """Return the number of steps."""
+        """Returns the number of steps."""
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield positions, one list a step."""
+        """Yields positions, one list a step."""
         # Of whole numbers, and rounded down: never likelier than the analysis says, by no bit.
         threshold = int(Fraction(self.sample_rate) * 2**64)
         for _ in range(self.steps):
@@ -64,7 +64,7 @@ class Poisson(LightningDataModule):
         evaluation: Literal["test", "selection", "validation"] = "test",
         noise: NoiseSource | None = None,
     ) -> None:
-        """Remember the settings; no file is touched.
+        """Remembers the settings; no file is touched.
 
         Args:
             dataset: The private data set.
@@ -76,7 +76,7 @@ class Poisson(LightningDataModule):
             noise: Where the coins come from; None is the operating system.
 
         Raises:
-            ValueError: if a setting is outside its range.
+            ValueError: A setting is outside its range.
         """
         super().__init__()
         if evaluation not in ("test", "selection", "validation"):
@@ -94,15 +94,15 @@ class Poisson(LightningDataModule):
         self._mapped: dict[str, MappedRecords] = {}
 
     def prepare_data(self) -> None:
-        """Download as the wrapped data set does."""
+        """Downloads as the wrapped data set does."""
         self.dataset.trainer = self.trainer
         self.dataset.prepare_data()
 
     def setup(self, stage: str) -> None:
-        """Open the splits that `stage` needs.
+        """Opens the splits that `stage` needs.
 
         Raises:
-            ValueError: if the expected batch is larger than the training split.
+            ValueError: The expected batch is larger than the training split.
         """
         self.dataset.setup(stage)
         if not self.looks_at_private_records and stage in ("fit", "validate"):
@@ -136,7 +136,7 @@ class Poisson(LightningDataModule):
         return records if self.evaluation == "test" else selection_halves(records)[0]
 
     def precompute(self, function: Callable[[Tensor], Tensor], *, piece: int = 512) -> None:
-        """Replace training images, and those evaluated while fitting, by `function` of them, computed once.
+        """Replaces training images, and those evaluated while fitting, by `function` of them, computed once.
 
         For a fixed feature extractor of the network, applied to each image by itself.
         """
@@ -144,7 +144,7 @@ class Poisson(LightningDataModule):
             self._mapped[split] = MappedRecords.of(records, function, piece=piece)
 
     def train_dataloader(self) -> Batches:
-        """Return Poisson batches."""
+        """Returns Poisson batches."""
         records: Dataset[tuple[Tensor, Tensor]] = self._mapped.get("train") or self.dataset.train_records
         steps = self.steps_per_epoch or max(1, round(1 / self.sample_rate))
         batches = PoissonBatches(
@@ -153,14 +153,14 @@ class Poisson(LightningDataModule):
         return DataLoader(records, batch_sampler=batches, collate_fn=keep_batch)
 
     def val_dataloader(self) -> Batches:
-        """Return the batches that are evaluated while fitting, in order."""
+        """Returns the batches that are evaluated while fitting, in order."""
         mapped = self._mapped.get("validation")
         if mapped is None:
             return self.dataset.evaluation_loader(self._looked_at)
         return DataLoader(mapped, batch_size=self.dataset.eval_batch_size, collate_fn=keep_batch)
 
     def test_dataloader(self) -> Batches:
-        """Return the batches of the figure that is reported, in order, always as images."""
+        """Returns the batches of the figure that is reported, in order, always as images."""
         if self.evaluation != "selection":
             return self.dataset.test_dataloader()
         return self.dataset.evaluation_loader(selection_halves(self.dataset.test_records)[1])

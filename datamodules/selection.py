@@ -7,10 +7,9 @@ from datamodules.splits import id_fraction
 
 
 def selection_halves(records: ImageDataset) -> tuple[ImageDataset, ImageDataset]:
-    """Halve the test split by stable ids alone, the same way in every run and on every machine.
+    """Halves the test split by stable ids alone, the same way in every run and on every machine.
 
-    A run or a step that is chosen by the first half says nothing of the second: what that one measures is as good as
-    of a run that nobody chose.
+    Runs and steps are chosen by the first half alone: the accuracy on the other half is not biased by the selection.
 
     Args:
         records: The test split.
@@ -19,7 +18,7 @@ def selection_halves(records: ImageDataset) -> tuple[ImageDataset, ImageDataset]
         The half to select by, and the half to report. About as many records in each.
 
     Raises:
-        ValueError: if one of them would be empty.
+        ValueError: One of them would be empty.
     """
     mask = id_fraction(records.ids, purpose="selection") < 0.5
     if mask.all() or not mask.any():

@@ -20,7 +20,7 @@ __all__ = ["ShardedRecords", "Shards", "shard_of"]
 
 
 def shard_of(ids: Tensor, *, num_shards: int) -> Tensor:
-    """Return the shard of each record, decided by its stable id and the public number of shards, and by nothing else.
+    """Returns the shard of each record, decided by its stable id and the public number of shards, and by nothing else.
 
     Args:
         ids: (N,) int64, the stable ids.
@@ -30,7 +30,7 @@ def shard_of(ids: Tensor, *, num_shards: int) -> Tensor:
         (N,) int64 in [0, n).
 
     Raises:
-        ValueError: if `num_shards` is below 1, or for ids that `id_fraction` refuses.
+        ValueError: `num_shards` is below 1, or `id_fraction` refuses the ids.
     """
     require_at_least(1, num_shards=num_shards)
     # A fraction just below 1 times n may round up to n.
@@ -66,19 +66,19 @@ class ShardedRecords:
         )
 
     def __len__(self) -> int:
-        """Return the number of shards."""
+        """Returns the number of shards."""
         return len(self.starts) - 1
 
     def positions(self, shard: int) -> range:
-        """Return where in `records` the records of one shard stand."""
+        """Returns where in `records` the records of one shard stand."""
         return range(int(self.starts[shard]), int(self.starts[shard + 1]))
 
     def to(self, device: torch.device) -> ShardedRecords:
-        """Return a copy on a device."""
+        """Returns a copy on a device."""
         return ShardedRecords(records=self.records.to(device), starts=self.starts)
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> ShardedRecords:
-        """Return a copy with `function` of each image, computed once and kept in half precision, in its place.
+        """Returns a copy with `function` of each image, computed once and kept in half precision, in its place.
 
         Shard by shard: how many images are in one call may decide the last bits, and must not tell of another shard.
         """
@@ -112,7 +112,7 @@ class Shards(LightningDataModule):
         require_all_classes: bool = True,
         evaluation: Literal["test", "validation"] = "test",
     ) -> None:
-        """Remember the settings; no file is touched.
+        """Remembers the settings; no file is touched.
 
         Args:
             dataset: The private data set.
@@ -124,7 +124,7 @@ class Shards(LightningDataModule):
                 all private records. `validation`: records that are held out of the teachers' training.
 
         Raises:
-            ValueError: if a setting is outside its range.
+            ValueError: A setting is outside its range.
         """
         super().__init__()
         if not isinstance(dataset, ImageDataModule):
@@ -157,16 +157,16 @@ class Shards(LightningDataModule):
         return self._shards
 
     def prepare_data(self) -> None:
-        """Download what is missing, if the data set's `download` is set."""
+        """Downloads what is missing, if the data set's `download` is set."""
         if self.dataset.download:
             self.dataset.fetch("train")
             self.dataset.fetch("test")
 
     def setup(self, stage: str) -> None:
-        """Open what `stage` needs; before a fit, check every shard.
+        """Opens what `stage` needs; before a fit, checks every shard.
 
         Raises:
-            ValueError: if a shard has fewer records than a batch, or lacks a class.
+            ValueError: A shard has fewer records than a batch, or lacks a class.
         """
         if stage == "fit" and self._shards is None:
             if self.evaluation == "test":
@@ -181,19 +181,19 @@ class Shards(LightningDataModule):
         self.dataset.setup("validate" if looks_at_validation else "test")
 
     def train_dataloader(self) -> StepIndices:
-        """Return the step indices of one epoch, each an int: teachers draw their batches by seed and step."""
+        """Returns the step indices of one epoch, each an int: teachers draw their batches by seed and step."""
         return StepIndices(self.steps_per_epoch)
 
     def val_dataloader(self) -> Batches:
-        """Return what is evaluated while fitting."""
+        """Returns what is evaluated while fitting."""
         return self.dataset.val_dataloader() if self.evaluation == "validation" else self.dataset.test_dataloader()
 
     def test_dataloader(self) -> Batches:
-        """Return the test batches."""
+        """Returns the test batches."""
         return self.dataset.test_dataloader()
 
     def predict_dataloader(self) -> Batches:
-        """Return the test batches."""
+        """Returns the test batches."""
         return self.dataset.test_dataloader()
 
     def _check(self, shards: ShardedRecords) -> None:

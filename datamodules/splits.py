@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def id_fraction(ids: Tensor, *, purpose: str) -> Tensor:
-    """Map every id to a fixed fraction that looks uniform.
+    """Maps every id to a fixed fraction that looks uniform.
 
     BLAKE2b of the id, with `purpose` as its public personalisation: two purposes give unrelated fractions, so that,
     say, a shard drawn by id is no subset of a split drawn by id. Nothing here is secret or seeded: the same id has
@@ -28,7 +28,7 @@ def id_fraction(ids: Tensor, *, purpose: str) -> Tensor:
         (N,) float64 in [0, 1).
 
     Raises:
-        ValueError: if `ids` is not one-dimensional int64, or `purpose` is empty or too long.
+        ValueError: `ids` is not one-dimensional int64, or `purpose` is empty or too long.
     """
     if ids.dim() != 1 or ids.dtype != torch.int64:
         raise ValueError(f"ids must be a one-dimensional int64 tensor, got {tuple(ids.shape)} of {ids.dtype}")

@@ -138,7 +138,7 @@ class DataFreeDistillation(LightningModule):
         raise NotImplementedError(f"{type(self).__name__} has no annotation")
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """What the generator makes small.
+        """The generator's loss.
 
         Args:
             images: Generated images with their graph, shape (n, C, H, W).

@@ -232,7 +232,7 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
     """
     if args is not None:
         return run(args)
-    # What the libraries say to whoever builds on them is nothing for whoever types a command.
+    # Library warnings address developers, not users of the command line.
     for message in ("LightningCLI.s args", ".*LeafSpec", ".*does not have many workers", "The number of training"):
         warnings.filterwarnings("ignore", message=message)
     try:

@@ -444,7 +444,7 @@ class DGD(DataFreeDistillation):
         """Inverse of `on_save_checkpoint`.
 
         Raises:
-            ValueError: The pool is not the one that the queries were chosen from.
+            CheckpointError: The pool is not the one that the queries were chosen from.
         """
         super().on_load_checkpoint(checkpoint)
         state = checkpoint["dgd"]

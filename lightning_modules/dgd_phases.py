@@ -85,7 +85,7 @@ class GeneratorPhase:
 
     @property
     def terms(self) -> GeneratorTerms:
-        """What the generator makes small, but for the statistics."""
+        """The generator's loss, but for the statistics."""
         return GeneratorTerms(
             one_hot_weight=self.one_hot_weight,
             balance_weight=self.balance_weight,

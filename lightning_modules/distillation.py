@@ -21,6 +21,7 @@ from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from privacy.annotators import MeanResponseAnnotator, ResponseAnnotator
+from privacy.identity import CheckpointError
 
 __all__ = ["Distillation"]
 
@@ -260,7 +261,7 @@ class Distillation(DataFreeDistillation):
         """Inverse of `on_save_checkpoint`.
 
         Raises:
-            ValueError: The images that the answers are about would not be drawn again.
+            CheckpointError: The images that the answers are about would not be drawn again.
         """
         super().on_load_checkpoint(checkpoint)
         kept = checkpoint.get("noisy_answers")
@@ -271,7 +272,7 @@ class Distillation(DataFreeDistillation):
         for name, value in now.items():
             before = len(kept["answers"]) if name == "queries" else kept[name]
             if before != value:
-                raise ValueError(
+                raise CheckpointError(
                     f"{name} was {before} when the ensemble was asked, and is {value} now: the answers are about "
                     "images that would not be drawn again. Resume with the same"
                 )

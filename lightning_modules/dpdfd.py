@@ -52,7 +52,7 @@ class DPDFD(DataFreeDistillation):
             `SmallCNN`.
         images: Where synthetic images come from.
         gradient_targets: The distillation loss, and what the student makes of its noisy gradient.
-        generator_terms: What the generator makes small.
+        generator_terms: The generator's loss.
         optimizers: Optimizers and schedules of student and generator.
 
     Raises:

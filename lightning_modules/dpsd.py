@@ -20,7 +20,7 @@ from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from privacy.annotators import GradientAnnotator, LabelAnnotator
-from privacy.mechanisms.response import top_k_candidates
+from privacy.mechanisms.randomized_response import top_k_candidates
 
 __all__ = ["DPSD", "LabelTargets"]
 
@@ -74,7 +74,7 @@ class DPSD(DataFreeDistillation):
             draws new images of the prior.
         gradient_targets: Of the data switch: the distillation loss, and what the student makes of its noisy gradient.
         label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
-        generator_terms: What the generator makes small.
+        generator_terms: The generator's loss.
         optimizers: Optimizers and schedules of student and generator; the generator's steps Z as well.
 
     Raises:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from lightning_modules.runtime.randomness import Draws, stream
 
 __all__ = ["ImageSettings", "ImageSource", "Images", "SyntheticSource"]
 
-_SOURCES = ("generator", "prior", "both", "refined")
+_Source = Literal["generator", "prior", "both", "refined"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Images:
             step, once in a run. Neither teacher nor data are queried; it costs time alone.
     """
 
-    source: Literal["generator", "prior", "both", "refined"] = "generator"
+    source: _Source = "generator"
     prior: ImagePrior | None = None
     generator: Callable[..., nn.Module] | None = None
     warm_start_steps: int = 0
@@ -127,8 +127,8 @@ class SyntheticSource(ImageSource):
     """
 
     def __init__(self, settings: Images, *, image_shape: tuple[int, int, int], batch_size: int) -> None:
-        if settings.source not in _SOURCES:
-            raise ValueError(f"images.source must be one of {', '.join(_SOURCES)}, got {settings.source!r}")
+        if settings.source not in get_args(_Source):
+            raise ValueError(f"images.source must be one of {', '.join(get_args(_Source))}, got {settings.source!r}")
         if settings.source == "both" and batch_size < 2:
             raise ValueError(f"images.source='both' needs a batch_size of 2 or more, got {batch_size}")
         self.kind = settings.source

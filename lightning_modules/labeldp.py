@@ -22,7 +22,7 @@ from lightning_modules.runtime.processes import share_of
 from lightning_modules.teachers.own_training import CheckpointError
 from privacy.account import BudgetExceeded
 from privacy.annotators import LabelAnnotator
-from privacy.mechanisms.response import threshold_candidates
+from privacy.mechanisms.randomized_response import threshold_candidates
 from privacy.processes import everywhere
 
 __all__ = ["GeneratorTraining", "LabelDP", "Stages"]
@@ -54,7 +54,7 @@ class Stages:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorTraining:
-    """What the generator is trained against, and what it makes small (LabelDP Eq. 2).
+    """What the generator is trained against, and its loss (LabelDP Eq. 2).
 
     Attributes:
         discriminator: `teacher`, as printed, or `student`.
@@ -110,7 +110,7 @@ class LabelDP(DataFreeDistillation):
             `SmallCNN`.
         images: Where synthetic images come from.
         stages: How a stage's images are labelled, and what its student is fitted to.
-        generator_training: What the generator is trained against, and what it makes small.
+        generator_training: What the generator is trained against, and its loss.
         optimizers: Optimizers and schedules of student and generator.
 
     Raises:
@@ -215,10 +215,10 @@ class LabelDP(DataFreeDistillation):
             # In half precision from the start: what is kept is what was labelled.
             drawn = self.draw_images(step, self.draw_latents(step)).half()
             candidates = self.candidates(self.student(drawn.float()))
-            answers = self.annotator.annotate(self.teacher.logits(drawn.float()), candidates)
+            responses = self.annotator.annotate(self.teacher.logits(drawn.float()), candidates)
             # Every process keeps what all have made: what is saved is the whole stage.
             images.append(self.of_all(drawn))
-            labels.append(self.of_all(answers))
+            labels.append(self.of_all(responses))
             sets.append(self.of_all(candidates))
         self.student.train(was_training)
         if self.stages.train_on == "union":

@@ -16,10 +16,10 @@ class Optimizers:
     """Optimizers of the student and of what makes its images; each is Adam at rate 1e-3 where none is given.
 
     Attributes:
-        student: Of the student.
-        student_lr_scheduler: Stepped once for each of the student's steps. Default: none.
-        generator: Of the generator or the refiner.
-        generator_lr_scheduler: Stepped once for each of the generator's steps. Default: none.
+        student: Builds the student's optimizer; null is Adam at 1e-3.
+        student_lr_scheduler: Builds its schedule, stepped once for each of the student's steps; null is none.
+        generator: Builds the optimizer of the generator or the refiner; null is Adam at 1e-3.
+        generator_lr_scheduler: Builds its schedule, stepped once for each of the generator's steps; null is none.
     """
 
     student: OptimizerCallable | None = None
@@ -29,5 +29,5 @@ class Optimizers:
 
 
 def adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The default."""
+    """Adam with rate 1e-3."""
     return torch.optim.Adam(parameters, lr=1e-3)

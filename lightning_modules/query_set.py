@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from privacy.identity import CheckpointError
 from privacy.mechanisms.vote_counts import REJECTED
 
 __all__ = ["QuerySet"]
@@ -64,14 +65,14 @@ class QuerySet:
             pool: Images of the pool, where it is open: outside of a fit nothing asks for them.
 
         Raises:
-            ValueError: The pool is not the one that the queries were chosen from.
+            CheckpointError: The pool is not the one that the queries were chosen from.
         """
         self.images, self.labels = state["query_images"], state["query_labels"]
         self.positions = state.get("query_positions", self.positions)
         if pool is None or not len(pool) or not len(self.positions):
             return
         if int(self.positions.max()) >= len(pool):
-            raise ValueError(
+            raise CheckpointError(
                 f"pool has {len(pool)} images, and the checkpoint's queries are of a larger one: resume with the same "
                 "pool"
             )

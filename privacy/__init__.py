@@ -15,7 +15,7 @@ from privacy.accounting.calibration import (
     max_count,
 )
 from privacy.accounting.composition import (
-    Reading,
+    EpsilonBound,
     compose,
     compose_delta,
     confident_votes_epsilon,
@@ -85,13 +85,13 @@ from privacy.guarantee import Guarantee
 from privacy.identity import Training, ledger_file, new_training_id
 from privacy.ledger import Charge, Ledger, LedgerError
 from privacy.mechanisms import clip_per_sample, keep_largest, normalize_per_sample, zero_non_finite_samples
+from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.discrete_gaussian import release_on_lattice, round_to_lattice, sum_on_lattice
 from privacy.mechanisms.gradients import GRADIENT_MECHANISMS, GradientMechanism, gradient_mechanism, output_gradient_mu
 from privacy.mechanisms.latents import laplace_latents
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
-from privacy.mechanisms.response import randomized_response, threshold_candidates, top_k_candidates
+from privacy.mechanisms.randomized_response import randomized_response, threshold_candidates, top_k_candidates
 from privacy.mechanisms.vote_counts import REJECTED, VoteNoise, confident_votes, noisy_votes, vote_counts
-from privacy.mechanisms.words import Words
 from privacy.moved import MOVED
 from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
 from privacy.numerics.data_dependent import gnmax_data_dependent_rdp
@@ -105,13 +105,16 @@ from privacy.published import (
     published_dpsd_label_epsilon,
     published_labeldp_epsilon,
 )
-from privacy.published.claims import Claim, NoisyVotes, RdpSlope, WholeRun, claim_from_dict, published_epsilon
+from privacy.published.claims import Claim, NoisyVotesClaim, RdpSlope, WholeRun, claim_from_dict, published_epsilon
 
 alias_modules(MOVED)
 
 __getattr__ = renamed_names(
     __name__,
     {
+        "NoisyVotes": "NoisyVotesClaim",
+        "Reading": "EpsilonBound",
+        "Words": "MechanismDescription",
         "calibrate_answers": "calibrate_responses",
         "clip_rows": "clip_per_sample",
         "normalize_rows": "normalize_per_sample",
@@ -131,6 +134,7 @@ __all__ = [
     "Claim",
     "DiscreteGaussian",
     "DiscreteLaplaceVotes",
+    "EpsilonBound",
     "Gaussian",
     "GaussianVotes",
     "GradientAnnotator",
@@ -143,12 +147,12 @@ __all__ = [
     "Ledger",
     "LedgerError",
     "MeanResponseAnnotator",
+    "MechanismDescription",
     "NoiseSource",
-    "NoisyVotes",
+    "NoisyVotesClaim",
     "PrivacyAccount",
     "RandomizedResponse",
     "RdpSlope",
-    "Reading",
     "Relation",
     "Release",
     "Repeated",
@@ -170,7 +174,6 @@ __all__ = [
     "VoteMechanism",
     "VoteNoise",
     "WholeRun",
-    "Words",
     "all_candidates",
     "audit",
     "audit_one_run",

@@ -241,7 +241,7 @@ class PrivacyAccount:
                 f"the ledger's is run {self.ledger.run} on {self.ledger.private_data}"
             )
         head = state.get("ledger_head")
-        same = self.ledger.goes_on_from(None if head is None else tuple(head), whose="the checkpoint")
+        same = self.ledger.verify_head(None if head is None else tuple(head), whose="the checkpoint")
         self.ledger_was_replaced |= not same or bool(state.get("ledger_was_replaced"))
         self.ledger.restore({Charge.from_dict(charge): int(count) for charge, count in state["charges"]})
 

@@ -10,7 +10,7 @@ import math
 
 
 def check_delta(delta: float, *, zero: bool = False) -> float:
-    """Return `delta` if it is a failure probability in (0, 1), or in [0, 1) where `zero` is allowed."""
+    """Returns `delta` if it is a failure probability in (0, 1), or in [0, 1) where `zero` is allowed."""
     value = float(delta)
     if not (0.0 < value < 1.0 or (zero and value == 0.0)):
         bracket = "[" if zero else "("
@@ -19,7 +19,7 @@ def check_delta(delta: float, *, zero: bool = False) -> float:
 
 
 def check_nonnegative(name: str, value: float, *, infinite: bool = False) -> float:
-    """Return `value` as a float if it is at least zero, and finite unless `infinite` is allowed."""
+    """Returns `value` as a float if it is at least zero, and finite unless `infinite` is allowed."""
     number = float(value)
     if not number >= 0.0 or (math.isinf(number) and not infinite):
         raise ValueError(f"{name} must be at least 0{'' if infinite else ' and finite'}, got {value!r}")
@@ -27,7 +27,7 @@ def check_nonnegative(name: str, value: float, *, infinite: bool = False) -> flo
 
 
 def check_positive(name: str, value: float, *, infinite: bool = False) -> float:
-    """Return `value` as a float if it is above zero, and finite unless `infinite` is allowed."""
+    """Returns `value` as a float if it is above zero, and finite unless `infinite` is allowed."""
     number = float(value)
     if not number > 0.0 or (math.isinf(number) and not infinite):
         raise ValueError(f"{name} must be above 0{'' if infinite else ' and finite'}, got {value!r}")
@@ -35,7 +35,7 @@ def check_positive(name: str, value: float, *, infinite: bool = False) -> float:
 
 
 def check_count(name: str, value: int, *, minimum: int = 0) -> int:
-    """Return `value` as an int if it is a whole number of at least `minimum`."""
+    """Returns `value` as an int if it is a whole number of at least `minimum`."""
     number = float(value)
     if not math.isfinite(number) or number != math.floor(number) or number < minimum:
         raise ValueError(f"{name} must be a whole number of at least {minimum}, got {value!r}")
@@ -43,7 +43,7 @@ def check_count(name: str, value: int, *, minimum: int = 0) -> int:
 
 
 def check_probability(name: str, value: float) -> float:
-    """Return `value` as a float if it lies in [0, 1]."""
+    """Returns `value` as a float if it lies in [0, 1]."""
     number = float(value)
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"{name} must be in [0, 1], got {value!r}")

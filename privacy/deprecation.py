@@ -64,7 +64,7 @@ class _Moved(ModuleType):
 
 
 class _RenamedClass(ABCMeta):
-    """Type of a class's old name: a call of it warns and makes an object of the class of today."""
+    """Type of a class's old name: a call of it warns and makes an object of the current class."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         new = cls.__dict__.get("_renamed_to")
@@ -85,8 +85,8 @@ def renamed_class(old: str, new: type[Any]) -> Any:
     """The old name of a class, which a configuration may give by itself: `class_path: OLD` finds subclasses by name.
 
     Args:
-        old: Name of before.
-        new: The class of today, beside which the old name has to stand.
+        old: Former name.
+        new: The current class, beside which the old name has to stand.
 
     Returns:
         A subclass that makes objects of `new` itself, with a warning; `isinstance` takes them for its own.
@@ -116,7 +116,7 @@ class renamed_attribute:  # noqa: N801  (written as a descriptor, used like a fu
     """The old name of a method or an attribute.
 
     Args:
-        new: Name of today.
+        new: Current name.
     """
 
     def __init__(self, new: str) -> None:
@@ -136,7 +136,7 @@ class renamed_attribute:  # noqa: N801  (written as a descriptor, used like a fu
 
 
 def renamed_arguments(**names: str) -> Callable[[_F], _F]:
-    """Lets a function be called with keyword arguments of before.
+    """Lets a function be called with former keyword arguments.
 
     Args:
         names: From the old name to the new one.
@@ -162,11 +162,11 @@ def renamed_arguments(**names: str) -> Callable[[_F], _F]:
 
 
 def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
-    """Says that a name is of before.
+    """Warns that a name is a former one.
 
     Args:
-        old: It.
-        new: The name of today.
+        old: The former name.
+        new: The current one.
         stacklevel: Of `warnings.warn`, counted from here.
     """
     message = f"{old} is called {new} now; the old name goes with the next release"

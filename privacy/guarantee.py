@@ -14,7 +14,7 @@ from privacy.deprecation import renamed_arguments
 from privacy.files import write_atomically
 from privacy.formatting import json_number, round_up
 from privacy.ledger import Charge
-from privacy.mechanisms.words import Words
+from privacy.mechanisms.description import MechanismDescription
 from privacy.neighbours import Relation, Unit
 
 __all__ = ["POST_PROCESSING", "RELATIONS", "Guarantee"]
@@ -105,7 +105,7 @@ class Guarantee:
     def of(
         cls,
         account: PrivacyAccount,
-        words: Words,
+        words: MechanismDescription,
         *,
         artefacts: Sequence[str],
         covered: Mapping[Charge, int],
@@ -249,7 +249,7 @@ class Guarantee:
                 f"ε = {_figure(self.claimed_epsilon)} at δ = {self.delta:g}, by {self.claimed_source}. This is a claim "
                 "of the paper, **not** a guarantee, and no part of the statement above: it does not count that one "
                 "private record may have changed a teacher that was trained without privacy, and with it every "
-                "answer. It is given so that results can be compared with the papers' tables.",
+                "response. It is given so that results can be compared with the papers' tables.",
                 "",
             ]
         return "\n".join(lines)

@@ -13,13 +13,17 @@ from typing import Any, TypeAlias
 
 from privacy.events import Release, release_from_dict
 
-__all__ = ["LEDGERS", "Head", "Training", "UnnamedTraining", "ledger_file", "new_training_id"]
+__all__ = ["LEDGERS", "CheckpointError", "Head", "Training", "UnnamedTraining", "ledger_file", "new_training_id"]
 
 Head: TypeAlias = tuple[str, int, str]
 """Identity of a ledger, how many lines somebody saw of it, and the hash of the last of them."""
 
 LEDGERS = "TRANSCRIPTION_LEDGERS"
 """Environment variable that names the folder of all ledgers."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that a fit must not be resumed from."""
 
 
 def new_training_id() -> str:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from privacy.checks import check_count
+from privacy.deprecation import renamed_attribute
 from privacy.events import Release, release_from_dict
 from privacy.identity import Head, Training, new_training_id
 from privacy.published.claims import Claim, claim_from_dict
@@ -65,7 +66,7 @@ class Charge:
     training: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON and checkpoints; see `charge_from_dict`."""
+        """Plain values for JSON and checkpoints; see `from_dict`."""
         return {
             "release": self.release.to_dict(),
             "claim": None if self.claim is None else self.claim.to_dict(),
@@ -186,7 +187,7 @@ class Ledger:
         """What a checkpoint keeps of the ledger as it stands; None in memory."""
         return (self.id, len(self._hashes), self._hashes[-1]) if self._hashes else None
 
-    def goes_on_from(self, head: Head | None, *, whose: str) -> bool:
+    def verify_head(self, head: Head | None, *, whose: str) -> bool:
         """Whether this is the ledger that `whose` saw; False for another one, begun since.
 
         Raises:
@@ -206,6 +207,8 @@ class Ledger:
             )
         return True
 
+    goes_on_from = renamed_attribute("verify_head")
+
     def register(self, training: Training) -> None:
         """Writes down a training, and what it releases by itself: before its first step where it is by DP-SGD.
 
@@ -222,7 +225,7 @@ class Ledger:
             if known and not training.releases:
                 raise LedgerError(
                     f"training {training.id} was by DP-SGD as the privacy ledger {self.path} has it, and the file at "
-                    "hand says that nothing bounds it: it was trained on without noise, or changed. Train anew"
+                    "hand says that nothing bounds it: it was trained on without noise, or changed. Train it again"
                 )
             for release, count in (training.releases or {}).items():
                 if count > known[release]:
@@ -418,7 +421,7 @@ class Ledger:
             yield lambda line: None
             return
         try:
-            # Once read, a file that is gone must not be begun anew.
+            # Once read, a file that is gone must not be started again.
             create = os.O_CREAT if self._offset == 0 else 0
             descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | create, 0o644)
             try:

@@ -1,4 +1,4 @@
-"""No ε of a recipe or of docs/privacy.md changes unnoticed: against commit ae22c58, rows by their names of today."""
+"""No ε of a recipe or of docs/privacy.md changes unnoticed: against commit ae22c58, rows by their current names."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class ConfidentCandidates(CandidateSchedule):
         coverage: share of the student's probability that the candidates have to hold, in (0, 1).
 
     Raises:
-        ValueError: for a coverage out of its range.
+        ValueError: A coverage out of its range.
     """
 
     fixed_beforehand = False

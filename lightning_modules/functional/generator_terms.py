@@ -15,7 +15,7 @@ __all__ = ["GeneratorTerms"]
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorTerms:
-    """What the generator makes small (DPDFD Eq. 5, DPSD Eq. 8); a weight of 0 switches a term off.
+    """Terms of the generator's loss (DPDFD Eq. 5, DPSD Eq. 8); a weight of 0 switches a term off.
 
     Larger activations mean more realistic images, so their term is subtracted.
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_modules.functional.losses import decoupled_kd, following, kd, output_gradients, soft_cross_entropy
+from lightning_modules.functional.losses import decoupled_kd, kd, output_gradients, soft_cross_entropy, surrogate_loss
 
 __all__ = ["Annotation", "GradientTargets"]
 
@@ -26,9 +26,9 @@ class Annotation(NamedTuple):
     gradients: Tensor | None = None
 
     def loss(self, outputs: Tensor) -> Tensor:
-        """What the student makes small, for each sample: (B, c) to (B,)."""
+        """The student's loss, for each sample: (B, c) to (B,)."""
         if self.gradients is not None:
-            return following(outputs, self.gradients)
+            return surrogate_loss(outputs, self.gradients)
         return soft_cross_entropy(outputs, self.targets)
 
 
@@ -64,7 +64,7 @@ class GradientTargets:
             )
 
     def gradients(self, outputs: Tensor, responses: Tensor) -> Tensor:
-        """Gradient of each sample's own distillation loss by the student's outputs. **Private** until annotated.
+        """Gradient of each sample's own distillation loss w.r.t. the student's outputs. **Private** until annotated.
 
         Args:
             outputs: The student's logits, shape (B, c), detached.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from privacy.deprecation import renamed_arguments
+from privacy.deprecation import renamed_arguments, renamed_names
 
 
 def decoupled_kd(
@@ -48,7 +48,7 @@ def decoupled_kd(
         Losses (B,).
 
     Raises:
-        ValueError: if the shapes differ, are not (B, c), or there is no second class.
+        ValueError: The shapes differ, are not (B, c), or there is no second class.
     """
     if student_logits.dim() != 2 or student_logits.shape != teacher_logits.shape:
         raise ValueError(
@@ -96,7 +96,7 @@ def soft_cross_entropy(logits: Tensor, target_probabilities: Tensor) -> Tensor:
         Losses (B,).
 
     Raises:
-        ValueError: if the shapes differ or are not (B, c).
+        ValueError: The shapes differ or are not (B, c).
     """
     if logits.dim() != 2 or logits.shape != target_probabilities.shape:
         raise ValueError(
@@ -107,7 +107,7 @@ def soft_cross_entropy(logits: Tensor, target_probabilities: Tensor) -> Tensor:
 
 
 def one_hot_loss(logits: Tensor) -> Tensor:
-    """Cross-entropy of a batch to its own most likely classes: the first term of L_G (DPDFD Eq. 5, DGD Eq. 3).
+    """Cross-entropy of a batch to its own most likely classes: the first term of L_G (DPDFD Eq. 5, DGD Eq. 2).
 
     Small where the discriminator is certain of every image.
 
@@ -121,7 +121,7 @@ def one_hot_loss(logits: Tensor) -> Tensor:
 
 
 def class_balance(logits: Tensor) -> Tensor:
-    """The second term of L_G (DPDFD Eq. 5, DGD Eq. 3): negative entropy of the mean prediction, sum_j p̄_j log p̄_j.
+    """The second term of L_G (DPDFD Eq. 5, DGD Eq. 2): negative entropy of the mean prediction, sum_j p̄_j log p̄_j.
 
     Between -log c (all classes equally often) and 0 (one class alone). On the batch mean: per image it would contradict
     `one_hot_loss`.
@@ -137,7 +137,7 @@ def class_balance(logits: Tensor) -> Tensor:
 
 
 def activation(features: Tensor, *, norm: Literal["l1", "l2"] = "l1") -> Tensor:
-    """Size of the features, large for real images: **subtracted** as the third term of L_G (DPDFD Eq. 5, DGD Eq. 3).
+    """Size of the features, large for real images: **subtracted** as the third term of L_G (DPDFD Eq. 5, DGD Eq. 2).
 
     Args:
         features: (B, F), the input of the discriminator's last layer.
@@ -147,7 +147,7 @@ def activation(features: Tensor, *, norm: Literal["l1", "l2"] = "l1") -> Tensor:
         Scalar, not negative.
 
     Raises:
-        ValueError: for another norm or features that are not (B, F).
+        ValueError: Another norm or features that are not (B, F).
     """
     if features.dim() != 2:
         raise ValueError(f"features must have shape (B, F), got {tuple(features.shape)}")
@@ -160,7 +160,7 @@ def activation(features: Tensor, *, norm: Literal["l1", "l2"] = "l1") -> Tensor:
 
 
 def output_gradients(outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
-    """Gradient of each sample's own loss by the student's outputs (DPDFD Algorithm 1 lines 5, 6; DPSD Eq. 3).
+    """Gradient of each sample's own loss w.r.t. the student's outputs (DPDFD Algorithm 1 lines 5, 6; DPSD Eq. 3).
 
     Of a batch-mean loss they would be so small that the stability constant of their normalisation swamps them.
 
@@ -191,7 +191,7 @@ def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1
         Losses (B,).
 
     Raises:
-        ValueError: if the shapes differ or are not (B, c), or the temperature is not positive.
+        ValueError: The shapes differ or are not (B, c), or the temperature is not positive.
     """
     if student_logits.dim() != 2 or student_logits.shape != teacher_logits.shape:
         raise ValueError(
@@ -205,8 +205,8 @@ def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1
     return temperature**2 * (teacher.exp() * (teacher - student)).sum(1)
 
 
-def following(outputs: Tensor, gradients: Tensor) -> Tensor:
-    """A loss whose gradient by the outputs is a given one.
+def surrogate_loss(outputs: Tensor, gradients: Tensor) -> Tensor:
+    """A loss whose gradient with respect to the outputs is a given one.
 
     Args:
         outputs: (B, c).
@@ -216,7 +216,7 @@ def following(outputs: Tensor, gradients: Tensor) -> Tensor:
         Losses (B,): ⟨outputs, gradients⟩ of each sample, whose value means nothing.
 
     Raises:
-        ValueError: if the shapes differ or are not (B, c).
+        ValueError: The shapes differ or are not (B, c).
     """
     if outputs.dim() != 2 or outputs.shape != gradients.shape:
         raise ValueError(
@@ -238,7 +238,7 @@ def logit_distance(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
         Losses (B,).
 
     Raises:
-        ValueError: if the shapes differ or are not (B, c).
+        ValueError: The shapes differ or are not (B, c).
     """
     if student_logits.dim() != 2 or student_logits.shape != teacher_logits.shape:
         raise ValueError(
@@ -273,3 +273,6 @@ def expected_labels(outputs: Tensor, responses: Tensor, candidates: Tensor, *, e
     channel = torch.where(candidates, log_other.expand_as(outputs), -torch.log(size).expand_as(outputs))
     channel = channel.scatter(1, responses[:, None], log_other + epsilon)
     return functional.softmax(outputs + channel, dim=1)
+
+
+__getattr__ = renamed_names(__name__, {"following": "surrogate_loss"})

@@ -39,7 +39,7 @@ class LinearResponses:
         return self.evidence > 2
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Map features (N, F) to responses (N, c)."""
+        """Maps features (N, F) to responses (N, c)."""
         return features @ self.weights.to(features) + self.offset.to(features)
 
 

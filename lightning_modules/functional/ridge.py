@@ -47,7 +47,7 @@ def solve_ridge(features: Tensor, labels: Tensor, *, num_classes: int, penalty: 
 
 
 def solve_head(network: nn.Module, inputs: Tensor, labels: Tensor, *, penalty: float) -> nn.Module:
-    """Set a network's linear `head` by `solve_ridge` on its own features of `inputs`, in place.
+    """Sets a network's linear `head` by `solve_ridge` on its own features of `inputs`, in place.
 
     Args:
         network: With `forward_features` and a linear `head` that holds all its weights.
@@ -69,7 +69,7 @@ def solve_head(network: nn.Module, inputs: Tensor, labels: Tensor, *, penalty: f
 
 
 def check_linear(network: nn.Module) -> nn.Linear:
-    """Return the linear head that is all a network can learn.
+    """Returns the linear head that is all a network can learn.
 
     Raises:
         ValueError: there is none, or it is not all.

@@ -21,7 +21,7 @@ def pseudo_label_loss(logits: Tensor, guide_logits: Tensor, *, threshold: float)
         Scalar: the sum over rows that count, divided by all N.
 
     Raises:
-        ValueError: if the shapes differ or the threshold is out of range.
+        ValueError: The shapes differ or the threshold is out of range.
     """
     if logits.dim() != 2 or logits.shape != guide_logits.shape:
         raise ValueError(
@@ -50,7 +50,7 @@ def distort(images: Tensor, *, strength: float, draw: torch.Generator) -> Tensor
         (N, C, H, W).
 
     Raises:
-        ValueError: if `strength` is negative.
+        ValueError: `strength` is negative.
     """
     if strength < 0:
         raise ValueError(f"strength must be 0 or more, got {strength}")

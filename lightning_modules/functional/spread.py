@@ -21,7 +21,7 @@ def spread_samples(codes: Tensor, *, count: int, draw: torch.Generator, rounds: 
         Distinct indices (count,), int64, on the CPU.
 
     Raises:
-        ValueError: if `count` is out of range.
+        ValueError: `count` is out of range.
     """
     if not 1 <= count <= len(codes):
         raise ValueError(f"count must lie between 1 and the number of rows {len(codes)}, got {count}")

@@ -106,7 +106,7 @@ def find_directions(
         See `Directions`; all detached.
 
     Raises:
-        ValueError: if a length or the probe is not positive.
+        ValueError: A length or the probe is not positive.
     """
     for name, value in (("tangent_length", tangent_length), ("normal_length", normal_length), ("probe", probe)):
         if not value > 0:

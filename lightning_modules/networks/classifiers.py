@@ -10,7 +10,7 @@ from torch import Tensor, nn
 class ImageClassifier(nn.Module, ABC):
     """A network whose last layer is the linear `head`.
 
-    Losses on a network's features (DPDFD Eq. 5, DGD Eq. 3) need the head's input: it has a name here.
+    Losses on a network's features (DPDFD Eq. 5, DGD Eq. 2) need the head's input: it has a name here.
     """
 
     head: nn.Linear

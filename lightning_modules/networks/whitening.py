@@ -1,4 +1,4 @@
-"""Fixed features whose scale in every direction is evened out by statistics of procedural images: free of charge."""
+"""Fixed features, whitened by statistics of procedural images: free of charge."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class WhitenedScatteringClassifier(ImageClassifier):
         scales: J.
         angles: L.
         groups: see `ScatteringClassifier`.
-        power: how far variances are evened out, 0 to 0.5; see `whitening_of`.
+        power: how far features are whitened, 0 to 0.5; see `whitening_of`.
         floor: see `whitening_of`.
         images: how many images of the prior are taken.
 
@@ -200,6 +200,6 @@ class WhitenedScatteringClassifier(ImageClassifier):
 
 
 def _under_its_old_name(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Reads weights of before version 0.2, where `feature_extractor` was called `front`."""
+    """Reads weights from before version 0.2, where `feature_extractor` was called `front`."""
     for name in [name for name in state_dict if name.startswith(f"{prefix}front.")]:
         state_dict[f"{prefix}feature_extractor.{name.removeprefix(f'{prefix}front.')}"] = state_dict.pop(name)

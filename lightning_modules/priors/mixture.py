@@ -21,11 +21,13 @@ class MixturePrior(ImagePrior):
 
     In a configuration:
 
-        prior:
-          class_path: MixturePrior
-          init_args:
-            priors: [{class_path: SilhouettePrior}, {class_path: DeadLeavesPrior, init_args: {leaves: 20}}]
-            weights: [3, 1]
+        images:
+          source: prior
+          prior:
+            class_path: MixturePrior
+            init_args:
+              priors: [{class_path: SilhouettePrior}, {class_path: DeadLeavesPrior, init_args: {leaves: 20}}]
+              weights: [3, 1]
 
     Which prior an image is of, and how it is blended, are one row of one draw from `generator`; each prior draws its
     share from a generator of its own, seeded by that draw.

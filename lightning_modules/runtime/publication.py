@@ -1,4 +1,4 @@
-"""What of a run may leave the house: `public/` holds what the guarantee covers, `private/` what nothing covers.
+"""Which files of a run may be published: `public/` holds what the guarantee covers, `private/` what nothing covers.
 
 Everything else in a run's folder (configuration, checkpoints, curves, records) is its working state and stays.
 """

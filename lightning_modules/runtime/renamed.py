@@ -119,7 +119,7 @@ _VALUES: Mapping[tuple[str, str], str] = {("tangent_normal.entropy_term", "lette
 
 
 def upgrade_settings(class_path: str, settings: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """Settings of a class under the names of today.
+    """Settings of a class under their current names.
 
     Args:
         class_path: Of the class; of any other than those of `RENAMED` the settings come back as they are.
@@ -143,7 +143,7 @@ def upgrade_settings(class_path: str, settings: Mapping[str, Any], *, where: str
 
 
 def upgrade_config(content: Any, *, class_name: str = "", where: str) -> tuple[Any, str]:
-    """A configuration file's values under the names of today, and the model's class from there on.
+    """A configuration file's values under their current names, and the model's class from there on.
 
     Args:
         content: What the file holds.
@@ -166,7 +166,7 @@ def upgrade_config(content: Any, *, class_name: str = "", where: str) -> tuple[A
 
 
 def upgrade_name(name: str, value: Any, *, class_name: str, where: str) -> tuple[str, Any]:
-    """A dotted name such as `model.images` and its value, under the name of today.
+    """A dotted name such as `model.images` and its value, under the current name.
 
     Args:
         name: Of a setting.
@@ -187,7 +187,7 @@ def upgrade_name(name: str, value: Any, *, class_name: str, where: str) -> tuple
 
 
 def upgrade_arguments(args: Sequence[str]) -> list[str]:
-    """Arguments of the command line under the names of today.
+    """Arguments of the command line under their current names.
 
     A configuration file that holds an older name is handed on by its content; flags are renamed one by one.
     """
@@ -215,7 +215,7 @@ def upgrade_arguments(args: Sequence[str]) -> list[str]:
 
 
 def upgraded_checkpoint(path: str | Path | IO[bytes]) -> str | Path | IO[bytes]:
-    """A checkpoint whose settings have the names of today: itself, or a copy in memory where it is of an older version.
+    """A checkpoint whose settings have their current names: itself, or a copy in memory if it is of an older version.
 
     Args:
         path: Of the file; what is no file, or cannot be read as plain values, comes back as it is.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lightning_modules.teachers.own_training import CheckpointError
+from privacy.identity import CheckpointError
 from privacy.moved import RENAMED_CLASSES, RENAMED_SETTINGS
 
 __all__ = ["APPLIED", "read_hyperparameters", "refuse_differences", "take_back_unfinished_step"]
@@ -99,8 +99,8 @@ def refuse_differences(
     if refused:
         listed = "; ".join(f"model.{name} was {old!r} and is {new!r}" for name, (old, new) in sorted(refused.items()))
         raise CheckpointError(
-            f"{listed}: a run cannot be resumed with this changed. Give what {checkpoint} was begun with, or begin "
-            "anew without --ckpt_path"
+            f"{listed}: a run cannot be resumed with this changed. Give what {checkpoint} was begun with, or start "
+            "a new run without --ckpt_path"
         )
     return sorted(differing)
 
@@ -125,7 +125,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _class_name(path: Any) -> str:
-    """Of a class its name of today counts, wherever its module lies."""
+    """Of a class its current name counts, wherever its module lies."""
     name = str(path).rsplit(".", 1)[-1]
     return RENAMED_CLASSES.get(name, name)
 

@@ -26,7 +26,7 @@ def validation_metric(trainer: Trainer) -> str:
 
 
 def log_validation_accuracy(module: LightningModule, accuracy: Metric | float) -> None:
-    """Logs it under its name, and for callbacks that monitor the name of before under that as well.
+    """Logs it under its name, and for callbacks that monitor the former name under that as well.
 
     Args:
         module: In its validation.

@@ -34,8 +34,9 @@ from privacy.events import Release, SampledGaussian, Unbounded
 from privacy.events.discrete import SampledDiscreteGaussian
 from privacy.formatting import round_up
 from privacy.guarantee import Guarantee
+from privacy.mechanisms.description import FLOATS, LATTICE
+from privacy.mechanisms.description import MechanismDescription as Words
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
-from privacy.mechanisms.words import FLOATS, LATTICE, Words
 
 __all__ = ["DPSGDTeacher"]
 

@@ -29,9 +29,9 @@ from lightning_modules.runtime.validation import log_validation_accuracy
 from lightning_modules.teachers.augmentation import shifted
 from lightning_modules.teachers.joint_training import (
     JointOptimizer,
+    JointTraining,
     SeparateTraining,
     StackedTraining,
-    Training,
     draws_at_random,
 )
 from lightning_modules.teachers.own_training import OwnTraining
@@ -200,7 +200,7 @@ class TeacherEnsemble(LightningModule):
         self.trained: list[nn.Module] = []
         self.step_in_chunk = 0
         self.draw_seed: int | None = None
-        self.training_now: Training | None = None
+        self.training_now: JointTraining | None = None
         self._joint: JointOptimizer | None = None
         self._restored: dict[str, Any] = {}
         self._records: ShardedRecords | None = None
@@ -287,7 +287,7 @@ class TeacherEnsemble(LightningModule):
                 if before.get(name) != value:
                     raise ValueError(
                         f"{name} was {before.get(name)!r} when the checkpoint's first teachers were trained, and is "
-                        f"{value!r} now: resume with the same, or begin anew without --ckpt_path"
+                        f"{value!r} now: resume with the same, or start a new run without --ckpt_path"
                     )
         if self.draw_seed is None:
             self.draw_seed = torch.initial_seed()
@@ -389,7 +389,7 @@ class TeacherEnsemble(LightningModule):
             self.training_now = self._training(networks)
         self._joint.take_over(self.training_now)
 
-    def _training(self, networks: list[nn.Module]) -> Training:
+    def _training(self, networks: list[nn.Module]) -> JointTraining:
         assert self.draw_seed is not None
         by_vmap = self.device.type != "cpu" if self.vectorised is None else self.vectorised
         settings: dict[str, Any] = {

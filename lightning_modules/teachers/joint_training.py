@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from lightning_modules.networks.stacked import in_threads, one_thread, vectorised_call
 from lightning_modules.runtime.randomness import key
+from privacy.deprecation import renamed_names
 
-__all__ = ["ELEMENTWISE", "JointOptimizer", "SeparateTraining", "StackedTraining", "Training", "draws_at_random"]
+__all__ = ["ELEMENTWISE", "JointOptimizer", "JointTraining", "SeparateTraining", "StackedTraining", "draws_at_random"]
 
 MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
@@ -53,7 +54,7 @@ class JointOptimizer(torch.optim.Optimizer):
         # PyTorch insists on a parameter.
         super().__init__([nn.Parameter(torch.zeros(()))], {"lr": 0.0})
 
-    def take_over(self, training: Training | None) -> None:
+    def take_over(self, training: JointTraining | None) -> None:
         """Steps the networks of `training` from now on; with None there are none left."""
         self.parts = [] if training is None else training.optimizers
         self.pool = None if training is None else training.pool
@@ -99,7 +100,7 @@ class JointOptimizer(torch.optim.Optimizer):
             part.load_state_dict(state)
 
 
-class Training(ABC):
+class JointTraining(ABC):
     """m networks in training.
 
     Attributes:
@@ -134,7 +135,7 @@ class Training(ABC):
             self.pool = None
 
 
-class SeparateTraining(Training):
+class SeparateTraining(JointTraining):
     """Each network by itself, in threads of one core each.
 
     What is computed for one is the very same sequence of operations whatever the others are, how many there are and how
@@ -210,7 +211,7 @@ def _fixed_order() -> Iterator[None]:
         cudnn.deterministic, cudnn.benchmark = before
 
 
-class StackedTraining(Training):
+class StackedTraining(JointTraining):
     """All networks in one call of `vmap`: weights, BatchNorm's statistics and gradients are stacked, (m, ...) each.
 
     Row j of everything depends on row j alone. What is computed may differ in its last bits with m, never with the
@@ -287,3 +288,6 @@ class StackedTraining(Training):
             network.load_state_dict(state, strict=False)
             rows.append(network)
         return rows
+
+
+__getattr__ = renamed_names(__name__, {"Training": "JointTraining"})

@@ -11,15 +11,11 @@ from lightning_modules.runtime.processes import processes_of
 from lightning_modules.runtime.runs import datamodule_of
 from privacy.events import Release
 from privacy.followed import FollowedLedger
-from privacy.identity import Training, ledger_file, new_training_id
+from privacy.identity import CheckpointError, Training, ledger_file, new_training_id
 from privacy.ledger import Ledger
 from privacy.processes import ALONE, Processes, by_all, by_first
 
 __all__ = ["CheckpointError", "OwnTraining"]
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that this fit must not go on from."""
 
 
 class OwnTraining:
@@ -99,8 +95,8 @@ class OwnTraining:
             if name in now and None not in (value, now[name]) and value != now[name]:
                 raise CheckpointError(
                     f"{name} of the checkpoint is {value!r}, and that of this fit is {now[name]!r}: what the first "
-                    "training gave away would be stated of other records. Resume with the same data, or begin anew "
-                    "without --ckpt_path"
+                    "training gave away would be stated of other records. Resume with the same data, or start a "
+                    "new run without --ckpt_path"
                 )
 
     def register(self, releases: Mapping[Release, int] | None, *, in_memory: bool = False) -> None:
@@ -129,7 +125,7 @@ class OwnTraining:
         name = self.private_data or "data without a name"
         path = None if in_memory else ledger_file(name, recorded=self._recorded)
         self._ledger = Ledger(path=path, private_data=name, run=self.id or "")
-        same = self._ledger.goes_on_from(None if self._stated is None else self._stated.head, whose="the checkpoint")
+        same = self._ledger.verify_head(None if self._stated is None else self._stated.head, whose="the checkpoint")
         self.ledger_was_replaced |= not same
 
     def branch(self) -> None:
@@ -209,7 +205,7 @@ class OwnTraining:
         ).to_dict()
 
     def load(self, checkpoint: Mapping[str, Any]) -> None:
-        """Goes on with the identity of a checkpoint; one of before there were identities is given a new one.
+        """Goes on with the identity of a checkpoint; one from before there were identities is given a new one.
 
         So is one of another kind of training: what bounds steps of DP-SGD says nothing of steps without noise.
         """

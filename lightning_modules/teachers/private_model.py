@@ -145,7 +145,7 @@ def training_of(content: Any, weights: Mapping[str, torch.Tensor], file: Path) -
     """Which training a file comes from, by its own word; of a file that names none, by its weights.
 
     Raises:
-        TeacherError: A file by DP-SGD of before trainings had identities, which does not say how many steps were
+        TeacherError: A file by DP-SGD from before trainings had identities, which does not say how many steps were
             planned.
     """
     stated = content.get("training") if isinstance(content, dict) else None

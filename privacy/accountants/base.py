@@ -28,7 +28,7 @@ class ReleaseAccountant(IAccountant):  # type: ignore[misc]
         self._releases: dict[Release, int] = {}
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Count one optimizer step. O(1)."""
+        """Counts one optimizer step. O(1)."""
         if self.history:
             noise, rate, steps = self.history[-1]
             if noise == noise_multiplier and rate == sample_rate:
@@ -38,10 +38,10 @@ class ReleaseAccountant(IAccountant):  # type: ignore[misc]
         self.history.append((noise, check_probability("sample_rate", sample_rate), 1))
 
     def charge(self, release: Release, count: int = 1) -> None:
-        """Count `count` releases of one kind. O(1).
+        """Counts `count` releases of one kind. O(1).
 
         Raises:
-            ValueError: if this accountant's unit or relation does not cover the release, or `count` is negative.
+            ValueError: This accountant's unit or relation does not cover the release, or `count` is negative.
         """
         self._check(release)
         self._releases[release] = self._releases.get(release, 0) + check_count("count", count)
@@ -84,10 +84,10 @@ class ReleaseAccountant(IAccountant):  # type: ignore[misc]
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Replace what was counted by what was saved.
+        """Replaces what was counted by what was saved.
 
         Raises:
-            ValueError: if the state is empty, of another mechanism, or holds what this accountant refuses; nothing is
+            ValueError: The state is empty, of another mechanism, or holds what this accountant refuses; nothing is
                 changed.
         """
         if not state_dict:

@@ -28,7 +28,7 @@ class LabelDPAccountant(ReleaseAccountant):
     answer = renamed_attribute("respond")
 
     def respond(self, epsilon: float, num_candidates: int, count: int = 1) -> None:
-        """Count `count` randomized responses, all of which one label may change."""
+        """Counts `count` randomized responses, all of which one label may change."""
         self.charge(RandomizedResponse(epsilon, num_candidates), count)
 
     def get_epsilon(self, delta: float, **kwargs: Any) -> float:

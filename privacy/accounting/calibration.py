@@ -52,7 +52,7 @@ def calibrate_noise(
         high: noise above which the target counts as out of reach.
 
     Raises:
-        ValueError: if even `high` spends more than the target.
+        ValueError: Even `high` spends more than the target.
 
     >>> found = calibrate_noise(lambda s: compose({Gaussian(1 / s): 100}, 1e-5).epsilon, 1.0)
     >>> round(found.value, 3), found.epsilon <= 1.0
@@ -84,7 +84,7 @@ def calibrate_count(epsilon_of: Callable[[int], float], target_epsilon: float, *
         limit: largest count of interest.
 
     Raises:
-        ValueError: if `epsilon_of(0)` is above the target already.
+        ValueError: `epsilon_of(0)` is above the target already.
 
     >>> calibrate_count(lambda n: compose({Gaussian(0.02): n}, 1e-5).epsilon, 1.0).value
     179
@@ -249,7 +249,7 @@ def calibrate_candidates(
     """The smallest number of candidates k whose `num_queries` responses stay within the target; more cost less.
 
     Raises:
-        ValueError: if even k = `num_classes` costs more.
+        ValueError: Even k = `num_classes` costs more.
 
     >>> int(calibrate_candidates(60.0, epsilon=1.0, num_queries=100, num_classes=10, delta=1e-5).value)
     4

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.checks import check_count, check_delta, check_nonnegative
-from privacy.deprecation import renamed_arguments
+from privacy.deprecation import renamed_arguments, renamed_names
 from privacy.events import (
     Gaussian,
     GaussianVotes,
@@ -36,14 +36,14 @@ _MAX_SUM = 1 << 20
 
 
 @dataclass(frozen=True)
-class Reading:
+class EpsilonBound:
     """An epsilon and how it was reached ("none", "exact", "rdp", "pld", "pure" or "unbounded")."""
 
     epsilon: float
     method: str
 
 
-def compose(counts: Mapping[Release, int], delta: float) -> Reading:
+def compose(counts: Mapping[Release, int], delta: float) -> EpsilonBound:
     """epsilon at `delta` of all releases together, whatever their order.
 
     Gaussian releases compose exactly, and so do randomized responses of one epsilon. Everything else takes the smallest
@@ -55,13 +55,13 @@ def compose(counts: Mapping[Release, int], delta: float) -> Reading:
         delta: failure probability in (0, 1).
 
     Raises:
-        ValueError: on a negative or fractional count, or `delta` outside (0, 1).
+        ValueError: A negative or fractional count, or `delta` outside (0, 1).
         IncompatibleNeighbours: on releases that are about different units or neighbouring relations.
 
     >>> compose({Gaussian(0.02): 100}, 1e-5).epsilon == compose({Gaussian(0.2): 1}, 1e-5).epsilon
     True
     >>> compose({}, 1e-5)
-    Reading(epsilon=0.0, method='none')
+    EpsilonBound(epsilon=0.0, method='none')
     """
     return _compose(_kept(counts), check_delta(delta))
 
@@ -70,7 +70,7 @@ def compose_delta(counts: Mapping[Release, int], epsilon: float) -> float:
     """delta at `epsilon` of all releases together: exact for Gaussians, else an upper bound by loss distributions.
 
     Raises:
-        ValueError: on a negative or fractional count, or a negative `epsilon`.
+        ValueError: A negative or fractional count, or a negative `epsilon`.
 
     >>> compose_delta({Gaussian(1.0): 4}, 3.0) == gaussian_delta(2.0, 3.0)
     True
@@ -120,24 +120,24 @@ def _merged(items: frozenset[tuple[Release, int]]) -> list[tuple[Release, int]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _compose(kept: frozenset[tuple[Release, int]], delta: float) -> Reading:
+def _compose(kept: frozenset[tuple[Release, int]], delta: float) -> EpsilonBound:
     if not kept:
-        return Reading(0.0, "none")
+        return EpsilonBound(0.0, "none")
     if not all(release.bounded for release, _ in kept):
-        return Reading(math.inf, "unbounded")
+        return EpsilonBound(math.inf, "unbounded")
     items = _merged(kept)
     if not items:
-        return Reading(0.0, "exact")
+        return EpsilonBound(0.0, "exact")
     if len(items) == 1 and items[0][0].gaussian_mu is not None:
-        return Reading(gaussian_epsilon(items[0][0].gaussian_mu, delta), "exact")
+        return EpsilonBound(gaussian_epsilon(items[0][0].gaussian_mu, delta), "exact")
     pure = math.fsum(count * release.pure_epsilon for release, count in items)
     spacings = {release.lattice for release, _ in items}
     losses = _pld(items, delta)
     if len(spacings) == 1 and None not in spacings and _interval(items) in spacings and math.isfinite(losses):
-        return Reading(min(losses, pure), "exact")
+        return EpsilonBound(min(losses, pure), "exact")
     bounds = {"rdp": _rdp(items, delta), "pld": losses, "pure": pure}
     method = min(bounds, key=lambda name: bounds[name])
-    return Reading(bounds[method], method)
+    return EpsilonBound(bounds[method], method)
 
 
 def _rdp(items: Items, delta: float) -> float:
@@ -234,7 +234,7 @@ def confident_votes_epsilon(
     exceeded.
 
     Raises:
-        ValueError: if more are answered than checked.
+        ValueError: More are answered than checked.
 
     >>> round(confident_votes_epsilon(150.0, 40.0, 1000, 300, 1e-5), 4)
     2.6648
@@ -243,3 +243,6 @@ def confident_votes_epsilon(
     if answers > checks:
         raise ValueError(f"num_responses must be at most num_checks = {checks}, got {answers}")
     return compose({ThresholdCheck(threshold_std): checks, GaussianVotes(noise_std): answers}, delta).epsilon
+
+
+__getattr__ = renamed_names(__name__, {"Reading": "EpsilonBound"})

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import gammaln
 
-from privacy.accounting.composition import Reading, compose, compose_delta
+from privacy.accounting.composition import EpsilonBound, compose, compose_delta
 from privacy.checks import check_count, check_delta, check_nonnegative, check_positive
 from privacy.events import Release
 from privacy.mechanisms.noise import NoiseSource
@@ -128,7 +128,7 @@ def pure_selection_epsilon(epsilon: float, law: TruncatedNegativeBinomial) -> fl
     Papernot and Steinke 2022, Corollary 3; at eta = 1 the 3 epsilon of Liu and Talwar 2019 (arXiv 1811.07971).
 
     Raises:
-        ValueError: if `epsilon` is negative.
+        ValueError: `epsilon` is negative.
 
     >>> pure_selection_epsilon(0.5, TruncatedNegativeBinomial(1.0, 0.01))
     1.5
@@ -150,7 +150,7 @@ def negative_binomial_rdp(curve: Curve, orders: ArrayLike, law: TruncatedNegativ
         law: of K.
 
     Raises:
-        ValueError: if an order is not above 1.
+        ValueError: An order is not above 1.
 
     >>> negative_binomial_rdp(lambda l: 0.0 * l + 0.5, [2.0, 1e9], TruncatedNegativeBinomial(1.0, 0.1)).round(4)
     array([3.8026, 1.5   ])
@@ -177,7 +177,7 @@ def poisson_rdp(curve: Curve, profile: Profile, orders: ArrayLike, law: Poisson)
         law: of K.
 
     Raises:
-        ValueError: if an order is not above 1.
+        ValueError: An order is not above 1.
 
     >>> poisson_rdp(lambda l: 0.0 * l, lambda epsilon: 0.0, [2.0], Poisson(1.0)).round(4)
     array([0.3133])
@@ -202,7 +202,7 @@ def profile_epsilon(epsilon_at: Profile, profile: Profile, delta: float, law: Di
         law: of K.
 
     Raises:
-        ValueError: if `delta` is outside (0, 1).
+        ValueError: `delta` is outside (0, 1).
 
     >>> law = TruncatedNegativeBinomial(1.0, 0.1)
     >>> round(profile_epsilon(lambda delta: 0.5, lambda e: float(e < 0.5), 1e-5, law), 4)
@@ -221,11 +221,11 @@ def profile_epsilon(epsilon_at: Profile, profile: Profile, delta: float, law: Di
     return one + (1.0 + law.eta) * high
 
 
-def all_candidates(base: Mapping[Release, int], n: int, delta: float) -> Reading:
+def all_candidates(base: Mapping[Release, int], n: int, delta: float) -> EpsilonBound:
     """What a naive sweep costs: `n` candidates, all released or the winner picked by looking, composed plainly.
 
     Raises:
-        ValueError: if `n` is below 1, or on a bad count or `delta`.
+        ValueError: `n` is below 1, or a count or `delta` is out of range.
 
     >>> from privacy.events import Gaussian
     >>> all_candidates({Gaussian(0.2): 1}, 25, 1e-5) == compose({Gaussian(0.2): 25}, 1e-5)
@@ -244,7 +244,7 @@ def selection_epsilon(base: Mapping[Release, int], *, delta: float, distribution
         distribution: of K; a whole number is a sweep that everybody knows, and pays for all its candidates.
 
     Raises:
-        ValueError: on a bad count, `delta` or number of candidates.
+        ValueError: A bad count, `delta` or number of candidates.
 
     >>> from privacy.events import Gaussian
     >>> laws = [10, Poisson(10.0), TruncatedNegativeBinomial(1.0, 0.1)]

@@ -23,10 +23,10 @@ from privacy.deprecation import renamed_arguments, renamed_attribute
 from privacy.events import Unbounded
 from privacy.followed import FollowedLedger
 from privacy.guarantee import Guarantee
-from privacy.identity import Training, UnnamedTraining
+from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import RECORDS, Charge, Ledger
+from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
-from privacy.mechanisms.words import Words
 from privacy.processes import ALONE, Processes, by_first
 from privacy.published.claims import Claim
 
@@ -85,7 +85,7 @@ class Annotator(ABC):
         accounting: Which figure the target is about: `record`, which bounds something, or `published`, a paper's claim.
         scope: `private_data` counts every run on the same private data, `run` this one alone. Students of several runs
             that are all published compose: `run` is for research tables, and the guarantee says what it leaves out.
-        ledger: The ledger's file; None puts it beside the teacher.
+        ledger: The ledger's file; None is the private data's own, see `ledger_file`.
         ledger_block: Releases that one synced line of the ledger reserves.
         noise: Source of noise; None is the operating system's cryptographic generator.
 
@@ -235,8 +235,8 @@ class Annotator(ABC):
         """Cost of one call on a batch of this shape."""
 
     @abstractmethod
-    def describe(self) -> Words:
-        """Plain words and figures on the mechanism, for the guarantee."""
+    def describe(self) -> MechanismDescription:
+        """Description of the mechanism and its figures, for the guarantee."""
 
     def covering(self, planned: int | None) -> Counter[Charge]:
         """What a guarantee has to cover: all charges, and what the rest of the plan may still be charged.
@@ -337,8 +337,8 @@ class Annotator(ABC):
                 process 0 does it for all.
 
         Raises:
-            ValueError: δ is not below 1/N, or another setting has no meaning; or the state is of a run that queried
-                another teacher.
+            ValueError: δ is not below 1/N, or another setting has no meaning.
+            CheckpointError: The state is of a run that queried another teacher.
             LedgerError: The ledger cannot be read or written, or is not the one that the checkpoint saw.
             RuntimeError: It is open already: a second run's charges would not be told apart from the first's.
         """
@@ -377,7 +377,7 @@ class Annotator(ABC):
         path = self.ledger_path or ledger
         book = Ledger(path=path, private_data=private_data, run=run, block=self.ledger_block)
         head = training.head if isinstance(training, Training) else None
-        same = book.goes_on_from(head, whose="the teacher's training")
+        same = book.verify_head(head, whose="the teacher's training")
         identity = _identity(training, book)
         if old_ledger is not None:
             book.take_over(old_ledger)
@@ -394,10 +394,10 @@ class Annotator(ABC):
         # In memory a network of a script is given a new identity by every process: its charges compose.
         if before is None or not account.ledger.durable or before == account.training:
             return
-        raise ValueError(
+        raise CheckpointError(
             f"the checkpoint's run queried the teacher of training {before}, and model.teacher is of training "
             f"{account.training}: what bounds one says nothing of the other. Resume with the teacher that the run "
-            "began with, or begin anew without --ckpt_path"
+            "began with, or start a new run without --ckpt_path"
         )
 
     def admit(self, training: Training | UnnamedTraining | None) -> str | None:
@@ -418,10 +418,11 @@ class Annotator(ABC):
             state: What `state` gave when the checkpoint was saved that is resumed, if one is.
 
         Raises:
-            ValueError: It was: what bounds one teacher says nothing of the other.
+            CheckpointError: It is open for another run than the checkpoint's.
+            ValueError: It is open for another teacher: what bounds one says nothing of the other.
         """
         if state is not None and state["run"] != self.account.ledger.run:
-            raise ValueError(
+            raise CheckpointError(
                 f"this annotator is open for run {self.account.ledger.run}, and the checkpoint is of run "
                 f"{state['run']}: build another annotator to resume it"
             )

@@ -1,4 +1,4 @@
-"""DPDFD Eq. 4 and DPSD Eq. 3: bounded, noised gradients of the loss by the student's outputs."""
+"""DPDFD Eq. 4 and DPSD Eq. 3: bounded, noised gradients of the loss with respect to the student's outputs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from privacy.events import Gaussian, Release
 from privacy.events.discrete import DiscreteGaussian
 from privacy.ledger import Charge
 from privacy.mechanisms import clip_per_sample, keep_largest, normalize_per_sample, zero_non_finite_samples
-from privacy.mechanisms.discrete_gaussian import discrete_gaussian, round_to_lattice
+from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription
+from privacy.mechanisms.discrete_gaussian import discrete_gaussian, lattice_spacing, round_to_lattice
 from privacy.mechanisms.gradients import gradient_mechanism
 from privacy.mechanisms.noise import NoiseSource
-from privacy.mechanisms.words import FLOATS, LATTICE, Words
 from privacy.published import dpdfd_rdp_slope
 from privacy.published.claims import Claim, RdpSlope
 
@@ -30,7 +30,7 @@ GradientReleases = Literal["per_sample", "per_sample_full", "batch_mean", "batch
 
 
 class GradientAnnotator(Annotator):
-    """DPDFD Eq. 4, DPSD Eq. 3: bounded gradients of the loss by the student's outputs, plus Gaussian noise.
+    """DPDFD Eq. 4, DPSD Eq. 3: bounded gradients of the loss w.r.t. the student's outputs, plus Gaussian noise.
 
     Per sample, ḡ_i = C·g_i/(‖g_i‖₂ + e) (or clipped to C). One private record may change the teacher, hence **every**
     gradient of every batch, each by up to 2C: neighbours differ in one record (zero-out; replace-one and add-or-remove
@@ -62,13 +62,13 @@ class GradientAnnotator(Annotator):
             Gaussian noise lies on: no low bits that could tell of a record. In units of C, rounded down to a power of
             two, for example 1e-3. It costs slightly more, since it is composed by RDP alone. None takes floating-point
             noise.
-        delta: See `Annotator`.
-        target_epsilon: See `Annotator`.
-        accounting: See `Annotator`.
-        scope: See `Annotator`.
-        ledger: See `Annotator`.
-        ledger_block: See `Annotator`.
-        noise: See `Annotator`.
+        delta: δ of every ε, below one over the number of private records.
+        target_epsilon: ε at which the run stops; null for no limit.
+        accounting: Which ε the target is about: `record`, which bounds something, or `published`, a paper's claim.
+        scope: `private_data` counts every run on the same private data, `run` this one alone.
+        ledger: The ledger's file; null is the private data's own.
+        ledger_block: Releases that one synced line of the ledger reserves.
+        noise: Source of noise; null is the operating system's cryptographic generator.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -118,7 +118,7 @@ class GradientAnnotator(Annotator):
         if granularity is not None and not _SMALLEST <= granularity <= 1:
             raise ValueError(f"granularity must lie between {_SMALLEST:g} and 1, or be null, got {granularity}")
         self.granularity = granularity
-        self._lattice = None if granularity is None else 2.0 ** math.floor(math.log2(granularity * norm_bound))
+        self._lattice = None if granularity is None else lattice_spacing(granularity, norm_bound=norm_bound)
         self.release: GradientReleases = release
         self.mechanism = mechanism
         self.top_k = top_k
@@ -218,14 +218,14 @@ class GradientAnnotator(Annotator):
         whole = round_to_lattice(rows, norm_bound=self.norm_bound, granularity=self._lattice)
         return whole.double() * self._lattice
 
-    def describe(self) -> Words:
+    def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
         batch_size, _ = self.shape
         released = self.mechanism.words(self.mechanism.noise_std(batch_size, self.noise_multiplier))
         masked = "" if self.top_k is None else f"their {self.top_k} largest entries kept, "
         many = self.mechanism.of_ensemble
         verb = "normalised" if self.bounding == "normalize" else "clipped"
-        return Words(
+        return MechanismDescription(
             assumption=DISJOINT_SHARDS if many else "",
             noise=FLOATS if self.granularity is None else LATTICE,
             mechanism=(

@@ -12,9 +12,9 @@ from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.checks import check_count
 from privacy.events import RandomizedResponse, Release, Repeated
 from privacy.ledger import Charge
+from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.noise import NoiseSource
-from privacy.mechanisms.response import randomized_response
-from privacy.mechanisms.words import Words
+from privacy.mechanisms.randomized_response import randomized_response
 from privacy.published.claims import Claim, WholeRun
 
 __all__ = ["LabelAnnotator"]
@@ -39,14 +39,14 @@ class LabelAnnotator(Annotator):
     Args:
         epsilon: Of one response. Not a target: `target_epsilon` limits the run.
         smallest: Size of the smallest candidate set that may occur, 2 or more (DPSD's k).
-        delta: See `Annotator`.
-        target_epsilon: See `Annotator`.
-        accounting: See `Annotator`.
-        scope: See `Annotator`.
-        ledger: See `Annotator`.
-        ledger_block: See `Annotator`; of calls. Fewer than there, since a call is as many responses as a batch has
-            samples.
-        noise: See `Annotator`.
+        delta: δ of every ε, below one over the number of private records.
+        target_epsilon: ε at which the run stops; null for no limit.
+        accounting: Which ε the target is about: `record`, which bounds something, or `published`, a paper's claim.
+        scope: `private_data` counts every run on the same private data, `run` this one alone.
+        ledger: The ledger's file; null is the private data's own.
+        ledger_block: Calls that one synced line of the ledger reserves; few, since a call is as many responses as a
+            batch has samples.
+        noise: Source of noise; null is the operating system's cryptographic generator.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -142,14 +142,14 @@ class LabelAnnotator(Annotator):
                 f"each sample, as is charged for, got {int(sizes.min())} to {int(sizes.max())}"
             )
         self.account.charge(self._honest(self._charge_of_size(least)))
-        # A teacher that fails answers as well: whether it failed is private too.
+        # A non-finite prediction still yields a response: whether the teacher failed is itself private.
         labels = torch.where(torch.isfinite(logits).all(dim=1), logits.argmax(dim=1), 0)
         return randomized_response(labels, candidates, epsilon=self.epsilon, noise=self.noise)
 
-    def describe(self) -> Words:
+    def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
         samples, classes = self.shape
-        return Words(
+        return MechanismDescription(
             mechanism=(
                 "the teacher's class of each synthetic image, by randomized response over candidates that the "
                 f"student alone has chosen (epsilon={self.epsilon:g} for one response, {self.smallest} to {classes} "

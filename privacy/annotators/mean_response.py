@@ -10,9 +10,9 @@ from privacy.deprecation import renamed_attribute, renamed_class
 from privacy.events import Gaussian
 from privacy.ledger import Charge
 from privacy.mechanisms import normalize_per_sample, zero_non_finite_samples
+from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.gradients import output_gradient_mu
 from privacy.mechanisms.noise import NoiseSource
-from privacy.mechanisms.words import Words
 
 __all__ = ["MeanResponseAnnotator"]
 
@@ -30,13 +30,13 @@ class MeanResponseAnnotator(Annotator):
 
     Args:
         noise_multiplier: σ, on the sum over teachers.
-        delta: See `Annotator`.
-        target_epsilon: See `Annotator`.
-        accounting: See `Annotator`.
-        scope: See `Annotator`.
-        ledger: See `Annotator`.
-        ledger_block: See `Annotator`.
-        noise: See `Annotator`.
+        delta: δ of every ε, below one over the number of private records.
+        target_epsilon: ε at which the run stops; null for no limit.
+        accounting: Which ε the target is about: `record`, which bounds something, or `published`, a paper's claim.
+        scope: `private_data` counts every run on the same private data, `run` this one alone.
+        ledger: The ledger's file; null is the private data's own.
+        ledger_block: Releases that one synced line of the ledger reserves.
+        noise: Source of noise; null is the operating system's cryptographic generator.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -107,9 +107,9 @@ class MeanResponseAnnotator(Annotator):
         released = (directions.view(len(logits), *self.shape).sum(dim=0) + noise) / len(logits)
         return released.to(logits.dtype).to(logits.device)
 
-    def describe(self) -> Words:
+    def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
-        return Words(
+        return MechanismDescription(
             assumption=DISJOINT_SHARDS,
             mechanism=(
                 "the mean over teachers on disjoint shards of the directions of their logits (less their mean, of norm "

@@ -8,7 +8,7 @@ from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.deprecation import renamed_class
 from privacy.events import Unbounded
 from privacy.ledger import Charge
-from privacy.mechanisms.words import Words
+from privacy.mechanisms.description import MechanismDescription
 
 __all__ = ["ResponseAnnotator"]
 
@@ -53,9 +53,9 @@ class ResponseAnnotator(Annotator):
             )
         return logits.detach().clone()
 
-    def describe(self) -> Words:
+    def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
-        return Words(
+        return MechanismDescription(
             mechanism=f"the teacher's logits on synthetic images, without noise (B={self.shape[0]} in a call)",
             unit="one training record of the teacher",
             relation="that of the teacher's own guarantee, where it has one",

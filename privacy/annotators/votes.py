@@ -21,11 +21,11 @@ from privacy.events import (
     ThresholdCheck,
 )
 from privacy.ledger import Charge
+from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.latents import laplace_latents
 from privacy.mechanisms.noise import NoiseSource
 from privacy.mechanisms.vote_counts import REJECTED, noisy_votes
 from privacy.mechanisms.votes import ConfidentVote, vote_mechanism
-from privacy.mechanisms.words import Words
 from privacy.numerics.data_dependent import gnmax_data_dependent_rdp
 from privacy.numerics.rdp import DEFAULT_ORDERS, rdp_epsilon
 from privacy.published.claims import Claim, RdpSlope
@@ -61,13 +61,13 @@ class VoteAnnotator(Annotator):
             noise. It enters the published figure alone, since no record-level bound rests on it.
         data_dependent: Keep, in memory alone, the data-dependent cost of the Gaussian responses for
             `data_dependent_epsilon`. That figure is itself private.
-        delta: See `Annotator`.
-        target_epsilon: See `Annotator`.
-        accounting: See `Annotator`.
-        scope: See `Annotator`.
-        ledger: See `Annotator`.
-        ledger_block: See `Annotator`; of queries.
-        noise: See `Annotator`.
+        delta: δ of every ε, below one over the number of private records.
+        target_epsilon: ε at which the run stops; null for no limit.
+        accounting: Which ε the target is about: `record`, which bounds something, or `published`, a paper's claim.
+        scope: `private_data` counts every run on the same private data, `run` this one alone.
+        ledger: The ledger's file; null is the private data's own.
+        ledger_block: Queries that one synced line of the ledger reserves.
+        noise: Source of noise; null is the operating system's cryptographic generator.
         max_answers: Old name of `max_responses`.
 
     Raises:
@@ -317,7 +317,7 @@ class VoteAnnotator(Annotator):
             total = total + checks * self._check.release.rdp(DEFAULT_ORDERS)
         return rdp_epsilon(total, DEFAULT_ORDERS, self.delta)
 
-    def describe(self) -> Words:
+    def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
         answered = ""
         if self.mechanism == "confident":
@@ -326,7 +326,7 @@ class VoteAnnotator(Annotator):
                 f", for queries whose largest count plus N(0, {self.threshold_scale:g}^2) reaches {self.threshold:g} "
                 f"votes ({most} may be answered)"
             )
-        return Words(
+        return MechanismDescription(
             noise=self.votes.drawn,
             mechanism=(
                 f"one label for each queried image, the class of most votes among teachers on disjoint shards after "

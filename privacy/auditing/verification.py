@@ -21,7 +21,7 @@ def worst_case_epsilon(probabilities: ArrayLike) -> float:
         The largest absolute log-ratio; `inf` where one input can give what another cannot.
 
     Raises:
-        ValueError: if the rows are not probability distributions.
+        ValueError: The rows are not probability distributions.
 
     >>> round(worst_case_epsilon([[0.75, 0.25], [0.25, 0.75]]), 6)
     1.098612
@@ -76,7 +76,7 @@ class Verdict:
 
 
 def verify_claim(probabilities: ArrayLike, epsilon: float, delta: float = 0.0) -> Verdict:
-    """Check an (epsilon, delta) claim on a discrete mechanism exactly, in both directions of every pair.
+    """Checks an (epsilon, delta) claim on a discrete mechanism exactly, in both directions of every pair.
 
     Rounding of 1e-12 is forgiven: tables are computed in floating point too.
 

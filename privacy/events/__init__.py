@@ -4,8 +4,8 @@ from privacy.events.base import Release, release_from_dict, release_kinds
 from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
 from privacy.events.gaussian import Gaussian
 from privacy.events.laplace import LaplaceVector
+from privacy.events.randomized_response import RandomizedResponse
 from privacy.events.repeated import Repeated
-from privacy.events.response import RandomizedResponse
 from privacy.events.sampled import RevealedGaussian, SampledGaussian
 from privacy.events.unbounded import Unbounded
 from privacy.events.votes import DiscreteLaplaceVotes, GaussianVotes, LaplaceVotes, ThresholdCheck

@@ -97,10 +97,10 @@ class Release(ABC):
 
 
 def release_from_dict(data: Mapping[str, Any]) -> Release:
-    """Rebuild a release from `to_dict`.
+    """Rebuilds a release from `to_dict`.
 
     Raises:
-        ValueError: if the kind is unknown or the fields do not fit it.
+        ValueError: The kind is unknown or the fields do not fit it.
 
     >>> release_from_dict({"kind": "gaussian", "mu": 0.5})
     Gaussian(mu=0.5)
@@ -144,7 +144,7 @@ def checked_orders(orders: ArrayLike) -> NDArray[np.float64]:
     """Renyi orders as float64, each above 1.
 
     Raises:
-        ValueError: if one is 1 or less.
+        ValueError: An order is 1 or less.
     """
     array = np.asarray(orders, dtype=np.float64)
     if not np.all(array > 1.0):

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from privacy.checks import check_nonnegative
 from privacy.events.base import Release, checked_orders
 from privacy.events.gaussian import Gaussian
-from privacy.events.response import RandomizedResponse
+from privacy.events.randomized_response import RandomizedResponse
 from privacy.numerics import pld
 from privacy.numerics.rdp import laplace_rdp
 

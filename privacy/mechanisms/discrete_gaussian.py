@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from privacy.checks import check_positive
 from privacy.mechanisms.bounding import clip_per_sample, zero_non_finite_samples
-from privacy.mechanisms.draws import below
+from privacy.mechanisms.draws import uniform_integers
 from privacy.mechanisms.noise import NoiseSource
 
-__all__ = ["discrete_gaussian", "release_on_lattice", "round_to_lattice", "sum_on_lattice"]
+__all__ = ["discrete_gaussian", "lattice_spacing", "release_on_lattice", "round_to_lattice", "sum_on_lattice"]
 
 _SIGMAS = (2.0**-40, 2.0**40)
 # float64 decides events whose probability is further than this from the uniform draw; its own error stays below 2^-45.
@@ -67,6 +67,19 @@ def discrete_gaussian(noise: NoiseSource, shape: Sequence[int], *, sigma: float)
         draws[filled : filled + kept.size] = kept
         filled += kept.size
     return torch.from_numpy(draws).reshape(tuple(shape))
+
+
+def lattice_spacing(granularity: float, *, norm_bound: float) -> float:
+    """Largest power of two that is at most `granularity` times `norm_bound`: a spacing that `round_to_lattice` takes.
+
+    Args:
+        granularity: In units of the norm bound, positive.
+        norm_bound: C, positive.
+
+    >>> lattice_spacing(1e-3, norm_bound=1.0) == 2.0**-10
+    True
+    """
+    return float(2.0 ** math.floor(math.log2(granularity * norm_bound)))
 
 
 def round_to_lattice(rows: torch.Tensor, *, norm_bound: float, granularity: float) -> torch.Tensor:
@@ -119,7 +132,7 @@ def release_on_lattice(
         Shape (B, c), float64, on the device of `rows`; exact multiples of `granularity`.
 
     Raises:
-        ValueError: as `round_to_lattice`, or `sigma` is out of range.
+        ValueError: As `round_to_lattice`, or `sigma` is out of range.
     """
     scale = _check_scale(sigma, granularity)
     exact = round_to_lattice(rows, norm_bound=norm_bound, granularity=granularity)
@@ -147,7 +160,7 @@ def sum_on_lattice(
         Shape (c,), float64, on the device of `rows`; exact multiples of `granularity`.
 
     Raises:
-        ValueError: as `release_on_lattice`, or B * norm_bound is above 2**52 granularities. That depends on no entry,
+        ValueError: As `release_on_lattice`, or B * norm_bound is above 2**52 granularities. That depends on no entry,
             but on the number of rows: leave room for the largest batch.
     """
     scale = _check_scale(sigma, granularity)
@@ -167,7 +180,7 @@ def _propose(noise: NoiseSource, count: int, sigma: float) -> NDArray[np.int64]:
     """What is kept of `count` proposals, in the order in which they were made."""
     period = int(sigma) + 1
     # One uniform number below 2t is both u and the sign.
-    both = below(noise, torch.full((count,), 2 * period)).numpy()
+    both = uniform_integers(noise, torch.full((count,), 2 * period)).numpy()
     minus, rest = (both & 1).astype(np.bool_), both >> 1
     size = rest + period * _geometric(noise, count)
     distance = size / sigma - sigma / period

@@ -9,16 +9,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from privacy.deprecation import renamed_names
 from privacy.mechanisms.noise import NoiseSource
 
-__all__ = ["below", "discrete_laplace", "laplace", "less_likely_than"]
+__all__ = ["bernoulli", "discrete_laplace", "laplace", "uniform_integers"]
 
 _WORDS = 2**64
 # Integers up to here are exact in float64; with 45 scales, the longest draw, they still fit into int64.
 _LARGEST_SCALE = 2.0**53
 
 
-def below(noise: NoiseSource, limits: torch.Tensor) -> torch.Tensor:
+def uniform_integers(noise: NoiseSource, limits: torch.Tensor) -> torch.Tensor:
     """Uniform integers in [0, limit), exactly uniform by rejection.
 
     Args:
@@ -44,7 +45,7 @@ def below(noise: NoiseSource, limits: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy((drawn % flat).astype(np.int64)).reshape(limits.shape)
 
 
-def less_likely_than(noise: NoiseSource, probabilities: Sequence[int], index: torch.Tensor) -> torch.Tensor:
+def bernoulli(noise: NoiseSource, probabilities: Sequence[int], index: torch.Tensor) -> torch.Tensor:
     """Events of probability `probabilities[i] / 2**64`, one for each entry i of `index`.
 
     Integer thresholds make the probabilities exact: no rounding of floating-point numbers can favour an outcome.
@@ -95,3 +96,6 @@ def discrete_laplace(noise: NoiseSource, shape: Sequence[int], *, scale: float) 
 def _exponentials(noise: NoiseSource, shape: Sequence[int]) -> NDArray[np.float64]:
     count = math.prod(shape)
     return np.asarray(-np.log((noise.words(count).astype(np.float64) + 0.5) * 2.0**-64), dtype=np.float64)
+
+
+__getattr__ = renamed_names(__name__, {"below": "uniform_integers", "less_likely_than": "bernoulli"})

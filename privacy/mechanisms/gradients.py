@@ -1,4 +1,4 @@
-"""How noised output gradients leave: one object for each way, which owns noise, sensitivity, price and words.
+"""How noised output gradients leave: one object for each way, which owns noise scale, sensitivity, price and words.
 
 Every way starts from per-sample gradients ḡ of norm at most C (`GradientAnnotator` bounds them) and adds Gaussian
 noise. A teacher that was not trained privately may change *every* gradient because of one record, each by at most 2C;
@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 
 from privacy.checks import check_count, check_positive
+from privacy.deprecation import renamed_arguments
 
 __all__ = ["GRADIENT_MECHANISMS", "AddNoise", "GradientMechanism", "gradient_mechanism", "output_gradient_mu"]
 
@@ -93,7 +94,7 @@ class PerSample(GradientMechanism):
         return f"each sample with Gaussian noise of standard deviation sigma*C/B = {noise_std:.4g}*C per coordinate"
 
 
-class PerSampleFull(PerSample):
+class PerSampleFull(GradientMechanism):
     """ḡ_i + N(0, σ²C² I) for each sample."""
 
     name = "per_sample_full"
@@ -106,8 +107,13 @@ class PerSampleFull(PerSample):
 
     @classmethod
     def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
-        """σ, on each sample, or on the sum over teachers."""
+        """σ."""
         return noise_multiplier
+
+    @classmethod
+    def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
+        """See `GradientMechanism.release`."""
+        return add_noise(rows[0], noise_std)
 
     @classmethod
     def words(cls, noise_std: float) -> str:
@@ -143,11 +149,21 @@ class BatchMean(GradientMechanism):
         return "the batch mean with Gaussian noise of standard deviation sigma*C/B per coordinate"
 
 
-class BatchMeanRows(PerSampleFull):
+class BatchMeanRows(GradientMechanism):
     """(1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector for the batch: DPSD Eq. 3 as printed. It distils nothing."""
 
     name = "batch_mean_rows"
     source = "DPSD Eq. 3 as printed"
+
+    @classmethod
+    def mu(cls, batch_size: int, noise_multiplier: float) -> float:
+        """That of `PerSampleFull`, whose release this is the mean of."""
+        return PerSampleFull.mu(batch_size, noise_multiplier)
+
+    @classmethod
+    def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
+        """σ, on each sample."""
+        return noise_multiplier
 
     @classmethod
     def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
@@ -160,7 +176,7 @@ class BatchMeanRows(PerSampleFull):
         return "the batch mean of samples, each with Gaussian noise of standard deviation sigma*C per coordinate"
 
 
-class EnsembleSum(PerSampleFull):
+class EnsembleSum(GradientMechanism):
     """(1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) for each sample, over n teachers on disjoint shards.
 
     One teacher's gradient on each of B images moves by 2C, as every gradient of one teacher does in `PerSampleFull`:
@@ -170,6 +186,16 @@ class EnsembleSum(PerSampleFull):
     name = "ensemble"
     of_ensemble = True
     source = "DPDFD Algorithm 2, DPSD Algorithm 2"
+
+    @classmethod
+    def mu(cls, batch_size: int, noise_multiplier: float) -> float:
+        """That of `PerSampleFull`: one teacher's B gradients move by 2C each, against σC."""
+        return PerSampleFull.mu(batch_size, noise_multiplier)
+
+    @classmethod
+    def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
+        """σ, on the sum over teachers."""
+        return noise_multiplier
 
     @classmethod
     def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
@@ -202,13 +228,14 @@ def gradient_mechanism(name: str) -> type[GradientMechanism]:
     return GRADIENT_MECHANISMS[name]
 
 
-def output_gradient_mu(release: str, batch_size: int, noise_scale: float) -> float:
+@renamed_arguments(noise_scale="noise_multiplier")
+def output_gradient_mu(release: str, batch_size: int, noise_multiplier: float) -> float:
     """μ of one call on output gradients under record-level neighbours (DPDFD Algorithms 1, 2; DPSD Eq. 3, Algorithm 2).
 
     Args:
         release: Name of the mechanism.
         batch_size: B.
-        noise_scale: σ.
+        noise_multiplier: σ.
 
     Raises:
         ValueError: An unknown mechanism, or numbers out of range.
@@ -217,4 +244,4 @@ def output_gradient_mu(release: str, batch_size: int, noise_scale: float) -> flo
     (5.12, 0.32)
     """
     rows = check_count("batch_size", batch_size, minimum=1)
-    return gradient_mechanism(release).mu(rows, check_positive("noise_scale", noise_scale))
+    return gradient_mechanism(release).mu(rows, check_positive("noise_multiplier", noise_multiplier))

@@ -11,10 +11,10 @@ from typing import ClassVar
 import torch
 
 from privacy.events import DiscreteLaplaceVotes, GaussianVotes, LaplaceVotes, Release
+from privacy.mechanisms.description import FLOATS
 from privacy.mechanisms.draws import discrete_laplace, laplace
 from privacy.mechanisms.noise import NoiseSource
-from privacy.mechanisms.words import FLOATS
-from privacy.published.claims import Claim, NoisyVotes, RdpSlope
+from privacy.published.claims import Claim, NoisyVotesClaim, RdpSlope
 
 __all__ = ["VOTE_MECHANISMS", "NoisyVote", "vote_mechanism"]
 
@@ -71,12 +71,12 @@ class _Laplacian(NoisyVote):
     @classmethod
     def claim(cls, scale: float, *, latent_epsilon: float | None) -> Claim:
         """b = 2/ε₀."""
-        return NoisyVotes(source=_B, epsilon0=2.0 / scale, epsilon1=latent_epsilon or 0.0)
+        return NoisyVotesClaim(source=_B, epsilon0=2.0 / scale, epsilon1=latent_epsilon or 0.0)
 
     @classmethod
     def free_claim(cls) -> Claim:
         """See `NoisyVote.free_claim`."""
-        return NoisyVotes(source=_B, epsilon0=0.0)
+        return NoisyVotesClaim(source=_B, epsilon0=0.0)
 
 
 class LaplaceVote(_Laplacian):
@@ -164,7 +164,7 @@ class GaussianVote(NoisyVote):
         return f"N(0, {scale:g}^2)"
 
 
-class ConfidentVote(GaussianVote):
+class ConfidentVote(NoisyVote):
     """As `gaussian`, for queries whose largest count passes a noisy bar (Confident-GNMax)."""
 
     name = "confident"
@@ -172,6 +172,15 @@ class ConfidentVote(GaussianVote):
         "Gaussian mechanisms on the largest count (moves by 1) and on the counts (by sqrt(2)), Papernot et al. 2018; "
         "exact composition of all checks and of the most responses that were allowed before the first"
     )
+    published_source = GaussianVote.published_source
+    data_dependent = GaussianVote.data_dependent
+
+    # Counts that pass are noised and priced as those of `gaussian`.
+    noisy = GaussianVote.noisy
+    event = GaussianVote.event
+    claim = GaussianVote.claim
+    free_claim = GaussianVote.free_claim
+    words = GaussianVote.words
 
     @classmethod
     def check_claim(cls, threshold_scale: float) -> RdpSlope:

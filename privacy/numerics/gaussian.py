@@ -77,7 +77,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
         delta in [0, 1].
 
     Raises:
-        ValueError: if `mu` or `epsilon` is negative or not a number.
+        ValueError: `mu` or `epsilon` is negative or not a number.
 
     >>> f"{gaussian_delta(78.2, 3388.1):.5e}"
     '1.12489e-05'
@@ -108,7 +108,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         epsilon, 0 where delta alone suffices, inf for an infinite `mu`.
 
     Raises:
-        ValueError: if `mu` is negative or not a number, or `delta` is outside (0, 1).
+        ValueError: `mu` is negative or not a number, or `delta` is outside (0, 1).
 
     >>> round(gaussian_epsilon((2 * 0.02) ** 0.5, 1e-5), 6)
     0.725522
@@ -136,7 +136,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     Rounded down by 1e-12 relative, so that spending all of it never exceeds `epsilon`.
 
     Raises:
-        ValueError: if `epsilon` is negative or not a number, or `delta` is outside (0, 1).
+        ValueError: `epsilon` is negative or not a number, or `delta` is outside (0, 1).
 
     >>> round(gaussian_mu(gaussian_epsilon(0.5, 1e-6), 1e-6), 9)
     0.5

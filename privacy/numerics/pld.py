@@ -291,7 +291,7 @@ def compose_delta(parts: Sequence[tuple[LossDistribution, int]], epsilon: float)
     """delta at `epsilon` of all parts together, each as often as its count says. An upper bound.
 
     Raises:
-        ValueError: if the parts do not share one grid, or a count or `epsilon` is negative.
+        ValueError: The parts do not share one grid, or a count or `epsilon` is negative.
     """
     epsilon = check_nonnegative("epsilon", epsilon)
     kept = _checked(parts)
@@ -311,7 +311,7 @@ def compose_epsilon(parts: Sequence[tuple[LossDistribution, int]], delta: float)
     """epsilon at `delta` of all parts together, each as often as its count says. An upper bound.
 
     Raises:
-        ValueError: if the parts do not share one grid, a count is negative, or `delta` is outside (0, 1).
+        ValueError: The parts do not share one grid, a count is negative, or `delta` is outside (0, 1).
 
     >>> answer = atoms(1.0, [1.0, 0.0, -1.0], [0.5, 0.5 - 0.5 / math.e, 0.5 / math.e])
     >>> compose_epsilon([(answer, 100)], 1e-5) < 100.0

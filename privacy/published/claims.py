@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from privacy.checks import check_count, check_delta, check_nonnegative
+from privacy.deprecation import renamed_names
 from privacy.numerics.rdp import rdp_slope_epsilon
 from privacy.published import published_dgd_epsilon
 
@@ -54,7 +55,7 @@ class RdpSlope(Claim):
 
 
 @dataclass(frozen=True)
-class NoisyVotes(Claim):
+class NoisyVotesClaim(Claim):
     """One noisy vote of DGD's privacy analysis; `epsilon1`, the latent codes' price, is paid once for the whole run."""
 
     kind: ClassVar[str] = "noisy_votes"
@@ -80,10 +81,10 @@ class WholeRun(Claim):
 
 
 def claim_from_dict(data: Mapping[str, Any]) -> Claim:
-    """Rebuild a claim from `to_dict`.
+    """Rebuilds a claim from `to_dict`.
 
     Raises:
-        ValueError: if the kind is unknown or the fields do not fit it.
+        ValueError: The kind is unknown or the fields do not fit it.
     """
     values = dict(data)
     kind = values.pop("kind", None)
@@ -100,7 +101,7 @@ def published_epsilon(counts: Mapping[Claim, int], delta: float) -> float:
     """The papers' figure for a run: 0 for nothing, `inf` where no single theorem covers all claims together.
 
     Raises:
-        ValueError: on a negative or fractional count, or `delta` outside (0, 1).
+        ValueError: A negative or fractional count, or `delta` outside (0, 1).
 
     >>> step = RdpSlope("C Theorem 3", 2 * (1e-3 / 100) ** 2 * 10 * 256)
     >>> round(published_epsilon({step: 200}, 1e-5), 4)
@@ -124,13 +125,16 @@ def published_epsilon(counts: Mapping[Claim, int], delta: float) -> float:
     if slopes:
         return rdp_slope_epsilon(math.fsum(slope * count for slope, count in slopes), delta)
     # DGD counts some uses of private models for nothing; they are no votes either.
-    free = {claim for claim in kept if isinstance(claim, NoisyVotes) and not claim.epsilon0 and not claim.epsilon1}
+    free = {claim for claim in kept if isinstance(claim, NoisyVotesClaim) and not claim.epsilon0 and not claim.epsilon1}
     kept = {claim: count for claim, count in kept.items() if claim not in free}
     if len(kept) != 1:
         return math.inf if kept else 0.0
     ((claim, count),) = kept.items()
-    if isinstance(claim, NoisyVotes):
+    if isinstance(claim, NoisyVotesClaim):
         return published_dgd_epsilon(count, claim.epsilon0, delta, claim.epsilon1)
     if isinstance(claim, WholeRun):
         return claim.epsilon
     raise ValueError(f"no published composition is known for {type(claim).__name__}")
+
+
+__getattr__ = renamed_names(__name__, {"NoisyVotes": "NoisyVotesClaim"})

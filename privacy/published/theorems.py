@@ -2,7 +2,7 @@
 
 These are the figures that the papers' tables are indexed by. They are claims of the papers, **not** guarantees of this
 project: each docstring says what the claim leaves out. The figure that holds for the data a teacher was trained on is
-record-level one of `privacy.accounting.composition`.
+the record-level one of `privacy.accounting.composition`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def dpdfd_rdp_slope(norm_bound: float, num_classes: int, batch_size: int, noise_
     """Slope in the order of the RDP that DPDFD Theorem 3 counts for one step: 2 C^2 c B / sigma^2.
 
     Raises:
-        ValueError: if `norm_bound` or `noise_scale` is not positive, or a count is below 1.
+        ValueError: `norm_bound` or `noise_scale` is not positive, or a count is below 1.
     """
     bound = check_positive("norm_bound", norm_bound)
     sigma = check_positive("noise_scale", noise_scale, infinite=True)
@@ -48,7 +48,7 @@ def published_dpdfd_epsilon(
         delta: failure probability in (0, 1).
 
     Raises:
-        ValueError: on non-positive parameters or `delta` outside (0, 1).
+        ValueError: Non-positive parameters or `delta` outside (0, 1).
 
     >>> round(published_dpdfd_epsilon(1e-3, 10, 256, 200, 100.0, 1e-5), 4)
     0.0456
@@ -112,7 +112,7 @@ def published_dgd_epsilon(num_queries: int, epsilon0: float, delta: float, epsil
         epsilon1: privacy parameter of the noise on the latent codes; 0 where there is none.
 
     Raises:
-        ValueError: on negative parameters or `delta` outside (0, 1).
+        ValueError: Negative parameters or `delta` outside (0, 1).
 
     >>> round(published_dgd_epsilon(400, 1 / 20, 1e-5), 4)
     5.7985

@@ -73,7 +73,7 @@ def digest(
 def effective(config: Sequence[str], overrides: Iterable[tuple[str, Any]]) -> Any:
     """Configuration files, in order, with dotted overrides applied to them, as plain values.
 
-    Classes and settings have the names of today, so that a renaming makes nothing run again.
+    Classes and settings have their current names, so that a renaming makes nothing run again.
     """
     found: Any = {}
     class_name = ""

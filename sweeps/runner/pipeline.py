@@ -160,7 +160,7 @@ class Pipeline:
         return Plan(tasks, Store(self.folder), title=self.name)
 
     def _take_over(self, plan: Plan, *, keep: bool) -> None:
-        """Gives what version 1 of the digest made the digest of today.
+        """Gives what version 1 of the digest made the current digest.
 
         Raises:
             PipelineError: Its files have changed since. Version 1 hashed their text, so that nobody knows whether their

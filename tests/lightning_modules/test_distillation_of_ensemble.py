@@ -24,6 +24,7 @@ from privacy import BudgetExceeded, Gaussian, compose
 from privacy.accounting.calibration import calibrate_noise
 from privacy.annotators.mean_response import MeanResponseAnnotator
 from privacy.annotators.response import ResponseAnnotator
+from privacy.identity import CheckpointError
 
 SHAPE = (1, 8, 8)
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
@@ -231,7 +232,7 @@ def test_answers_to_other_images_are_refused_on_resuming(
         return module
 
     assert resumed(**settings).noisy_answers is not None
-    with pytest.raises(ValueError, match=f"{name} was"):
+    with pytest.raises(CheckpointError, match=f"{name} was"):
         resumed(**{**settings, **change})
 
 

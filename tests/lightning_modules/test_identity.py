@@ -104,7 +104,8 @@ def test_a_bound_does_not_cover_the_students_of_the_teacher_before(
     assert 2.98 < alone["epsilon"] <= 3.0 and alone["epsilon_all_runs"] == math.inf and alone["trainings"] == 2
 
 
-@pytest.mark.parametrize("broken", [False, True])
+# Its control is fast as "two trainings as one" of `tests/privacy/test_identity_mutations.py`.
+@pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_teachers_by_dp_sgd_at_one_path_compose(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     steps: Counter[Release] = Counter()
     for folder in ("first", "second"):
@@ -166,7 +167,9 @@ def test_a_run_is_not_resumed_with_another_teacher(monkeypatch: pytest.MonkeyPat
     private_teacher("private")
     student("run")
     resume = ("--ckpt_path=run/checkpoints/last.ckpt", "--trainer.max_epochs=2")
-    with pytest.raises(ValueError, match=r"queried the teacher of training .* Resume with the teacher that the run"):
+    with pytest.raises(
+        CheckpointError, match=r"queried the teacher of training .* Resume with the teacher that the run"
+    ):
         student("run", f"private/{LAST}", *resume)
     # The same training in another place is the same teacher.
     Path("elsewhere").mkdir()
@@ -489,7 +492,8 @@ def test_training_on_without_noise_is_another_training(monkeypatch: pytest.Monke
         distil("other", model={**model, "teacher": "mutant.ckpt"}, annotator=OPEN, steps=1)
 
 
-@pytest.mark.parametrize("broken", [False, True])
+# Its control is kept fast on doubles in `teachers/test_own_training.py`.
+@pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_branches_of_one_training_compose(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     teacher_by_dp_sgd("base", noise_multiplier=1.0, epochs=1)
     if broken:  # what was saved last is asked for neither before a fit nor when it writes
@@ -560,11 +564,13 @@ def test_an_open_annotator_is_not_handed_another_runs_checkpoint() -> None:
 
     train(module(TEACHER, annotator), data)
     train(module(f"private/{LAST}", GradientAnnotator(noise_multiplier=0.0)), data, save="of_private.ckpt")
-    with pytest.raises(ValueError, match=r"this annotator is open for run .* build another annotator to resume it"):
+    with pytest.raises(
+        CheckpointError, match=r"this annotator is open for run .* build another annotator to resume it"
+    ):
         train(module(TEACHER, annotator), data, epochs=2, resume="of_private.ckpt")
 
 
-@pytest.mark.parametrize("kind", ["private", "by DP-SGD"])
+@pytest.mark.parametrize("kind", ["private", pytest.param("by DP-SGD", marks=pytest.mark.slow)])
 def test_another_ledger_is_told_of_every_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     if kind == "private":
         private_teacher("teacher")

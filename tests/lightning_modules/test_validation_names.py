@@ -1,4 +1,4 @@
-"""What a validation's accuracy is called says what it is of, and the name of before is still followed."""
+"""What a validation's accuracy is called says what it is of, and the former name is still followed."""
 
 from __future__ import annotations
 

@@ -19,10 +19,12 @@ from lightning_modules.teachers.own_training import CheckpointError
 from privacy import (
     Gaussian,
     GradientAnnotator,
+    Ledger,
     MeanResponseAnnotator,
     ResponseAnnotator,
     VoteAnnotator,
     confident_votes_epsilon,
+    output_gradient_mu,
 )
 from privacy.deprecation import renamed_arguments, renamed_attribute, renamed_class, renamed_names
 
@@ -46,6 +48,16 @@ def opened(**settings: Any) -> GradientAnnotator:
     [
         ("privacy", "calibrate_answers", "calibrate_responses"),
         ("privacy", "clip_rows", "clip_per_sample"),
+        ("privacy", "NoisyVotes", "NoisyVotesClaim"),
+        ("privacy", "Reading", "EpsilonBound"),
+        ("privacy", "Words", "MechanismDescription"),
+        ("privacy.accounting.composition", "Reading", "EpsilonBound"),
+        ("privacy.mechanisms.description", "Words", "MechanismDescription"),
+        ("privacy.mechanisms.draws", "below", "uniform_integers"),
+        ("privacy.mechanisms.draws", "less_likely_than", "bernoulli"),
+        ("privacy.published.claims", "NoisyVotes", "NoisyVotesClaim"),
+        ("lightning_modules.functional.losses", "following", "surrogate_loss"),
+        ("lightning_modules.teachers.joint_training", "Training", "JointTraining"),
         ("privacy.accounting.calibration", "calibrate_answers", "calibrate_responses"),
         ("privacy.mechanisms", "normalize_rows", "normalize_per_sample"),
         ("privacy.mechanisms.bounding", "zero_non_finite_rows", "zero_non_finite_samples"),
@@ -105,6 +117,15 @@ def test_the_new_names_warn_of_nothing() -> None:
         assert ResponseAnnotator().delta == 1e-5
         assert MeanResponseAnnotator(noise_multiplier=2.0).std(4) == 0.5
         confident_votes_epsilon(1.0, 1.0, num_checks=2, num_responses=1, delta=1e-5)
+
+
+def test_an_old_method_and_an_old_argument_are_the_new_ones() -> None:
+    ledger = Ledger(path=None, private_data="data", run="one")
+    with pytest.warns(FutureWarning, match=r"Ledger\.goes_on_from is called verify_head now"):
+        assert ledger.goes_on_from(None, whose="nobody")
+    with pytest.warns(FutureWarning, match="noise_multiplier=... now"):
+        old = output_gradient_mu("ensemble", 256, noise_scale=100.0)  # type: ignore[call-arg]
+    assert old == output_gradient_mu("ensemble", 256, noise_multiplier=100.0)
 
 
 def test_an_old_class_takes_objects_of_the_new_one_and_can_still_be_subclassed() -> None:

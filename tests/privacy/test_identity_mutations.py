@@ -166,7 +166,7 @@ MUTANTS: dict[str, tuple[Callable[[Path], bool], list[tuple[Any, str, Any]]]] = 
     "a chain that nobody checks": (refuses_an_edited_line, [(privacy.ledger, "_hash", lambda line: "0" * 32)]),
     "a head that nobody checks": (
         refuses_a_shorter_ledger,
-        [(Ledger, "goes_on_from", lambda self, head, *, whose: True)],
+        [(Ledger, "verify_head", lambda self, head, *, whose: True)],
     ),
     "neighbours that are not asked for": (
         refuses_other_neighbours,

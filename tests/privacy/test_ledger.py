@@ -8,8 +8,7 @@ import json
 import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
+import signal
 import threading
 from collections import Counter
 from pathlib import Path
@@ -89,17 +88,15 @@ def test_settled_blocks_count_what_was_used_and_a_crash_the_whole_block(path: Pa
 
 
 def test_a_process_that_dies_has_spent_its_block(path: Path) -> None:
-    code = (
-        "import os, sys\n"
-        "from privacy.ledger import Charge, Ledger\n"
-        "from privacy.events import Gaussian\n"
-        "ledger = Ledger(path=sys.argv[1], private_data='digits/train', run='dead', block=100)\n"
-        "for _ in range(130): ledger.charge(Charge(release=Gaussian(mu=2**0.5 / 40)))\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    root = Path(__file__).parents[2]
-    dead = subprocess.run([sys.executable, "-c", code, str(path)], cwd=root, check=False)
-    assert dead.returncode == -9
+    child = os.fork()
+    if not child:
+        try:
+            spend(opened(path, run="dead"), 130)
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)  # whatever goes wrong, nothing of pytest runs in the child
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     assert opened(path).counts(run="dead") == {VOTE: 200}
 
 

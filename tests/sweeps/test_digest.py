@@ -133,7 +133,7 @@ def test_effective_values() -> None:
 
 
 def test_an_older_name_of_a_setting_is_the_same_fit_and_another_value_is_not() -> None:
-    """Names are of before (`gamma`, `images`) in the base file, of today in the other, in files as in overrides."""
+    """Former names (`gamma`, `images`) in the base file, current ones in the other, in files as in overrides."""
     renamed = yaml.safe_load(BASE)
     init_args = renamed["model"]["init_args"]
     init_args["gradient_targets"] = {"gamma": init_args.pop("gamma")}

@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     digests.add_argument("file", help="JSON file to write.")
     digests.add_argument("--results", default="results/tables", help="Where the records are.")
     migrate = commands.add_parser(
-        "migrate", help="Give records that were up to date the digests of today. For changes that change no outcome."
+        "migrate", help="Give records that were up to date their current digests. For changes that change no outcome."
     )
     migrate.add_argument("file", help="What `digests` wrote before the change.")
     migrate.add_argument("--results", default="results/tables", help="Where the records are.")

@@ -1,7 +1,7 @@
 """Follows digests that change where outcomes do not: a setting that is renamed, another version of the digest.
 
 Before the change `LightningCLI tables digests cells.json` notes which records are up to date; after it
-`LightningCLI tables migrate cells.json` gives exactly those the digests of today. Whether the change really changes no
+`LightningCLI tables migrate cells.json` gives exactly those their current digests. Whether the change really changes no
 outcome is for its author to know: nothing here can tell.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["current_digests", "replace_digests"]
 
 
 def current_digests(results: Path) -> list[dict[str, Any]]:
-    """Every cell whose record is of its configuration of today.
+    """Every cell whose record is of its current configuration.
 
     Args:
         results: Where the records are.
@@ -43,7 +43,7 @@ def current_digests(results: Path) -> list[dict[str, Any]]:
 
 
 def replace_digests(before: Sequence[Mapping[str, Any]], *, results: Path, store: Store) -> int:
-    """Writes the digests of today into the records that were up to date, and finds their fits' folders again.
+    """Writes the current digests into the records that were up to date, and finds their fits' folders again.
 
     Args:
         before: What `current_digests` gave before the change.

@@ -16,10 +16,10 @@ from lightning_modules.functional.losses import (
     activation,
     class_balance,
     decoupled_kd,
-    following,
     logit_distance,
     one_hot_loss,
     soft_cross_entropy,
+    surrogate_loss,
 )
 from privacy.events import RandomizedResponse
 
@@ -245,10 +245,10 @@ def test_logit_distance_sees_no_constant_and_is_of_each_row() -> None:
         logit_distance(first, second[:, :3])
 
 
-def test_following_has_the_gradient_that_is_given() -> None:
+def test_a_surrogate_loss_has_the_gradient_that_is_given() -> None:
     outputs, gradients = torch.randn(5, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
-    following(outputs, gradients).sum().backward()
+    surrogate_loss(outputs, gradients).sum().backward()
     assert outputs.grad is not None and torch.equal(outputs.grad, gradients.detach())
     assert gradients.grad is None
     with pytest.raises(ValueError, match="one shape"):
-        following(outputs, gradients[:, :3])
+        surrogate_loss(outputs, gradients[:, :3])

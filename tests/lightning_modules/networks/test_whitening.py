@@ -1,4 +1,4 @@
-"""Features evened out by a prior's statistics: what they do to variances, and that nothing private decides them."""
+"""Features whitened by a prior's statistics: what they do to variances, and that nothing private decides them."""
 
 from __future__ import annotations
 

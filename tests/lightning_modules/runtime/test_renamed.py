@@ -29,7 +29,7 @@ def test_every_new_name_is_a_setting_of_its_class(method: str) -> None:
     for old, new in RENAMED[method].items():
         group, _, field = new.partition(".")
         assert is_dataclass(hints[group]) and field in {known.name for known in fields(hints[group])}, new
-        # An old name must not be taken for a setting of today, but for `images`, which is a group now.
+        # An old name must not be taken for a current setting, but for `images`, which is a group now.
         assert old == "images" or old not in inspect.signature(kind.__init__).parameters
 
 
@@ -110,7 +110,7 @@ def test_a_file_of_before_runs_as_it_did(folder: Path) -> None:
     noiseless: dict[str, Any] = {"noise_multiplier": 0.0}
     old = yaml.safe_load((OLD / "student_of_private.yaml").read_text())
     settings = old["model"]["init_args"]
-    assert settings["images"] in ("generator", "prior", "both")  # of before
+    assert settings["images"] in ("generator", "prior", "both")  # the former form
     settings |= {"teacher": "teachers/digits.ckpt", "teacher_network": None}
     settings["annotator"]["init_args"] |= noiseless
     old["trainer"] = {"max_epochs": 1, "default_root_dir": "old"}

@@ -18,7 +18,7 @@ from lightning_modules.cli import main
 from lightning_modules.networks import DataLensClassifier, SmallCNN, TwoConvNet, logits_and_statistics
 from lightning_modules.networks.stacked import stack_states
 from lightning_modules.teachers.ensemble import rate_factor, shuffled_passes
-from lightning_modules.teachers.joint_training import Training
+from lightning_modules.teachers.joint_training import JointTraining
 from privacy.mechanisms.vote_counts import vote_counts
 
 TEACHERS, STEPS = 6, 24
@@ -73,7 +73,7 @@ def test_neither_dropout_nor_shifts_couple_teachers(vectorised: bool) -> None:
 class ClippedTogether(TeacherEnsemble):
     """Clips the gradients of a chunk by their common norm, as `gradient_clip_val` would."""
 
-    def _training(self, networks: list[nn.Module]) -> Training:
+    def _training(self, networks: list[nn.Module]) -> JointTraining:
         training = super()._training(networks)
         alone = training.backward
 

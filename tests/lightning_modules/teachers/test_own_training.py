@@ -39,14 +39,32 @@ def stepped(training: OwnTraining) -> OwnTraining:
     return training
 
 
-def test_the_last_state_is_gone_on_with_and_an_earlier_one_is_a_branch() -> None:
+def take_every_state_for_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: nobody asks the ledger which state was saved last, neither before a fit nor when it writes."""
+    branch = OwnTraining.branch
+
+    def unasked(self: OwnTraining) -> None:
+        monkeypatch.setattr(Ledger, "saved", lambda ledger, training: self._token)
+        branch(self)
+
+    monkeypatch.setattr(OwnTraining, "branch", unasked)
+    monkeypatch.setattr(Ledger, "note_saved", lambda self, training, token, *, after: None)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_last_state_is_gone_on_with_and_an_earlier_one_is_a_branch(
+    monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    if broken:
+        take_every_state_for_the_last(monkeypatch)
     first = stepped(begun())
     early, last = saved(first, 1), saved(first, 2)
     assert saved(first, 2)["training"]["state"] == last["training"]["state"]  # the same state, saved twice
     again = stepped(begun(last))
     branch = stepped(begun(early))
-    assert first.id == again.id != branch.id
-    assert stepped(begun(last)).id not in (first.id, branch.id)  # somebody has gone on from it meanwhile
+    late = stepped(begun(last))  # somebody has gone on from it meanwhile
+    assert first.id == again.id
+    assert len({first.id, branch.id, late.id}) == (1 if broken else 3)
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -17,7 +17,7 @@ from privacy.annotators.label import LabelAnnotator
 from privacy.events import RandomizedResponse, Repeated
 from privacy.ledger import Ledger
 from privacy.mechanisms.noise import ReproducibleNoise
-from privacy.mechanisms.response import top_k_candidates
+from privacy.mechanisms.randomized_response import top_k_candidates
 
 B, CLASSES = 4000, 10
 

@@ -14,7 +14,7 @@ from scipy import stats
 
 from privacy.accounting.composition import compose_delta
 from privacy.events import DiscreteLaplaceVotes, LaplaceVotes
-from privacy.mechanisms.draws import below, discrete_laplace, laplace
+from privacy.mechanisms.draws import discrete_laplace, laplace, uniform_integers
 from privacy.mechanisms.latents import laplace_latents
 from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.mechanisms.vote_counts import REJECTED, confident_votes, noisy_votes, vote_counts
@@ -83,18 +83,18 @@ def test_laplace_against_scipy() -> None:
 
 
 @given(limit=st.integers(1, 2**62), seed=st.integers(0, 100))
-def test_below_stays_below(limit: int, seed: int) -> None:
-    drawn = below(ReproducibleNoise(seed=seed), torch.full((20,), limit))
+def test_uniform_integers_stay_below_their_limit(limit: int, seed: int) -> None:
+    drawn = uniform_integers(ReproducibleNoise(seed=seed), torch.full((20,), limit))
     assert (drawn >= 0).all()
     assert (drawn < limit).all()
 
 
-def test_below_is_uniform() -> None:
-    drawn = below(ReproducibleNoise(seed=0), torch.full((30_000,), 7)).numpy()
+def test_uniform_integers_are_uniform() -> None:
+    drawn = uniform_integers(ReproducibleNoise(seed=0), torch.full((30_000,), 7)).numpy()
     assert stats.chisquare(np.bincount(drawn, minlength=7)).pvalue > 1e-3
 
 
-def test_below_rejects_the_incomplete_multiple() -> None:
+def test_uniform_integers_reject_the_incomplete_multiple() -> None:
     class Highest(ReproducibleNoise):
         """First the largest word, which lies in the incomplete multiple of 3 * 2**61, then small ones."""
 
@@ -105,7 +105,7 @@ def test_below_rejects_the_incomplete_multiple() -> None:
             return np.full(count, 2**64 - 1 if self.calls == 1 else 5, dtype=np.uint64)
 
     noise = Highest(seed=0)
-    assert below(noise, torch.tensor([3 * 2**61])).tolist() == [5]
+    assert uniform_integers(noise, torch.tensor([3 * 2**61])).tolist() == [5]
     assert noise.calls == 2
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from privacy import (
-    NoisyVotes,
+    NoisyVotesClaim,
     RdpSlope,
     WholeRun,
     claim_from_dict,
@@ -74,17 +74,17 @@ def test_slopes_of_one_theorem_add_and_theorems_do_not_mix() -> None:
     assert published_epsilon({a: 2, b: 1}, 1e-5) == pytest.approx(rdp_slope_epsilon(0.04, 1e-5))
     assert published_epsilon({a: 2, b: 1}, 1e-5) > published_epsilon({a: 2}, 1e-5)
     assert published_epsilon({a: 1, other: 1}, 1e-5) == math.inf
-    assert published_epsilon({a: 1, NoisyVotes("B", 0.05): 1}, 1e-5) == math.inf
-    assert published_epsilon({NoisyVotes("B", 0.05): 1, NoisyVotes("B", 0.06): 1}, 1e-5) == math.inf
+    assert published_epsilon({a: 1, NoisyVotesClaim("B", 0.05): 1}, 1e-5) == math.inf
+    assert published_epsilon({NoisyVotesClaim("B", 0.05): 1, NoisyVotesClaim("B", 0.06): 1}, 1e-5) == math.inf
 
 
 def test_votes_pay_the_latent_noise_once() -> None:
-    votes = NoisyVotes("B", 0.05, 0.01)
+    votes = NoisyVotesClaim("B", 0.05, 0.01)
     assert published_epsilon({votes: 400}, 1e-5) == published_dgd_epsilon(400, 0.05, 1e-5, 0.01)
 
 
-@pytest.mark.parametrize("claim", [RdpSlope("C", 0.5), NoisyVotes("B", 0.05, 0.01), WholeRun("A", 1.0)])
-def test_claims_round_trip(claim: RdpSlope | NoisyVotes | WholeRun) -> None:
+@pytest.mark.parametrize("claim", [RdpSlope("C", 0.5), NoisyVotesClaim("B", 0.05, 0.01), WholeRun("A", 1.0)])
+def test_claims_round_trip(claim: RdpSlope | NoisyVotesClaim | WholeRun) -> None:
     assert claim_from_dict(claim.to_dict()) == claim
     assert hash(claim_from_dict(claim.to_dict())) == hash(claim)
 

@@ -1,10 +1,12 @@
-"""What a mechanism says of itself, for guarantees and for `calibrate`."""
+"""How a mechanism is described, for guarantees and for `calibrate`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FLOATS", "LATTICE", "Words"]
+from privacy.deprecation import renamed_names
+
+__all__ = ["FLOATS", "LATTICE", "MechanismDescription"]
 
 FLOATS = "as floating-point numbers, added in float64 and rounded once; not hardened against attacks on their low bits"
 
@@ -12,8 +14,8 @@ LATTICE = "as discrete Gaussians on a lattice that what they are added to was ro
 
 
 @dataclass(frozen=True)
-class Words:
-    """What a mechanism says of itself, in plain text.
+class MechanismDescription:
+    """Description of a mechanism, in plain text.
 
     Attributes:
         mechanism: What is released.
@@ -32,3 +34,6 @@ class Words:
     published_source: str = ""
     noise: str = FLOATS
     assumption: str = ""
+
+
+__getattr__ = renamed_names(__name__, {"Words": "MechanismDescription"})

@@ -14,7 +14,12 @@ from scipy import stats
 
 from privacy.auditing.verification import worst_case_epsilon
 from privacy.mechanisms.noise import ReproducibleNoise
-from privacy.mechanisms.response import keep_threshold, randomized_response, threshold_candidates, top_k_candidates
+from privacy.mechanisms.randomized_response import (
+    keep_threshold,
+    randomized_response,
+    threshold_candidates,
+    top_k_candidates,
+)
 
 WORDS = 2**64
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import torch
 
-from privacy.mechanisms.draws import below, less_likely_than
+from privacy.mechanisms.draws import bernoulli, uniform_integers
 from privacy.mechanisms.noise import NoiseSource
 
 __all__ = ["randomized_response", "threshold_candidates", "top_k_candidates"]
@@ -92,12 +92,12 @@ def randomized_response(
         raise ValueError(f"labels must lie in [0, {mask.shape[1]}), got {int(labels.min())} to {int(labels.max())}")
     thresholds = [0, 0] + [keep_threshold(epsilon, k) for k in range(2, mask.shape[1] + 1)]
     inside = mask.gather(1, labels[:, None])[:, 0]
-    keep = less_likely_than(noise, thresholds, sizes) & inside
+    keep = bernoulli(noise, thresholds, sizes) & inside
     # Drawn for every row, used or not, so that neither time nor the number of draws depends on the label.
     others = mask.clone()
     others[torch.arange(len(labels)), labels] = False
     pick = torch.where(inside[:, None], others, mask)
-    answers = _nth_member(pick, below(noise, pick.sum(dim=1)))
+    answers = _nth_member(pick, uniform_integers(noise, pick.sum(dim=1)))
     return torch.where(keep, labels, answers).to(device)
 
 

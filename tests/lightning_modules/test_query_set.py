@@ -1,0 +1,22 @@
+"""Queries of a pool are kept as positions: a checkpoint goes on with the pool that they are of, or is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_modules.query_set import QuerySet
+from privacy.identity import CheckpointError
+
+
+def test_another_pool_is_refused_as_a_checkpoint_that_does_not_fit() -> None:
+    pool = torch.randn(8, 1, 2, 2).half().float()
+    chosen = QuerySet((1, 2, 2))
+    chosen.positions = torch.tensor([2, 6])
+    chosen.images = pool[chosen.positions].half()
+    chosen.add(torch.tensor([3]))
+    resumed = QuerySet((1, 2, 2))
+    resumed.load(chosen.state(of_pool=True), pool=pool)
+    assert torch.equal(resumed.images, chosen.images) and torch.equal(resumed.labels, chosen.labels)
+    with pytest.raises(CheckpointError, match="pool has 6 images, and the checkpoint's queries are of a larger one"):
+        QuerySet((1, 2, 2)).load(chosen.state(of_pool=True), pool=pool[:6])
