@@ -1,0 +1,317 @@
+"""Several processes as one: what they are charged, which noise is drawn, where they stop, and who writes."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.seeded import Seeded
+from support.threads import in_threads
+
+from privacy.account import BudgetExceeded
+from privacy.annotators import GradientAnnotator, LabelAnnotator, VoteAnnotator
+from privacy.annotators.base import Annotator
+from privacy.annotators.mean_response import MeanResponseAnnotator
+from privacy.annotators.response import ResponseAnnotator
+from privacy.followed import FollowedLedger
+from privacy.identity import Training
+from privacy.ledger import Ledger, LedgerError
+from privacy.processes import ALONE, Processes, by_all, by_first, failed_everywhere
+
+ROWS, CLASSES, TEACHERS = 12, 4, 5
+TRAINING = Training("0" * 32)
+
+
+class Unsendable(RuntimeError):
+    """Cannot be pickled."""
+
+    def __init__(self, *, what: str) -> None:
+        super().__init__(what)
+
+
+def failing(error: Exception) -> None:
+    raise error
+
+
+# --- errors and results ---
+
+
+def test_what_the_first_does_reaches_all_and_is_done_once() -> None:
+    done: list[int] = []
+
+    def act(processes: Processes) -> str:
+        return by_first(processes, lambda: done.append(processes.rank) or "result")  # type: ignore[func-returns-value]
+
+    assert in_threads(act) == ["result", "result"]
+    assert done == [0]
+
+
+@pytest.mark.parametrize("error", [BudgetExceeded("no more"), Unsendable(what="no more")])
+def test_an_error_of_the_first_reaches_all(error: Exception) -> None:
+    raised = in_threads(lambda processes: by_first(processes, lambda: failing(error)))
+    assert all(isinstance(each, RuntimeError) and "no more" in str(each) for each in raised)
+    assert all(failed_everywhere(each) for each in raised)
+
+
+def test_an_error_of_any_reaches_all_and_is_the_same() -> None:
+    def act(processes: Processes) -> None:
+        by_all(processes, lambda: failing(ValueError(f"of {processes.rank}")) if processes.rank else None)
+
+    raised = in_threads(act, count=3)
+    assert [str(each) for each in raised] == ["of 1"] * 3
+
+
+def test_an_error_that_is_not_shared_leaves_the_others_waiting() -> None:
+    """The negative control: what the two tests above would look like."""
+
+    def act(processes: Processes) -> None:
+        if processes.rank:
+            raise ValueError("of 1")
+        processes.broadcast(None)
+
+    waited, raised = in_threads(act)
+    assert isinstance(waited, threading.BrokenBarrierError) and isinstance(raised, ValueError)
+
+
+# --- one charge, one ledger ---
+
+
+def gradients(rows: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(rows, CLASSES),)
+
+
+def of_teachers(rows: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(TEACHERS, rows, CLASSES),)
+
+
+def labels(rows: int) -> tuple[torch.Tensor, ...]:
+    return torch.randn(rows, CLASSES), torch.ones(rows, CLASSES, dtype=torch.bool)
+
+
+def votes(rows: int) -> tuple[torch.Tensor, ...]:
+    return (torch.tensor([[TEACHERS, 0, 0, 0]] * rows),)
+
+
+KINDS: dict[str, tuple[Callable[[], Annotator], Callable[[int], tuple[torch.Tensor, ...]]]] = {
+    "per_sample": (lambda: GradientAnnotator(), gradients),
+    "batch_mean": (lambda: GradientAnnotator(release="batch_mean"), gradients),
+    "ensemble": (lambda: GradientAnnotator(release="ensemble"), of_teachers),
+    "label": (lambda: LabelAnnotator(), labels),
+    "mean response": (lambda: MeanResponseAnnotator(noise_multiplier=10.0), of_teachers),
+    "response": (lambda: ResponseAnnotator(), gradients),
+    "votes": (lambda: VoteAnnotator(), votes),
+    "confident": (
+        lambda: VoteAnnotator(mechanism="confident", scale=1.0, threshold=2.0, threshold_scale=0.1),
+        votes,
+    ),
+}
+
+
+def opened(annotator: Annotator, processes: Processes, path: Path | None, rows: int = ROWS) -> Annotator:
+    annotator.bind(batch_size=rows, num_classes=CLASSES)
+    annotator.open(private_data="data", ledger=path, training=TRAINING, processes=processes)
+    return annotator
+
+
+def charges(path: Path) -> list[tuple[str, int, int]]:
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    used = {line["block"]: line["used"] for line in lines if line["event"] == "settle"}
+    return [
+        (json.dumps([line["release"], line["claim"]]), line["queries"], used.get(line["block"], line["count"]))
+        for line in lines
+        if line["event"] == "reserve"
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_of_a_batch_are_one_call_of_it(kind: str, tmp_path: Path) -> None:
+    make, private = KINDS[kind]
+
+    def act(processes: Processes) -> tuple[float, int, torch.Tensor]:
+        path = tmp_path / f"{processes.size}.jsonl"
+        annotator = opened(make(), processes, path)
+        for _ in range(2):
+            released = annotator.annotate(*private(ROWS // processes.size))  # type: ignore[attr-defined]
+            seen = annotator.account.epsilon(), annotator.calls_made(), released
+        annotator.close()
+        return seen
+
+    alone = act(ALONE)
+    many = in_threads(act, count=3)
+    assert charges(tmp_path / "3.jsonl") == charges(tmp_path / "1.jsonl")
+    for epsilon, calls, released in many:
+        assert (epsilon, calls) == alone[:2]
+        assert len(released) == ROWS // 3
+
+
+def test_shares_need_not_be_equal_and_may_be_empty() -> None:
+    def act(processes: Processes) -> torch.Tensor:
+        annotator = opened(VoteAnnotator(), processes, None)
+        counts = torch.tensor([[100_000 * (row == column) for column in range(CLASSES)] for row in range(3)])
+        own = counts[2 * processes.rank : 2 * processes.rank + 2] if processes.rank < 2 else counts[:0]
+        every: torch.Tensor = annotator.annotate(own)  # type: ignore[attr-defined]
+        return every
+
+    shares = in_threads(act, count=3)
+    assert [share.tolist() for share in shares] == [[0, 1], [2], []]
+
+
+def test_a_share_of_another_size_is_refused_by_all_and_not_charged() -> None:
+    def act(processes: Processes) -> Any:
+        annotator = opened(GradientAnnotator(), processes, None)
+        with pytest.raises(ValueError, match=r"shape \(B, c\)"):
+            annotator.annotate(torch.randn(ROWS, CLASSES))
+        return annotator.calls_made()
+
+    assert in_threads(act) == [0, 0]
+
+
+def test_only_the_first_writes_and_no_other_can_charge(tmp_path: Path) -> None:
+    def act(processes: Processes) -> Any:
+        annotator = opened(GradientAnnotator(), processes, tmp_path / "ledger.jsonl")
+        ledger = annotator.account.ledger
+        if processes.rank == 0:
+            assert type(ledger) is Ledger
+            return None
+        assert isinstance(ledger, FollowedLedger)
+        with pytest.raises(LedgerError, match="process 0"):
+            ledger.charge(annotator.charge)
+        with pytest.raises(LedgerError, match="process 0"):
+            ledger.register(Training("1" * 32))
+        with pytest.raises(LedgerError, match="process 0"):
+            ledger.restore({annotator.charge: 3})
+        return annotator.calls_made()
+
+    assert in_threads(act) == [None, 0]
+
+
+def test_a_nonprivate_access_is_charged_once() -> None:
+    def act(processes: Processes) -> tuple[float, int]:
+        annotator = opened(GradientAnnotator(), processes, None)
+        for _ in range(2):
+            annotator.charge_nonprivate_access("a test")
+        return annotator.account.epsilon(), sum(annotator.account.counts().values())
+
+    assert in_threads(act) == [(math.inf, 1)] * 2
+
+
+# --- all stop at the same step ---
+
+
+def epsilon_of_calls(calls: int) -> float:
+    annotator = opened(GradientAnnotator(), ALONE, None)
+    return annotator.account.epsilon_of({annotator.charge.release: calls})
+
+
+def steps_until_refused(annotator: Annotator, rows: int) -> int:
+    for step in range(100):
+        if annotator.affordable(limit=1) < 1:
+            with pytest.raises(BudgetExceeded):
+                annotator.annotate(*gradients(rows))  # type: ignore[attr-defined]
+            return step
+        annotator.annotate(*gradients(rows))  # type: ignore[attr-defined]
+    raise AssertionError("never refused")
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_all_stop_at_the_same_step_of_one_budget(tmp_path: Path, together: bool) -> None:
+    """The negative control: processes that each charge for themselves share a budget out between them."""
+    target = epsilon_of_calls(8)
+
+    def act(processes: Processes) -> int:
+        of = processes if together else ALONE
+        annotator = GradientAnnotator(target_epsilon=target, ledger_block=3)
+        opened(annotator, of, tmp_path / "ledger.jsonl")
+        return steps_until_refused(annotator, ROWS // of.size)
+
+    stopped = in_threads(act)
+    assert (stopped == [8, 8]) is together
+
+
+def test_what_another_run_spends_meanwhile_stops_all(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    target = epsilon_of_calls(8)
+
+    def act(processes: Processes) -> int:
+        annotator = opened(GradientAnnotator(target_epsilon=target, ledger_block=2), processes, path)
+        for _ in range(2):
+            annotator.annotate(*gradients(ROWS // 2))  # type: ignore[attr-defined]
+        if processes.rank == 0:
+            other = opened(GradientAnnotator(), ALONE, path)
+            for _ in range(3):
+                other.annotate(*gradients(ROWS))  # type: ignore[attr-defined]
+            other.close()
+        processes.broadcast(None)
+        return 2 + steps_until_refused(annotator, ROWS // 2)
+
+    assert in_threads(act) == [5, 5]
+
+
+# --- the noise ---
+
+MANY = 6000
+
+
+def law_holds(shares: list[torch.Tensor], std: float) -> bool:
+    """Whether noise has this deviation in every share and no part of it is drawn twice; wrong once in a million."""
+    for share in shares:
+        # The variance of n normal numbers is off by sqrt(2/n) of itself.
+        if abs(float(share.var()) / std**2 - 1) > 5.5 * math.sqrt(2 / share.numel()):
+            return False
+    first, second = (share.flatten() / std for share in shares)
+    return abs(float((first * second).mean())) < 5.5 / math.sqrt(first.numel())
+
+
+class EqualSeeds(GradientAnnotator):
+    """Each process draws for its own rows, from one seed."""
+
+    def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
+        std = self.mechanism.noise_std(MANY, self.noise_multiplier) * self.norm_bound
+        return gradients + Seeded(seed=3).gaussian(tuple(gradients.shape)).to(gradients) * std
+
+
+class OwnShare(GradientAnnotator):
+    """Each process is its own mechanism, for a batch that is its share."""
+
+    def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
+        std = self.mechanism.noise_std(len(gradients), self.noise_multiplier) * self.norm_bound
+        return gradients + self.noise.gaussian(tuple(gradients.shape)).to(gradients) * std
+
+
+@pytest.mark.parametrize(("kind", "holds"), [(GradientAnnotator, True), (EqualSeeds, False), (OwnShare, False)])
+def test_noise_has_the_law_of_one_process(kind: type[GradientAnnotator], holds: bool) -> None:
+    def act(processes: Processes) -> torch.Tensor:
+        annotator = kind(norm_bound=1.0)
+        opened(annotator, processes, None, rows=MANY)
+        return annotator.annotate(torch.zeros(MANY // 2, CLASSES, dtype=torch.float64))
+
+    std = 100.0 / MANY
+    assert law_holds(in_threads(act), std) is holds
+
+
+@pytest.mark.parametrize("release", ["batch_mean", "batch_mean_rows"])
+def test_one_mean_is_one_draw(release: Any) -> None:
+    """Were it drawn in each process, whoever holds both would know it better than was paid for."""
+
+    def act(processes: Processes) -> torch.Tensor:
+        annotator = opened(GradientAnnotator(release=release), processes, None)
+        released: torch.Tensor = annotator.annotate(*gradients(ROWS // 2))  # type: ignore[attr-defined]
+        return released
+
+    first, second = in_threads(act)
+    assert torch.equal(first, second) and torch.equal(first[0], first[-1])
+
+
+def test_rows_come_back_to_whose_they_are() -> None:
+    def act(processes: Processes) -> tuple[torch.Tensor, torch.Tensor]:
+        annotator = opened(ResponseAnnotator(), processes, None)
+        own = torch.randn(ROWS // 2, CLASSES) + processes.rank
+        return own, annotator.annotate(own)  # type: ignore[attr-defined]
+
+    assert all(torch.equal(own, released) for own, released in in_threads(act))
