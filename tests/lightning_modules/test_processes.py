@@ -69,7 +69,11 @@ SLOW: dict[str, dict[str, Any]] = {
         "annotator": {"release": "ensemble"},
     },
     "DPSD data": {"class_path": "DPSD", "annotator": {"top_k": 3}},
-    "DPSD refined": {"class_path": "DPSD", "annotator": {"top_k": 3}, "model": {"images": "refined"}},
+    "DPSD refined": {
+        "class_path": "DPSD",
+        "annotator": {"top_k": 3},
+        "model": {"images": "refined", "generator": {"class_path": "Refiner"}},
+    },
     "DPSD teacher": {"class_path": "DPSD", "annotator": {"top_k": 3}, "model": {"discriminator": "teacher"}},
     "LabelDP union": {
         "class_path": "LabelDP",
@@ -84,7 +88,7 @@ SLOW: dict[str, dict[str, Any]] = {
                 "class_path": "VoteAnnotator",
                 "init_args": {"mechanism": "confident", "scale": 1.0, "threshold": 1.0, "threshold_scale": 1.0},
             },
-            "selection": "spread",
+            "query_selection": "spread",
         },
         "epochs": 2,
     },
@@ -102,7 +106,6 @@ SLOW: dict[str, dict[str, Any]] = {
         "class_path": "Distillation",
         "model": {"annotator": {"class_path": "ResponseAnnotator", "init_args": {}}, "pool_size": 20},
     },
-    "BatchNorm": {"class_path": "DPDFD", "model": {"student": {"class_path": "resnet18_small"}}},
 }
 
 
