@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 # Importing makes the short class names of the configuration files known.
 import privacy.annotators  # noqa: F401
 from datamodules import MissingDataError
+from lightning_modules.callbacks.compiled import CompileError
 from lightning_modules.callbacks.config import SaveConfig
 from lightning_modules.callbacks.failures import NoLonelyCheckpoint
 from lightning_modules.callbacks.record import ResultRecord
@@ -80,6 +81,7 @@ EXPECTED = (
     AuditError,
     EngineError,
     ProcessesError,
+    CompileError,
 )
 """Errors that say all there is to say: on the command line they need no traceback."""
 

@@ -1,10 +1,11 @@
 """Budget, guarantee, curves and images: what is attached to the fit of a data-free method."""
 
 from lightning_modules.callbacks.budget import BudgetStop
+from lightning_modules.callbacks.compiled import Compile
 from lightning_modules.callbacks.curves import Curves
 from lightning_modules.callbacks.defaults import default_callbacks
 from lightning_modules.callbacks.guarantee import GuaranteeWriter
 from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.callbacks.synthetic_images import SyntheticImages
 
-__all__ = ["BudgetStop", "Curves", "GuaranteeWriter", "ResultRecord", "SyntheticImages", "default_callbacks"]
+__all__ = ["BudgetStop", "Compile", "Curves", "GuaranteeWriter", "ResultRecord", "SyntheticImages", "default_callbacks"]

@@ -120,20 +120,6 @@ def test_expected_errors_end_the_process_with_their_message(monkeypatch: pytest.
         main()
 
 
-def test_more_than_one_device_is_refused(folder: Path) -> None:
-    from lightning_modules.base import DataFreeDistillation
-
-    model = fit(configuration(steps=1)).model
-    assert isinstance(model, DataFreeDistillation)
-
-    class TwoProcesses:
-        world_size = 2
-
-    model._trainer = TwoProcesses()  # type: ignore[assignment]
-    with pytest.raises(NotImplementedError, match=r"--trainer\.devices 1"):
-        DataFreeDistillation.on_fit_start(model)
-
-
 @pytest.mark.slow
 def test_the_resumed_configuration_names_no_checkpoint(folder: Path) -> None:
     fit(configuration(steps=1))

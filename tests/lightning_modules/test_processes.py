@@ -5,15 +5,33 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
+import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lightning import Trainer
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from support.ensembles import ensemble_file
-from support.processes import TWO, in_processes, result
-from support.runs import checkpoint, configuration, fit
+from support.processes import TWO, command_line, fit_in_processes, in_processes, result, saved_by
+from support.runs import QUIET, checkpoint, configuration, distil, fit
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from datamodules.shares import own_share, whole
+from lightning_modules.base import DataFreeDistillation
+from lightning_modules.cli import main
+from lightning_modules.runtime.processes import (
+    ProcessesError,
+    check_kind_of_strategy,
+    check_launcher,
+    check_strategy,
+)
+from lightning_modules.teachers.own_training import CheckpointError
 
 STEPS = 2
 SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
@@ -51,7 +69,11 @@ SLOW: dict[str, dict[str, Any]] = {
         "annotator": {"release": "ensemble"},
     },
     "DPSD data": {"class_path": "DPSD", "annotator": {"top_k": 3}},
-    "DPSD refined": {"class_path": "DPSD", "annotator": {"top_k": 3}, "model": {"images": "refined"}},
+    "DPSD refined": {
+        "class_path": "DPSD",
+        "annotator": {"top_k": 3},
+        "model": {"images": "refined", "generator": {"class_path": "Refiner"}},
+    },
     "DPSD teacher": {"class_path": "DPSD", "annotator": {"top_k": 3}, "model": {"discriminator": "teacher"}},
     "LabelDP union": {
         "class_path": "LabelDP",
@@ -66,7 +88,7 @@ SLOW: dict[str, dict[str, Any]] = {
                 "class_path": "VoteAnnotator",
                 "init_args": {"mechanism": "confident", "scale": 1.0, "threshold": 1.0, "threshold_scale": 1.0},
             },
-            "selection": "spread",
+            "query_selection": "spread",
         },
         "epochs": 2,
     },
@@ -84,7 +106,6 @@ SLOW: dict[str, dict[str, Any]] = {
         "class_path": "Distillation",
         "model": {"annotator": {"class_path": "ResponseAnnotator", "init_args": {}}, "pool_size": 20},
     },
-    "BatchNorm": {"class_path": "DPDFD", "model": {"student": {"class_path": "resnet18_small"}}},
 }
 
 
@@ -175,3 +196,181 @@ def test_two_processes_are_charged_as_one_and_end_alike(place: Path, monkeypatch
 @pytest.mark.parametrize("name", SLOW)
 def test_two_processes_are_one_whatever_is_set(place: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     compare(place, monkeypatch, [name])
+
+
+def test_weights_differ_where_gradients_are_not_averaged(place: Path) -> None:
+    """The negative control of the comparison above."""
+    config = settings("DPDFD", "run", class_path="support.process_variants.UnsharedDPDFD")
+    fit_in_processes(config)
+    assert differing([saved_by(0), saved_by(1)])
+
+
+def test_a_run_goes_on_with_another_number_of_processes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch is that of all processes together: what a step is charged for does not change."""
+    last = "--ckpt_path={}/checkpoints/last.ckpt"
+    fit(settings("DPDFD", "grows", epochs=1))
+
+    def two() -> None:
+        for name in ("DPSD", "Distillation"):
+            fit(settings(name, name, epochs=1), *TWO)
+        fit(settings("DPDFD", "grows", epochs=2), *TWO, last.format("grows"))
+
+    in_processes(two, seconds=120)
+    for name in ("DPSD", "Distillation"):
+        fit(settings(name, name, epochs=2), last.format(name))
+    ledger = Path("ledgers/Digits-train.jsonl")
+    for name, calls in (("DPSD", 2 * STEPS), ("grows", 2 * STEPS), ("Distillation", 3)):
+        assert list(charges(name, ledger).values()) == [calls]
+        assert checkpoint(name)["distillation"]["steps_done"] == 2 * STEPS
+
+
+def test_a_stage_goes_on_with_as_many_processes_as_made_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = distil(
+        class_path="LabelDP", steps=STEPS, model={"annotator": LABELS, "student_loss_weight": 1.0}
+    ).model
+    monkeypatch.setattr(DataFreeDistillation, "on_fit_start", lambda self: None)
+    model.steps_done -= 1
+    model.on_fit_start()
+    model.stage_processes = 2
+    with pytest.raises(CheckpointError, match=r"2 process\(es\) made, and this fit has 1"):
+        model.on_fit_start()
+    model.steps_done += 1
+    model.on_fit_start()
+
+
+def test_what_is_kept_does_not_depend_on_the_number_of_processes(place: Path) -> None:
+    config = settings("Distillation", "run")
+    model: Any = fit(config).model
+    assert model._pool is not None
+
+    class Third:
+        rank, size = 2, 4
+
+    whole = model._own_images(1)
+    model.__class__ = type("OfFour", (type(model),), {"processes": Third()})
+    assert torch.equal(model._own_images(1), whole[4:6])
+
+
+# --- errors ---
+
+
+def test_a_refusal_ends_every_process_with_one_message(place: Path) -> None:
+    """Each within seconds: whoever went on alone would wait for the others."""
+
+    def refused(case: str, config: dict[str, Any], *arguments: str) -> None:
+        path = Path(f"{case} {os.environ['LOCAL_RANK']}.json")
+        path.write_text(json.dumps(config), encoding="utf-8")
+        sys.argv = ["LightningCLI", "fit", "--config", str(path), *TWO, *arguments]
+        print(f"<{case}>")
+        begun = time.monotonic()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code and time.monotonic() - begun < 30
+        print("quiet" if ended.value.code == 1 else ended.value.code)
+
+    def act() -> None:
+        config = settings("DPDFD", "run")
+        refused("fsdp", config, "--trainer.strategy=fsdp")
+        refused("batch", config, "--data.batch_size=7")
+        refused("budget", config, "--model.annotator.target_epsilon=0.01")
+        config["model"]["init_args"]["teacher"] += os.environ["LOCAL_RANK"].strip("0")  # of one process alone
+        refused("teacher", config)
+
+    ended = in_processes(act, seconds=120)
+    cases = [end.printed.split("<")[1:] for end in ended]
+    for first, second, message in zip(
+        *cases, ["fsdp is not supported", "multiple of their number 2", "leaves no room", "digits.ckpt1"], strict=True
+    ):
+        assert message in first, first
+        assert "quiet" in second and message not in second, second
+    assert not Path("run/checkpoints").exists()
+
+
+def test_a_process_that_fails_alone_ends_the_others(place: Path) -> None:
+    config = settings("DPDFD", "run", class_path="support.process_variants.FailingDPDFD")
+    ended = fit_in_processes(config, check=False)
+    assert all(end.code for end in ended)
+    assert "this process alone" in ended[1].printed
+    # Saving waits for all, and one of them is gone. What was released stays charged.
+    assert not Path("run/checkpoints").exists()
+    assert saved_by(0)["queries"] >= 8
+
+
+@pytest.mark.parametrize("name", ["fsdp", "fsdp_cpu_offload", "deepspeed_stage_2", "dp", "xla"])
+def test_strategies_that_no_test_covers_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ProcessesError, match=rf"{name} is not supported: .*--trainer\.strategy ddp"):
+        check_kind_of_strategy(name)
+    for known in ("auto", "ddp", "ddp_find_unused_parameters_true", "ddp_spawn"):
+        check_kind_of_strategy(known)
+
+
+def test_strategies_are_refused_by_their_kind() -> None:
+    class Derived(DDPStrategy):
+        pass
+
+    check_kind_of_strategy(DDPStrategy())
+    for strategy in (Derived(), FSDPStrategy()):
+        with pytest.raises(ProcessesError, match="is not supported"):
+            check_kind_of_strategy(strategy)
+    trainer: Any = SimpleNamespace(strategy=DDPStrategy(static_graph=True))
+    check_strategy(trainer)
+    with pytest.raises(ProcessesError, match="static_graph"):
+        check_strategy(trainer, averages_itself=True)
+
+
+def test_processes_that_do_not_know_of_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would make the whole run for itself, and charge for it."""
+    trainer: Any = SimpleNamespace(world_size=1)
+    check_launcher(trainer)
+    for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ProcessesError, match=r"--trainer\.devices 2 --trainer\.num_nodes 2"):
+        check_launcher(trainer)
+    trainer.world_size = 4
+    check_launcher(trainer)
+
+
+def test_one_device_is_used_unless_more_are_asked_for(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    made = LightningCLI.instantiate_trainer
+
+    def noted(self: LightningCLI, **kwargs: Any) -> Trainer:
+        asked.append(kwargs.get("devices"))
+        return made(self, **kwargs)
+
+    monkeypatch.setattr(LightningCLI, "instantiate_trainer", noted)
+    distil(steps=1)
+    distil(steps=1, trainer={"devices": 1})
+    assert asked == [1, None]
+
+
+# --- evaluation ---
+
+
+@pytest.mark.parametrize("records", [5, 8])
+def test_each_record_is_evaluated_by_one_process(records: int) -> None:
+    loader = DataLoader(TensorDataset(torch.arange(records)), batch_size=2)
+    trainers: list[Any] = [SimpleNamespace(world_size=3, global_rank=rank) for rank in range(3)]
+    shares = [own_share(loader, trainer) for trainer in trainers]
+    seen = [int(record) for share in shares for (batch,) in share for record in batch]
+    assert sorted(seen) == list(range(records))
+    assert own_share(shares[0], trainers[0]) is shares[0]
+    assert [int(record) for (batch,) in whole(shares[1]) for record in batch] == list(range(records))
+    # The negative control: Lightning's own counts some records twice.
+    filled = [DistributedSampler(loader.dataset, 3, rank, shuffle=False) for rank in range(3)]  # type: ignore[arg-type]
+    assert (sum(map(len, filled)) == records) is (records % 3 == 0)
+
+
+# --- as it is typed ---
+
+
+def test_the_command_line_starts_and_ends_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (done,) = command_line(
+        *["fit", "--config", "sweeps/teacher_digits.yaml", "--trainer.max_epochs=1", *QUIET, *TWO], seconds=200
+    )
+    assert done.returncode == 0, done.stdout
+    assert "Starting with 2 processes" in done.stdout
+    assert Path("teachers/digits.ckpt").is_file() and len(list(Path("ledgers").iterdir())) == 1
+    (folder,) = Path("runs/teacher_digits").iterdir()
+    assert {"config.yaml", "result.json"} <= {path.name for path in folder.iterdir()}
