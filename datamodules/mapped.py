@@ -42,7 +42,13 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
             piece: Images in one call.
         """
         rows = torch.arange(len(records)).split(piece)
-        return cls(torch.cat([function(records.__getitems__(part)[0]) for part in rows]), records.labels)
+        first = function(records.__getitems__(rows[0])[0])
+        # Filled in place: joining pieces would hold all of it twice, which for features is gigabytes.
+        inputs = first.new_empty(len(records), *first.shape[1:])
+        inputs[rows[0]] = first
+        for part in rows[1:]:
+            inputs[part] = function(records.__getitems__(part)[0])
+        return cls(inputs, records.labels)
 
     def __len__(self) -> int:
         """Return the number of records."""

@@ -57,7 +57,8 @@ class Scattering2d(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to features `output_shape` (N, C·paths, H/2**J, W/2**J), order by order."""
         # Small pieces stay in the processor's cache.
-        pieces = [self._transform(piece) for piece in images.float().split(_PIECE)]
+        kind = torch.promote_types(torch.float32, self.get_buffer("average0").dtype)
+        pieces = [self._transform(piece) for piece in images.to(kind).split(_PIECE)]
         return torch.cat(pieces) if pieces and len(images) else images.new_zeros(0, *self.output_shape)
 
     def _transform(self, images: Tensor) -> Tensor:

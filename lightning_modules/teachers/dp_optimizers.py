@@ -14,7 +14,7 @@ from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processe
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian, round_to_lattice
 from privacy.mechanisms.noise import NoiseSource
 
-__all__ = ["GHOST_MARGIN", "MARGIN", "FlatOptimizer", "GhostOptimizer"]
+__all__ = ["GHOST_MARGIN", "MARGIN", "ExactNoise", "FlatOptimizer", "GhostOptimizer", "SumOptimizer"]
 
 MARGIN = 1e-9
 """Share of the clipping norm that a record's gradient stays below it, for the rounding of float64."""
@@ -24,7 +24,7 @@ GHOST_MARGIN = 1e-4
 _ROWS = 64
 
 
-class _ExactNoise(DPOptimizer):  # type: ignore[misc] # Opacus ships no types
+class ExactNoise(DPOptimizer):  # type: ignore[misc] # Opacus ships no types
     """Opacus's optimizer with the project's noise.
 
     Attributes:
@@ -55,7 +55,7 @@ class _ExactNoise(DPOptimizer):  # type: ignore[misc] # Opacus ships no types
         """Done by `add_noise`, before the one rounding."""
 
 
-class FlatOptimizer(_ExactNoise):
+class FlatOptimizer(ExactNoise):
     """Clips stored per-sample gradients."""
 
     def clip_and_accumulate(self) -> None:
@@ -96,11 +96,29 @@ class FlatOptimizer(_ExactNoise):
         return round_to_lattice(clipped, norm_bound=self.max_grad_norm, granularity=self.granularity).sum(dim=0)
 
 
-class GhostOptimizer(_ExactNoise, DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacus ships no types
+class GhostOptimizer(ExactNoise, DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacus ships no types
     """Takes gradients that ghost clipping has clipped, to `GHOST_MARGIN` below C."""
 
     def accumulate(self) -> None:
         """Sums the physical batches in float64."""
         for parameter in self.params:
             part = parameter.grad.detach().double().cpu()
+            parameter.summed_grad = part if parameter.summed_grad is None else parameter.summed_grad + part
+
+
+class SumOptimizer(ExactNoise, DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacus ships no types
+    """Takes sums of gradients that somebody else has clipped, in float64.
+
+    Attributes:
+        sums: One of each parameter, of a physical batch.
+    """
+
+    sums: list[torch.Tensor]
+
+    def accumulate(self) -> None:
+        """Sums the physical batches."""
+        for parameter, part in zip(self.params, self.sums, strict=True):
+            if part.dtype != torch.float64 or part.shape != parameter.shape:
+                raise ValueError(f"sums must be float64 and {tuple(parameter.shape)}, got {part.dtype} {part.shape}")
+            part = part.cpu()
             parameter.summed_grad = part if parameter.summed_grad is None else parameter.summed_grad + part
