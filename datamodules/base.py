@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.images import ImageDataset, keep_batch
+from datamodules.shares import own_share, per_process
 from datamodules.splits import id_fraction
 
 Part = Literal["train", "test"]
@@ -193,16 +194,19 @@ class ImageDataModule(LightningDataModule, ABC):
         skipped entirely; only a last batch of a single image is dropped, because BatchNorm refuses it.
         """
         records = self.train_records
-        tail = len(records) % self.batch_size
-        return self._loader(records, self.batch_size, shuffle=True, drop_last=tail == 1 and len(records) > 1)
+        batch_size = per_process(self.batch_size, self.trainer)
+        # Lightning gives each process as many records as any other.
+        own = -(-len(records) // (self.batch_size // batch_size))
+        tail = own % batch_size
+        return self._loader(records, batch_size, shuffle=True, drop_last=tail == 1 and own > 1)
 
     def val_dataloader(self) -> Batches:
         """Return the validation batches, in order."""
-        return self._loader(self.validation_records, self.eval_batch_size)
+        return own_share(self._loader(self.validation_records, self.eval_batch_size), self.trainer)
 
     def test_dataloader(self) -> Batches:
         """Return the test batches, in order."""
-        return self._loader(self.test_records, self.eval_batch_size)
+        return own_share(self._loader(self.test_records, self.eval_batch_size), self.trainer)
 
     def predict_dataloader(self) -> Batches:
         """Return the test batches, in order."""

@@ -8,6 +8,7 @@ from lightning import LightningDataModule
 
 from datamodules.base import Batches, ImageDataModule, require_at_least
 from datamodules.selection import selection_halves
+from datamodules.shares import own_share
 
 
 class StepIndices:
@@ -77,7 +78,7 @@ class Latent(LightningDataModule):
         Args:
             dataset: The data set to evaluate on; gives the classes and the image shape.
             steps_per_epoch: Training steps that make an epoch (evaluation follows each).
-            batch_size: Synthetic images per step.
+            batch_size: Synthetic images per step, of all processes together.
             evaluation: What is evaluated while fitting and by `validate`. `test`: the whole test split, logged as
                 `test_split/accuracy`. `selection`: one half of it by stable ids, to select by, logged as
                 `val/accuracy`; `test` and the result record then measure on the other half.
@@ -136,5 +137,6 @@ class Latent(LightningDataModule):
 
     def _evaluated(self, half: int) -> Batches:
         if self.evaluation == "test":
-            return self.dataset.test_dataloader()
-        return self.dataset.evaluation_loader(selection_halves(self.dataset.test_records)[half])
+            return own_share(self.dataset.test_dataloader(), self.trainer)
+        records = selection_halves(self.dataset.test_records)[half]
+        return own_share(self.dataset.evaluation_loader(records), self.trainer)

@@ -22,6 +22,13 @@ from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.optimizers import Optimizers, adam
 from lightning_modules.query_plan import QueryPlan
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, settings_of
+from lightning_modules.runtime.processes import (
+    average_gradients,
+    broadcast_tensors,
+    check_strategy,
+    processes_of,
+    share_size,
+)
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.runtime.renamed import upgraded_checkpoint
 from lightning_modules.runtime.resuming import take_back_unfinished_step
@@ -32,6 +39,7 @@ from lightning_modules.teachers.source import TeacherSource
 from privacy.annotators import Annotator
 from privacy.deprecation import renamed_attribute
 from privacy.guarantee import Guarantee
+from privacy.processes import Processes, by_all
 
 __all__ = ["DataFreeDistillation"]
 
@@ -46,7 +54,7 @@ class DataFreeDistillation(LightningModule):
     Args:
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
-        batch_size: B, images per step; linked from the data.
+        batch_size: B, images per step, of all processes together; linked from the data.
         annotator: Mechanism, noise and budget: all that leaves the teacher passes it.
         teacher: The teacher's checkpoint, or a network in a script.
         teacher_network: Builds the teacher where its file holds nothing but weights.
@@ -194,11 +202,28 @@ class DataFreeDistillation(LightningModule):
         self.log("train/generator_loss", loss.detach())
 
     def descend(self, name: str, loss: torch.Tensor) -> None:
-        """One step of an optimizer down a loss; inside `toggled_optimizer`."""
+        """One step of an optimizer down a loss, its mean over processes; inside `toggled_optimizer`."""
         optimizer = self.optimizer(name)
         optimizer.zero_grad()
-        self.manual_backward(loss)
+        if self.processes.size == 1:
+            self.manual_backward(loss)
+        else:
+            # Student and generator take turns, for which DDP would have to look for unused parameters at each step.
+            with self.trainer.strategy.block_backward_sync():  # type: ignore[attr-defined]
+                self.manual_backward(loss)
+            average_gradients((p for group in optimizer.param_groups for p in group["params"]), self.processes)
         optimizer.step()
+
+    # --- processes ---
+
+    @property
+    def processes(self) -> Processes:
+        """Those of this run: each makes an equal share of every batch, and the first asks the annotator for all."""
+        return processes_of(self._trainer)
+
+    def of_all(self, own: torch.Tensor) -> torch.Tensor:
+        """Rows of all processes, in their order, on the CPU; `own` are this one's."""
+        return torch.cat(self.processes.gather(own.detach().cpu()))
 
     # --- images ---
 
@@ -288,21 +313,32 @@ class DataFreeDistillation(LightningModule):
         """Loads the teacher, or the ensemble, for a fit, before any other work.
 
         Raises:
+            ProcessesError: A strategy that is not supported, or a batch that its processes cannot share.
             TeacherError: The file is missing, or holds nothing of use.
         """
-        if stage == "fit" and self._teacher is None:
+        if stage != "fit":
+            return
+        if self._trainer is not None:
+            check_strategy(self._trainer, averages_itself=True)
+        by_all(self.processes, self._prepare_fit)
+
+    def _prepare_fit(self) -> None:
+        """What may fail in one process alone, and then has to fail in all of them."""
+        self.images.rows = share_size(self.batch_size, self.processes)
+        if self.images.kind == "both":
+            share_size(self.batch_size // 2, self.processes)
+        if self._teacher is None:
             source = self._teacher_source
             self._teacher = source.load_ensemble() if self.of_ensemble else source.load_teacher()
 
     def on_fit_start(self) -> None:
         """Opens the ledger, takes over what a checkpoint remembers, and refuses a budget in which no step fits."""
-        if self.trainer.world_size > 1:
-            raise NotImplementedError(
-                f"{type(self).__name__} charges for one process, got {self.trainer.world_size}: set --trainer.devices 1"
-            )
         if self.draw_seed is None:
-            self.draw_seed = torch.initial_seed()
+            self.draw_seed = self.processes.broadcast(torch.initial_seed())
         self._open_annotator()
+        by_all(self.processes, self._require_a_step)
+
+    def _require_a_step(self) -> None:
         calls = self.next_calls
         if not calls:
             return
@@ -331,6 +367,7 @@ class DataFreeDistillation(LightningModule):
             state=state,
             training=self.teacher.training,
             old_ledger=self.teacher.old_ledger,
+            processes=self.processes,
         )
 
     def on_train_start(self) -> None:
@@ -354,6 +391,8 @@ class DataFreeDistillation(LightningModule):
         if self.images.warm_start_steps and not self._generator_is_warm and not self.steps_done:
             rank_zero_info(self.images.warm_start(self.draws))
             self._generator_is_warm = True
+            if self.generator is not None:
+                broadcast_tensors(self.generator.state_dict().values(), self.processes)
 
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
         """Remembers where a step begins, to know one that was cut short."""
@@ -399,6 +438,14 @@ class DataFreeDistillation(LightningModule):
         return {"student": self.student, **self.images.networks()}
 
     # --- evaluation ---
+
+    def on_validation_start(self) -> None:
+        """BatchNorm's statistics are those of process 0 in all, as in what is saved."""
+        broadcast_tensors(self.buffers(), self.processes)
+
+    def on_train_end(self) -> None:
+        """As `on_validation_start`."""
+        broadcast_tensors(self.buffers(), self.processes)
 
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """The student's accuracy on public images (N, C, H, W) and labels (N,)."""

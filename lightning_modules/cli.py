@@ -13,12 +13,13 @@ from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 # Importing makes the short class names of the configuration files known.
 import privacy.annotators  # noqa: F401
 from datamodules import MissingDataError
 from lightning_modules.callbacks.config import SaveConfig
+from lightning_modules.callbacks.failures import NoLonelyCheckpoint
 from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.commands.audit import AuditError, audit
 from lightning_modules.commands.calibrate import calibrate
@@ -26,6 +27,13 @@ from lightning_modules.commands.ledger import ledger
 from lightning_modules.commands.priors import priors
 from lightning_modules.runtime.arguments import prepare_arguments
 from lightning_modules.runtime.csv_logger import ContinuedCSVLogger
+from lightning_modules.runtime.processes import (
+    ProcessesError,
+    allow_tensor_cores,
+    check_kind_of_strategy,
+    check_launcher,
+    check_strategy,
+)
 from lightning_modules.runtime.renamed import upgrade_settings
 from lightning_modules.runtime.resuming import read_hyperparameters, refuse_differences
 from lightning_modules.runtime.wandb_runs import describe_runs
@@ -34,6 +42,7 @@ from lightning_modules.teachers.private_teacher import TeacherError
 from privacy.account import BudgetExceeded
 from privacy.ledger import LedgerError
 from privacy.neighbours import IncompatibleNeighbours
+from privacy.processes import failed_everywhere
 from sweeps.runner.documents import DocumentError, render
 from sweeps.runner.engines import EngineError
 from sweeps.runner.pipeline import PipelineError, pipeline
@@ -70,6 +79,7 @@ EXPECTED = (
     IncompatibleNeighbours,
     AuditError,
     EngineError,
+    ProcessesError,
 )
 """Errors that say all there is to say: on the command line they need no traceback."""
 
@@ -155,8 +165,16 @@ class TranscriptionCLI(LightningCLI):
                 callbacks.append(ModelCheckpoint(filename="last", enable_version_counter=False, save_on_exception=True))
             if ResultRecord not in present:
                 callbacks.append(ResultRecord())
-            kwargs["callbacks"] = callbacks
-        return super().instantiate_trainer(**kwargs)
+            kwargs["callbacks"] = [*callbacks, NoLonelyCheckpoint()]
+        # Here as well as in the modules: before processes are started and data are read.
+        check_kind_of_strategy(settings.strategy)
+        if settings.devices == settings.strategy == "auto":
+            kwargs["devices"] = 1  # more than one is a choice: a batch has to be one that they can share
+        trainer = super().instantiate_trainer(**kwargs)
+        check_launcher(trainer)
+        allow_tensor_cores(trainer.strategy.root_device)
+        check_strategy(trainer, averages_itself=not self.model.automatic_optimization)
+        return trainer
 
     def _default_logger(self, folder: str | None) -> CSVLogger:
         if folder is not None:
@@ -220,5 +238,7 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
     try:
         run(sys.argv[1:])
     except EXPECTED as error:
-        sys.exit(f"error: {error}")
+        # One of several processes speaks for all.
+        one_speaks = failed_everywhere(error) and rank_zero_only.rank  # type: ignore[attr-defined]
+        sys.exit(1 if one_speaks else f"error: {error}")
     return None

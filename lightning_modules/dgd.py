@@ -26,11 +26,13 @@ from lightning_modules.optimizers import Optimizers
 from lightning_modules.pool_source import PoolSource
 from lightning_modules.query_set import QuerySet
 from lightning_modules.runtime.hyperparameters import settings_of
+from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import stream
 from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.annotators import VoteAnnotator
+from privacy.processes import by_all, by_first
 
 __all__ = ["DGD", "Phase"]
 
@@ -237,9 +239,13 @@ class DGD(DataFreeDistillation):
     def query_ensemble(self) -> None:
         """As many queries as a step has images, each made once and kept."""
         if not len(self.query_set.images):
-            self.query_set.images = self.choose_queries().half().cpu()
-        images = self.query_set.next(self.next_calls).to(self.device)
-        self.query_set.add(self.annotator.annotate(self.teacher.votes(images)))
+            # One choice for all processes.
+            chosen = by_first(self.processes, lambda: (self.choose_queries().half().cpu(), self.query_set.positions))
+            self.query_set.images, self.query_set.positions = chosen
+        images = self.query_set.next(self.next_calls)
+        own = images[share_of(len(images), self.processes)].to(self.device)
+        counts = self.teacher.votes(own) if len(own) else torch.empty(0, self.num_classes, dtype=torch.int64)
+        self.query_set.add(self.of_all(self.annotator.annotate(counts)))
         # Lightning writes no checkpoint where its count of optimizer steps has not moved, and these labels are paid
         # for. Without gradients the step changes nothing.
         optimizer = self.optimizer("student")
@@ -282,7 +288,7 @@ class DGD(DataFreeDistillation):
         Both go through the student in one batch, so that BatchNorm sees the same statistics for both.
         """
         settings, draw = self.student_phase, self.draws.stream(self.steps_done, "student")
-        queried, labels = (part.to(self.device) for part in self.query_set.batch(self.batch_size, draw))
+        queried, labels = (part.to(self.device) for part in self.query_set.batch(self.images.rows, draw))
         if len(labels) and settings.query_distortion:
             queried = distort(queried, strength=settings.query_distortion, draw=draw)
         parts, guide = ([queried] if len(labels) else []), None
@@ -324,16 +330,17 @@ class DGD(DataFreeDistillation):
         """Always."""
         return True
 
-    def setup(self, stage: str) -> None:
+    def _prepare_fit(self) -> None:
         """Loads ensemble, baseline and pool for a fit, before any other work.
 
         Raises:
             TeacherError: A file is missing or unusable.
             ValueError: Ensemble and baseline are of different private data, or the pool has too few images.
         """
-        if stage != "fit" or self._teacher is not None:
+        loaded = self._teacher is not None
+        super()._prepare_fit()
+        if loaded:
             return
-        super().setup(stage)
         baseline, private_data = self.generator_phase.baseline, self.teacher.private_data
         if self._length("generator") and baseline not in (None, "student"):
             self._baseline = self._teacher_source.read_teacher(baseline, network=self.generator_phase.baseline_network)
@@ -360,7 +367,7 @@ class DGD(DataFreeDistillation):
             # Of no training at all: no teacher's guarantee covers what was never its own.
             self.annotator.charge_nonprivate_records(_POOL)
         if not len(self.query_set) and self.phase != "student":
-            self.annotator.require_affordable()
+            by_all(self.processes, self.annotator.require_affordable)
         self._enter_next_phase()
 
     def on_train_start(self) -> None:

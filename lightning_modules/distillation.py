@@ -17,6 +17,8 @@ from lightning_modules.image_source import Images
 from lightning_modules.networks import ScatteringClassifier, build_network, logits_and_features
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.priors import ImagePrior
+from lightning_modules.runtime.processes import share_of
+from lightning_modules.runtime.randomness import Draws
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from privacy.annotators import MeanResponseAnnotator, ResponseAnnotator
 
@@ -151,7 +153,7 @@ class Distillation(DataFreeDistillation):
             self._pool = self.answer_pool()
         inputs, answers, weights = self._pool
         draw = self.draws.stream(self.steps_done, "pool")
-        rows = torch.multinomial(weights, self.batch_size, replacement=True, generator=draw)
+        rows = torch.multinomial(weights, self.batch_size // self.processes.size, replacement=True, generator=draw)
         with self.draws.seeded(self.steps_done):
             self.fit_student(inputs[rows].to(self.device).float(), answers[rows].to(self.device))
         self.end_step()
@@ -167,15 +169,25 @@ class Distillation(DataFreeDistillation):
         rank_zero_info(f"{self.pool_calls * self.batch_size:,} images are answered once.")
         inputs, answers = [], []
         for call in self._tracked(self.pool_calls, "answers"):
-            # In half precision from the start: what is kept is what was answered.
-            images = self.draw_images(call, None).half().float()
-            answers.append(respond(images).cpu())
+            images = self._own_images(call)
+            answers.append(self.of_all(respond(images)))
             kept = images if self._feature_extractor[0] is None else self._feature_extractor[0](images)
-            inputs.append(kept.half().cpu())
+            inputs.append(self.of_all(kept.half()))
         logits = torch.cat(answers)
         classes = logits.argmax(dim=1)
         counts = torch.bincount(classes, minlength=self.num_classes).clamp_min(1)
         return torch.cat(inputs), logits, counts[classes].double().pow(-self.balance)
+
+    def _own_images(self, step: int) -> torch.Tensor:
+        """This process's share of a batch that does not depend on their number: noisy answers about it are kept."""
+        draws = Draws(self.draws.seed, 0, self.device)
+        # In half precision from the start: what is kept is what was answered.
+        drawn = self.images.images(step, None, draws)[share_of(self.batch_size, self.processes)]
+        return drawn.half().float()
+
+    def _prepare_fit(self) -> None:
+        super()._prepare_fit()
+        self.images.rows = self.batch_size  # see `_own_images`
 
     def _ask_teacher(self, images: torch.Tensor) -> torch.Tensor:
         return self.annotator.annotate(self.teacher.logits(images))
@@ -196,10 +208,10 @@ class Distillation(DataFreeDistillation):
             rank_zero_info(f"The ensemble is asked about {self.charged_calls * self.batch_size:,} images.")
         for call in self._tracked(self.charged_calls, "queries"):
             # Steps below 0 are of no image of the pool.
-            images = self.draw_images(-1 - call, None).half().float()
-            described.append(logits_and_features(describe, images)[1].cpu())
+            images = self._own_images(-1 - call)
+            described.append(self.of_all(logits_and_features(describe, images)[1]))
             if self.noisy_answers is None:
-                released.append(annotator.annotate(teacher.each(images)).cpu())
+                released.append(self.of_all(annotator.annotate(teacher.each(images))))
         if self.noisy_answers is None:
             self.noisy_answers = torch.cat(released)
             self.answer_deviation = annotator.std(teacher.num_teachers)

@@ -18,6 +18,7 @@ from lightning_modules.functional.losses import expected_labels
 from lightning_modules.image_source import Images
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
+from lightning_modules.runtime.processes import share_of
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.mechanisms.response import top_k_candidates
 
@@ -138,7 +139,9 @@ class DPSD(DataFreeDistillation):
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One iteration of Algorithm 1. `batch` is a step index: no data set stands behind it."""
         with self.draws.seeded(self.steps_done):
-            latents = self.draw_latents(self.steps_done) if self.latents is None else self.latents
+            latents = self.draw_latents(self.steps_done)
+            if self.latents is not None:
+                latents = self.latents[share_of(len(self.latents), self.processes)]
             images = self.draw_images(self.steps_done, latents)  # line 3
             targets = self.update_student(images)  # lines 4 and 5
             if latents is not None:

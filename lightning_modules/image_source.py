@@ -68,12 +68,14 @@ class ImageSource(ABC):
 
     Attributes:
         kind: In one word, as in the settings.
+        rows: Images of each batch that this process makes: all of them, or its share where there are several.
         generator: What makes or changes images; None where there is none.
         published: What of it a student's owner may publish, in words.
         warm_start_steps: Steps that the generator takes before the first query.
     """
 
     kind: str
+    rows: int
     generator: nn.Module | None = None
     published: tuple[str, ...] = ()
     warm_start_steps: int = 0
@@ -94,7 +96,7 @@ class ImageSource(ABC):
 
     @abstractmethod
     def images(self, step: int, latents: torch.Tensor | None, draws: Draws) -> torch.Tensor:
-        """A batch of images, shape (B, C, H, W), in [-1, 1], generated ones first."""
+        """A batch of images, shape (rows, C, H, W), in [-1, 1], generated ones first."""
 
     @abstractmethod
     def grid(self, count: int, *, seed: int, device: torch.device) -> torch.Tensor:
@@ -131,7 +133,7 @@ class SyntheticSource(ImageSource):
             raise ValueError(f"images.source='both' needs a batch_size of 2 or more, got {batch_size}")
         self.kind = settings.source
         self.image_shape = image_shape
-        self.batch_size = batch_size
+        self.batch_size = self.rows = batch_size
         self.prior = (settings.prior or StrokePrior()) if self.kind != "generator" else None
         self.generator = self._build_generator(settings.generator)
         self.warm_start_steps = settings.warm_start_steps
@@ -173,7 +175,7 @@ class SyntheticSource(ImageSource):
         """How many images of a batch the generator makes, or the refiner changes."""
         if self.generator is None:
             return 0
-        return self.batch_size // 2 if self.kind == "both" else self.batch_size
+        return self.rows // 2 if self.kind == "both" else self.rows
 
     def latents(self, step: int, draws: Draws) -> torch.Tensor | None:
         """z, shape (n, latent_dim), where n is B, or B/2 for `both`; None without a generator.
@@ -190,7 +192,7 @@ class SyntheticSource(ImageSource):
         parts = []
         if self.generator is not None and latents is not None:
             parts.append(self.generator(latents).float())
-        left = self.batch_size - sum(len(part) for part in parts)
+        left = self.rows - sum(len(part) for part in parts)
         if left:
             parts.append(self._prior_images(left, draws.stream(step, "prior"), draws.device))
         return torch.cat(parts)

@@ -18,9 +18,12 @@ from lightning_modules.image_source import Images
 from lightning_modules.networks.bn_statistics import logits_and_statistics
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
+from lightning_modules.runtime.processes import share_of
+from lightning_modules.teachers.own_training import CheckpointError
 from privacy.account import BudgetExceeded
 from privacy.annotators import LabelAnnotator
 from privacy.mechanisms.response import threshold_candidates
+from privacy.processes import everywhere
 
 __all__ = ["GeneratorTraining", "LabelDP", "Stages"]
 
@@ -166,6 +169,8 @@ class LabelDP(DataFreeDistillation):
         self.stage_labels = torch.empty(0, dtype=torch.int64)
         self.stage_candidates = torch.empty(0, num_classes, dtype=torch.bool)
         self.stage_begin = self.stage_end = 0
+        #: How many processes made the stage's images.
+        self.stage_processes = 1
         self._rows = torch.empty(0, dtype=torch.int64)
 
     def training_step(self, batch: int, batch_idx: int) -> None:
@@ -182,7 +187,8 @@ class LabelDP(DataFreeDistillation):
             latents = self.draw_latents(self.steps_done)
             if latents is not None:
                 own = self.steps_done - self.stage_begin
-                labels = self.stage_labels[-self._stage_rows :][own * self.batch_size :][: len(latents)]
+                begin = own * self.batch_size + self._own_rows.start
+                labels = self.stage_labels[-self._stage_rows :][begin:][: len(latents)]
                 self.update_generator(latents, self._one_hot(labels))
         self.end_step()
 
@@ -210,9 +216,10 @@ class LabelDP(DataFreeDistillation):
             drawn = self.draw_images(step, self.draw_latents(step)).half()
             candidates = self.candidates(self.student(drawn.float()))
             answers = self.annotator.annotate(self.teacher.logits(drawn.float()), candidates)
-            images.append(drawn.cpu())
-            labels.append(answers.cpu())
-            sets.append(candidates.cpu())
+            # Every process keeps what all have made: what is saved is the whole stage.
+            images.append(self.of_all(drawn))
+            labels.append(self.of_all(answers))
+            sets.append(self.of_all(candidates))
         self.student.train(was_training)
         if self.stages.train_on == "union":
             images.insert(0, self.stage_images)
@@ -224,6 +231,7 @@ class LabelDP(DataFreeDistillation):
             torch.cat(sets),
         )
         self.stage_begin, self.stage_end = self.steps_done, self.steps_done + self.stage_calls
+        self.stage_processes = self.processes.size
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
         """Lines 5 to 7: I of each image, shape (B, c), bool, from the student's `outputs` alone."""
@@ -253,12 +261,39 @@ class LabelDP(DataFreeDistillation):
         return left - left % max(1, self.stage_calls)
 
     def next_rows(self) -> torch.Tensor:
-        """Which of the kept images this step is on, shape (B,), int64."""
+        """Which of the kept images this step of this process is on, shape (B,), int64."""
         if self.stages.train_on == "union":
             draw = self.draws.stream(self.steps_done, "union")
-            return torch.randint(len(self.stage_labels), (self.batch_size,), generator=draw)
+            return torch.randint(len(self.stage_labels), (self.images.rows,), generator=draw)
         begin = (self.steps_done - self.stage_begin) * self.batch_size
-        return torch.arange(begin, begin + self.batch_size)
+        return begin + torch.arange(self.batch_size)[self._own_rows]
+
+    @property
+    def _own_rows(self) -> slice:
+        """Which of a step's images are this process's."""
+        return share_of(self.batch_size, self.processes)
+
+    def on_fit_start(self) -> None:
+        """See `DataFreeDistillation.on_fit_start`.
+
+        Raises:
+            CheckpointError: Within a stage whose images would not be generated again.
+        """
+        if (
+            self.generator is not None
+            and self.generator_training.student_loss_weight
+            and self.steps_done < self.stage_end
+            and self.stage_processes != self.processes.size
+        ):
+            raise everywhere(
+                CheckpointError(
+                    f"the checkpoint was saved within a stage whose images {self.stage_processes} process(es) made, "
+                    f"and this fit has {self.processes.size}: the generator's step on them (generator_training."
+                    "student_loss_weight) would take other images for theirs. Resume with as many processes, or from "
+                    "the end of a stage"
+                )
+            )
+        super().on_fit_start()
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Targets from the kept labels, shape (B, c): nothing is queried again.
@@ -310,6 +345,7 @@ class LabelDP(DataFreeDistillation):
             "candidates": self.stage_candidates[rows],
             "begin": self.stage_begin,
             "end": self.stage_end,
+            "processes": self.stage_processes,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -319,3 +355,4 @@ class LabelDP(DataFreeDistillation):
         self.stage_images, self.stage_labels = stage["images"], stage["labels"]
         self.stage_candidates = stage["candidates"]
         self.stage_begin, self.stage_end = int(stage["begin"]), int(stage["end"])
+        self.stage_processes = int(stage.get("processes", 1))

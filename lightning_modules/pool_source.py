@@ -46,7 +46,7 @@ class PoolSource(ImageSource):
             raise ValueError(f"images.pool must have images of shape {image_shape}, {pool.name} has {pool.image_shape}")
         self.pool = pool
         self.part = part
-        self.batch_size = batch_size
+        self.rows = batch_size
         self.pixels = torch.empty(0, *image_shape)
         self.is_private = False
 
@@ -64,7 +64,7 @@ class PoolSource(ImageSource):
         self.is_private = self.part == "train" and self.pool.private_data in private
 
     def images(self, step: int, latents: torch.Tensor | None, draws: Draws) -> torch.Tensor:
-        positions = torch.randint(len(self.pixels), (self.batch_size,), generator=draws.stream(step, "pool"))
+        positions = torch.randint(len(self.pixels), (self.rows,), generator=draws.stream(step, "pool"))
         return self.pixels[positions].to(draws.device)
 
     def grid(self, count: int, *, seed: int, device: torch.device) -> torch.Tensor:

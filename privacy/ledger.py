@@ -117,6 +117,7 @@ class Ledger:
         self.id = secrets.token_hex(8)
         self._hashes: list[str] = []
         self._offset = 0
+        self._changes = 0
         self._open: tuple[str, Charge, int] | None
         self._used: int
         self._process: int | None
@@ -166,6 +167,19 @@ class Ledger:
     def trained(self) -> dict[str, Counter[Release]]:
         """The same for every training that is known, by identity."""
         return {training: self.trained_by(training) for training in self._trainings}
+
+    def state_to_follow(self, *, since: int | None = None) -> dict[str, Any]:
+        """What `FollowedLedger` takes over in the other processes of a run; plain values and charges.
+
+        Args:
+            since: `changes` of the state that they have; the counts are left out where nothing else has changed.
+        """
+        block = self._open_block()
+        state = {"changes": self._changes, "open": block, "used": self._used, "head": self.head, "run": self.run}
+        if since == self._changes:
+            return state
+        totals = {owner: dict(counts) for owner, counts in self._totals.items()}
+        return {**state, "totals": totals, "trainings": dict(self._trainings), "saved": dict(self._saved)}
 
     @property
     def head(self) -> Head | None:
@@ -371,6 +385,7 @@ class Ledger:
         self._take_training(training, kind, fingerprint)
 
     def _take_training(self, training: str, kind: str, fingerprint: str | None) -> None:
+        self._changes += 1
         # A run of that name would no longer count as one.
         if training in self._totals and training not in self._trainings:
             raise ValueError(f"{training} is a run, and cannot be a training as well")
@@ -379,6 +394,7 @@ class Ledger:
             self._fingerprints[str(fingerprint)] = str(training)
 
     def _take_reserved(self, key: str, run: str, charge: Charge, count: int) -> None:
+        self._changes += 1
         if key in self._blocks:
             raise ValueError(f"block {key} is reserved twice")
         if run in self._trainings and (charge.training != run or charge.queries):
@@ -387,6 +403,7 @@ class Ledger:
         self._totals.setdefault(run, Counter())[charge] += count
 
     def _take_settled(self, key: str, used: int) -> None:
+        self._changes += 1
         run, charge, count = self._blocks[key]
         unused = count - check_count("used", used)
         if unused < 0:

@@ -20,7 +20,7 @@ class SaveConfig(SaveConfigCallback):
     """Writes `config.yaml` into the folder of the run itself, and hands the resolved values to every logger."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Once per process, when the first stage begins."""
+        """In process 0, when the first stage begins. Nothing here may ask the other processes: they are not asked."""
         if self.already_saved or not trainer.is_global_zero:
             return
         self.already_saved = True

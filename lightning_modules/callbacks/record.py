@@ -12,6 +12,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import nn
 
+from datamodules.shares import whole
 from lightning_modules.callbacks.config import resolved_config
 from lightning_modules.callbacks.curves import Curves
 from lightning_modules.callbacks.data_free import is_data_free
@@ -82,7 +83,7 @@ class ResultRecord(Callback):
             "wall_seconds": round(self.seconds, 2),
         }
         data.setup("test")
-        loader = data.test_dataloader()
+        loader = whole(data.test_dataloader())  # this process measures alone
         if is_data_free(pl_module):
             account = pl_module.annotator.account
             guarantee = pl_module.guarantee()

@@ -12,17 +12,23 @@ from typing import Any
 
 import torch
 from lightning import Callback, Trainer
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 
 __all__ = ["callbacks_of", "commit", "datamodule_of", "hardware", "is_dev_run", "run_folder", "versions"]
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """The folder of this run alone: W&B's logger names one that all its runs share, so the run's id is added."""
+    """The folder of this run alone: W&B's logger names one that all its runs share, so the run's id is added.
+
+    For process 0, which writes all files of a run; others may count another version. Not `trainer.log_dir`: that asks
+    all processes, and whoever asks alone waits for ever.
+    """
     logger = trainer.logger
     if isinstance(logger, WandbLogger):
         return Path(logger.save_dir or trainer.default_root_dir) / str(logger.name or "wandb") / str(logger.version)
-    return Path(trainer.log_dir or trainer.default_root_dir)
+    if isinstance(logger, (CSVLogger, TensorBoardLogger)):
+        return Path(logger.log_dir)
+    return Path((logger and logger.save_dir) or trainer.default_root_dir)
 
 
 def datamodule_of(trainer: Trainer) -> Any:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning import LightningModule, Trainer
 
+from lightning_modules.runtime.processes import processes_of
 from lightning_modules.runtime.runs import datamodule_of
 from privacy.events import Release
+from privacy.followed import FollowedLedger
 from privacy.identity import Training, ledger_file, new_training_id
 from privacy.ledger import Ledger
+from privacy.processes import ALONE, Processes, by_all, by_first
 
 __all__ = ["CheckpointError", "OwnTraining"]
 
@@ -21,6 +24,8 @@ class CheckpointError(ValueError):
 
 class OwnTraining:
     """Identity of the training that a module is in, kept by its checkpoints.
+
+    Of several processes the first opens and writes the ledger; the others follow it, and refuse what it refuses.
 
     Args:
         kind: What is trained, for a reader of the ledger.
@@ -37,6 +42,7 @@ class OwnTraining:
         self._ledger: Ledger | None = None
         self._token: str | None = None
         self._progress: Any = None
+        self._processes: Processes = ALONE
 
     @property
     def ledger(self) -> Ledger:
@@ -57,11 +63,36 @@ class OwnTraining:
         """
         data = datamodule_of(module.trainer)
         now = {name: getattr(data, name, None) for name in ("private_data", "num_records")}
-        self._refuse_other_data(now)
+        self._processes = processes_of(module.trainer)
+        by_all(self._processes, lambda: self._refuse_other_data(now))
         self.private_data = now["private_data"]
         self._restored = {**(self._restored or {}), **now}
         if self.id is None:
-            self.id = new_training_id()
+            self.id = self._processes.broadcast(new_training_id())
+
+    def _by_first(self, act: Callable[[], None]) -> None:
+        """What uses the ledger, by process 0; errors, and what came of it, reach all."""
+        by_first(self._processes, act, tell=self._state_to_follow, follow=self._follow)
+
+    def _state_to_follow(self) -> dict[str, Any] | None:
+        ledger = self._ledger
+        if ledger is None:
+            return None
+        return {
+            "id": self.id,
+            "token": self._token,
+            "ledger_was_replaced": self.ledger_was_replaced,
+            "private_data": ledger.private_data,
+            "path": ledger.path,
+            "ledger": ledger.state_to_follow(),
+        }
+
+    def _follow(self, state: Mapping[str, Any] | None) -> None:
+        if state is None:
+            return
+        self.id, self._token = state["id"], state["token"]
+        self.ledger_was_replaced = state["ledger_was_replaced"]
+        self._ledger = FollowedLedger(private_data=state["private_data"], path=state["path"], state=state["ledger"])
 
     def _refuse_other_data(self, now: Mapping[str, Any]) -> None:
         for name, value in (self._restored or {}).items():
@@ -82,9 +113,13 @@ class OwnTraining:
         Raises:
             LedgerError: The ledger cannot be written, or is not the one that the checkpoint saw.
         """
-        self._open(in_memory=in_memory or self.private_data is None)
-        assert self.id is not None
-        self.ledger.register(Training(self.id, kind=self.kind, releases=releases))
+
+        def act() -> None:
+            self._open(in_memory=in_memory or self.private_data is None)
+            assert self.id is not None
+            self.ledger.register(Training(self.id, kind=self.kind, releases=releases))
+
+        self._by_first(act)
 
     def _open(self, *, in_memory: bool) -> None:
         if self._ledger is not None and (self._ledger.durable or in_memory):
@@ -104,6 +139,9 @@ class OwnTraining:
         identity of its own with all steps since the first, and identities compose. Call it before `register`, in each
         fit, and `renew_token` before its first step.
         """
+        self._by_first(self._branch)
+
+    def _branch(self) -> None:
         self._open(in_memory=self.private_data is None)
         assert self.id is not None
         known = self.id in self.ledger.trained()
@@ -119,6 +157,9 @@ class OwnTraining:
         Raises:
             LedgerError: Another fit went on from the same checkpoint at the same time, or it could not be written down.
         """
+        self._by_first(self._renew_token)
+
+    def _renew_token(self) -> None:
         assert self.id is not None
         token = new_training_id()
         self.ledger.note_saved(self.id, token, after=self._token)
@@ -142,7 +183,8 @@ class OwnTraining:
             checkpoint: What is saved.
             trainer: Knows the data.
             releases: See `Training`.
-            progress: How far the training is, for one that may branch: each state that is saved gets a token.
+            progress: How far the training is, for one that may branch: each state that is saved gets a token. Process
+                0, whose checkpoint is the one that is written, asks nobody for it: it may save alone, after an error.
         """
         data = None if trainer is None else datamodule_of(trainer)
         checkpoint["private_data"] = getattr(data, "private_data", None)
@@ -154,7 +196,8 @@ class OwnTraining:
             path = None if self.private_data is None else ledger_file(self.private_data, recorded=self._recorded)
         if ledger is not None and progress is not None and progress != self._progress:
             self._progress = progress
-            self.renew_token()
+            if self._processes.rank == 0:
+                self._renew_token()
         checkpoint["training"] = Training(
             self.id or new_training_id(),
             kind=self.kind,

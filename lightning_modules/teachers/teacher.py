@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
+from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.teachers.own_training import OwnTraining
 
@@ -69,6 +70,15 @@ class Teacher(LightningModule):
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.own_training = OwnTraining(type(self).__name__)
+
+    def setup(self, stage: str) -> None:
+        """Refuses a strategy that is not supported.
+
+        Raises:
+            ProcessesError: With what to set instead.
+        """
+        if stage == "fit":
+            check_strategy(self.trainer)
 
     def on_fit_start(self) -> None:
         """Gives the training its identity, by which everything about this teacher is told from any other."""

@@ -6,13 +6,14 @@ charges before it draws noise and refuses what would overspend, so that no calle
 
 from __future__ import annotations
 
+import functools
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 
@@ -20,20 +21,52 @@ from privacy.account import Accounting, BudgetExceeded, PrivacyAccount, Scope
 from privacy.checks import check_count, check_delta
 from privacy.deprecation import renamed_arguments, renamed_attribute
 from privacy.events import Unbounded
+from privacy.followed import FollowedLedger
 from privacy.guarantee import Guarantee
 from privacy.identity import Training, UnnamedTraining
 from privacy.ledger import RECORDS, Charge, Ledger
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.mechanisms.words import Words
+from privacy.processes import ALONE, Processes, by_first
 from privacy.published.claims import Claim
 
-__all__ = ["DISJOINT_SHARDS", "Annotator", "uncompiled"]
+__all__ = ["DISJOINT_SHARDS", "Annotator", "of_all_processes", "uncompiled"]
 
+_T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 # Named here with the type that torch leaves out.
 uncompiled: Callable[[_F], _F] = torch.compiler.disable
+
+
+def of_all_processes(*, samples: int) -> Callable[[_F], _F]:
+    """Makes one call of what each process of a run asks for: a method `annotate` is called once, by process 0.
+
+    It is given the rows of all processes, in the order of their numbers, charges them as the one call that they are,
+    and draws one noise for them: sensitivity, price and the law of the noise are those of a run of one process. Each
+    process is given the released rows that are its own; an error reaches all.
+
+    Args:
+        samples: Dimension of the tensors along which samples lie, from the end where it is negative.
+    """
+
+    def decorate(annotate: _F) -> _F:
+        @functools.wraps(annotate)
+        def joint(self: Annotator, *private: torch.Tensor, **settings: Any) -> torch.Tensor:
+            if self.processes.size == 1:
+                return cast(torch.Tensor, annotate(self, *private, **settings))
+            device = private[0].device
+            given = self.processes.gather(tuple(tensor.detach().cpu() for tensor in private))
+            whole = [torch.cat(parts, dim=samples) for parts in zip(*given, strict=True)]
+            released = self._by_first(lambda: annotate(self, *whole, **settings).cpu())
+            shares = [tensors[0].shape[samples] for tensors in given]
+            own: torch.Tensor = released.split(shares)[self.processes.rank].to(device)
+            return own
+
+        return cast(_F, joint)
+
+    return decorate
 
 
 DISJOINT_SHARDS = (
@@ -87,6 +120,9 @@ class Annotator(ABC):
         self._shape: tuple[int, int] | None = None
         self._paper: str | None = None
         self.num_records: int | None = None
+        #: The processes of the run, of which the first alone charges and draws.
+        self.processes: Processes = ALONE
+        self._followed: int | None = None
 
     @property
     def charge(self) -> Charge:
@@ -143,7 +179,52 @@ class Annotator(ABC):
             release=Unbounded(reason=reason), claim=self.claim_of_nonprivate_access, queries=0, training=training
         )
         if not self.account.counts(scope="run")[charge]:
-            self.account.charge(charge)
+            self._by_first(lambda: self.account.charge(charge))
+
+    def _by_first(self, act: Callable[[], _T]) -> _T:
+        """What uses the ledger, by process 0; result or error, and the ledger as it then stands, reach all.
+
+        Raises:
+            Exception: What `act` raised.
+        """
+        return by_first(self.processes, act, tell=self._state_to_follow, follow=self._follow)
+
+    def _state_to_follow(self) -> dict[str, Any] | None:
+        account = self._account
+        if account is None:
+            return None
+        ledger = account.ledger.state_to_follow(since=self._followed)
+        self._followed = ledger["changes"]
+        return {
+            "private_data": account.ledger.private_data,
+            "path": account.ledger.path,
+            "ledger": ledger,
+            "training": account.training,
+            "ledger_was_replaced": account.ledger_was_replaced,
+            "num_records": self.num_records,
+        }
+
+    def _follow(self, state: Mapping[str, Any] | None) -> None:
+        if state is None:
+            return
+        if self._account is None:
+            ledger = FollowedLedger(private_data=state["private_data"], path=state["path"], state=state["ledger"])
+            self._account = self._account_on(ledger, training=state["training"])
+        assert isinstance(self._account.ledger, FollowedLedger)
+        self._account.ledger.follow(state["ledger"])
+        self._account.training = state["training"]
+        self._account.ledger_was_replaced = state["ledger_was_replaced"]
+        self.num_records = state["num_records"]
+
+    def _account_on(self, ledger: Ledger, *, training: str | None) -> PrivacyAccount:
+        return PrivacyAccount(
+            ledger=ledger,
+            delta=self.delta,
+            target_epsilon=self.target_epsilon,
+            accounting=self.accounting,
+            scope=self.scope,
+            training=training,
+        )
 
     def calls_made(self) -> int:
         """Calls of this run so far, whatever each was charged."""
@@ -240,6 +321,7 @@ class Annotator(ABC):
         state: Mapping[str, Any] | None = None,
         training: Training | UnnamedTraining | None = None,
         old_ledger: Path | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         """Opens the ledger of the private data and restores what a checkpoint remembers of this run.
 
@@ -251,6 +333,8 @@ class Annotator(ABC):
             training: The training that all responses are about; None: not known, and nothing but the responses' own
                 noise bounds them.
             old_ledger: A ledger of version 1 that lies beside the teacher: its charges are taken over.
+            processes: Those of the run. Each must make every call of this object that charges or releases something;
+                process 0 does it for all.
 
         Raises:
             ValueError: δ is not below 1/N, or another setting has no meaning; or the state is of a run that queried
@@ -260,6 +344,30 @@ class Annotator(ABC):
         """
         if self._account is not None:
             raise RuntimeError("this annotator is open already; build another one for another run")
+        self.processes = processes
+
+        def act() -> None:
+            self._open(
+                private_data=private_data,
+                ledger=ledger,
+                num_records=num_records,
+                state=state,
+                training=training,
+                old_ledger=old_ledger,
+            )
+
+        self._by_first(act)
+
+    def _open(
+        self,
+        *,
+        private_data: str,
+        ledger: str | Path | None,
+        num_records: int | None,
+        state: Mapping[str, Any] | None,
+        training: Training | UnnamedTraining | None,
+        old_ledger: Path | None,
+    ) -> None:
         if num_records is not None and check_count("num_records", num_records, minimum=1) * self.delta >= 1:
             raise ValueError(
                 f"delta must lie below 1/N = {1 / num_records:.3g} for the {num_records} records of {private_data}, "
@@ -273,14 +381,7 @@ class Annotator(ABC):
         identity = _identity(training, book)
         if old_ledger is not None:
             book.take_over(old_ledger)
-        account = PrivacyAccount(
-            ledger=book,
-            delta=self.delta,
-            target_epsilon=self.target_epsilon,
-            accounting=self.accounting,
-            scope=self.scope,
-            training=identity,
-        )
+        account = self._account_on(book, training=identity)
         account.ledger_was_replaced = not same or (isinstance(training, Training) and training.ledger_was_replaced)
         if state:
             self._require_same_training(state, account)
@@ -305,7 +406,7 @@ class Annotator(ABC):
         Raises:
             LedgerError: It could not be written down: nothing may be used.
         """
-        return _identity(training, self.account.ledger)
+        return self._by_first(lambda: _identity(training, self.account.ledger))
 
     def require_open_for(
         self, training: Training | UnnamedTraining | None, *, state: Mapping[str, Any] | None = None
@@ -325,8 +426,8 @@ class Annotator(ABC):
                 f"{state['run']}: build another annotator to resume it"
             )
         if state is not None:
-            self.account.restore(state)
-        identity = _identity(training, self.account.ledger)
+            self._by_first(lambda: self.account.restore(state))
+        identity = self.admit(training)
         if identity != self.account.training:
             raise ValueError(
                 f"this annotator is open for the teacher of training {self.account.training}, and was given to a run "
@@ -366,7 +467,7 @@ class Annotator(ABC):
         return self.account.affordable(self.charge, limit=limit)
 
     def close(self) -> None:
-        """Settles the ledger at a proper end."""
+        """Settles the ledger at a proper end. Process 0 needs none of the others for it."""
         if self._account is not None:
             self._account.ledger.settle()
 

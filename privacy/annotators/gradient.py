@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from privacy.account import Accounting, Scope
-from privacy.annotators.base import DISJOINT_SHARDS, Annotator, uncompiled
+from privacy.annotators.base import DISJOINT_SHARDS, Annotator, of_all_processes, uncompiled
 from privacy.checks import check_count
 from privacy.events import Gaussian, Release
 from privacy.events.discrete import DiscreteGaussian
@@ -164,6 +164,7 @@ class GradientAnnotator(Annotator):
         return values + drawn.double() * self._lattice
 
     @uncompiled
+    @of_all_processes(samples=-2)
     @torch.no_grad()
     def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
         """Charges one step, then releases the batch.

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from privacy.account import Accounting, Scope
-from privacy.annotators.base import Annotator, uncompiled
+from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.checks import check_count
 from privacy.events import RandomizedResponse, Release, Repeated
 from privacy.ledger import Charge
@@ -110,6 +110,7 @@ class LabelAnnotator(Annotator):
         return Charge(release=Repeated(release, samples), claim=self._claim, queries=samples)
 
     @uncompiled
+    @of_all_processes(samples=0)
     @torch.no_grad()
     def annotate(self, logits: torch.Tensor, candidates: torch.Tensor, *, size: int | None = None) -> torch.Tensor:
         """Charges one response for each sample, then answers.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from privacy.account import Accounting, Scope
-from privacy.annotators.base import DISJOINT_SHARDS, Annotator, uncompiled
+from privacy.annotators.base import DISJOINT_SHARDS, Annotator, of_all_processes, uncompiled
 from privacy.deprecation import renamed_attribute, renamed_class
 from privacy.events import Gaussian
 from privacy.ledger import Charge
@@ -78,6 +78,7 @@ class MeanResponseAnnotator(Annotator):
         return self.noise_multiplier / num_teachers
 
     @uncompiled
+    @of_all_processes(samples=-2)
     @torch.no_grad()
     def annotate(self, logits: torch.Tensor) -> torch.Tensor:
         """Charges one call, then releases the batch. In float64 on the CPU, see `GradientAnnotator.annotate`.

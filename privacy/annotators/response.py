@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from privacy.annotators.base import Annotator, uncompiled
+from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.deprecation import renamed_class
 from privacy.events import Unbounded
 from privacy.ledger import Charge
@@ -26,6 +26,7 @@ class ResponseAnnotator(Annotator):
         return Charge(release=Unbounded(reason="the teacher's answers were released without noise"), queries=batch_size)
 
     @uncompiled
+    @of_all_processes(samples=0)
     @torch.no_grad()
     def annotate(self, logits: torch.Tensor) -> torch.Tensor:
         """Charges one call, then hands the responses on.

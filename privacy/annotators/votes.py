@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from privacy.account import Accounting, BudgetExceeded, Scope
-from privacy.annotators.base import Annotator, uncompiled
+from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.checks import check_count
 from privacy.deprecation import renamed_attribute, warn_renamed
 from privacy.events import (
@@ -183,6 +183,7 @@ class VoteAnnotator(Annotator):
         return super().affordable(limit=limit)
 
     @uncompiled
+    @of_all_processes(samples=0)
     @torch.no_grad()
     def annotate(self, counts: torch.Tensor) -> torch.Tensor:
         """Charges every query, then answers it.

@@ -1,0 +1,203 @@
+"""A fit in several processes: what they are, what is refused, and how they act as one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed
+from lightning import Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from torch import nn
+
+from privacy.processes import ALONE, Processes, everywhere
+
+__all__ = [
+    "ProcessesError",
+    "TrainerProcesses",
+    "allow_tensor_cores",
+    "average_gradients",
+    "broadcast_tensors",
+    "check_kind_of_strategy",
+    "check_launcher",
+    "check_strategy",
+    "processes_of",
+    "share_of",
+    "share_size",
+]
+
+
+class ProcessesError(ValueError):
+    """Processes that a run cannot be made of."""
+
+
+class TrainerProcesses:
+    """The processes that a trainer has started, as one of them sees them; see `privacy.processes`.
+
+    Args:
+        trainer: Within one of its entry points, when its processes are connected.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.rank = trainer.global_rank
+        self.size = trainer.world_size
+        self._strategy: Strategy = trainer.strategy
+
+    def broadcast(self, value: Any) -> Any:
+        """What process 0 gave."""
+        return self._strategy.broadcast(value)
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each gave, in the order of their numbers. Tensors lie on the CPU."""
+        found: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(found, value)
+        return found
+
+
+def processes_of(trainer: Trainer | None) -> Processes:
+    """The processes of a trainer; one where there is no trainer."""
+    return ALONE if trainer is None or trainer.world_size == 1 else TrainerProcesses(trainer)
+
+
+def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
+    """Refuses a strategy under which a run here is not known to be right. Every process comes to the same.
+
+    Args:
+        trainer: Whose.
+        averages_itself: For a module that averages its gradients itself, see `average_gradients`.
+
+    Raises:
+        ProcessesError: With what to set instead.
+    """
+    check_kind_of_strategy(trainer.strategy)
+    strategy = trainer.strategy
+    if not isinstance(strategy, DDPStrategy):
+        return
+    name = type(strategy).__name__
+    given = strategy._ddp_kwargs
+    if averages_itself and (strategy._ddp_comm_hook is not None or strategy._model_averaging_period is not None):
+        raise _refusal(f"{name} has a communication hook, and gradients are averaged here without one")
+    if averages_itself and given.get("static_graph"):
+        raise _refusal(f"{name} has static_graph=True, and networks are updated in turns here")
+
+
+def check_kind_of_strategy(strategy: Strategy | str) -> None:
+    """Refuses a strategy by its kind alone: before a trainer is made of it, which may fail for other reasons.
+
+    Args:
+        strategy: Itself, or the name that a trainer knows it by.
+
+    Raises:
+        ProcessesError: With what to set instead.
+    """
+    if isinstance(strategy, str):
+        known = strategy == "auto" or strategy.split("_")[0] == "ddp"
+        name = strategy
+    else:
+        # DDP by its very class: DeepSpeed's and XLA's are subclasses of it.
+        known = type(strategy) is DDPStrategy or isinstance(strategy, SingleDeviceStrategy)
+        name = type(strategy).__name__
+    if not known:
+        reason = next((why for kind, why in _REASONS.items() if name.lower().startswith(kind)), "no test covers it")
+        raise _refusal(f"{name} is not supported: {reason}")
+
+
+_REASONS = {
+    "fsdp": "it splits up weights, whose gradients are bounded or averaged as a whole here",
+    "modelparallel": "it splits up weights, whose gradients are bounded or averaged as a whole here",
+    "deepspeed": "it takes one optimizer alone, and a method here has several",
+}
+
+
+def _refusal(why: str) -> ProcessesError:
+    # A trainer is made by the same settings in every process.
+    return everywhere(
+        ProcessesError(
+            f"trainer.strategy {why}. Set --trainer.strategy ddp (a process per device, on one machine or on several), "
+            "or --trainer.devices 1 --trainer.strategy auto"
+        )
+    )
+
+
+def check_launcher(trainer: Trainer) -> None:
+    """Refuses processes of torchrun that would each make the whole run for itself, in one folder and one ledger.
+
+    Raises:
+        ProcessesError: With what to set.
+    """
+    if not torch.distributed.is_torchelastic_launched():
+        return
+    started, here = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if trainer.world_size != started:
+        raise everywhere(
+            ProcessesError(
+                f"torchrun has started {started} processes, and this trainer is for {trainer.world_size}: set "
+                f"--trainer.strategy ddp --trainer.devices {here} --trainer.num_nodes {started // here}"
+            )
+        )
+
+
+def allow_tensor_cores(device: torch.device) -> None:
+    """Lets an NVIDIA GPU multiply float32 matrices as TF32, unless it was told otherwise; a CPU is left as it is."""
+    if device.type == "cuda" and torch.get_float32_matmul_precision() == "highest":
+        torch.set_float32_matmul_precision("high")
+
+
+def share_size(batch_size: int, processes: Processes) -> int:
+    """How many of a batch of all processes each of them makes.
+
+    Raises:
+        ProcessesError: They cannot be shared out evenly: a mean over shares would not be the mean over the batch.
+    """
+    if batch_size % processes.size:
+        raise ProcessesError(
+            f"data.batch_size is that of all processes together, and each makes an equal share of it: it must be a "
+            f"multiple of their number {processes.size}, got {batch_size}"
+        )
+    return batch_size // processes.size
+
+
+def share_of(rows: int, processes: Processes) -> slice:
+    """Which of so many rows are this process's own; the last process's may be fewer."""
+    most = -(-rows // processes.size)
+    return slice(min(rows, processes.rank * most), min(rows, (processes.rank + 1) * most))
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[nn.Parameter], processes: Processes) -> None:
+    """Replaces each gradient by its mean over processes, in one message. One that no process has stays None.
+
+    Args:
+        parameters: The same ones, in the same order, in every process.
+        processes: All of a run; each must call this.
+    """
+    if processes.size == 1:
+        return
+    listed = [parameter for parameter in parameters if parameter.requires_grad]
+    if not listed:
+        return
+    first = listed[0]
+    dtype = torch.float64 if any(parameter.dtype == torch.float64 for parameter in listed) else torch.float32
+    parts = [
+        (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).flatten().to(first.device, dtype)
+        for parameter in listed
+    ]
+    present = torch.tensor([parameter.grad is not None for parameter in listed], device=first.device, dtype=dtype)
+    message = torch.cat([*parts, present])
+    torch.distributed.all_reduce(message)
+    *means, present = message.split([*(parameter.numel() for parameter in listed), len(listed)])
+    for parameter, total, count in zip(listed, means, present.tolist(), strict=True):
+        if count:
+            mean = (total / processes.size).view_as(parameter).to(parameter)
+            parameter.grad = mean if parameter.grad is None else parameter.grad.copy_(mean)
+
+
+@torch.no_grad()
+def broadcast_tensors(tensors: Iterable[torch.Tensor], processes: Processes) -> None:
+    """Overwrites tensors, the same ones in the same order in every process, with those of process 0."""
+    if processes.size == 1:
+        return
+    for tensor in tensors:
+        torch.distributed.broadcast(tensor, src=0)

@@ -1,0 +1,76 @@
+"""A ledger that another process of the same run writes: the same counts, and no way to charge."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from privacy.identity import Head
+from privacy.ledger import Charge, Ledger, LedgerError
+
+__all__ = ["FollowedLedger"]
+
+
+class FollowedLedger(Ledger):
+    """What process 0 of a run has in its ledger, in every other process of that run.
+
+    Figures are read from it as from any ledger. Nothing can be charged, so that nothing can be released by a process
+    that did not ask process 0.
+
+    Args:
+        private_data: See `Ledger`.
+        path: The file that process 0 writes; it is not opened.
+        state: See `follow`.
+    """
+
+    def __init__(self, *, private_data: str, path: Path | None, state: Mapping[str, Any]) -> None:
+        super().__init__(path=None, private_data=private_data, run=str(state["run"]))
+        self.path = path
+        self._head: Head | None = None
+        self.follow(state)
+
+    def follow(self, state: Mapping[str, Any]) -> None:
+        """Takes over what process 0 gave as `Ledger.state_to_follow`."""
+        self.run = str(state["run"])
+        if "totals" in state:
+            self._totals = {owner: Counter(counts) for owner, counts in state["totals"].items()}
+            self._trainings = dict(state["trainings"])
+            self._saved = dict(state["saved"])
+        self._changes, self._head = state["changes"], state["head"]
+        self._open, self._used, self._process = state["open"], state["used"], os.getpid()
+
+    @property
+    def changes(self) -> int:
+        """Which state of the ledger this is."""
+        return self._changes
+
+    @property
+    def head(self) -> Head | None:
+        """See `Ledger.head`."""
+        return self._head
+
+    def charge(self, charge: Charge, *, afford: Callable[[], int] | None = None) -> NoReturn:
+        """Refuses.
+
+        Raises:
+            LedgerError: Always.
+        """
+        raise self._not_here()
+
+    def settle(self) -> None:
+        """Nothing: process 0 does."""
+
+    def refresh(self) -> None:
+        """Nothing: process 0 does."""
+
+    def _locked(self) -> NoReturn:
+        raise self._not_here()
+
+    def _not_here(self) -> LedgerError:
+        return LedgerError(
+            "this process follows the privacy ledger of its run, which process 0 alone writes: it can charge nothing, "
+            "and release nothing by itself"
+        )

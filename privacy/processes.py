@@ -1,0 +1,140 @@
+"""What several processes of one run must do as one: charge once, draw one noise, and stop at the same step.
+
+Nothing here knows how processes talk to each other: whoever starts them gives an object that does (`Processes`).
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar, cast
+
+__all__ = ["ALONE", "Alone", "Processes", "by_all", "by_first", "everywhere", "failed_everywhere"]
+
+T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
+
+
+class Processes(Protocol):
+    """The processes of a run, as one of them sees them. Each method is a collective: every process must call it."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    def broadcast(self, value: Any) -> Any:
+        """What process 0 gave, in every process."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each gave, in the order of their numbers, in every process."""
+
+
+class Alone:
+    """One process."""
+
+    rank = 0
+    size = 1
+
+    def broadcast(self, value: Any) -> Any:
+        """See `Processes.broadcast`."""
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        """See `Processes.gather`."""
+        return [value]
+
+
+ALONE = Alone()
+"""The processes of a run that has one."""
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What one process got, or the error that it met."""
+
+    value: Any = None
+    error: BaseException | None = None
+    state: Any = None
+
+
+def by_first(
+    processes: Processes,
+    act: Callable[[], T],
+    *,
+    tell: Callable[[], Any] | None = None,
+    follow: Callable[[Any], None] | None = None,
+) -> T:
+    """Does something in process 0 alone; its result, or its error, reaches every process.
+
+    Args:
+        processes: All of a run; each must call this.
+        act: What is done. Its result must be one that can be pickled.
+        tell: Asked in process 0 when it is done, whatever came of it, for what the others have to know.
+        follow: Given that in every other process.
+
+    Raises:
+        Exception: What `act` raised, in every process.
+    """
+    if processes.size == 1:
+        return act()
+    outcome = None
+    if processes.rank == 0:
+        outcome = _tried(act)
+        outcome = outcome if tell is None else replace(outcome, state=tell())
+    outcome = processes.broadcast(outcome)
+    if processes.rank and follow is not None:
+        follow(outcome.state)
+    return cast(T, _result(outcome))
+
+
+def by_all(processes: Processes, act: Callable[[], T]) -> T:
+    """Does something in every process; where it fails in one, every process raises the first one's error.
+
+    A process that raised alone would leave the others waiting for it.
+
+    Raises:
+        Exception: What `act` raised in the process of the lowest number, in every process.
+    """
+    if processes.size == 1:
+        return act()
+    own = _tried(act)
+    errors = [error for error in processes.gather(own.error) if error is not None]
+    return cast(T, own.value if not errors else _result(_Outcome(error=errors[0])))
+
+
+def everywhere(error: E) -> E:
+    """Marks an error that every process of the run raises: what all of them know alike is wrong."""
+    error.raised_by_every_process = True  # type: ignore[attr-defined]
+    return error
+
+
+def failed_everywhere(error: BaseException) -> bool:
+    """Whether every process of the run raises this error, so that one of them may speak for all."""
+    return bool(getattr(error, "raised_by_every_process", False))
+
+
+def _tried(act: Callable[[], Any]) -> _Outcome:
+    try:
+        return _Outcome(value=act())
+    except Exception as error:
+        return _Outcome(error=_portable(error))
+
+
+def _result(outcome: _Outcome) -> Any:
+    if outcome.error is None:
+        return outcome.value
+    raise everywhere(outcome.error)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error itself where it can be sent, else one that says the same."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
