@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from datamodules import Poisson
+from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, is_dev_run
 from lightning_modules.runtime.validation import log_validation_accuracy
@@ -35,6 +36,7 @@ from privacy.formatting import round_up
 from privacy.guarantee import Guarantee
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.mechanisms.words import FLOATS, LATTICE, Words
+from privacy.processes import Processes, by_all
 
 __all__ = ["DPSGDTeacher"]
 
@@ -51,7 +53,7 @@ class DPSGDTeacher(Teacher):
     Record-level (ε, δ) under add-or-remove of one training record, by the privacy-loss distribution of the
     Poisson-sampled Gaussian. Needs the data module `Poisson`: batches drawn in any other way are not what the analysis
     is about. Noise and coins come from the operating system, not from `torch.Generator`, which keeps 32 bits of its
-    seed.
+    seed. Several processes (`ddp`) share the records out: a batch and its noise are one, whatever their number.
 
     Args:
         num_classes: See `Teacher`.
@@ -195,6 +197,12 @@ class DPSGDTeacher(Teacher):
         super().setup(stage)
         if stage != "fit":
             return
+        check_strategy(self.trainer, averages_itself=True)
+        by_all(self.processes, self._prepare_fit)
+        # Of one process, so that all have the same to the last bit.
+        self.noise_multiplier = self.processes.broadcast(self.noise_multiplier)
+
+    def _prepare_fit(self) -> None:
         if self.trainer.precision not in ("32-true", "64-true"):
             raise ValueError(
                 f"trainer.precision must be 32-true or 64-true for DP-SGD, got {self.trainer.precision!r}: in half "
@@ -234,11 +242,12 @@ class DPSGDTeacher(Teacher):
                 "DP-SGD needs Poisson-sampled batches: wrap the data set, data: {class_path: Poisson, init_args: "
                 f"{{dataset: ...}}}}, got {type(data).__name__}"
             )
-        if self.trainer.world_size > 1:
-            raise NotImplementedError(
-                f"DP-SGD runs in one process, got {self.trainer.world_size}: set --trainer.devices 1"
-            )
         return data
+
+    @property
+    def processes(self) -> Processes:
+        """Those of this run: each samples from its own part of the records, and one noise is drawn for all."""
+        return processes_of(self._trainer)
 
     def _calibrated(self, data: Poisson) -> float:
         assert self.target_epsilon is not None
@@ -290,14 +299,8 @@ class DPSGDTeacher(Teacher):
             ValueError: A callback that chooses by private records.
         """
         self.own_training.begin(self)
-        self._refuse_selection()
-        rate = self._poisson.sample_rate
-        if any(entry[1] != rate for entry in self.history):
-            raise CheckpointError(
-                f"the checkpoint's steps were sampled at rate {self.history[-1][1]:.6g}, and data.batch_size over the "
-                f"records of this fit gives {rate:.6g}: resume with the same, or begin anew without --ckpt_path"
-            )
-        self._precompute()
+        by_all(self.processes, self._check_resumed)
+        by_all(self.processes, self._precompute)
         if self.device.type == "cuda" and self.clipping == "ghost":
             # Norms in TF32 are off by more than the margin that is left for them.
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
@@ -310,6 +313,15 @@ class DPSGDTeacher(Teacher):
         if self.trainer.is_global_zero and not self.trainer.ckpt_path:
             clear(self.trainer)
 
+    def _check_resumed(self) -> None:
+        self._refuse_selection()
+        rate = self._poisson.sample_rate
+        if any(entry[1] != rate for entry in self.history):
+            raise CheckpointError(
+                f"the checkpoint's steps were sampled at rate {self.history[-1][1]:.6g}, and data.batch_size over the "
+                f"records of this fit gives {rate:.6g}: resume with the same, or begin anew without --ckpt_path"
+            )
+
     def on_train_start(self) -> None:
         """Fixes the plan and charges all of it, before the first step.
 
@@ -317,7 +329,7 @@ class DPSGDTeacher(Teacher):
             ValueError: More steps than the target was calibrated for.
             LedgerError: The ledger cannot be written: no step may be taken.
         """
-        self._fix_plan()
+        by_all(self.processes, self._fix_plan)
         self.own_training.register(self.releases, in_memory=is_dev_run(self.trainer))
         self.own_training.renew_token()
 
@@ -525,6 +537,7 @@ class DPSGDTeacher(Teacher):
         )
         optimizer.source = self.noise
         optimizer.granularity = self._lattice
+        optimizer.processes = self.processes
         if self.scheduler_factory is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self.scheduler_factory(base)}
