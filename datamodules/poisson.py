@@ -181,13 +181,13 @@ class Poisson(LightningDataModule):
         records = self.dataset.test_records
         return records if self.evaluation == "test" else selection_halves(records)[0]
 
-    def precompute(self, function: Callable[[Tensor], Tensor], *, piece: int = 512) -> None:
+    def precompute(self, function: Callable[[Tensor], Tensor], *, piece: int = 512, workers: int = 1) -> None:
         """Replace training images, and those evaluated while fitting, by `function` of them, computed once.
 
-        For a fixed feature extractor of the network, applied to each image by itself.
+        For a fixed feature extractor of the network, applied to each image by itself. See `MappedRecords.of`.
         """
         for split, records in (("train", self._own_records), ("validation", self._looked_at)):
-            self._mapped[split] = MappedRecords.of(records, function, piece=piece)
+            self._mapped[split] = MappedRecords.of(records, function, piece=piece, workers=workers)
 
     @property
     def _own(self) -> slice:

@@ -224,8 +224,10 @@ class DPSGDTeacher(Teacher):
         rank_zero_info("Computing the fixed features of all private images once.")
         training = self.network.training
         self.network.eval()  # what is computed once must be the same for one record whoever else there is
-        with torch.no_grad():
-            self._poisson.precompute(lambda images: extractor(images.to(self.device)).cpu())
+        self._poisson.precompute(
+            lambda images: extractor(images.to(self.device)).cpu(),
+            workers=torch.get_num_threads() if self.device.type == "cpu" else 1,
+        )
         self.network.train(training)
         self._features_precomputed = True
 
