@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -33,16 +35,44 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         self.labels = labels
 
     @classmethod
-    def of(cls, records: ImageDataset, function: Callable[[Tensor], Tensor], *, piece: int = 512) -> MappedRecords:
+    def of(
+        cls, records: ImageDataset, function: Callable[[Tensor], Tensor], *, piece: int = 512, workers: int = 1
+    ) -> MappedRecords:
         """Computes `function` of all records' images.
 
         Args:
             records: The records.
-            function: Maps images (B, C, H, W) to (B, ...), each image by itself.
+            function: Maps images (B, C, H, W) to (B, ...), each image by itself, without gradients.
             piece: Images in one call.
+            workers: Threads, of one core each. Operations on a piece are short, and cores that share each of them wait
+                for each other more than they work.
         """
-        rows = torch.arange(len(records)).split(piece)
-        return cls(torch.cat([function(records.__getitems__(part)[0]) for part in rows]), records.labels)
+        parts = torch.arange(len(records)).split(piece)
+
+        def of_part(rows: Tensor) -> Tensor:
+            with torch.no_grad():  # in a thread of its own it would be on
+                return function(records.__getitems__(rows)[0])
+
+        first = of_part(parts[0])
+        # Filled in place: joining pieces would hold all of it twice, which for features is gigabytes.
+        inputs = first.new_empty(len(records), *first.shape[1:])
+        inputs[: len(first)] = first
+
+        def fill(rows: Tensor) -> None:
+            inputs[int(rows[0]) : int(rows[-1]) + 1] = of_part(rows)
+
+        if workers == 1 or len(parts) < 3:
+            for rows in parts[1:]:
+                fill(rows)
+            return cls(inputs, records.labels)
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                deque(pool.map(fill, parts[1:]), maxlen=0)  # raises what a thread raised
+        finally:
+            torch.set_num_threads(before)
+        return cls(inputs, records.labels)
 
     def __len__(self) -> int:
         """Returns the number of records."""

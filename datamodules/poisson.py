@@ -7,14 +7,16 @@ from fractions import Fraction
 from typing import Literal
 
 import numpy as np
+import torch
 from lightning import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from datamodules.base import Batches, ImageDataModule, require_at_least
 from datamodules.images import ImageDataset, keep_batch
 from datamodules.mapped import MappedRecords
 from datamodules.selection import selection_halves
+from datamodules.shares import own_share
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 
 
@@ -25,8 +27,29 @@ class PoissonBatches:
     again, and with it the amplification by sampling is gone.
     """
 
-    def __init__(self, *, records: int, sample_rate: float, steps: int, noise: NoiseSource | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        records: int,
+        sample_rate: float,
+        steps: int,
+        noise: NoiseSource | None = None,
+        own: slice = slice(None),
+    ) -> None:
         """Sample `steps` times from `records` positions.
+
+        Of several processes each gives the rate of all, and the part of the records that is its own: a record's coin is
+        then tossed by one process alone, whose words no other has, so that the batches of a step together are a Poisson
+        sample of all records at the same rate. Words are drawn for all records in each process, which costs little:
+        from a source that can be drawn again every process gets the same ones, and together they take the sample of
+        one process.
+
+        Args:
+            records: How many there are.
+            sample_rate: Probability of each to be in a batch.
+            steps: How many batches.
+            noise: Where the coins come from; None is the operating system.
+            own: Which of the records are this process's; positions are counted within them.
 
         Raises:
             ValueError: `sample_rate` is not in (0, 1].
@@ -37,6 +60,7 @@ class PoissonBatches:
         self.steps = steps
         self.sample_rate = sample_rate
         self.noise = noise or SystemNoise()
+        self.own = own
 
     def __len__(self) -> int:
         """Returns the number of steps."""
@@ -47,13 +71,34 @@ class PoissonBatches:
         # Of whole numbers, and rounded down: never likelier than the analysis says, by no bit.
         threshold = int(Fraction(self.sample_rate) * 2**64)
         for _ in range(self.steps):
-            coins = self.noise.words(self.records)
-            taken = coins < np.uint64(threshold) if threshold < 2**64 else np.ones(self.records, dtype=bool)
+            coins = self.noise.words(self.records)[self.own]
+            taken = coins < np.uint64(threshold) if threshold < 2**64 else np.ones(len(coins), dtype=bool)
             yield np.flatnonzero(taken).tolist()
 
 
+class PoissonLoader:
+    """Records of Poisson batches. No `DataLoader`: of several processes Lightning would put its own sampler there."""
+
+    def __init__(self, records: ImageDataset | MappedRecords, batches: PoissonBatches) -> None:
+        """Fetch `batches` from `records`, one indexing each."""
+        self.records = records
+        self.batches = batches
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield inputs (B, ...) and labels (B,); B may be 0."""
+        for positions in self.batches:
+            yield self.records.__getitems__(positions)
+
+
 class Poisson(LightningDataModule):
-    """Private records for DP-SGD: Poisson sampling for training, everything else as in the wrapped data set."""
+    """Private records for DP-SGD: Poisson sampling for training, everything else as in the wrapped data set.
+
+    Of several processes each holds a part of the training records, and samples from it: see `PoissonBatches`.
+    """
 
     def __init__(
         self,
@@ -68,7 +113,8 @@ class Poisson(LightningDataModule):
 
         Args:
             dataset: The private data set.
-            batch_size: Expected size of a batch; the sample rate is this over the number of training records.
+            batch_size: Expected size of a batch, of all processes together; the sample rate is this over the number of
+                training records.
             steps_per_epoch: Steps that count as an epoch. Default: as many as see each record once on average.
             evaluation: What is evaluated while fitting. `test`: the public test split. `selection`: one half of
                 it, to select by; `test` and the result record then measure on the other. `validation`: private
@@ -135,35 +181,54 @@ class Poisson(LightningDataModule):
         records = self.dataset.test_records
         return records if self.evaluation == "test" else selection_halves(records)[0]
 
-    def precompute(self, function: Callable[[Tensor], Tensor], *, piece: int = 512) -> None:
+    def precompute(self, function: Callable[[Tensor], Tensor], *, piece: int = 512, workers: int = 1) -> None:
         """Replaces training images, and those evaluated while fitting, by `function` of them, computed once.
 
-        For a fixed feature extractor of the network, applied to each image by itself.
+        For a fixed feature extractor of the network, applied to each image by itself. See `MappedRecords.of`.
         """
-        for split, records in (("train", self.dataset.train_records), ("validation", self._looked_at)):
-            self._mapped[split] = MappedRecords.of(records, function, piece=piece)
+        for split, records in (("train", self._own_records), ("validation", self._looked_at)):
+            self._mapped[split] = MappedRecords.of(records, function, piece=piece, workers=workers)
 
-    def train_dataloader(self) -> Batches:
-        """Returns Poisson batches."""
-        records: Dataset[tuple[Tensor, Tensor]] = self._mapped.get("train") or self.dataset.train_records
+    @property
+    def _own(self) -> slice:
+        """Which of the training records are this process's."""
+        trainer = self.trainer
+        return slice(None) if trainer is None else slice(trainer.global_rank, None, trainer.world_size)
+
+    @property
+    def _own_records(self) -> ImageDataset:
+        records = self.dataset.train_records
+        if self._own == slice(0, None, 1) or self._own == slice(None):
+            return records
+        mask = torch.zeros(len(records), dtype=torch.bool)
+        mask[self._own] = True
+        return records.select(mask)
+
+    def train_dataloader(self) -> PoissonLoader:
+        """Returns Poisson batches of this process's records; each process makes as many steps as any other."""
         steps = self.steps_per_epoch or max(1, round(1 / self.sample_rate))
         batches = PoissonBatches(
-            records=len(self.dataset.train_records), sample_rate=self.sample_rate, steps=steps, noise=self.noise
+            records=len(self.dataset.train_records),
+            sample_rate=self.sample_rate,
+            steps=steps,
+            noise=self.noise,
+            own=self._own,
         )
-        return DataLoader(records, batch_sampler=batches, collate_fn=keep_batch)
+        return PoissonLoader(self._mapped.get("train") or self._own_records, batches)
 
     def val_dataloader(self) -> Batches:
         """Returns the batches that are evaluated while fitting, in order."""
         mapped = self._mapped.get("validation")
         if mapped is None:
-            return self.dataset.evaluation_loader(self._looked_at)
-        return DataLoader(mapped, batch_size=self.dataset.eval_batch_size, collate_fn=keep_batch)
+            return own_share(self.dataset.evaluation_loader(self._looked_at), self.trainer)
+        loader = DataLoader(mapped, batch_size=self.dataset.eval_batch_size, collate_fn=keep_batch)
+        return own_share(loader, self.trainer)
 
     def test_dataloader(self) -> Batches:
         """Returns the batches of the figure that is reported, in order, always as images."""
         if self.evaluation != "selection":
-            return self.dataset.test_dataloader()
-        return self.dataset.evaluation_loader(selection_halves(self.dataset.test_records)[1])
+            return own_share(self.dataset.test_dataloader(), self.trainer)
+        return own_share(self.dataset.evaluation_loader(selection_halves(self.dataset.test_records)[1]), self.trainer)
 
 
-__all__ = ["Poisson", "PoissonBatches"]
+__all__ = ["Poisson", "PoissonBatches", "PoissonLoader"]

@@ -51,6 +51,9 @@ _CHECKED_OTHERWISE = (
     "batch_size",
 )
 
+# A setting that was left open, in a checkpoint or now, goes on as the training began, which the module finds out.
+_LEFT_OPEN = {"clipping": "auto"}
+
 
 def read_hyperparameters(checkpoint: str | Path) -> dict[str, Any]:
     """Class and settings that a checkpoint of the command line holds; empty where it holds none.
@@ -93,7 +96,7 @@ def refuse_differences(
     differing = {
         name: (old, new)
         for name, (old, new) in _pairs(_flat(before), _flat(now)).items()
-        if _plain(old) != _plain(new) and name not in _CHECKED_OTHERWISE
+        if _plain(old) != _plain(new) and name not in _CHECKED_OTHERWISE and _LEFT_OPEN.get(name) not in (old, new)
     }
     refused = {name: values for name, values in differing.items() if name not in APPLIED}
     if refused:

@@ -13,8 +13,9 @@ from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processe
 
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian, round_to_lattice
 from privacy.mechanisms.noise import NoiseSource
+from privacy.processes import ALONE, Processes, by_first
 
-__all__ = ["GHOST_MARGIN", "MARGIN", "FlatOptimizer", "GhostOptimizer"]
+__all__ = ["GHOST_MARGIN", "MARGIN", "ExactNoise", "FlatOptimizer", "GhostOptimizer", "SumOptimizer"]
 
 MARGIN = 1e-9
 """Share of the clipping norm that a record's gradient stays below it, for the rounding of float64."""
@@ -24,38 +25,55 @@ GHOST_MARGIN = 1e-4
 _ROWS = 64
 
 
-class _ExactNoise(DPOptimizer):  # type: ignore[misc] # Opacus ships no types
+class ExactNoise(DPOptimizer):  # type: ignore[misc] # Opacus ships no types
     """Opacus's optimizer with the project's noise.
 
     Attributes:
         source: Where the noise comes from.
         granularity: Distance of the lattice on which sums and noise lie, a power of two; None takes floating-point
             noise.
+        processes: Those of the run, of which each holds records of its own.
     """
 
     source: NoiseSource
     granularity: float | None = None
+    processes: Processes = ALONE
 
     def add_noise(self) -> None:
-        """Adds noise of standard deviation σC to the sum of clipped gradients, divides by the batch, rounds once."""
-        std = self.noise_multiplier * self.max_grad_norm
+        """Adds noise of standard deviation σC to the sum of clipped gradients, divides by the batch, rounds once.
+
+        Of several processes the first adds up the sums of all and draws the noise, once, for the sum is one release of
+        one batch: shares of it in each process would have to be trusted to be independent.
+        """
         for parameter in self.params:
             _check_processed_flag(parameter.summed_grad)
-            total: torch.Tensor = parameter.summed_grad.cpu()
-            if self.granularity is None:
-                noisy = total + self.source.gaussian(tuple(total.shape)) * std
-            else:
-                lattice = discrete_gaussian(self.source, tuple(total.shape), sigma=std / self.granularity)
-                noisy = (total + lattice).double() * self.granularity
-            scaled = noisy / (self.expected_batch_size * self.accumulated_iterations)
-            parameter.grad = scaled.to(parameter.dtype).to(parameter.device).view_as(parameter)
+        sums = [parameter.summed_grad.cpu() for parameter in self.params]
+        if self.processes.size > 1:
+            given = self.processes.gather(sums)
+            sums = [torch.stack(parts).sum(dim=0) for parts in zip(*given, strict=True)]
+        drawn = by_first(
+            self.processes, lambda: [self._released(*pair) for pair in zip(self.params, sums, strict=True)]
+        )
+        for parameter, gradient in zip(self.params, drawn, strict=True):
+            parameter.grad = gradient.to(parameter.device).view_as(parameter)
             _mark_as_processed(parameter.summed_grad)
+
+    def _released(self, parameter: torch.nn.Parameter, total: torch.Tensor) -> torch.Tensor:
+        std = self.noise_multiplier * self.max_grad_norm
+        if self.granularity is None:
+            noisy = total + self.source.gaussian(tuple(total.shape)) * std
+        else:
+            lattice = discrete_gaussian(self.source, tuple(total.shape), sigma=std / self.granularity)
+            noisy = (total + lattice).double() * self.granularity
+        scaled = noisy / (self.expected_batch_size * self.accumulated_iterations)
+        rounded: torch.Tensor = scaled.to(parameter.dtype)
+        return rounded
 
     def scale_grad(self) -> None:
         """Done by `add_noise`, before the one rounding."""
 
 
-class FlatOptimizer(_ExactNoise):
+class FlatOptimizer(ExactNoise):
     """Clips stored per-sample gradients."""
 
     def clip_and_accumulate(self) -> None:
@@ -96,11 +114,29 @@ class FlatOptimizer(_ExactNoise):
         return round_to_lattice(clipped, norm_bound=self.max_grad_norm, granularity=self.granularity).sum(dim=0)
 
 
-class GhostOptimizer(_ExactNoise, DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacus ships no types
+class GhostOptimizer(ExactNoise, DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacus ships no types
     """Takes gradients that ghost clipping has clipped, to `GHOST_MARGIN` below C."""
 
     def accumulate(self) -> None:
         """Sums the physical batches in float64."""
         for parameter in self.params:
             part = parameter.grad.detach().double().cpu()
+            parameter.summed_grad = part if parameter.summed_grad is None else parameter.summed_grad + part
+
+
+class SumOptimizer(ExactNoise, DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacus ships no types
+    """Takes sums of gradients that somebody else has clipped, in float64.
+
+    Attributes:
+        sums: One of each parameter, of a physical batch.
+    """
+
+    sums: list[torch.Tensor]
+
+    def accumulate(self) -> None:
+        """Sums the physical batches."""
+        for parameter, part in zip(self.params, self.sums, strict=True):
+            if part.dtype != torch.float64 or part.shape != parameter.shape:
+                raise ValueError(f"sums must be float64 and {tuple(parameter.shape)}, got {part.dtype} {part.shape}")
+            part = part.cpu()
             parameter.summed_grad = part if parameter.summed_grad is None else parameter.summed_grad + part

@@ -5,26 +5,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
-from opacus.optimizers import DPOptimizer
-from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from opacus.validators import ModuleValidator
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from datamodules import Poisson
+from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, is_dev_run
 from lightning_modules.runtime.validation import log_validation_accuracy
 from lightning_modules.teachers.augmentation import random_views
-from lightning_modules.teachers.dp_optimizers import GHOST_MARGIN, FlatOptimizer, GhostOptimizer
+from lightning_modules.teachers.dp_optimizers import ExactNoise
 from lightning_modules.teachers.own_training import CheckpointError
+from lightning_modules.teachers.record_clipping import WAYS, Clipping, RecordClipping, Way, chosen_way
+from lightning_modules.teachers.step_counts import StepCounts, added, larger
 from lightning_modules.teachers.teacher import Teacher
 from privacy.account import PrivacyAccount
 from privacy.accounting.calibration import calibrate_noise, max_count
@@ -37,6 +37,7 @@ from privacy.guarantee import Guarantee
 from privacy.mechanisms.description import FLOATS, LATTICE
 from privacy.mechanisms.description import MechanismDescription as Words
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
+from privacy.processes import Processes, by_all
 
 __all__ = ["DPSGDTeacher"]
 
@@ -53,7 +54,7 @@ class DPSGDTeacher(Teacher):
     Record-level (ε, δ) under add-or-remove of one training record, by the privacy-loss distribution of the
     Poisson-sampled Gaussian. Needs the data module `Poisson`: batches drawn in any other way are not what the analysis
     is about. Noise and coins come from the operating system, not from `torch.Generator`, which keeps 32 bits of its
-    seed.
+    seed. Several processes (`ddp`) share the records out: a batch and its noise are one, whatever their number.
 
     Args:
         num_classes: See `Teacher`.
@@ -63,12 +64,15 @@ class DPSGDTeacher(Teacher):
         delta: δ, below one over the number of private records.
         max_grad_norm: Clipping norm of one record's gradient.
         clipping: `flat` keeps per-sample gradients; `ghost` computes their norms without keeping them, for larger
-            networks.
+            networks; `linear` takes two matrix products, where nothing but a linear head is trained. `auto` is
+            `linear` where that fits, else `flat` unless it would hold more than 1 GiB, else `ghost`; a training that
+            is resumed goes on as it began.
         physical_batch_size: Gradients that are held at once, one for each view of a record. Does not change the result,
-            but for which views are drawn.
+            but for which views are drawn. `linear` holds none.
         augmentation_multiplicity: Random views of each record in a step. Their mean gradient is what is clipped, so
             that a record counts once however many there are (De et al. 2022, section 3.3). 0 takes the record as it is.
-            Needs flat clipping, and fixed features are then not computed once.
+            Needs flat clipping, and fixed features are then not computed once: a mean of several views' gradients is
+            no product of an error and an input.
         shift: Pixels by which a view is moved at most.
         flip: Mirror half of the views left to right.
         granularity: Distance of the lattice that clipped gradients are rounded to, towards zero, and that discrete
@@ -97,7 +101,7 @@ class DPSGDTeacher(Teacher):
         noise_multiplier: float | None = None,
         delta: float = 1e-5,
         max_grad_norm: float = 0.1,
-        clipping: Literal["flat", "ghost"] = "flat",
+        clipping: Clipping = "auto",
         physical_batch_size: int = 1024,
         augmentation_multiplicity: int = 0,
         shift: int = 2,
@@ -131,31 +135,14 @@ class DPSGDTeacher(Teacher):
                 raise ValueError(f"{name} must be above 0, got {value}")
         if not 0 < delta < 1:
             raise ValueError(f"delta must lie between 0 and 1, got {delta}")
-        if clipping not in ("flat", "ghost"):
-            raise ValueError(f"clipping must be flat or ghost, got {clipping!r}")
         if augmentation_multiplicity < 0:
             raise ValueError(f"augmentation_multiplicity must be at least 0, got {augmentation_multiplicity}")
         if augmentation_multiplicity and not 0 <= shift < min(image_shape[1:]):
             raise ValueError(f"shift must be at least 0 and below the sides of images {image_shape}, got {shift}")
         if flip and not augmentation_multiplicity:
             raise ValueError("flip=true mirrors views of a record: set augmentation_multiplicity to 1 or more")
-        if augmentation_multiplicity and clipping != "flat":
-            raise ValueError(
-                f"augmentation_multiplicity={augmentation_multiplicity} needs clipping=flat: ghost clipping would clip "
-                "each view by itself, and a record would count once for each"
-            )
         if granularity is not None and not 0 < granularity <= 1:
             raise ValueError(f"granularity must lie in (0, 1] clipping norms, or be null, got {granularity}")
-        if granularity is not None and clipping != "flat":
-            raise ValueError(
-                f"granularity={granularity} needs clipping=flat: ghost clipping never holds a record's gradient, which "
-                "is what is rounded"
-            )
-        if problems := ModuleValidator.validate(self.network):
-            raise ValueError(
-                f"model.network: DP-SGD needs each record by itself: {problems[0]}. Take GroupNorm or no norm, for "
-                "example {class_path: SmallCNN, init_args: {norm: group, activation: tanh}}"
-            )
         self.automatic_optimization = False
         self.target_epsilon = target_epsilon
         self.noise_multiplier = noise_multiplier
@@ -163,28 +150,60 @@ class DPSGDTeacher(Teacher):
         self._planned = False
         self.delta = delta
         self.max_grad_norm = max_grad_norm
-        self.clipping: Literal["flat", "ghost"] = clipping
+        self._asked_clipping: Clipping = clipping
+        #: How records are clipped: never `auto`.
         self.physical_batch_size = physical_batch_size
         self.augmentation_multiplicity = augmentation_multiplicity
         self.shift = shift
         self.flip = flip
         self.granularity = granularity
         self._lattice = None if granularity is None else 2.0 ** math.floor(math.log2(granularity * max_grad_norm))
+        self.clipping = self._way(clipping)
+        self._require_records_apart()
         self.noise = noise or SystemNoise()
-        self.history: list[list[float]] = []
+        self.history: StepCounts = []
         #: All steps that were planned before the first, in the form of `history`; it never shrinks.
-        self.plan: list[list[float]] = []
+        self.plan: StepCounts = []
         self.secure = True
         #: Accesses to private records that nothing is charged for, in words for the guarantee.
         self.data_accesses: list[str] = []
-        self._wrapped: tuple[GradSampleModule] | None = None
+        self._clipped: RecordClipping | None = None
         self._features_precomputed = False
 
+    def _way(self, clipping: Clipping) -> Way:
+        flat_for = None if self.granularity is None else f"granularity={self.granularity}"
+        if self.augmentation_multiplicity:
+            flat_for = f"augmentation_multiplicity={self.augmentation_multiplicity}"
+        return chosen_way(clipping, self.network, physical_batch_size=self.physical_batch_size, flat_for=flat_for)
+
+    def _require_records_apart(self) -> None:
+        problems = [str(problem) for problem in ModuleValidator.validate(self.network)]
+        # Opacus looks at layers that are trained alone; frozen ones mix the records of a batch all the same.
+        fixed = [self.network] if self.clipping == "linear" else [self._fixed_extractor]
+        apart = {id(module) for root in fixed if root is not None for module in root.modules()}
+        problems += [
+            f"{type(module).__name__} {name!r} takes statistics of a whole batch"
+            for name, module in self.network.named_modules()
+            if id(module) not in apart
+            and (isinstance(module, _BatchNorm) or getattr(module, "track_running_stats", False))
+        ]
+        if problems:
+            raise ValueError(
+                f"model.network: DP-SGD needs each record by itself: {problems[0]}. Take GroupNorm or no norm, for "
+                "example {class_path: SmallCNN, init_args: {norm: group, activation: tanh}}"
+            )
+
     def setup(self, stage: str) -> None:
-        """Checks the data, calibrates the noise to the planned steps, and computes fixed features once."""
+        """Checks the data and calibrates the noise to the planned steps."""
         super().setup(stage)
         if stage != "fit":
             return
+        check_strategy(self.trainer, averages_itself=True)
+        by_all(self.processes, self._prepare_fit)
+        # Of one process, so that all have the same to the last bit.
+        self.noise_multiplier = self.processes.broadcast(self.noise_multiplier)
+
+    def _prepare_fit(self) -> None:
         if self.trainer.precision not in ("32-true", "64-true"):
             raise ValueError(
                 f"trainer.precision must be 32-true or 64-true for DP-SGD, got {self.trainer.precision!r}: in half "
@@ -195,23 +214,28 @@ class DPSGDTeacher(Teacher):
             raise ValueError(
                 f"delta must lie below 1/N = {1 / data.num_records:.3g} for {data.private_data}, got {self.delta:g}"
             )
-        if self._wrapped is not None:
-            return  # a second fit of the same object
         if self.noise_multiplier is None:
             self.noise_multiplier = self._calibrated(data)
-        feature_extractor = getattr(self.network, "feature_extractor", None)
-        if isinstance(feature_extractor, nn.Module) and not self.augmentation_multiplicity:
-            rank_zero_info("Computing the fixed features of all private images once.")
-            data.precompute(feature_extractor)
-            self._features_precomputed = True
-        # In a tuple: as a submodule it would rename every weight in the checkpoint.
-        wrap = GradSampleModule if self.clipping == "flat" else GradSampleModuleFastGradientClipping
-        options = (
-            {}
-            if self.clipping == "flat"
-            else {"max_grad_norm": self.max_grad_norm * (1 - GHOST_MARGIN), "use_ghost_clipping": True}
+
+    def _precompute(self) -> None:
+        """Computes fixed features once: with what a checkpoint holds of them, so not before it is read."""
+        extractor: Any = self.network.forward_features if self.clipping == "linear" else self._fixed_extractor
+        if extractor is None or self._features_precomputed:
+            return
+        rank_zero_info("Computing the fixed features of all private images once.")
+        training = self.network.training
+        self.network.eval()  # what is computed once must be the same for one record whoever else there is
+        self._poisson.precompute(
+            lambda images: extractor(images.to(self.device)).cpu(),
+            workers=torch.get_num_threads() if self.device.type == "cpu" else 1,
         )
-        self._wrapped = (wrap(self.network, loss_reduction="mean", **options),)
+        self.network.train(training)
+        self._features_precomputed = True
+
+    @property
+    def _fixed_extractor(self) -> nn.Module | None:
+        found = getattr(self.network, "feature_extractor", None)
+        return found if isinstance(found, nn.Module) and not self.augmentation_multiplicity else None
 
     @property
     def _poisson(self) -> Poisson:
@@ -221,11 +245,12 @@ class DPSGDTeacher(Teacher):
                 "DP-SGD needs Poisson-sampled batches: wrap the data set, data: {class_path: Poisson, init_args: "
                 f"{{dataset: ...}}}}, got {type(data).__name__}"
             )
-        if self.trainer.world_size > 1:
-            raise NotImplementedError(
-                f"DP-SGD runs in one process, got {self.trainer.world_size}: set --trainer.devices 1"
-            )
         return data
+
+    @property
+    def processes(self) -> Processes:
+        """Those of this run: each samples from its own part of the records, and one noise is drawn for all."""
+        return processes_of(self._trainer)
 
     def _calibrated(self, data: Poisson) -> float:
         assert self.target_epsilon is not None
@@ -253,9 +278,9 @@ class DPSGDTeacher(Teacher):
         Whoever stopped early has seen what the steps gave, so that a file of fewer steps costs no less. Students
         inherit this.
         """
-        return self._events(_larger(self.plan, self.history))
+        return self._events(larger(self.plan, self.history))
 
-    def _events(self, steps: list[list[float]]) -> Counter[Release]:
+    def _events(self, steps: StepCounts) -> Counter[Release]:
         counts: Counter[Release] = Counter()
         for noise, rate, count in steps:
             counts[self._event(noise, rate) if self.secure else Unbounded(_INSECURE)] += int(count)
@@ -277,13 +302,8 @@ class DPSGDTeacher(Teacher):
             ValueError: A callback that chooses by private records.
         """
         self.own_training.begin(self)
-        self._refuse_selection()
-        rate = self._poisson.sample_rate
-        if any(entry[1] != rate for entry in self.history):
-            raise CheckpointError(
-                f"the checkpoint's steps were sampled at rate {self.history[-1][1]:.6g}, and data.batch_size over the "
-                f"records of this fit gives {rate:.6g}: resume with the same, or begin anew without --ckpt_path"
-            )
+        by_all(self.processes, self._check_resumed)
+        by_all(self.processes, self._precompute)
         if self.device.type == "cuda" and self.clipping == "ghost":
             # Norms in TF32 are off by more than the margin that is left for them.
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
@@ -296,6 +316,15 @@ class DPSGDTeacher(Teacher):
         if self.trainer.is_global_zero and not self.trainer.ckpt_path:
             clear(self.trainer)
 
+    def _check_resumed(self) -> None:
+        self._refuse_selection()
+        rate = self._poisson.sample_rate
+        if any(entry[1] != rate for entry in self.history):
+            raise CheckpointError(
+                f"the checkpoint's steps were sampled at rate {self.history[-1][1]:.6g}, and data.batch_size over the "
+                f"records of this fit gives {rate:.6g}: resume with the same, or begin anew without --ckpt_path"
+            )
+
     def on_train_start(self) -> None:
         """Fixes the plan and charges all of it, before the first step.
 
@@ -303,7 +332,7 @@ class DPSGDTeacher(Teacher):
             ValueError: More steps than the target was calibrated for.
             LedgerError: The ledger cannot be written: no step may be taken.
         """
-        self._fix_plan()
+        by_all(self.processes, self._fix_plan)
         self.own_training.register(self.releases, in_memory=is_dev_run(self.trainer))
         self.own_training.renew_token()
 
@@ -327,8 +356,8 @@ class DPSGDTeacher(Teacher):
         self._planned = self.trainer.max_epochs is not None and self.trainer.max_epochs >= 0
         before = self.plan
         if self._planned:
-            whole = _added(self.history, [self.noise_multiplier, self._poisson.sample_rate], self._steps_ahead())
-            self.plan = _larger(self.plan, whole)
+            whole = added(self.history, [self.noise_multiplier, self._poisson.sample_rate], self._steps_ahead())
+            self.plan = larger(self.plan, whole)
         try:
             self._require_target()
         except ValueError:
@@ -351,7 +380,7 @@ class DPSGDTeacher(Teacher):
             return
         epsilon = compose(self.releases, self.delta).epsilon
         if epsilon > self.target_epsilon * (1 + 1e-6):
-            steps = int(sum(entry[2] for entry in _larger(self.plan, self.history)))
+            steps = int(sum(entry[2] for entry in larger(self.plan, self.history)))
             raise ValueError(
                 f"target_epsilon={self.target_epsilon:g} was what the noise was calibrated to, and {steps} steps in "
                 f"all with noise_multiplier={self.noise_multiplier:.4g} cost {round_up(epsilon)}: lower "
@@ -385,13 +414,12 @@ class DPSGDTeacher(Teacher):
             noise=FLOATS if self.granularity is None else LATTICE,
             assumption="the settings and the initial weights were chosen without the private data; each record was "
             "sampled by a coin of its own; gradients of other records do not depend on who else is in a batch, up to "
-            "the rounding of float32",
+            f"the rounding of {WAYS[self.clipping].rounding}",
         )
         assumptions = []
         if self.own_training.resumed:
             assumptions.append("steps that an interrupted fit made after its last checkpoint were shown to nobody")
-        if self.clipping == "ghost":
-            assumptions.append("no record has a gradient that is not finite, which ghost clipping cannot leave out")
+        assumptions += WAYS[self.clipping].assumptions
         return Guarantee.of(
             account,
             words,
@@ -417,7 +445,8 @@ class DPSGDTeacher(Teacher):
     def forward_train(self, inputs: torch.Tensor) -> torch.Tensor:
         """Logits of what the loaders give: images, or features where these were computed before."""
         if self._features_precomputed:
-            logits: torch.Tensor = self.network.forward_extracted(inputs)  # type: ignore[operator]
+            after = self.network.head if self.clipping == "linear" else self.network.forward_extracted
+            logits: torch.Tensor = after(inputs)  # type: ignore[operator]
             return logits
         outputs: torch.Tensor = self(inputs)
         return outputs
@@ -426,17 +455,20 @@ class DPSGDTeacher(Teacher):
         """One noisy step on a Poisson batch, accumulated over physical batches."""
         inputs, labels = batch
         wrapper = self.optimizers()
-        optimizer: DPOptimizer = wrapper.optimizer  # type: ignore[union-attr]
-        size = max(1, self.physical_batch_size // max(1, self.augmentation_multiplicity))
+        optimizer = cast(ExactNoise, wrapper.optimizer)  # type: ignore[union-attr]
+        assert self._clipped is not None
+        size = self._records_at_once(len(inputs))
         pieces = list(zip(inputs.split(size), labels.split(size), strict=True))
         for position, (rows, targets) in enumerate(pieces):
             last = position + 1 == len(pieces)
             optimizer.signal_skip_step(do_skip=not last)
             optimizer.zero_grad()
             if len(rows) == 0:
-                self._empty_gradients()
+                self._clipped.add_nothing(optimizer)
             else:
-                self._backward(rows, targets, optimizer)
+                rows, targets = self._views(rows, targets)
+                views = max(1, self.augmentation_multiplicity)
+                self._clipped.add(rows, targets, forward=self.forward_train, optimizer=optimizer, views=views)
             if last:
                 # Counted before the noise is drawn.
                 self._count_step()
@@ -444,44 +476,23 @@ class DPSGDTeacher(Teacher):
             else:
                 optimizer.step()
 
-    def _backward(self, rows: torch.Tensor, targets: torch.Tensor, optimizer: DPOptimizer) -> None:
+    def _records_at_once(self, records: int) -> int:
+        if self.clipping == "linear":
+            return max(1, records)
+        return max(1, self.physical_batch_size // max(1, self.augmentation_multiplicity))
+
+    def _views(self, rows: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         views = self.augmentation_multiplicity
-        if views:
-            rows = random_views(rows, count=views, shift=self.shift, flip=self.flip)
-            targets = targets.repeat_interleave(views)
-        logits = self.forward_train(rows)
-        if self.clipping == "flat":
-            loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
-            self.manual_backward(loss)
-            if views:
-                self._one_gradient_per_record(len(rows) // views, views)
-            return
-        assert self._wrapped is not None
-        criterion = nn.CrossEntropyLoss(label_smoothing=self.label_smoothing)
-        DPLossFastGradientClipping(self._wrapped[0], optimizer, criterion, loss_reduction="mean")(
-            logits, targets
-        ).backward()
-
-    def _one_gradient_per_record(self, records: int, views: int) -> None:
-        """Before anything is clipped."""
-        for parameter in self.network.parameters():
-            if parameter.requires_grad:
-                each: torch.Tensor = parameter.grad_sample  # type: ignore[attr-defined]
-                parameter.grad_sample = each.unflatten(0, (records, views)).mean(dim=1)  # type: ignore[attr-defined]
-
-    def _empty_gradients(self) -> None:
-        """An empty Poisson batch takes a step of noise alone."""
-        for parameter in self.network.parameters():
-            if parameter.requires_grad:
-                if self.clipping == "flat":
-                    parameter.grad_sample = parameter.new_zeros(0, *parameter.shape)  # type: ignore[attr-defined]
-                parameter.grad = torch.zeros_like(parameter)
+        if not views:
+            return rows, targets
+        rows = random_views(rows, count=views, shift=self.shift, flip=self.flip)
+        return rows, targets.repeat_interleave(views)
 
     def _count_step(self) -> None:
         assert self.noise_multiplier is not None
         before = self.releases
         steps = self.history
-        self.history = _added(self.history, [self.noise_multiplier, self._poisson.sample_rate], 1)
+        self.history = added(self.history, [self.noise_multiplier, self._poisson.sample_rate], 1)
         if (now := self.releases) != before:
             # Beyond the plan, or without one: each step is charged when it is taken, and none beyond the target.
             self._planned = False
@@ -516,8 +527,11 @@ class DPSGDTeacher(Teacher):
             else self.optimizer_factory(trained)
         )
         assert self.noise_multiplier is not None
-        kind = FlatOptimizer if self.clipping == "flat" else GhostOptimizer
-        optimizer = kind(
+        if self._clipped is None or not isinstance(self._clipped, WAYS[self.clipping]):
+            self._clipped = WAYS[self.clipping](
+                self.network, max_grad_norm=self.max_grad_norm, label_smoothing=self.label_smoothing
+            )
+        optimizer = self._clipped.optimizer(
             base,
             noise_multiplier=self.noise_multiplier,
             max_grad_norm=self.max_grad_norm,
@@ -526,6 +540,7 @@ class DPSGDTeacher(Teacher):
         )
         optimizer.source = self.noise
         optimizer.granularity = self._lattice
+        optimizer.processes = self.processes
         if self.scheduler_factory is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self.scheduler_factory(base)}
@@ -559,13 +574,23 @@ class DPSGDTeacher(Teacher):
             "augmentation_multiplicity": self.augmentation_multiplicity,
         }
 
-    def _plan_of_old(self, state: dict[str, Any]) -> list[list[float]]:
+    def _plan_of_old(self, state: dict[str, Any]) -> StepCounts:
         """Of a file that holds the steps taken alone: the plan of calibrated noise is what its target allows."""
         history = [list(entry) for entry in state["history"]]
         if self.target_epsilon is None or len(history) != 1 or not state.get("secure_noise", True):
             return history
         ((noise, rate, taken),) = history
         return [[noise, rate, max(taken, max_count(self._event(noise, rate), self.target_epsilon, self.delta))]]
+
+    def _go_on_clipping(self, state: dict[str, Any]) -> None:
+        """`auto` goes on as the training began: files of before it was a setting say `flat`, whatever the network.
+
+        Any way would cost the same. But a way may bring an assumption into the guarantee, and another that is asked for
+        is refused by name, as every other setting is.
+        """
+        before = state.get("settings", {}).get("clipping")
+        if self._asked_clipping == "auto" and before in WAYS:
+            self.clipping = self._way(before)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Goes on with plan, history and noise of the training that is resumed.
@@ -580,12 +605,13 @@ class DPSGDTeacher(Teacher):
                 "the checkpoint is of no training by DP-SGD: its weights were computed from private records without "
                 "noise, and nothing that is added now would bound what they reveal. Begin anew without --ckpt_path"
             )
+        self._go_on_clipping(state)
         for name, value in self._settings.items():
             before = state.get("settings", {}).get(name, value)
             # Outside of a fit nothing has a precision.
             if value != before and None not in ((value, before) if name == "precision" else ()):
                 raise CheckpointError(
-                    f"{name} was {before!r} when the checkpoint was written and is {value!r} now: resume with the "
+                    f"{name} was {before!r} and is {value!r} now that the checkpoint is resumed: resume with the "
                     "same, or begin anew without --ckpt_path"
                 )
         self.history = [list(entry) for entry in state["history"]]
@@ -594,21 +620,3 @@ class DPSGDTeacher(Teacher):
         self.data_accesses = list(dict.fromkeys([*self.data_accesses, *state.get("looks", [])]))
         self.secure = bool(state.get("secure_noise", True))
         self.noise_multiplier = state["noise_multiplier"]
-
-
-def _added(steps: list[list[float]], kind: list[float], count: int) -> list[list[float]]:
-    """`steps` with so many more of a (noise multiplier, sample rate), those of one kind in one entry."""
-    entries = [[*entry] for entry in steps]
-    for entry in entries:
-        if entry[:2] == kind:
-            entry[2] += count
-            return entries
-    return [*entries, [*kind, count]] if count else entries
-
-
-def _larger(first: list[list[float]], second: list[list[float]]) -> list[list[float]]:
-    """Of each kind of step the larger count."""
-    counts: dict[tuple[float, float], float] = {}
-    for noise, rate, count in [*first, *second]:
-        counts[noise, rate] = max(count, counts.get((noise, rate), 0))
-    return [[noise, rate, count] for (noise, rate), count in counts.items()]

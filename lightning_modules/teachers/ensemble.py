@@ -23,6 +23,7 @@ from lightning_modules.networks.stacked import (
     without_feature_extractor,
 )
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
+from lightning_modules.runtime.processes import check_strategy, processes_of, share_of
 from lightning_modules.runtime.randomness import key, stream
 from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.runtime.validation import log_validation_accuracy
@@ -36,6 +37,7 @@ from lightning_modules.teachers.joint_training import (
 )
 from lightning_modules.teachers.own_training import OwnTraining
 from privacy.mechanisms.vote_counts import vote_counts
+from privacy.processes import Processes
 
 __all__ = ["Schedule", "TeacherEnsemble", "rate_factor", "shuffled_passes"]
 
@@ -94,7 +96,8 @@ class TeacherEnsemble(LightningModule):
     A step trains all teachers of a chunk by one batch each. On a CPU they are spread over threads of one core each,
     with the same bits whatever `workers` and `teachers_at_once`; on an accelerator all are one call of `vmap`. An epoch
     is `data.steps_per_epoch` such steps; the checkpoint that follows it resumes to the same bits. The fit ends by
-    itself when all teachers are trained: leave `trainer.max_epochs` at -1.
+    itself when all teachers are trained: leave `trainer.max_epochs` at -1. Several processes (`ddp`) share out the
+    teachers of a chunk, and end at the same ones.
 
     Source: DGD, discriminative stream, and Papernot et al. 2017. In DGD 3000 steps of 128 records for each of 250
     teachers, with Adam and a rate that falls from 0.05 linearly.
@@ -196,6 +199,7 @@ class TeacherEnsemble(LightningModule):
         self.vectorised = vectorised
         self.workers = workers
         self.own_training = OwnTraining(type(self).__name__)
+        self.anchor: nn.Parameter | None = None
         # Lists of networks register nothing: no `state_dict` holds a teacher.
         self.trained: list[nn.Module] = []
         self.step_in_chunk = 0
@@ -208,6 +212,17 @@ class TeacherEnsemble(LightningModule):
         self._asked: NetworkStack | None = None
         self._judged = 0
         self._tallies: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Without the anchor, which is there for DDP alone."""
+        state = super().state_dict(*args, **kwargs)
+        state.pop("anchor", None)
+        return state
+
+    @property
+    def processes(self) -> Processes:
+        """Those of this run: each trains its own part of a chunk."""
+        return processes_of(self._trainer)
 
     @property
     def shards(self) -> Shards:
@@ -229,6 +244,11 @@ class TeacherEnsemble(LightningModule):
         """Numbers of the teachers that are in training."""
         first = len(self.trained)
         return range(first, min(first + self.teachers_at_once, self.shards.num_teachers))
+
+    @property
+    def own_chunk(self) -> range:
+        """Those of them that this process trains. A teacher is the same whoever does: its seed is its number's."""
+        return self.chunk[share_of(len(self.chunk), self.processes)]
 
     def teacher(self, index: int) -> nn.Module:
         """One trained teacher by itself, in eval mode: hooks on its layers fire, its BatchNorm statistics are its own.
@@ -255,14 +275,14 @@ class TeacherEnsemble(LightningModule):
 
         Raises:
             ValueError: No shards, other shards than before, or a precision below float32.
-            NotImplementedError: Several processes.
+            ProcessesError: A strategy that is not supported.
         """
         if stage != "fit":
             return
-        if self.trainer.world_size > 1:
-            raise NotImplementedError(
-                f"an ensemble is trained in one process, got {self.trainer.world_size}: set --trainer.devices 1"
-            )
+        check_strategy(self.trainer, averages_itself=True)
+        if self.trainer.world_size > 1 and self.anchor is None:
+            # DDP takes no module without parameters; nothing is ever computed with this one, and it is saved nowhere.
+            self.anchor, self.strict_loading = nn.Parameter(torch.zeros(())), False
         if self.trainer.precision != "32-true":
             raise ValueError(f"trainer.precision must be 32-true for an ensemble, got {self.trainer.precision}")
         self.shards  # noqa: B018 - raises where there are none
@@ -290,8 +310,8 @@ class TeacherEnsemble(LightningModule):
                         f"{value!r} now: resume with the same, or start a new run without --ckpt_path"
                     )
         if self.draw_seed is None:
-            self.draw_seed = torch.initial_seed()
-        self._joint = JointOptimizer()
+            self.draw_seed = self.processes.broadcast(torch.initial_seed())
+        self._joint = JointOptimizer(self.processes)
         self._begin_chunk()
         return self._joint
 
@@ -318,21 +338,22 @@ class TeacherEnsemble(LightningModule):
             # Without parts it changes nothing; Lightning writes no checkpoint where its count of steps has not moved.
             optimizer.step()
             return
-        if self.training_now is None:
+        if not self.chunk:
             return
-        images, labels = self.draw_batches(self.step_in_chunk)
         self._joint.set_rate(rate_factor(self.schedule, step=self.step_in_chunk, steps=self.steps))
         optimizer.zero_grad()
-        losses = self.training_now.backward(images, labels, step=self.step_in_chunk)
+        if self.training_now is not None:  # of a last, small chunk a process may have none
+            images, labels = self.draw_batches(self.step_in_chunk)
+            losses = self.training_now.backward(images, labels, step=self.step_in_chunk)
+            self.log("train/loss", losses.mean())
         optimizer.step()
         self.step_in_chunk += 1
-        self.log("train/loss", losses.mean())
         self.log("ensemble/teachers_done", float(len(self.trained)), prog_bar=True)
         if self.step_in_chunk == self.steps:
             self._finish_chunk()
 
     def draw_batches(self, step: int) -> tuple[Tensor, Tensor]:
-        """Images (m, B, C, H, W) and labels (m, B) of one step, row j from the shard of the chunk's teacher j."""
+        """Images (m, B, C, H, W) and labels (m, B) of one step, row j from the shard of teacher j of `own_chunk`."""
         assert self._records is not None and self.draw_seed is not None
         block = 100
         if self._planned is None or self._planned[0] != step // block:
@@ -348,7 +369,7 @@ class TeacherEnsemble(LightningModule):
         assert self._records is not None and self.draw_seed is not None
         size = self.shards.batch_size
         rows, moves = [], []
-        for teacher in self.chunk:
+        for teacher in self.own_chunk:
             positions = self._records.positions(teacher)
             within = shuffled_passes(
                 len(positions), first=start * size, count=steps * size, seed=self.draw_seed, teacher=teacher
@@ -377,16 +398,17 @@ class TeacherEnsemble(LightningModule):
         self._planned = None
         self.step_in_chunk = 0
         if self.chunk and self.ridge is None:
-            networks = [self._fresh_network(seed=self.draw_seed, teacher=teacher) for teacher in self.chunk]
+            networks = [self._fresh_network(seed=self.draw_seed, teacher=teacher) for teacher in self.own_chunk]
             if active := self._restored.pop("active", None):
                 self.step_in_chunk = int(active["step"])
-                if len(next(iter(active["weights"].values()))) != len(networks):
+                if len(next(iter(active["weights"].values()))) != len(self.chunk):
                     raise ValueError(
                         "teachers_at_once must be what it was when the checkpoint was written within a chunk, "
                         f"got {self.teachers_at_once}"
                     )
-                _load_states(networks, active["weights"])
-            self.training_now = self._training(networks)
+                own = share_of(len(self.chunk), self.processes)
+                _load_states(networks, {name: values[own] for name, values in active["weights"].items()})
+            self.training_now = self._training(networks) if networks else None
         self._joint.take_over(self.training_now)
 
     def _training(self, networks: list[nn.Module]) -> JointTraining:
@@ -396,7 +418,7 @@ class TeacherEnsemble(LightningModule):
             "make_optimizer": self.optimizer_factory or _adam,
             "label_smoothing": self.label_smoothing,
             "seed": self.draw_seed,
-            "first": self.chunk.start,
+            "first": self.own_chunk.start,
             "random": draws_at_random(
                 with_feature_extractor(networks[0], self._feature_extractor[0]), image_shape=self.image_shape
             ),
@@ -408,19 +430,32 @@ class TeacherEnsemble(LightningModule):
     def _solve_chunk(self) -> None:
         """The next teachers in closed form, each of its own shard alone."""
         assert self._records is not None and self.draw_seed is not None and self.ridge is not None
-        for teacher in self.chunk:
+        solved = []
+        for teacher in self.own_chunk:
             inputs, labels = self._records.records.__getitems__(torch.as_tensor(self._records.positions(teacher)))
             network = self._fresh_network(seed=self.draw_seed, teacher=teacher)
             solve_head(network, inputs.cpu(), labels.cpu(), penalty=self.ridge)
-            self.trained.append(network.eval().requires_grad_(False))
+            solved.append(network)
+        self.trained += self._of_all(solved)
         self.log("ensemble/teachers_done", float(len(self.trained)), prog_bar=True)
         self.trainer.should_stop = self.trainer.should_stop or not self.chunk
 
     def _finish_chunk(self) -> None:
-        assert self.training_now is not None
-        self.trained += [network.eval().requires_grad_(False) for network in self.training_now.networks()]
+        self.trained += self._of_all([] if self.training_now is None else self.training_now.networks())
         self._begin_chunk()
         self.trainer.should_stop = self.trainer.should_stop or not self.chunk
+
+    def _of_all(self, own: list[nn.Module]) -> list[nn.Module]:
+        """The trained networks of all processes, in the order of their numbers: a checkpoint holds all of them."""
+        networks = []
+        for rank, states in enumerate(self.processes.gather([network.state_dict() for network in own])):
+            if rank == self.processes.rank:
+                networks += own
+                continue
+            for state in states:
+                networks.append(self._fresh_network(seed=0, teacher=0))
+                networks[-1].load_state_dict(state)
+        return [network.eval().requires_grad_(False) for network in networks]
 
     def _stack(self, teachers: list[nn.Module]) -> NetworkStack:
         return NetworkStack(
@@ -451,7 +486,7 @@ class TeacherEnsemble(LightningModule):
             self._judged, self._tallies = 0, {}
             return
         self.log("ensemble/teachers_done", float(len(self.trained)), prog_bar=True)
-        if self._tallies:
+        if any(self.processes.gather(bool(self._tallies))):
             mean, vote = self._accuracies()
             self.log("ensemble/mean_accuracy", mean, prog_bar=True)
             self.log("ensemble/vote_accuracy", vote, prog_bar=True)
@@ -495,7 +530,8 @@ class TeacherEnsemble(LightningModule):
 
     def _accuracies(self) -> tuple[float, float]:
         """Mean of the teachers' accuracies, and accuracy of their vote."""
-        counts, hits, labels = (list(values) for values in zip(*self._tallies.values(), strict=True))
+        tallies = [own for given in self.processes.gather(list(self._tallies.values())) for own in given]
+        counts, hits, labels = (list(values) for values in zip(*tallies, strict=True))
         total = sum(len(values) for values in labels)
         mean = torch.stack(hits).sum(dim=0).double().mean() / total
         vote = sum(int((c.argmax(dim=1) == right).sum()) for c, right in zip(counts, labels, strict=True)) / total
@@ -518,8 +554,9 @@ class TeacherEnsemble(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the trained teachers, those in training, and the public name and size of the private data."""
         active = None
-        if self.training_now is not None:
-            active = {"step": self.step_in_chunk, "weights": stack_states(self.training_now.networks())}
+        if self._joint is not None and self.chunk and self.ridge is None:
+            in_training = self._of_all([] if self.training_now is None else self.training_now.networks())
+            active = {"step": self.step_in_chunk, "weights": stack_states(in_training)}
         checkpoint["ensemble"] = {
             "done": len(self.trained),
             "weights": stack_states(self.trained),

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from lightning_modules.networks.stacked import in_threads, one_thread, vectorised_call
 from lightning_modules.runtime.randomness import key
 from privacy.deprecation import renamed_names
+from privacy.processes import ALONE, Processes, everywhere
 
 __all__ = ["ELEMENTWISE", "JointOptimizer", "JointTraining", "SeparateTraining", "StackedTraining", "draws_at_random"]
 
@@ -46,11 +47,17 @@ def draws_at_random(network: nn.Module, *, image_shape: tuple[int, int, int]) ->
 
 
 class JointOptimizer(torch.optim.Optimizer):
-    """Stands for the optimizers of all networks in training, for Lightning to step, save and restore."""
+    """Stands for the optimizers of all networks in training, for Lightning to step, save and restore.
 
-    def __init__(self) -> None:
+    Args:
+        processes: Those of the run: each has the optimizers of its own networks, and a saved state has those of all.
+    """
+
+    def __init__(self, processes: Processes = ALONE) -> None:
         self.parts: list[torch.optim.Optimizer] = []
         self.pool: ThreadPoolExecutor | None = None
+        self.processes = processes
+        self._of_all: list[dict[str, Any]] | None = None
         # PyTorch insists on a parameter.
         super().__init__([nn.Parameter(torch.zeros(()))], {"lr": 0.0})
 
@@ -81,8 +88,14 @@ class JointOptimizer(torch.optim.Optimizer):
             in_threads(lambda part: part.step(), self.parts, pool=self.pool)
         return result
 
+    def consolidate_state_dict(self) -> None:
+        """Called by Lightning in every process before process 0 saves."""
+        own = [part.state_dict() for part in self.parts]
+        self._of_all = [state for states in self.processes.gather(own) for state in states]
+
     def state_dict(self) -> dict[str, Any]:
-        return {"parts": [part.state_dict() for part in self.parts]}
+        states, self._of_all = self._of_all, None
+        return {"parts": [part.state_dict() for part in self.parts] if states is None else states}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Inverse of `state_dict`, with the same networks in training.
@@ -91,11 +104,15 @@ class JointOptimizer(torch.optim.Optimizer):
             ValueError: Another number of optimizers.
         """
         states = state_dict["parts"]
-        if len(states) != len(self.parts):
-            raise ValueError(
-                f"state_dict must hold {len(self.parts)} optimizer(s), got {len(states)}: resume with the settings "
-                "(vectorised, teachers_at_once) and on the kind of device that the run began with"
+        counts = self.processes.gather(len(self.parts))
+        if len(states) != sum(counts):
+            raise everywhere(
+                ValueError(
+                    f"state_dict must hold {sum(counts)} optimizer(s), got {len(states)}: resume with the settings "
+                    "(vectorised, teachers_at_once) and on the kind and number of devices that the run began with"
+                )
             )
+        states = states[sum(counts[: self.processes.rank]) :][: len(self.parts)]
         for part, state in zip(self.parts, states, strict=True):
             part.load_state_dict(state)
 

@@ -100,3 +100,22 @@ def test_taking_a_record_out_changes_the_features_of_its_shard_alone(records: Im
         return ShardedRecords(MappedRecords.of(shards.records, OfTheCall(), piece=10_000), shards.starts)
 
     assert changed(at_once(first), at_once(second)) == list(range(N))
+
+
+def test_threads_change_nothing_and_their_errors_are_raised() -> None:
+    data = Digits()
+    data.setup("test")
+    records = data.test_records
+    alone = MappedRecords.of(records, lambda images: images.flatten(1) * 2, piece=50)
+    threads = torch.get_num_threads()
+    found = MappedRecords.of(records, lambda images: images.flatten(1) * 2, piece=50, workers=3)
+    assert torch.equal(found.inputs, alone.inputs) and torch.equal(found.labels, records.labels)
+
+    def fail(images: torch.Tensor) -> torch.Tensor:
+        if len(images) < 50:
+            raise RuntimeError("the last piece")
+        return images
+
+    with pytest.raises(RuntimeError, match="the last piece"):
+        MappedRecords.of(records, fail, piece=50, workers=3)
+    assert torch.get_num_threads() == threads

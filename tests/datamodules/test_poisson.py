@@ -117,3 +117,32 @@ def test_more_private_records_than_were_stated_are_refused() -> None:
 
     with pytest.raises(ValueError, match="num_records of Few is 100, and its private part holds 1435"):
         Poisson(dataset=Few(), batch_size=10).setup("fit")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_processes_take_one_poisson_sample_together(broken: bool) -> None:
+    """Each tosses the coins of its own part. The mutant tosses those of all: a record has two chances."""
+    steps, records, rate = 100, 400, 0.3
+    parts = [slice(None) if broken else slice(rank, None, 2) for rank in range(2)]
+    taken = np.zeros((steps, records), dtype=bool)
+    for rank, own in enumerate(parts):
+        batches = PoissonBatches(
+            records=records, sample_rate=rate, steps=steps, noise=ReproducibleNoise(seed=rank), own=own
+        )
+        for step, positions in enumerate(batches):
+            taken[step, np.arange(records)[own][positions]] = True
+    assert (float(stats.binomtest(int(taken.sum()), taken.size, rate).pvalue) > 1e-3) is not broken
+    # Of a source that can be drawn again, they take the sample of one process.
+    whole = PoissonBatches(records=records, sample_rate=rate, steps=1, noise=ReproducibleNoise(seed=7))
+    shares = [
+        np.arange(records)[own][
+            next(
+                iter(
+                    PoissonBatches(records=records, sample_rate=rate, steps=1, noise=ReproducibleNoise(seed=7), own=own)
+                )
+            )
+        ]
+        for own in parts
+    ]
+    together = sorted(np.concatenate(shares).tolist())
+    assert (together == next(iter(whole))) is not broken

@@ -1,0 +1,142 @@
+"""DP-SGD in two processes: one sample, one noise and one plan, whatever their number."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from support.dp_teachers import PLAIN_SGD, SMALL, trainer_settings
+from support.processes import fit_in_processes, saved_by
+from support.runs import checkpoint, fit
+from support.seeded import Seeded
+from torch import nn
+
+from lightning_modules import DPSGDTeacher
+from lightning_modules.teachers.dp_optimizers import SumOptimizer
+from privacy.mechanisms.noise import ReproducibleNoise
+
+LINEAR = {"class_path": "ScatteringClassifier", "init_args": {"scales": 1, "groups": 9}}
+SIGMA, C, BATCH = 4.0, 0.3, 16
+
+
+class _Threads:
+    """Processes that are threads of one."""
+
+    def __init__(self, rank: int, shared: dict[str, Any]) -> None:
+        self.rank, self.size, self._shared = rank, 2, shared
+
+    def gather(self, value: Any) -> list[Any]:
+        self._shared[f"value{self.rank}"] = value
+        self._shared["barrier"].wait(10)
+        found = [self._shared[f"value{rank}"] for rank in range(2)]
+        self._shared["barrier"].wait(10)
+        return found
+
+    def broadcast(self, value: Any) -> Any:
+        return self.gather(value)[0]
+
+
+class _NoiseInEach(SumOptimizer):
+    """Negative control: every process adds the whole noise to its own sum, and the sums are then added up."""
+
+    def add_noise(self) -> None:
+        for parameter in self.params:
+            noisy = parameter.summed_grad + self.source.gaussian(tuple(parameter.shape)) * SIGMA * C
+            parameter.grad = torch.stack(self.processes.gather(noisy)).sum(dim=0).to(parameter.dtype) / BATCH
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_noise_of_two_processes_is_that_of_one(broken: bool) -> None:
+    size = 30_000
+    shared: dict[str, Any] = {"barrier": threading.Barrier(2)}
+    found: dict[int, torch.Tensor] = {}
+
+    def act(rank: int) -> None:
+        weight = nn.Parameter(torch.zeros(size))
+        kind = _NoiseInEach if broken else SumOptimizer
+        made = kind(torch.optim.SGD([weight]), noise_multiplier=SIGMA, max_grad_norm=C, expected_batch_size=BATCH)
+        made.source, made.processes = Seeded(seed=rank), _Threads(rank, shared)
+        made.sums = [torch.full((size,), 1.0 + rank, dtype=torch.float64)]
+        made.accumulate()
+        made.add_noise()
+        assert weight.grad is not None
+        found[rank] = weight.grad.double()
+
+    threads = [threading.Thread(target=act, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert torch.equal(found[0], found[1])
+    drawn = (found[0] * BATCH - 3.0).numpy()  # the sum of both sums
+    share = float(np.square(drawn / (SIGMA * C)).sum())
+    p_value = 2 * min(stats.chi2.cdf(share, size), stats.chi2.sf(share, size))
+    assert (p_value > 1e-3) is not broken
+    assert not broken or p_value < 1e-20
+
+
+def configuration(folder: str, *, epochs: int = 1, **model: Any) -> dict[str, Any]:
+    again = {"class_path": "ReproducibleNoise", "init_args": {"seed": 5}}
+    settings = {"network": LINEAR, "optimizer": PLAIN_SGD, "noise": again, "noise_multiplier": 1.0, **model}
+    return {
+        "seed_everything": 3,
+        "trainer": trainer_settings(folder, epochs, callbacks=[]),
+        "model": {"class_path": "DPSGDTeacher", "init_args": settings},
+        "data": {
+            "class_path": "Poisson",
+            "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 128, "steps_per_epoch": 3, "noise": again},
+        },
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ReproducibleNoise, "secure", True)  # charged as if it could not be drawn again
+    return tmp_path
+
+
+def parameters(state: dict[str, Any]) -> torch.Tensor:
+    return torch.cat([values.flatten() for name, values in sorted(state.items()) if name.startswith("network.")])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param({}, id="linear"),
+        pytest.param({"network": SMALL, "physical_batch_size": 17}, id="flat", marks=pytest.mark.slow),
+        pytest.param({"network": SMALL, "clipping": "ghost"}, id="ghost", marks=pytest.mark.slow),
+        pytest.param({"network": SMALL, "granularity": 1e-3}, id="lattice", marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_train_and_are_charged_as_one(folder: Path, model: dict[str, Any]) -> None:
+    fit_in_processes(configuration("two", **model))
+    first, second = (parameters(saved_by(rank)["weights"]) for rank in range(2))
+    assert torch.equal(first, second)
+    fit(configuration("one", **model))
+    one, two = checkpoint("one"), checkpoint("two")
+    assert torch.allclose(parameters(one["state_dict"]), first, atol=1e-4 if "granularity" in model else 1e-5)
+    assert one["dp_sgd"] == two["dp_sgd"] and one["releases"] == two["releases"]
+    assert one["dp_sgd"]["plan"] == [[1.0, pytest.approx(128 / 1275), 3]]
+    # Charges do not depend on the number of processes, so that it may change on resuming.
+    fit(configuration("two", epochs=2, **model), "--ckpt_path=two/checkpoints/last.ckpt")
+    assert checkpoint("two")["dp_sgd"]["history"] == [[1.0, pytest.approx(128 / 1275), 6]]
+
+
+def test_an_error_of_one_process_ends_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = DPSGDTeacher.training_step
+
+    def fail(self: DPSGDTeacher, batch: Any, batch_idx: int) -> None:
+        if self.trainer.global_rank == 1 and batch_idx == 1:
+            raise RuntimeError("of one")
+        step(self, batch, batch_idx)
+
+    monkeypatch.setattr(DPSGDTeacher, "training_step", fail)
+    ended = fit_in_processes(configuration("two"), seconds=60, check=False)
+    assert all(end.code for end in ended) and "of one" in ended[1].printed
+    assert not Path("two/public/guarantee.json").exists()

@@ -1,0 +1,70 @@
+"""An ensemble in two processes: the same teachers, to the last bit, whoever trained them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.dp_teachers import SMALL, trainer_settings
+from support.processes import fit_in_processes, saved_by
+from support.runs import checkpoint, fit
+
+from lightning_modules import TeacherEnsemble
+
+
+def configuration(folder: str, *, epochs: int = -1, at_once: int = 3, **model: Any) -> dict[str, Any]:
+    settings = {"network": SMALL, "steps": 4, "teachers_at_once": at_once, "workers": 1, **model}
+    return {
+        "seed_everything": 3,
+        "trainer": trainer_settings(folder, epochs, callbacks=[]),
+        "model": {"class_path": "TeacherEnsemble", "init_args": settings},
+        "data": {
+            "class_path": "Shards",
+            "init_args": {
+                "dataset": {"class_path": "Digits"}, "num_teachers": 4, "batch_size": 16, "steps_per_epoch": 2,
+            },
+        },
+    }  # fmt: skip
+
+
+def teachers(folder: str) -> dict[str, torch.Tensor]:
+    found = checkpoint(folder)["ensemble"]
+    assert found["done"] == 4 and found["active"] is None
+    weights: dict[str, torch.Tensor] = found["weights"]
+    return weights
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.fixture
+def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    monkeypatch.chdir(tmp_path)
+    fit(configuration("one"))
+    return teachers("one")
+
+
+def test_two_processes_train_the_same_teachers(one: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last chunk is of one teacher, so that a process has none; within a chunk both resume."""
+    fit_in_processes(configuration("part", epochs=1))
+    assert checkpoint("part")["ensemble"]["active"]["step"] == 2
+    fit_in_processes(configuration("part"), "--ckpt_path=part/checkpoints/last.ckpt")
+    assert same(teachers("part"), one)
+    assert not saved_by(0)["error"] and not any("anchor" in name for name in checkpoint("part")["state_dict"])
+    # Negative control: a process numbers its own teachers from 0.
+    monkeypatch.setattr(TeacherEnsemble, "own_chunk", property(lambda self: range(len(_own(self)))))
+    fit_in_processes(configuration("broken"))
+    assert not same(teachers("broken"), one)
+
+
+@pytest.mark.slow
+def test_what_two_processes_began_one_ends(one: dict[str, torch.Tensor]) -> None:
+    fit_in_processes(configuration("part", epochs=1))
+    fit(configuration("part"), "--ckpt_path=part/checkpoints/last.ckpt")
+    assert same(teachers("part"), one)
+
+
+_own: Any = TeacherEnsemble.own_chunk.fget

@@ -1,0 +1,242 @@
+"""DP-SGD on a linear head: the clipped sum of whatever the records are, against per-sample gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from support.dp_teachers import teacher_by_dp_sgd
+from support.runs import checkpoint
+from support.seeded import Seeded
+from torch import nn
+from torch.nn import functional as F
+
+from lightning_modules import DPSGDTeacher
+from lightning_modules.networks import ImageClassifier, ScatteringClassifier
+from lightning_modules.teachers import linear_head as module
+from lightning_modules.teachers.dp_optimizers import SumOptimizer
+from lightning_modules.teachers.linear_head import clipped_sums, linear_head
+from lightning_modules.teachers.own_training import CheckpointError
+from lightning_modules.teachers.record_clipping import LinearClipping, chosen_way
+
+C = 0.3
+CLASSES, FEATURES = 4, 11
+LINEAR = {"class_path": "ScatteringClassifier", "init_args": {"scales": 1, "groups": 9}}
+
+
+def head(*, bias: bool = True, scale: float = 1.0) -> nn.Linear:
+    made = nn.Linear(FEATURES, CLASSES, bias=bias)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=draw))
+    return made
+
+
+def records(count: int, *, seed: int, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    features = scale * torch.randn(count, FEATURES, generator=draw)
+    return features, torch.randint(CLASSES, (count,), generator=draw)
+
+
+def vector(sums: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([part.flatten() for part in sums])
+
+
+def by_autograd(features: torch.Tensor, labels: torch.Tensor, layer: nn.Linear, *, smoothing: float) -> torch.Tensor:
+    """The same from gradients that are stored one by one, in float64."""
+    exact = nn.Linear(FEATURES, CLASSES, bias=layer.bias is not None).double()
+    exact.load_state_dict(layer.state_dict())
+    total = torch.zeros(sum(parameter.numel() for parameter in exact.parameters()), dtype=torch.float64)
+    for row, label in zip(features.double(), labels, strict=True):
+        loss = F.cross_entropy(exact(row[None]), label[None], label_smoothing=smoothing)
+        gradient = vector(list(torch.autograd.grad(loss, list(exact.parameters()))))
+        total += gradient * (C / gradient.norm()).clamp(max=1.0)
+    return total
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_sum_is_that_of_the_clipped_gradients(bias: bool, smoothing: float) -> None:
+    layer = head(bias=bias, scale=0.5)
+    features, labels = records(600, seed=1, scale=0.1)
+    expected = by_autograd(features, labels, layer, smoothing=smoothing)
+    found = clipped_sums(features, labels, layer, norm=C, label_smoothing=smoothing)
+    assert [part.shape for part in found] == [p.shape for p in layer.parameters()]
+    assert torch.allclose(vector(found), expected, rtol=1e-5, atol=1e-9)
+    other = clipped_sums(features, labels, layer, norm=C, label_smoothing=0.5)
+    assert not torch.allclose(vector(other), expected, rtol=1e-2)
+    assert not vector(clipped_sums(features[:0], labels[:0], layer, norm=C)).any()
+
+
+def longest(**settings: Any) -> float:
+    """The longest contribution of single records, in clipping norms."""
+    lengths = []
+    for seed in range(200):
+        features, labels = records(1, seed=seed, scale=10.0 ** (seed % 7 - 2))
+        lengths.append(float(vector(clipped_sums(features, labels, head(), norm=C, **settings)).norm()) / C)
+    return max(lengths)
+
+
+def test_no_record_moves_the_sum_by_more_than_its_clipping_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1 - 1e-5 < longest() <= 1.0
+    # Negative controls: no margin in float32, and a norm that forgets the bias.
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "LINEAR_MARGIN", 0.0)
+        patch.setattr(torch.Tensor, "double", torch.Tensor.float)
+        assert longest() > 1.0
+    square = torch.Tensor.square
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "square", lambda values: square(values) - 1 / FEATURES)
+        assert longest() > 1.0
+
+
+SIZES = st.sampled_from([0.0, 1e-45, 1e-30, 1e-8, 1e-3, 1.0, 1e3, 1e12, 1e30, 3e38, torch.inf, torch.nan])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    sizes=st.lists(SIZES, min_size=1, max_size=8),
+    weights=st.sampled_from([0.0, 1e-20, 1.0, 1e10, 1e37]),
+    smoothing=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(0, 2**31),
+)
+def test_whatever_records_are_each_moves_the_sum_by_at_most_its_clipping_norm(
+    sizes: list[float], weights: float, smoothing: float, seed: int
+) -> None:
+    features, labels = records(len(sizes), seed=seed)
+    features = features.sign() * features.abs().clamp(0.5, 1.0) * torch.tensor(sizes)[:, None]
+    layer = head(scale=weights)
+    whole = vector(clipped_sums(features, labels, layer, norm=C, label_smoothing=smoothing))
+    assert torch.isfinite(whole).all()
+    for index, size in enumerate(sizes):
+        rest = torch.arange(len(sizes)) != index
+        without = vector(clipped_sums(features[rest], labels[rest], layer, norm=C, label_smoothing=smoothing))
+        assert float((whole - without).norm()) <= C
+        if not np.isfinite(size):
+            assert torch.equal(whole, without) or float((whole - without).norm()) < 1e-12
+
+
+def test_small_errors_of_long_inputs_are_clipped() -> None:
+    """Squares of the errors underflow, and inputs of float64 can make much of what is left."""
+    layer = head(bias=False).double()
+    with torch.no_grad():
+        layer.weight.zero_()
+        layer.weight[0, 0] = 1.0
+        layer.weight[1, 1] = 1e-150
+    features = torch.zeros(1, FEATURES, dtype=torch.float64)
+    features[0, 0], features[0, 1] = 370.0, 1e153
+    found = vector(clipped_sums(features, torch.zeros(1, dtype=torch.int64), layer, norm=C))
+    assert 0 < float(found.norm()) <= C
+
+
+def test_the_noise_has_the_stated_scale() -> None:
+    weight = nn.Parameter(torch.zeros(30_000))
+    sigma, batch = 4.0, 16
+    made = SumOptimizer(
+        torch.optim.SGD([weight], lr=1.0), noise_multiplier=sigma, max_grad_norm=C, expected_batch_size=batch
+    )
+    made.source = Seeded()
+    made.sums = [torch.zeros(30_000, dtype=torch.float64)]
+    made.accumulate()
+    made.add_noise()
+    assert weight.grad is not None
+    drawn = weight.grad.double().numpy() * batch
+
+    def p_value(scale: float) -> float:
+        share = float(np.square(drawn / scale).sum())
+        return float(2 * min(stats.chi2.cdf(share, drawn.size), stats.chi2.sf(share, drawn.size)))
+
+    assert p_value(sigma * C) > 1e-3
+    assert max(p_value(sigma * C * 2 / 3), p_value(sigma * C * 3 / 2)) < 1e-20
+    LinearClipping(_Frozen(), max_grad_norm=C).add_nothing(made)
+    assert [part.shape for part in made.sums] == [(10, 72), (10,)] and not any(part.any() for part in made.sums)
+    made.sums = [torch.zeros(30_000)]
+    with pytest.raises(ValueError, match="sums must be float64"):
+        made.accumulate()
+
+
+class _Frozen(ImageClassifier):
+    def __init__(self, *, norm: bool = False, trained: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2) if norm else nn.Identity(), nn.Flatten())
+        self.body.requires_grad_(trained)
+        self.head = nn.Linear(2 * 36, 10)
+
+    def forward_features(self, images: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.body(images)
+        return features
+
+
+class _OtherForward(_Frozen):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(images)
+
+
+def test_which_way_is_chosen() -> None:
+    fixed = ScatteringClassifier(image_shape=(1, 8, 8), scales=1, groups=9)
+    assert linear_head(fixed) is fixed.head and linear_head(_Frozen()) is not None
+    partly = ScatteringClassifier(image_shape=(1, 8, 8), scales=1, groups=9)
+    partly.head.bias.requires_grad_(False)
+    weighted = ScatteringClassifier(image_shape=(1, 8, 8), scales=1, groups=9)
+    nn.utils.parametrizations.weight_norm(weighted.head)
+    deeper = ScatteringClassifier(image_shape=(1, 8, 8), scales=1, groups=9, head_network="cnn")
+    others: list[nn.Module] = [_Frozen(trained=True), _OtherForward(), weighted, deeper, nn.Linear(4, 4)]
+    assert all(linear_head(network) is None for network in others)
+
+    def way(network: nn.Module, **settings: Any) -> str:
+        return chosen_way(settings.pop("clipping", "auto"), network, **{"physical_batch_size": 512, **settings})
+
+    assert way(fixed) == "linear" and way(fixed, flat_for="granularity=0.1") == "flat"
+    assert way(deeper) == "flat" and way(deeper, physical_batch_size=10**7) == "ghost"
+    assert way(fixed, clipping="flat") == "flat" and way(fixed, clipping="ghost") == "ghost"
+    with pytest.raises(ValueError, match=r"granularity=0\.1 needs clipping=flat"):
+        way(fixed, flat_for="granularity=0.1", clipping="linear")
+    with pytest.raises(ValueError, match="clipping=linear needs an ImageClassifier"):
+        way(deeper, clipping="linear")
+    with pytest.raises(ValueError, match="clipping must be auto, flat, ghost or linear, got 'both'"):
+        way(fixed, clipping="both")
+
+
+def test_frozen_layers_that_mix_records_are_refused() -> None:
+    """Opacus looks at trained layers alone: these once passed, in training mode."""
+    made: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "noise_multiplier": 1.0}
+    mixing: Callable[..., nn.Module] = lambda: _Frozen(norm=True)  # noqa: E731
+    with pytest.raises(ValueError, match=r"BatchNorm2d 'body\.1' takes statistics of a whole batch"):
+        DPSGDTeacher(**made, network=mixing, clipping="flat")
+    assert DPSGDTeacher(**made, network=mixing).clipping == "linear"  # features are computed in eval mode
+    assert DPSGDTeacher(**made, network=lambda: _Frozen(), clipping="flat").clipping == "flat"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_training_is_that_of_opacus_flat_clipping(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equal coins and noise, through the trainer; and `auto` goes on as a file of `flat` began."""
+
+    def weights(name: str, *arguments: str, **model: Any) -> tuple[torch.Tensor, DPSGDTeacher]:
+        stream = Seeded(seed=3)
+        monkeypatch.setattr("privacy.mechanisms.noise.SystemNoise.words", lambda self, count: stream.words(count))
+        teacher = teacher_by_dp_sgd(
+            name, *arguments, network=LINEAR, noise_multiplier=1.0, label_smoothing=0.1, **model
+        )
+        return torch.cat([p.detach().flatten() for p in teacher.network.parameters()]), teacher
+
+    linear, teacher = weights("linear", epochs=1)
+    assert teacher.clipping == "linear" and checkpoint("linear")["dp_sgd"]["settings"]["clipping"] == "linear"
+    flat, _ = weights("flat", epochs=1, clipping="flat", physical_batch_size=50)
+    assert torch.allclose(linear, flat, atol=1e-5)
+    resume = "--ckpt_path=flat/checkpoints/last.ckpt"
+    assert weights("flat", resume, epochs=2)[1].clipping == "flat"
+    with pytest.raises(CheckpointError, match="clipping was 'flat' and is 'linear'"):
+        weights("flat", resume, epochs=3, clipping="linear")
