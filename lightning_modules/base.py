@@ -103,9 +103,12 @@ class DataFreeDistillation(LightningModule):
         self.student = build_network(
             student or SmallCNN, num_classes=num_classes, image_shape=self.image_shape, name="model.student"
         )
+        self.student.to(memory_format=torch.channels_last)  # a CPU pools several times as fast
         # After the student: the order decides which initial weights a seed gives.
         self.images = images.build(image_shape=self.image_shape, batch_size=batch_size)
         self.generator = self.images.generator  # a submodule of this one, trained and saved with it
+        if self.generator is not None:
+            self.generator.to(memory_format=torch.channels_last)
         self.published_artefacts: tuple[str, ...] = ("student", *self.images.published)
         self.optimizer_settings = settings_of(Optimizers, optimizers or Optimizers(), name="optimizers")
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")

@@ -50,7 +50,7 @@ class PrivateTeacher(PrivateModel):
             num_records=num_records,
             path=path,
         )
-        network.eval().requires_grad_(False)
+        network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
         # In a function: an attribute could be reached, and be registered by whoever copies it.
         self._held: Callable[[], nn.Module] = lambda: network
 
@@ -62,16 +62,16 @@ class PrivateTeacher(PrivateModel):
     def _network_of(self, teacher: int) -> nn.Module:
         return self._held()
 
-    @torch.no_grad()
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         """Logits in float32 whatever the precision of the run, shape (N, c), on the device of `images`.
 
         Whatever is computed from them is private until an annotator has released it.
         """
         network = self._held().to(images.device).eval()
-        with torch.autocast(images.device.type, enabled=False):
+        with torch.inference_mode(), torch.autocast(images.device.type, enabled=False):
             outputs: torch.Tensor = network(images.detach().float())
-        return outputs.float()
+        # A copy outside of the mode: autograd takes no inference tensor, not even as a constant.
+        return outputs.float().clone()
 
     def each(self, images: torch.Tensor) -> torch.Tensor:
         """The same as those of one teacher, (N, C, H, W) → (1, N, c)."""
