@@ -18,6 +18,7 @@ from lightning_modules.networks import ScatteringClassifier, build_network, logi
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.priors import ImagePrior
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.annotators import MeanResponseAnnotator, ResponseAnnotator
 
 __all__ = ["Distillation"]
@@ -164,18 +165,30 @@ class Distillation(DataFreeDistillation):
         cost. An ensemble is not.
         """
         respond = self.fit_answers() if self.of_ensemble else self._ask_teacher
+        extract = self._feature_extractor[0]
+        shared = self._teacher_takes(extract)
         rank_zero_info(f"{self.pool_calls * self.batch_size:,} images are answered once.")
         inputs, answers = [], []
         for call in self._tracked(self.pool_calls, "answers"):
             # In half precision from the start: what is kept is what was answered.
             images = self.draw_images(call, None).half().float()
-            answers.append(respond(images).cpu())
-            kept = images if self._feature_extractor[0] is None else self._feature_extractor[0](images)
+            kept = images if extract is None else extract(images)
+            answers.append((self._ask_of_extracted(kept) if shared else respond(images)).cpu())
             inputs.append(kept.half().cpu())
         logits = torch.cat(answers)
         classes = logits.argmax(dim=1)
         counts = torch.bincount(classes, minlength=self.num_classes).clamp_min(1)
         return torch.cat(inputs), logits, counts[classes].double().pow(-self.balance)
+
+    def _teacher_takes(self, extractor: nn.Module | None) -> bool:
+        """Whether one teacher answers to the student's own features: they take most of the time, and serve both."""
+        if not isinstance(self.teacher, PrivateTeacher) or torch.is_autocast_enabled(self.device.type):
+            return False
+        return self.teacher.shares_extractor(extractor)
+
+    def _ask_of_extracted(self, features: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.teacher, PrivateTeacher)
+        return self.annotator.annotate(self.teacher.logits_of_extracted(features))
 
     def _ask_teacher(self, images: torch.Tensor) -> torch.Tensor:
         return self.annotator.annotate(self.teacher.logits(images))
