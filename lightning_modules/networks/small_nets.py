@@ -13,6 +13,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from lightning_modules.networks.classifiers import ImageClassifier, checked_shape
+from lightning_modules.networks.pooling import MaxPool2x2
 
 
 class DataLensClassifier(ImageClassifier):
@@ -37,7 +38,7 @@ class DataLensClassifier(ImageClassifier):
         )
         self.features = nn.Sequential(
             nn.Conv2d(channels, 32, 3),
-            nn.MaxPool2d(2),
+            MaxPool2x2(),
             nn.ReLU(),
             nn.Dropout(0.2),
             nn.Conv2d(32, 64, 3),
@@ -80,7 +81,7 @@ class TwoConvNet(ImageClassifier):
             raise ValueError(f"hidden must hold positive layer sizes, got {list(hidden)!r}")
         layers: list[nn.Module] = []
         for inputs, outputs in ((channels, 64), (64, 128)):
-            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), MaxPool2x2(), nn.ReLU()]
         layers.append(nn.Flatten())
         size = 128 * (height // 4) * (width // 4)
         for outputs in hidden:
@@ -153,7 +154,7 @@ class SmallCNN(ImageClassifier):
                 layers.append(nn.BatchNorm2d(outputs))
             elif norm == "group":
                 layers.append(nn.GroupNorm(gcd(outputs, 4), outputs))
-            layers += [nn.MaxPool2d(2), act()]
+            layers += [MaxPool2x2(), act()]
             channels = outputs
         layers += [nn.Flatten(), nn.Linear(channels * (height // 2**depth) * (columns // 2**depth), hidden), act()]
         self.features = nn.Sequential(*layers)
