@@ -388,7 +388,10 @@ def measure_growth(options: argparse.Namespace, *, folder: Path) -> list[dict[st
     ):
         sizes = {value: argparse.Namespace(**{**vars(options), setting: value}) for value in values}
         found = in_turns(
-            {str(value): lambda sized=sized, name=name: seconds(name, sized, folder=folder) for value, sized in sizes.items()},  # type: ignore[misc]  # noqa: E501
+            {
+                str(value): lambda sized=sized, name=name: seconds(name, sized, folder=folder)
+                for value, sized in sizes.items()
+            },  # type: ignore[misc]  # noqa: E501
             max(1, options.rounds // 2),
         )
         rows += [
