@@ -1,9 +1,9 @@
 """Time of one training step of the data-free methods, against what it would be without privacy.
 
-``python -m benchmarks.step`` takes steps of DPDFD and DPSD through ``Trainer.fit`` as the shipped recipes for MNIST make
-them, and prints, and writes as JSON:
+``python -m benchmarks.step`` takes steps of DPDFD and DPSD through ``Trainer.fit`` as the shipped recipes for MNIST
+make them, and prints, and writes as JSON:
 
-- their time over that of the same step with plain distillation: no gradients, no noise, no charge, no budget, no epsilon;
+- their time over that of the same step with plain distillation: no gradients, noise, charge, budget or epsilon;
 - their time over that of a DP-SGD step by Opacus of the same student on as many images, in the plainest loop;
 - the share of each phase of a step, and how the time grows with B, c and the number n of teachers;
 - with ``--before FOLDER`` the time over that of another checkout, which runs in a process of its own.
@@ -48,8 +48,8 @@ from lightning_modules.priors import SilhouettePrior, StrokePrior
 from lightning_modules.runtime.runs import commit, hardware, versions
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 
-# As sweeps/dpdfd_mnist.yaml, dpsd_mnist.yaml and dpsd_label_mnist.yaml have it. The budget lasts for any number of steps
-# here, and is looked at in each.
+# As sweeps/dpdfd_mnist.yaml, dpsd_mnist.yaml and dpsd_label_mnist.yaml have it. The budget lasts for any number of
+# steps here, and is looked at in each.
 BUDGET: dict[str, Any] = {"delta": 1e-5, "target_epsilon": 1e6, "accounting": "published", "scope": "run"}
 GRADIENTS: dict[str, Any] = {"norm_bound": 1e-3, "noise_multiplier": 100.0, **BUDGET}
 
@@ -108,7 +108,6 @@ METHODS: dict[str, Callable[..., LightningModule]] = {
 }  # fmt: skip
 """By name: what builds the module that `Trainer.fit` is given."""
 OPACUS = "Opacus DP-SGD, group norm"
-POOL = "Distillation, pool"
 
 
 def now() -> float:
@@ -391,7 +390,7 @@ def measure_growth(options: argparse.Namespace, *, folder: Path) -> list[dict[st
             {
                 str(value): lambda sized=sized, name=name: seconds(name, sized, folder=folder)
                 for value, sized in sizes.items()
-            },  # type: ignore[misc]  # noqa: E501
+            },  # type: ignore[misc]
             max(1, options.rounds // 2),
         )
         rows += [
@@ -411,7 +410,7 @@ def measure_before(options: argparse.Namespace, *, folder: Path) -> list[dict[st
     other = Checkout(options.before, threads=options.threads)
     rows: list[dict[str, Any]] = []
     try:
-        for name in ("DPDFD", "DPSD, gradients", "DPSD, labels", "DPDFD, generator", "plain distillation"):
+        for name in options.compared:
             found = in_turns(
                 {
                     "before": lambda name=name: other.seconds(name, options),  # type: ignore[misc]
@@ -466,6 +465,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--class-counts", type=int, nargs="*", default=[10, 100, 1000])
     parser.add_argument("--teacher-counts", type=int, nargs="*", default=[1, 4, 16])
     parser.add_argument("--before", type=Path, default=None, help="another checkout to compare with")
+    parser.add_argument("--compared", nargs="+", default=["DPDFD", "DPSD, gradients"], choices=list(METHODS))
     parser.add_argument("--quick", action="store_true", help="a few small steps of each, which say nothing of speed")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, default=Path("results/benchmarks/step.json"))
