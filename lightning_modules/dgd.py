@@ -232,7 +232,7 @@ class DGD(DataFreeDistillation):
             reconstructions, mean, log_variance = self.vae(images)
             loss = negative_elbo(reconstructions, images, mean, log_variance).mean()
             self.descend("vae", loss)
-        self.log("train/vae_loss", loss.detach())
+        self.log_in_step("train/vae_loss", loss.detach())
 
     # --- Eq. 3: the queries ---
 

@@ -20,6 +20,7 @@ from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.annotators import MeanResponseAnnotator, ResponseAnnotator
 from privacy.identity import CheckpointError
 
@@ -167,12 +168,14 @@ class Distillation(DataFreeDistillation):
         cost. An ensemble is not.
         """
         respond = self.fit_answers() if self.of_ensemble else self._ask_teacher
+        extract = self._feature_extractor[0]
+        shared = self._teacher_takes(extract)
         rank_zero_info(f"{self.pool_calls * self.batch_size:,} images are answered once.")
         inputs, answers = [], []
         for call in self._tracked(self.pool_calls, "answers"):
             images = self._own_images(call)
-            answers.append(self.of_all(respond(images)))
-            kept = images if self._feature_extractor[0] is None else self._feature_extractor[0](images)
+            kept = images if extract is None else extract(images)
+            answers.append(self.of_all(self._ask_of_extracted(kept) if shared else respond(images)))
             inputs.append(self.of_all(kept.half()))
         logits = torch.cat(answers)
         classes = logits.argmax(dim=1)
@@ -189,6 +192,16 @@ class Distillation(DataFreeDistillation):
     def _prepare_fit(self) -> None:
         super()._prepare_fit()
         self.images.rows = self.batch_size  # see `_own_images`
+
+    def _teacher_takes(self, extractor: nn.Module | None) -> bool:
+        """Whether one teacher answers to the student's own features: they take most of the time, and serve both."""
+        if not isinstance(self.teacher, PrivateTeacher) or torch.is_autocast_enabled(self.device.type):
+            return False
+        return self.teacher.shares_extractor(extractor)
+
+    def _ask_of_extracted(self, features: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.teacher, PrivateTeacher)
+        return self.annotator.annotate(self.teacher.logits_of_extracted(features))
 
     def _ask_teacher(self, images: torch.Tensor) -> torch.Tensor:
         return self.annotator.annotate(self.teacher.logits(images))

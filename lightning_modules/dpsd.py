@@ -168,7 +168,7 @@ class DPSD(DataFreeDistillation):
         size = self.schedule.size(
             outputs.float().softmax(dim=1), step=self.steps_done, smallest=self.annotator.smallest
         )
-        self.log("train/candidates", float(size))
+        self.log_in_step("train/candidates", float(size))
         return top_k_candidates(outputs, k=size), size
 
     def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:

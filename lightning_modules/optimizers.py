@@ -30,4 +30,4 @@ class Optimizers:
 
 def adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Adam with rate 1e-3."""
-    return torch.optim.Adam(parameters, lr=1e-3)
+    return torch.optim.Adam(parameters, lr=1e-3, fused=True)

@@ -62,12 +62,14 @@ def decoupled_kd(
         target = teacher_logits.argmax(1)
     elif target.shape != (rows,):
         raise ValueError(f"target must hold one class index per row, ({rows},), got {tuple(target.shape)}")
-    others = ~functional.one_hot(target, classes).bool()
+    # By positions and not by a mask, whose number of entries a GPU would be waited for.
+    before = torch.arange(classes - 1, device=target.device).expand(rows, -1)
+    others = before + (before >= target[:, None])
 
     def split(logits: Tensor) -> tuple[Tensor, Tensor]:
         # Dropping the target is the exact form of the usual `log_softmax(logits - 1000 * onehot)`, which fails from
         # logits of 1000 on.
-        rest = logits[others].view(rows, classes - 1)
+        rest = logits.gather(1, others)
         margin = logits.gather(1, target[:, None])[:, 0] - torch.logsumexp(rest, 1)
         return margin, functional.log_softmax(rest, 1)
 

@@ -30,10 +30,19 @@ def stream(seed: int, step: int, rank: int, name: str) -> torch.Generator:
 @contextmanager
 def seeded(seed: int, step: int, rank: int, device: torch.device) -> Iterator[None]:
     """Runs a block (dropout) under its own seed and leaves the global generators as they were."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(key(seed, step, rank, "step"))
+    drawn_from = key(seed, step, rank, "step")
+    if device.type != "cpu":
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(drawn_from)
+            yield
+        return
+    # The same without looking for accelerators at each step: torch would note every seed for one, and forget none.
+    state = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(drawn_from)
+    try:
         yield
+    finally:
+        torch.default_generator.set_state(state)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from jsonargparse import ArgumentParser
 from torch import nn
 
 from lightning_modules.networks import build_network
+from lightning_modules.networks.comparing import same_module
 from lightning_modules.runtime.paths import find_config
 from lightning_modules.teachers.private_model import (
     PrivateModel,
@@ -50,7 +51,7 @@ class PrivateTeacher(PrivateModel):
             num_records=num_records,
             path=path,
         )
-        network.eval().requires_grad_(False)
+        network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
         # In a function: an attribute could be reached, and be registered by whoever copies it.
         self._held: Callable[[], nn.Module] = lambda: network
 
@@ -62,16 +63,39 @@ class PrivateTeacher(PrivateModel):
     def _network_of(self, teacher: int) -> nn.Module:
         return self._held()
 
-    @torch.no_grad()
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         """Logits in float32 whatever the precision of the run, shape (N, c), on the device of `images`.
 
         Whatever is computed from them is private until an annotator has released it.
         """
-        network = self._held().to(images.device).eval()
-        with torch.autocast(images.device.type, enabled=False):
-            outputs: torch.Tensor = network(images.detach().float())
-        return outputs.float()
+        return self._respond(self._ready(images.device), images)
+
+    def shares_extractor(self, extractor: nn.Module | None) -> bool:
+        """Whether `logits_of_extracted` takes what `extractor`, a fixed and public one, gives of images."""
+        own = getattr(self._held(), "feature_extractor", None)
+        if extractor is None or own is None or not hasattr(self._held(), "forward_extracted"):
+            return False
+        return same_module(own, extractor)
+
+    def logits_of_extracted(self, features: torch.Tensor) -> torch.Tensor:
+        """As `logits`, of images' features, shape (N, ...), by an extractor that `shares_extractor` knows."""
+        after: Any = self._ready(features.device).forward_extracted
+        return self._respond(after, features)
+
+    @staticmethod
+    def _respond(network: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(), torch.autocast(inputs.device.type, enabled=False):
+            outputs = network(inputs.detach().float())
+        # A copy outside of the mode: autograd takes no inference tensor, not even as a constant.
+        return outputs.float().clone()
+
+    def _ready(self, device: torch.device) -> nn.Module:
+        """The network in evaluation mode, on a device: it is walked through where something has to change alone."""
+        network = self._held()
+        weight = next(network.parameters(), None)
+        if weight is None or weight.device != device:
+            network.to(device)
+        return network.eval() if any(module.training for module in network.modules()) else network
 
     def each(self, images: torch.Tensor) -> torch.Tensor:
         """The same as those of one teacher, (N, C, H, W) → (1, N, c)."""

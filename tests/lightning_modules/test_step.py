@@ -1,0 +1,183 @@
+"""What makes a step fast changes nothing in what it computes, and no value of a step is waited for by Python.
+
+Counted on a CPU. What it cannot show is a copy from the device: the annotator makes one, of B gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from lightning import Callback, LightningModule, Trainer
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from datamodules.latent import StepIndices
+from lightning_modules import DPDFD, DPSD
+from lightning_modules.functional.gradient_targets import Annotation
+from lightning_modules.image_source import Images
+from lightning_modules.networks import DataLensClassifier, SmallCNN, TwoConvNet, WhitenedScatteringClassifier
+from lightning_modules.networks.comparing import same_module
+from lightning_modules.networks.pooling import MaxPool2x2
+from lightning_modules.teachers.private_teacher import PrivateTeacher
+from privacy.annotators import GradientAnnotator
+
+SHAPE = (1, 12, 12)
+
+
+# --- the same outputs ---
+
+
+@pytest.mark.parametrize("build", [SmallCNN, TwoConvNet, DataLensClassifier])
+@pytest.mark.parametrize("training", [True, False])
+def test_layouts_give_the_same(build: Callable[..., nn.Module], training: bool) -> None:
+    torch.manual_seed(0)
+    network = build(num_classes=4, image_shape=SHAPE).train(training)
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.eval()  # what is dropped is drawn in the order of memory
+    images = torch.randn(16, *SHAPE)
+    found = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        network.to(memory_format=layout).zero_grad()
+        logits = network(images.to(memory_format=layout))
+        logits.square().sum().backward()
+        found.append([logits.detach(), *(p.grad for p in network.parameters() if p.grad is not None)])
+    for first, second in zip(*found, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh()])
+def test_maxima_may_be_taken_before_an_activation(activation: nn.Module) -> None:
+    images = torch.randn(3, 2, 9, 8)
+    pool = nn.MaxPool2d(2)
+    assert torch.equal(pool(activation(images)), activation(pool(images)))
+    # Not before what turns the order of values round.
+    assert not torch.equal(pool(images.neg()), pool(images).neg())
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("size", [(8, 8), (9, 7), (2, 3)])
+def test_pooling_is_torchs_own(layout: torch.memory_format, size: tuple[int, int]) -> None:
+    images = torch.randn(3, 5, *size).to(memory_format=layout)
+    images[0, 0, 0, 0] = torch.nan
+    expected = nn.MaxPool2d(2)(images)
+    assert torch.equal(MaxPool2x2()(images).nan_to_num(7.0), expected.nan_to_num(7.0))
+    assert MaxPool2x2()(images.requires_grad_()).grad_fn is not None
+
+
+# --- a teacher that shares its features ---
+
+
+def whitened(seed: int, **settings: Any) -> WhitenedScatteringClassifier:
+    torch.manual_seed(seed)
+    return WhitenedScatteringClassifier(num_classes=3, image_shape=SHAPE, images=20, **settings).eval()
+
+
+def test_features_are_shared_where_they_are_the_same() -> None:
+    student, network = whitened(0), whitened(1)
+    teacher = PrivateTeacher(network, private_data="none")
+    extractor = student.feature_extractor
+    images = torch.rand(5, *SHAPE)
+    assert teacher.shares_extractor(extractor)
+    assert torch.equal(teacher.logits_of_extracted(extractor(images)), teacher.logits(images))
+    assert not teacher.shares_extractor(None)
+    assert not teacher.shares_extractor(whitened(0, power=0.5).feature_extractor)
+    assert not teacher.shares_extractor(whitened(0, groups=9).feature_extractor)
+    assert not PrivateTeacher(SmallCNN(image_shape=SHAPE), private_data="none").shares_extractor(extractor)
+
+
+def test_one_changed_buffer_is_noticed() -> None:
+    one, other = whitened(0).feature_extractor, whitened(0).feature_extractor
+    assert same_module(one, other)
+    other.scattering.get_buffer("wavelets0")[0, 0, 0] += 1e-3  # which no state_dict holds
+    assert not same_module(one, other)
+
+
+# --- no waiting for a device ---
+
+
+class Waits(TorchDispatchMode):
+    """Counts what would wait for a GPU: a value of a tensor that Python is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        # A mask's number of elements is only known once it has been computed.
+        if name in ("aten._local_scalar_dense.default", "aten.nonzero.default", "aten.masked_select.default") or (
+            name == "aten.index.Tensor" and any(i is not None and i.dtype == torch.bool for i in args[1])
+        ):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+class Watch(Callback):
+    """Counts over whole steps of a fit, with what the loop does between them."""
+
+    def __init__(self) -> None:
+        self.mode: Waits | None = None
+        self.counts: list[list[str]] = []
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._stop()
+        self.mode = Waits()
+        self.mode.__enter__()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stop()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.mode is not None:
+            self.mode.__exit__(None, None, None)
+            self.counts.append(self.mode.found)
+            self.mode = None
+
+
+class Waiting(DPDFD):
+    """Reads a figure in every step."""
+
+    def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
+        annotation = super().annotate(outputs, images)
+        assert annotation.targets.sum().item() > 0
+        return annotation
+
+
+def gradients() -> GradientAnnotator:
+    return GradientAnnotator(target_epsilon=1e6, accounting="published")
+
+
+def waits_of(folder: Any, build: Callable[..., LightningModule], **settings: Any) -> list[list[str]]:
+    torch.manual_seed(0)
+    module = build(
+        num_classes=4, image_shape=SHAPE, batch_size=8, teacher=SmallCNN(num_classes=4, image_shape=SHAPE), **settings
+    )
+    watch = Watch()
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", default_root_dir=folder, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[watch],
+    )  # fmt: skip
+    trainer.fit(module, train_dataloaders=StepIndices(4))
+    return watch.counts[1:-1]  # the first sets up, the last is logged
+
+
+@pytest.mark.parametrize("source", ["prior", "generator"])
+def test_a_step_of_dpdfd_waits_for_no_device(tmp_path: Any, source: Any) -> None:
+    assert waits_of(tmp_path, DPDFD, annotator=gradients(), images=Images(source=source)) == [[], []]
+
+
+def test_a_step_of_dpsd_waits_for_no_device(tmp_path: Any) -> None:
+    # Of the data switch: how many candidates a label has is decided by what the student says.
+    assert waits_of(tmp_path, DPSD, annotator=gradients(), images=Images(source="prior")) == [[], []]
+
+
+def test_a_step_that_waits_is_noticed(tmp_path: Any) -> None:
+    found = waits_of(tmp_path, Waiting, annotator=gradients(), images=Images(source="prior"))
+    assert found == [["aten._local_scalar_dense.default"]] * 2
