@@ -15,7 +15,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 # Importing makes the short class names of the configuration files known.
 import privacy.annotators  # noqa: F401
@@ -40,7 +39,13 @@ from lightning_modules.runtime.resuming import (
     refuse_other_architecture,
     refuse_other_data,
 )
-from lightning_modules.runtime.run_folder import RunFolderError, folder_of_checkpoint, own_folder, storage_failed
+from lightning_modules.runtime.run_folder import (
+    RunFolderError,
+    first_process,
+    folder_of_checkpoint,
+    own_folder,
+    storage_failed,
+)
 from lightning_modules.runtime.runs import run_folder
 from lightning_modules.runtime.wandb_runs import describe_runs
 from lightning_modules.teachers.own_training import CheckpointError
@@ -213,12 +218,15 @@ class TranscriptionCLI(LightningCLI):
         """
         checkpoint = self.config[subcommand].get("ckpt_path")
         try:
-            if subcommand != "fit" or self.config[subcommand].trainer.fast_dev_run or rank_zero_only.rank != 0:
+            if subcommand != "fit" or self.config[subcommand].trainer.fast_dev_run or not first_process():
                 super()._run_subcommand(subcommand)
                 return
             folder = self._folder()
+            if folder is None:
+                self._fit()
+                return
             with own_folder(folder, made=getattr(self.trainer.logger, "made", ())):
-                self._fit(folder)
+                self._fit()
         except RuntimeError as error:
             if checkpoint is None or not str(error).startswith("Error(s) in loading state_dict"):
                 raise
@@ -226,12 +234,13 @@ class TranscriptionCLI(LightningCLI):
                 f"{checkpoint} holds other weights than {type(self.model).__name__} as it is configured: {error}"
             ) from error
 
-    def _fit(self, folder: Path) -> None:
+    def _fit(self) -> None:
         try:
             super()._run_subcommand("fit")
         except BaseException as error:
             saved = getattr(self.trainer.checkpoint_callback, "_last_checkpoint_saved", "")
             last = saved or self.config["fit"].get("ckpt_path")
+            folder = self._folder()
             line = how_to_resume(folder, Path(last)) if last and Path(last).is_file() else None
             if isinstance(error, OSError) and storage_failed(error):
                 kept = f"; the last checkpoint that was written, {last}, is whole" if last else ""
@@ -243,10 +252,11 @@ class TranscriptionCLI(LightningCLI):
                 say_how_to_resume(error, line)
             raise
 
-    def _folder(self) -> Path:
+    def _folder(self) -> Path | None:
+        """The run's; None before W&B has named it, which no other run's is."""
         logger = self.trainer.logger
         if isinstance(logger, WandbLogger):
-            return run_folder(self.trainer)
+            return None if logger.version is None else run_folder(self.trainer)
         # Not `trainer.log_dir`, which waits for all processes of a fit.
         return Path(getattr(logger, "log_dir", None) or self.trainer.default_root_dir)
 

@@ -20,9 +20,9 @@ _STALE_SECONDS = 3600.0
 class WholeCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside the one before it, syncs it, and renames it.
 
-    Lightning's own writes into the system's folder for temporary files (fsspec's transactions) and moves the file. Where
-    that folder lies on another file system, moving is copying over the checkpoint that is there: a kill or a full disk
-    meanwhile leaves neither the old nor the new one. Nor is anything synced.
+    Lightning's own writes into the system's folder for temporary files (fsspec's transactions) and moves the file.
+    Where that folder lies on another file system, moving is copying over the checkpoint that is there: a kill or a full
+    disk meanwhile leaves neither the old nor the new one. Nor is anything synced.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lightning_modules.runtime.run_folder import claim_folder
+from lightning_modules.runtime.run_folder import claim_folder, first_process
 from privacy.files import write_atomically
 
 __all__ = ["ContinuedCSVLogger", "RunCSVLogger"]
@@ -45,7 +44,7 @@ class RunCSVLogger(CSVLogger):
 
     def _get_next_version(self) -> int:
         number = super()._get_next_version()
-        if rank_zero_only.rank != 0:  # the other processes of a fit are told the folder
+        if not first_process():  # the other processes of a fit are told the folder
             return number
         while (made := claim_folder(Path(self.root_dir) / f"version_{number}")) is None:
             number += 1

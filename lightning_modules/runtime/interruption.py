@@ -27,15 +27,15 @@ def exit_status(error: BaseException) -> int | str | None:
     return error.code if isinstance(error, SystemExit) else 1
 
 
-def how_to_resume(folder: Path, checkpoint: Path) -> str:
+def how_to_resume(folder: Path | None, checkpoint: Path) -> str:
     """One line for a person: the command that goes on from a checkpoint.
 
     Args:
-        folder: The run's, with its `config.yaml`.
+        folder: The run's, with its `config.yaml`, where it is known.
         checkpoint: The last one that was written.
     """
-    config = folder / "config.yaml"
-    if not config.is_file():
+    config = None if folder is None else folder / "config.yaml"
+    if config is None or not config.is_file():
         return f"To go on from {checkpoint}: the same command with --ckpt_path {shlex.quote(str(checkpoint))}"
     words = ["LightningCLI", "fit", "--config", str(config), "--ckpt_path", str(checkpoint)]
     return f"To go on: {shlex.join(words)}"

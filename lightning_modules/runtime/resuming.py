@@ -64,8 +64,8 @@ _CHECKED_OTHERWISE = (
 
 
 APPLIED_OF_DATA = ("root", "download", "num_workers", "eval_batch_size", "batch_size", "steps_per_epoch", "evaluation")
-"""The same of the data, of a wrapped data set as well: where its files lie, how it is read and evaluated, and sizes that
-are applied from the next step on, or that a teacher's own checks refuse."""
+"""The same of the data, of a wrapped data set as well: where its files lie, how it is read and evaluated, and sizes
+that are applied from the next step on, or that a teacher's own checks refuse."""
 
 
 def find_checkpoint(given: str | None, *, command: str, places: Sequence[Path]) -> Path | None:

@@ -10,7 +10,9 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["RunFolderError", "claim_folder", "folder_of_checkpoint", "own_folder", "storage_failed"]
+from lightning.pytorch.utilities import rank_zero_only
+
+__all__ = ["RunFolderError", "claim_folder", "first_process", "folder_of_checkpoint", "own_folder", "storage_failed"]
 
 LOCK = ".fit.lock"
 _OF_A_START = ("config.yaml", "metrics.csv", "hparams.yaml", "events.out.tfevents.*", LOCK)
@@ -19,6 +21,11 @@ _OF_A_START = ("config.yaml", "metrics.csv", "hparams.yaml", "events.out.tfevent
 
 class RunFolderError(RuntimeError):
     """A folder that a fit must not write to, since another one does, or cannot."""
+
+
+def first_process() -> bool:
+    """Whether this is the process of a fit that writes its files."""
+    return not getattr(rank_zero_only, "rank", 0)
 
 
 def claim_folder(folder: Path) -> list[Path] | None:
