@@ -34,7 +34,7 @@ from lightning_modules.teachers.joint_training import (
     Training,
     draws_at_random,
 )
-from lightning_modules.teachers.own_training import OwnTraining
+from lightning_modules.teachers.own_training import CheckpointError, OwnTraining
 from privacy.mechanisms.vote_counts import vote_counts
 
 __all__ = ["Schedule", "TeacherEnsemble", "rate_factor", "shuffled_passes"]
@@ -530,7 +530,15 @@ class TeacherEnsemble(LightningModule):
         self.own_training.save(checkpoint, trainer=self.trainer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Takes the trained teachers over; those in training when the optimizers are made."""
+        """Takes the trained teachers over; those in training when the optimizers are made.
+
+        Raises:
+            CheckpointError: It is of no ensemble.
+        """
+        if "ensemble" not in checkpoint:
+            raise CheckpointError(
+                "the checkpoint holds no ensemble: give one that a fit of TeacherEnsemble has written"
+            )
         self.own_training.load(checkpoint)
         self._restored = dict(checkpoint["ensemble"])
         self.draw_seed = self._restored["draw_seed"]

@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.runtime.runs import is_dev_run
-from lightning_modules.teachers.own_training import OwnTraining
+from lightning_modules.teachers.own_training import CheckpointError, OwnTraining
 
 __all__ = ["Teacher"]
 
@@ -69,9 +69,22 @@ class Teacher(LightningModule):
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.own_training = OwnTraining(type(self).__name__)
+        #: Steps of the one-cycle schedule, of this fit and of the checkpoint that it goes on from.
+        self._cycle: int | None = None
+        self._cycle_before: int | None = None
 
     def on_fit_start(self) -> None:
-        """Gives the training its identity, by which everything about this teacher is told from any other."""
+        """Gives the training its identity, by which everything about this teacher is told from any other.
+
+        Raises:
+            CheckpointError: More steps than the schedule of the rate was made for.
+        """
+        if self._cycle is not None and self._cycle_before is not None and self._cycle > self._cycle_before:
+            raise CheckpointError(
+                f"the rate follows one cycle over {self._cycle_before} steps, which the checkpoint is part of, and "
+                f"this fit has {self._cycle} in all: resume with the same trainer.max_epochs and data.batch_size, give "
+                "model.optimizer from the start, or begin anew without --ckpt_path"
+            )
         self.own_training.begin(self)
         self.own_training.register(None, in_memory=is_dev_run(self.trainer))
 
@@ -105,6 +118,7 @@ class Teacher(LightningModule):
             optimizer: torch.optim.Optimizer = torch.optim.Adam(self.parameters(), lr=3e-3)
             if self.scheduler_factory is None:
                 steps = int(self.trainer.estimated_stepping_batches)
+                self._cycle = steps
                 cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps)
                 return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
         else:
@@ -119,4 +133,5 @@ class Teacher(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Goes on with the identity of the training that is resumed."""
+        self._cycle_before = next((state.get("total_steps") for state in checkpoint.get("lr_schedulers", ())), None)
         self.own_training.load(checkpoint)
