@@ -79,11 +79,12 @@ class Forked:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             sys.stdout = sys.stderr = log.open("w", encoding="utf-8", buffering=1)
-            logging.getLogger().handlers.clear()  # pytest's
             for logger in (logging.getLogger(name) for name in ("lightning", "lightning.pytorch", "lightning.fabric")):
-                for handler in logger.handlers:
-                    if isinstance(handler, logging.StreamHandler):
+                for handler in list(logger.handlers):
+                    if type(handler) is logging.StreamHandler:
                         handler.setStream(sys.stderr)
+                    else:  # pytest's
+                        logger.removeHandler(handler)
             sys.argv = ["LightningCLI", *arguments]
             before()
             command_line.main()
