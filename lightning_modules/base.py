@@ -34,6 +34,7 @@ from lightning_modules.runtime.renamed import upgraded_checkpoint
 from lightning_modules.runtime.resuming import take_back_unfinished_step
 from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.runtime.validation import log_validation_accuracy
+from lightning_modules.teachers.own_training import CheckpointError
 from lightning_modules.teachers.private_model import PrivateModel
 from lightning_modules.teachers.source import TeacherSource
 from privacy.annotators import Annotator
@@ -504,7 +505,16 @@ class DataFreeDistillation(LightningModule):
             take_back_unfinished_step(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Inverse of `on_save_checkpoint`; the charges are merged with the ledger when the fit begins."""
+        """Inverse of `on_save_checkpoint`; the charges are merged with the ledger when the fit begins.
+
+        Raises:
+            CheckpointError: A fit is to go on from a file that says nothing of what its run was charged.
+        """
+        if "distillation" not in checkpoint and self._trainer is not None and self._trainer.state.fn == "fit":
+            raise CheckpointError(
+                "the checkpoint says nothing of what its run was charged, and what its weights cost could not be "
+                "stated: give one that a fit of this method has written"
+            )
         self._restored = checkpoint.get("distillation", {})
         self.steps_done = int(self._restored.get("steps_done", 0))
         self.draw_seed = self._restored.get("draw_seed")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from lightning import LightningDataModule, LightningModule, Trainer
+from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 # Importing makes the short class names of the configuration files known.
@@ -26,8 +27,10 @@ from lightning_modules.commands.audit import AuditError, audit
 from lightning_modules.commands.calibrate import calibrate
 from lightning_modules.commands.ledger import ledger
 from lightning_modules.commands.priors import priors
-from lightning_modules.runtime.arguments import prepare_arguments
-from lightning_modules.runtime.csv_logger import ContinuedCSVLogger
+from lightning_modules.runtime.arguments import given_settings, prepare_arguments
+from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO
+from lightning_modules.runtime.csv_logger import ContinuedCSVLogger, RunCSVLogger
+from lightning_modules.runtime.interruption import exit_status, how_to_resume, say_how_to_resume
 from lightning_modules.runtime.processes import (
     ProcessesError,
     allow_tensor_cores,
@@ -36,7 +39,23 @@ from lightning_modules.runtime.processes import (
     check_strategy,
 )
 from lightning_modules.runtime.renamed import upgrade_settings
-from lightning_modules.runtime.resuming import read_hyperparameters, refuse_differences
+from lightning_modules.runtime.resuming import (
+    find_checkpoint,
+    hyperparameters,
+    noted_by_run,
+    read_checkpoint,
+    refuse_differences,
+    refuse_other_architecture,
+    refuse_other_data,
+)
+from lightning_modules.runtime.run_folder import (
+    RunFolderError,
+    first_process,
+    folder_of_checkpoint,
+    own_folder,
+    storage_failed,
+)
+from lightning_modules.runtime.runs import run_folder
 from lightning_modules.runtime.wandb_runs import describe_runs
 from lightning_modules.teachers.own_training import CheckpointError
 from lightning_modules.teachers.private_teacher import TeacherError
@@ -82,6 +101,7 @@ EXPECTED = (
     EngineError,
     ProcessesError,
     CompileError,
+    RunFolderError,
 )
 """Errors that say all there is to say: on the command line they need no traceback."""
 
@@ -93,7 +113,11 @@ class TranscriptionCLI(LightningCLI):
     """LightningCLI with short class names, links from data to model, and a folder of its own for every run."""
 
     def __init__(self, *, args: Sequence[str], **settings: Any) -> None:
+        self._arguments = list(args)
         self._asked_for = args[0] if args else None
+        #: Folder and counted steps of the run that is resumed, where they are known.
+        self._begun_in: Path | None = None
+        self._begun_steps: int | None = None
         super().__init__(args=list(args), **settings)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
@@ -124,32 +148,48 @@ class TranscriptionCLI(LightningCLI):
         """Compares a checkpoint with the configuration, where Lightning would take its settings over the user's.
 
         Raises:
-            CheckpointError: Another class, or settings that a run cannot be resumed with.
+            CheckpointError: No checkpoint, none of this class, or settings that it cannot be used with.
         """
         command = self.config.get("subcommand")
-        path = self.config[command].get("ckpt_path") if command else None
-        if not path or not Path(path).is_file():
+        if not command:
             return
-        before = read_hyperparameters(path)
-        model = self.config[command].model
-        if not before or "_class_path" not in before:
+        config = self.config[command]
+        given = config.get("ckpt_path")
+        path = find_checkpoint(given, command=command, places=_last_checkpoints(config))
+        if given and path is None:
+            rank_zero_info(f"ckpt_path {given}: there is none yet, and the fit begins anew.")
+        config["ckpt_path"] = None if path is None else str(path)
+        if path is None:
             return
-        before = upgrade_settings(before["_class_path"], before, where=str(path))
+        content = read_checkpoint(path, command=command)
+        before = hyperparameters(content)
+        class_before, class_now = before.get("_class_path"), config.model.class_path
+        if class_before is not None:
+            before = upgrade_settings(class_before, before, where=str(path))
+            before.pop("_class_path", None)
+        else:
+            before = {}  # of a script, which may have called it anything
+        now = _as_dict(config.model.get("init_args") or {})
+        named = {"class_before": class_before or class_now, "class_now": class_now, "checkpoint": str(path)}
         if command == "fit":
-            applied = refuse_differences(
-                before,
-                _as_dict(model.get("init_args") or {}),
-                class_before=before["_class_path"],
-                class_now=model.class_path,
-                checkpoint=str(path),
+            applied = [f"model.{name}" for name in refuse_differences(before, now, **named)]
+            callbacks = [_as_dict(callback) for callback in _listed(config.trainer.get("callbacks"))]
+            seed = config.get("seed_everything")
+            applied += refuse_other_data(
+                content, _as_dict(config.data), seed=seed, callbacks=callbacks, checkpoint=str(path)
             )
             if applied:
                 rank_zero_info(f"Changed by resuming, and applied from here on: {', '.join(applied)}.")
+            self._begun_in = folder_of_checkpoint(path, noted=noted_by_run(content).get("folder"))
+            self._begun_steps = _counted_steps(content)
             return
-        refuse_differences({}, {}, class_before=before["_class_path"], class_now=model.class_path, checkpoint=str(path))
-        # What is measured is what was trained: its architecture is in the checkpoint.
-        settings = {"class_path": before.pop("_class_path"), "dict_kwargs": before}
-        self.config = self.parser.parse_object({command: {"model": settings}}, self.config)
+        refuse_differences({}, {}, **named)
+        given_names = given_settings(self._arguments)
+        refuse_other_architecture(before, now, given=given_names, command=command, checkpoint=str(path))
+        if before:
+            # What is measured is what was trained: its architecture is in the checkpoint.
+            settings = {"class_path": class_before, "dict_kwargs": before}
+            self.config = self.parser.parse_object({command: {"model": settings}}, self.config)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Fills in the logger, the checkpoint and the result record where the configuration leaves them open."""
@@ -168,6 +208,8 @@ class TranscriptionCLI(LightningCLI):
             if ResultRecord not in present:
                 callbacks.append(ResultRecord())
             kwargs["callbacks"] = [*callbacks, NoLonelyCheckpoint()]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in _listed(settings.plugins)):
+            kwargs["plugins"] = [*_listed(settings.plugins), WholeCheckpointIO()]
         # Here as well as in the modules: before processes are started and data are read.
         check_kind_of_strategy(settings.strategy)
         if settings.devices == settings.strategy == "auto":
@@ -179,11 +221,64 @@ class TranscriptionCLI(LightningCLI):
         return trainer
 
     def _default_logger(self, folder: str | None) -> CSVLogger:
-        if folder is not None:
-            # Lightning's own would delete the curves of the run that is resumed or tested.
-            fresh = self.subcommand == "fit" and not self.config_init[self.subcommand].get("ckpt_path")
-            return (CSVLogger if fresh else ContinuedCSVLogger)(save_dir=folder, name="", version="")
-        return CSVLogger(save_dir="runs", name=f"{type(self.model).__name__}_{self._dataset}".lower())
+        # A resumed run stays where it began.
+        folder = folder or (None if self._begun_in is None else str(self._begun_in))
+        if folder is None:
+            return RunCSVLogger(save_dir="runs", name=f"{type(self.model).__name__}_{self._dataset}".lower())
+        if self.subcommand == "fit" and not self.config_init[self.subcommand].get("ckpt_path"):
+            return RunCSVLogger(save_dir=folder, name="", version="")
+        return ContinuedCSVLogger(save_dir=folder, name="", version="", before_step=self._begun_steps)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Runs it. A fit holds its folder meanwhile, and one that fails says how it is gone on with.
+
+        Raises:
+            CheckpointError: A checkpoint that does not fit the model.
+            RunFolderError: Another fit is running in the folder, or it cannot be written.
+        """
+        checkpoint = self.config[subcommand].get("ckpt_path")
+        try:
+            if subcommand != "fit" or self.config[subcommand].trainer.fast_dev_run or not first_process():
+                super()._run_subcommand(subcommand)
+                return
+            folder = self._folder()
+            if folder is None:
+                self._fit()
+                return
+            with own_folder(folder, made=getattr(self.trainer.logger, "made", ())):
+                self._fit()
+        except RuntimeError as error:
+            if checkpoint is None or not str(error).startswith("Error(s) in loading state_dict"):
+                raise
+            raise CheckpointError(
+                f"{checkpoint} holds other weights than {type(self.model).__name__} as it is configured: {error}"
+            ) from error
+
+    def _fit(self) -> None:
+        try:
+            super()._run_subcommand("fit")
+        except BaseException as error:
+            saved = getattr(self.trainer.checkpoint_callback, "_last_checkpoint_saved", "")
+            last = saved or self.config["fit"].get("ckpt_path")
+            folder = self._folder()
+            line = how_to_resume(folder, Path(last)) if last and Path(last).is_file() else None
+            if isinstance(error, OSError) and storage_failed(error):
+                kept = f"; the last checkpoint that was written, {last}, is whole" if last else ""
+                stopped = RunFolderError(f"the run's folder {folder} cannot be written any more ({error}){kept}")
+                if line:
+                    say_how_to_resume(stopped, line)
+                raise stopped from error
+            if line:
+                say_how_to_resume(error, line)
+            raise
+
+    def _folder(self) -> Path | None:
+        """The run's; None before W&B has named it, which no other run's is."""
+        logger = self.trainer.logger
+        if isinstance(logger, WandbLogger):
+            return None if logger.version is None else run_folder(self.trainer)
+        # Not `trainer.log_dir`, which waits for all processes of a fit.
+        return Path(getattr(logger, "log_dir", None) or self.trainer.default_root_dir)
 
     @property
     def _dataset(self) -> str:
@@ -192,6 +287,33 @@ class TranscriptionCLI(LightningCLI):
 
 def _as_dict(settings: Any) -> dict[str, Any]:
     return settings.as_dict() if hasattr(settings, "as_dict") else dict(settings)
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _last_checkpoints(config: Any) -> list[Path]:
+    """Files that a fit of this configuration writes its last checkpoint to; none where they follow from its number."""
+    root = config.trainer.get("default_root_dir")
+    given = [_as_dict(callback) for callback in _listed(config.trainer.get("callbacks"))]
+    savers = [one.get("init_args") or {} for one in given if str(one["class_path"]).endswith("ModelCheckpoint")]
+    places = []
+    for settings in savers or [{}]:
+        folder = settings.get("dirpath") or (None if root is None else Path(root) / "checkpoints")
+        name = settings.get("filename") or "last"
+        if folder is not None:
+            places += [Path(folder) / f"{one}.ckpt" for one in dict.fromkeys((name, "last")) if "{" not in one]
+    return places
+
+
+def _counted_steps(content: Mapping[str, Any]) -> int | None:
+    """Steps that the loggers have counted when a checkpoint was saved."""
+    epoch = content["loops"].get("fit_loop", {}).get("epoch_loop.state_dict", {})
+    steps = epoch.get("_batches_that_stepped")
+    return steps if isinstance(steps, int) else None
 
 
 def run(args: Sequence[str]) -> TranscriptionCLI | None:
@@ -242,5 +364,7 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
     except EXPECTED as error:
         # One of several processes speaks for all.
         one_speaks = failed_everywhere(error) and rank_zero_only.rank  # type: ignore[attr-defined]
-        sys.exit(1 if one_speaks else f"error: {error}")
+        sys.exit(1 if one_speaks else "\n".join([f"error: {error}", *getattr(error, "__notes__", ())]))
+    except (KeyboardInterrupt, SystemExit) as error:
+        sys.exit(exit_status(error))
     return None

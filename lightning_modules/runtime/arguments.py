@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from lightning_modules.runtime.paths import find_configs
 from lightning_modules.runtime.renamed import RENAMED, upgrade_arguments
 
-__all__ = ["prepare_arguments"]
+__all__ = ["given_settings", "prepare_arguments"]
 
 _GROUPS = frozenset(new.partition(".")[0] for names in RENAMED.values() for new in names.values())
 
@@ -44,3 +48,37 @@ def _null_by_configuration(args: Sequence[str]) -> list[str]:
         content = {"model": {"init_args": {words[0]: {words[1]: None}}}}
         prepared.append(f"--config={json.dumps(content)}")
     return prepared
+
+
+def given_settings(args: Sequence[str]) -> set[str]:
+    """Names of the model's settings that somebody has written, such as `student.width`: the others are defaults.
+
+    Args:
+        args: As `prepare_arguments` gives them, the command first.
+    """
+    found: set[str] = set()
+    for position, argument in enumerate(args):
+        name, equals, value = argument.partition("=")
+        if not equals:
+            value = args[position + 1] if position + 1 < len(args) else ""
+        if name in ("--config", "-c"):
+            text = value if value.lstrip().startswith("{") else Path(value).read_text(encoding="utf-8")
+            content = yaml.safe_load(text)
+            content = content.get(args[0], content) if isinstance(content, Mapping) else {}
+            found |= _names(content.get("model"))
+        elif name == "--model" and value.startswith("{"):
+            found |= _names(yaml.safe_load(value))
+        elif name.startswith("--model."):
+            words = name.removeprefix("--model.").rstrip("+").split(".")
+            found.add(".".join(word for word in words if word not in ("init_args", "dict_kwargs", "class_path")))
+    return found - {""}
+
+
+def _names(settings: Any, prefix: str = "") -> set[str]:
+    if not isinstance(settings, Mapping):
+        return {prefix}
+    found: set[str] = set()
+    for name, value in settings.items():
+        inside = name in ("init_args", "dict_kwargs", "class_path")
+        found |= _names(value, prefix if inside else f"{prefix}.{name}" if prefix else str(name))
+    return found

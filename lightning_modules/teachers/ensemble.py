@@ -35,7 +35,7 @@ from lightning_modules.teachers.joint_training import (
     StackedTraining,
     draws_at_random,
 )
-from lightning_modules.teachers.own_training import OwnTraining
+from lightning_modules.teachers.own_training import CheckpointError, OwnTraining
 from privacy.mechanisms.vote_counts import vote_counts
 from privacy.processes import Processes
 
@@ -567,7 +567,15 @@ class TeacherEnsemble(LightningModule):
         self.own_training.save(checkpoint, trainer=self.trainer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Takes the trained teachers over; those in training when the optimizers are made."""
+        """Takes the trained teachers over; those in training when the optimizers are made.
+
+        Raises:
+            CheckpointError: It is of no ensemble.
+        """
+        if "ensemble" not in checkpoint:
+            raise CheckpointError(
+                "the checkpoint holds no ensemble: give one that a fit of TeacherEnsemble has written"
+            )
         self.own_training.load(checkpoint)
         self._restored = dict(checkpoint["ensemble"])
         self.draw_seed = self._restored["draw_seed"]

@@ -17,7 +17,7 @@ from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.runs import is_dev_run
-from lightning_modules.teachers.own_training import OwnTraining
+from lightning_modules.teachers.own_training import CheckpointError, OwnTraining
 
 __all__ = ["Teacher"]
 
@@ -70,6 +70,9 @@ class Teacher(LightningModule):
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.own_training = OwnTraining(type(self).__name__)
+        #: Steps of the one-cycle schedule, of this fit and of the checkpoint that it goes on from.
+        self._cycle: int | None = None
+        self._cycle_before: int | None = None
 
     def setup(self, stage: str) -> None:
         """Refuses a strategy that is not supported.
@@ -81,7 +84,17 @@ class Teacher(LightningModule):
             check_strategy(self.trainer)
 
     def on_fit_start(self) -> None:
-        """Gives the training its identity, by which everything about this teacher is told from any other."""
+        """Gives the training its identity, by which everything about this teacher is told from any other.
+
+        Raises:
+            CheckpointError: More steps than the schedule of the rate was made for.
+        """
+        if self._cycle is not None and self._cycle_before is not None and self._cycle > self._cycle_before:
+            raise CheckpointError(
+                f"the rate follows one cycle over {self._cycle_before} steps, which the checkpoint is part of, and "
+                f"this fit has {self._cycle} in all: resume with the same trainer.max_epochs and data.batch_size, give "
+                "model.optimizer from the start, or begin anew without --ckpt_path"
+            )
         self.own_training.begin(self)
         self.own_training.register(None, in_memory=is_dev_run(self.trainer))
 
@@ -115,6 +128,7 @@ class Teacher(LightningModule):
             optimizer: torch.optim.Optimizer = torch.optim.Adam(self.parameters(), lr=3e-3)
             if self.scheduler_factory is None:
                 steps = int(self.trainer.estimated_stepping_batches)
+                self._cycle = steps
                 cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps)
                 return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
         else:
@@ -129,4 +143,5 @@ class Teacher(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Goes on with the identity of the training that is resumed."""
+        self._cycle_before = next((state.get("total_steps") for state in checkpoint.get("lr_schedulers", ())), None)
         self.own_training.load(checkpoint)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
 from lightning_modules.runtime.wandb_runs import end_wandb_run
 from sweeps.runner.plan import Plan, Task
 
@@ -33,6 +35,7 @@ def make(plan: Plan, task: Task, run: Callable[[list[str]], Any], *, strict: boo
 
     Raises:
         KeyboardInterrupt: Somebody wants everything to stop.
+        SIGTERMException: The system does.
     """
     store, name = plan.store, task.name
     begun = time.monotonic()
@@ -52,6 +55,8 @@ def make(plan: Plan, task: Task, run: Callable[[list[str]], Any], *, strict: boo
         # Lightning turns an interruption into an exit and ignores the ones that follow.
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from error
+        if isinstance(error, SIGTERMException):
+            raise  # the process is to end, and the fit is gone on with by the next one
         store.fail(name, f"the command ended with status {error.code}; its message is above or in the worker's log")
         if strict:
             raise

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_modules.runtime.resuming import read_hyperparameters, refuse_differences
+from lightning_modules.runtime.resuming import hyperparameters, read_checkpoint, refuse_differences
 from lightning_modules.teachers.own_training import CheckpointError
 
 BEFORE: dict[str, Any] = {
@@ -67,6 +67,8 @@ def test_another_class_is_refused() -> None:
 def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Any) -> None:
     (tmp_path / "text.ckpt").write_text("hello")
     with pytest.raises(CheckpointError, match=r"ckpt_path .*text\.ckpt cannot be read"):
-        read_hyperparameters(tmp_path / "text.ckpt")
+        read_checkpoint(tmp_path / "text.ckpt", command="fit")
     torch.save({"a": torch.zeros(1)}, tmp_path / "weights.ckpt")
-    assert read_hyperparameters(tmp_path / "weights.ckpt") == {}
+    assert hyperparameters(torch.load(tmp_path / "weights.ckpt", weights_only=True)) == {}
+    with pytest.raises(CheckpointError, match=r"weights\.ckpt is no checkpoint that test can go by: it holds no loops"):
+        read_checkpoint(tmp_path / "weights.ckpt", command="test")

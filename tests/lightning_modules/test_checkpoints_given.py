@@ -1,0 +1,337 @@
+"""What is given with `--ckpt_path`: a setting is applied or refused by name, and so is a file that is of no use."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from support.dp_teachers import PLAIN_SGD, SMALL, trainer_settings
+from support.ensembles import ensemble_file
+from support.runs import QUIET, configuration, fit
+
+from lightning_modules.cli import main
+from lightning_modules.runtime.arguments import given_settings
+from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO
+from lightning_modules.runtime.resuming import read_checkpoint
+from lightning_modules.teachers.own_training import CheckpointError
+from lightning_modules.teachers.private_teacher import TeacherError
+
+LAST = "--ckpt_path=run/checkpoints/last.ckpt"
+INSIDE = "model.init_args."
+
+
+def of_teacher(class_path: str, data: dict[str, Any], **model: Any) -> dict[str, Any]:
+    return {
+        "seed_everything": 3,
+        "trainer": trainer_settings("run", 1),
+        "model": {"class_path": class_path, "init_args": {"network": SMALL, **model}},
+        "data": data,
+    }
+
+
+def with_labels(class_path: str, **model: Any) -> dict[str, Any]:
+    annotator = {"class_path": "LabelAnnotator", "init_args": {}}
+    return configuration(class_path=class_path, model={"images": "prior", "annotator": annotator, **model})
+
+
+def dgd() -> dict[str, Any]:
+    made = ensemble_file(Path.cwd(), network=SMALL, num_teachers=3, steps=4)
+    made.rename("teachers/ensemble.ckpt")
+    os.rename("run", "of_ensemble")
+    model = {
+        "teacher": "teachers/ensemble.ckpt",
+        "images": "prior",
+        "vae": {"class_path": "ConvVAE", "init_args": {"width": 4, "latent_dim": 8}},
+        "queries": 20,
+        "generator_steps": 1,
+        "vae_steps": 1,
+        "annotator": {"class_path": "VoteAnnotator", "init_args": {}},
+    }
+    return configuration(class_path="DGD", model=model, steps=6)
+
+
+def distillation() -> dict[str, Any]:
+    config = configuration(class_path="Distillation")
+    given = {"teacher": "teachers/digits.ckpt", "student": {**SMALL}, "pool_size": 30}
+    config["model"]["init_args"] = given
+    return config
+
+
+DIGITS = {"class_path": "Digits", "init_args": {"val_fraction": 0.1}}
+STUDENT: dict[str, Any] = {
+    "seed_everything": 4,
+    "data.init_args.dataset.class_path": "support.dp_teachers.OtherDigits",
+    "data.init_args.dataset.init_args.val_fraction": 0.2,
+    f"{INSIDE}student.init_args.width": 3,
+}
+PRIVATE: dict[str, Any] = {"seed_everything": 4, f"{INSIDE}network.init_args.width": 3}
+
+# By method: its configuration; what is refused; what is applied, with what the resumed model then says.
+Case = tuple[Callable[[], dict[str, Any]], dict[str, Any], dict[str, Any]]
+CASES: dict[str, Case] = {
+    "DPDFD": (
+        configuration,
+        {**STUDENT, f"{INSIDE}gradient_targets.gamma": 7.0, f"{INSIDE}annotator.init_args.norm_bound": 0.5},
+        {f"{INSIDE}annotator.init_args.noise_multiplier": 50.0, f"{INSIDE}annotator.init_args.target_epsilon": 1e9},
+    ),
+    "DPSD": (
+        lambda: configuration(class_path="DPSD"),
+        {**STUDENT, f"{INSIDE}images.source": "prior"},
+        {f"{INSIDE}annotator.init_args.noise_multiplier": 50.0, "data.init_args.batch_size": 4},
+    ),
+    "LabelDP": (
+        lambda: with_labels("LabelDP", pretraining_steps=2),
+        {**STUDENT, f"{INSIDE}images.source": "generator"},
+        {f"{INSIDE}annotator.init_args.epsilon": 0.5, "data.init_args.steps_per_epoch": 4},
+    ),
+    "Distillation": (distillation, {**STUDENT, f"{INSIDE}pool_size": 40}, {"data.init_args.batch_size": 4}),
+    "DGD": (
+        dgd,
+        {**STUDENT, f"{INSIDE}query_phase.vae_steps": 2},
+        {f"{INSIDE}annotator.init_args.scale": 20.0},
+    ),
+    "Teacher": (
+        lambda: of_teacher("Teacher", {**DIGITS}, optimizer=PLAIN_SGD),
+        {**PRIVATE, "data.init_args.val_fraction": 0.2, f"{INSIDE}label_smoothing": 0.1},
+        {"data.init_args.batch_size": 32},
+    ),
+    "DPSGDTeacher": (
+        lambda: of_teacher(
+            "DPSGDTeacher",
+            {"class_path": "Poisson", "init_args": {"dataset": {**DIGITS}, "batch_size": 128, "steps_per_epoch": 3}},
+            optimizer=PLAIN_SGD,
+            noise_multiplier=1.0,
+        ),
+        {**PRIVATE, f"{INSIDE}noise_multiplier": 2.0, f"{INSIDE}optimizer.init_args.lr": 2.0},
+        {f"{INSIDE}physical_batch_size": 16, "data.init_args.steps_per_epoch": 2},
+    ),
+    "TeacherEnsemble": (
+        lambda: of_teacher(
+            "TeacherEnsemble",
+            {
+                "class_path": "Shards",
+                "init_args": {"dataset": {**DIGITS}, "num_teachers": 3, "batch_size": 16, "steps_per_epoch": 3},
+            },
+            steps=5,
+            workers=1,
+        ),
+        {**PRIVATE, "data.init_args.num_teachers": 4, f"{INSIDE}steps": 9},
+        {f"{INSIDE}workers": 2},
+    ),
+}
+
+
+def changed(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with dotted settings in their places."""
+    config = copy.deepcopy(config)
+    for name, value in settings.items():
+        *above, last = name.split(".")
+        inside = config
+        for word in above:
+            inside = inside.setdefault(word, {})
+        inside[last] = value
+    return config
+
+
+def short(name: str) -> str:
+    """The option of a setting, and how a message calls it."""
+    return ".".join(word for word in name.split(".") if word not in ("init_args", "class_path"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "slow"), [("DPDFD", False), *(pytest.param(kind, True, marks=pytest.mark.slow) for kind in CASES)]
+)
+def test_a_setting_is_applied_or_refused_by_name(folder: Path, kind: str, slow: bool) -> None:
+    make, refused, applied = CASES[kind]
+    config = make()
+    fit(config)
+    held = Path("run/checkpoints/last.ckpt").read_bytes()
+    for number, (name, value) in enumerate(refused.items()):
+        Path("more.yaml").write_text(json.dumps(changed({}, {name: value})), encoding="utf-8")
+        # By an option, by a second file over the first, and by the file itself.
+        ways = [(config, f"--{short(name)}={value}"), (config, "--config=more.yaml"), (changed(config, {name: value}),)]
+        said = str(value).removeprefix("support.dp_teachers.")
+        for given, *arguments in ways if slow else [ways[number % 3]]:
+            with pytest.raises(CheckpointError, match=rf"{short(name)} was .* and is '?{said}"):
+                fit(given, LAST, *arguments)
+    assert Path("run/checkpoints/last.ckpt").read_bytes() == held
+    again = fit(changed(config, {**applied, "trainer.max_epochs": 2}), LAST)
+    for name, value in applied.items():
+        where = again.model if name.startswith("model") else again.datamodule
+        for word in short(name).split(".")[1:]:
+            where = getattr(where, word)
+        assert where == value, name
+
+
+def test_without_the_comparison_settings_are_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configuration(steps=1)
+    fit(config)
+    monkeypatch.setattr("lightning_modules.cli.refuse_other_data", lambda *_, **__: [])
+    other = fit(changed(config, {"seed_everything": 4, "trainer.max_epochs": 2}), LAST)
+    assert other.model.draw_seed == 3  # the mutant draws by the seed of the checkpoint, and says nothing
+
+
+def test_a_patience_given_on_resuming_is_not_dropped(folder: Path) -> None:
+    watch = {"monitor": "test_split/accuracy", "mode": "max", "patience": 5}
+    config = configuration(steps=1, trainer={"callbacks": [{"class_path": "EarlyStopping", "init_args": watch}]})
+    fit(config)
+    watch["patience"] = 6
+    with pytest.raises(CheckpointError, match=r"EarlyStopping\(test_split/accuracy\)\.patience was 5 and is 6"):
+        fit(config, LAST)
+
+
+@pytest.mark.slow
+def test_a_cycle_of_the_rate_is_not_made_longer(folder: Path) -> None:
+    config = of_teacher("Teacher", {**DIGITS})
+    fit(config)
+    with pytest.raises(CheckpointError, match=r"one cycle over \d+ steps, .*this fit has \d+ in all"):
+        fit(config, LAST, "--trainer.max_epochs=2")
+
+
+@pytest.fixture
+def tested(folder: Path) -> Path:
+    """A student's run in `run`, its configuration in `given.json`."""
+    fit(configuration(steps=1))
+    return folder
+
+
+GIVEN = ("--config", "given.json", *QUIET)
+
+
+def test_what_is_measured_is_named_and_is_what_was_trained(tested: Path) -> None:
+    for command in ("test", "validate", "predict"):
+        with pytest.raises(CheckpointError, match=rf"^{command} is about what a checkpoint holds.*add --ckpt_path"):
+            main([command, *GIVEN])
+    for given, message in (
+        ("none.ckpt", r"none\.ckpt is none"),
+        ("run", r"it is a folder\. Did you mean run/checkpoints/last\.ckpt"),
+        ("best", "`last` or a checkpoint's file, and best is none"),
+        ("teachers/digits.ckpt", r"digits\.ckpt is of .*Teacher, and the configuration is for .*DPDFD"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            main(["test", *GIVEN, f"--ckpt_path={given}"])
+    with pytest.raises(CheckpointError, match=r"model\.student\.width was 4 and is 8: test measures what was trained"):
+        main(["test", *GIVEN, LAST, "--model.student.width=8"])
+    measured = main(["test", *GIVEN, "--ckpt_path=last", "--model.annotator.noise_multiplier=50"])
+    assert measured is not None
+    record = json.loads(Path("run/result.json").read_text())
+    assert float(measured.trainer.callback_metrics["test/accuracy"]) == pytest.approx(record["accuracy"], abs=1e-6)
+
+
+def test_a_checkpoint_of_other_weights_is_refused(tested: Path) -> None:
+    content = torch.load("run/checkpoints/last.ckpt", weights_only=True)
+    content["hyper_parameters"] = {}  # of a script, which does not say what it has built
+    torch.save(content, "script.ckpt")
+    for command in ("fit", "test"):
+        with pytest.raises(CheckpointError, match=r"script\.ckpt holds other weights than DPDFD as it is configured"):
+            main([command, *GIVEN, "--ckpt_path=script.ckpt", "--model.student.width=8", "--trainer.max_epochs=2"])
+    del content["distillation"]
+    torch.save(content, "script.ckpt")
+    with pytest.raises(CheckpointError, match="says nothing of what its run was charged"):
+        main(["fit", *GIVEN, "--ckpt_path=script.ckpt", "--trainer.max_epochs=2"])
+    content["hyper_parameters"] = torch.load("run/checkpoints/last.ckpt", weights_only=True)["hyper_parameters"]
+    del content["optimizer_states"]
+    torch.save(content, "weights.ckpt")
+    with pytest.raises(CheckpointError, match="holds no optimizer_states"):
+        main(["fit", *GIVEN, "--ckpt_path=weights.ckpt"])
+
+
+def require_refused_at(content: bytes, lengths: list[int], file: Path) -> None:
+    """A checkpoint of which so many bytes are left is refused by name."""
+    for length in lengths:
+        file.write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match=r"ckpt_path .*cut\.ckpt (cannot be read|is no checkpoint)"):
+            read_checkpoint(file, command="fit")
+
+
+def test_a_file_that_is_cut_short_or_of_another_kind_is_refused(tested: Path) -> None:
+    content = Path("run/checkpoints/last.ckpt").read_bytes()
+    draw = random.Random(5)
+    lengths = [0, 1, 2, *(draw.randrange(len(content)) for _ in range(60)), *range(len(content) - 60, len(content))]
+    require_refused_at(content, lengths, Path("cut.ckpt"))
+    with pytest.raises(pytest.fail.Exception):  # whole, it is read
+        require_refused_at(content, [len(content)], Path("cut.ckpt"))
+    with zipfile.ZipFile("zip.ckpt", "w") as other:
+        other.writestr("data.txt", "hello")
+    Path("json.ckpt").write_text('{"state_dict": {}}')
+    torch.save([1, 2], "list.ckpt")
+    torch.save({"state_dict": {}}, "weights.ckpt")
+    for name in ("zip", "json", "list", "weights"):
+        for command in ("fit", "test"):
+            with pytest.raises(CheckpointError, match=rf"ckpt_path {name}\.ckpt "):
+                main([command, *GIVEN, f"--ckpt_path={name}.ckpt"])
+
+
+@pytest.mark.slow
+def test_a_file_that_is_cut_short_at_any_byte_is_refused(tested: Path) -> None:
+    content = Path("run/checkpoints/last.ckpt").read_bytes()
+    require_refused_at(content, list(range(0, len(content), 7)), Path("cut.ckpt"))
+
+
+class InPlace(TorchCheckpointIO):
+    """Writes over the checkpoint that is there."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        torch.save(checkpoint, path)
+
+
+@pytest.mark.parametrize("kind", [WholeCheckpointIO, InPlace])
+def test_a_write_that_fails_leaves_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[TorchCheckpointIO]
+) -> None:
+    path = tmp_path / "last.ckpt"
+    os.umask(os.umask(0o077))
+    kind().save_checkpoint({"step": 1}, path)
+    path.chmod(0o600)
+
+    class Endless:
+        """Fails after a part of it was written."""
+
+        def __reduce__(self) -> Any:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        kind().save_checkpoint({"step": torch.zeros(10), "more": Endless()}, path)
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    if kind is WholeCheckpointIO:
+        with pytest.raises(OSError, match="No space left"):
+            kind().save_checkpoint({"step": 2}, path)
+        assert torch.load(path, weights_only=True) == {"step": 1}
+        assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+        monkeypatch.undo()
+        kind().save_checkpoint({"step": 3}, path)
+        assert torch.load(path, weights_only=True) == {"step": 3}
+        assert path.stat().st_mode & 0o777 == 0o600
+    else:
+        with pytest.raises(RuntimeError):
+            torch.load(path, weights_only=True)
+
+
+def test_a_start_that_fails_leaves_no_folder(folder: Path) -> None:
+    config = configuration(model={"teacher": "teachers/none.ckpt"})
+    with pytest.raises(TeacherError):
+        fit(config)
+    del config["trainer"]["default_root_dir"]
+    with pytest.raises(TeacherError):
+        fit(config)
+    assert {path.name for path in folder.iterdir()} == {"teachers", "ledgers", "given.json"}
+
+
+def test_which_settings_were_given(tmp_path: Path) -> None:
+    file = tmp_path / "given.yaml"
+    file.write_text(
+        "model: {class_path: DPDFD, init_args: {student: {class_path: A, init_args: {width: 4}}}}\ndata: {}"
+    )
+    arguments = ["test", "--config", str(file), "--model.annotator.init_args.delta=1", "--model.images.source", "both"]
+    assert given_settings(arguments) == {"student", "student.width", "annotator.delta", "images.source"}
+    assert given_settings(["test", '--config={"test": {"model": {"init_args": {"gamma": null}}}}']) == {"gamma"}
+    assert given_settings(["test", "--model", "DPDFD", "--ckpt_path=last"]) == set()

@@ -1,0 +1,250 @@
+"""Whatever ends a fit, what was computed can be gone on with and what was released is counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.kills import Forked, released
+from support.runs import checkpoint, configuration
+
+from lightning_modules.cli import main
+from privacy.accounting.composition import compose
+from privacy.ledger import Charge, Ledger
+
+STEPS, EPOCHS, BLOCK = 6, 5, 7
+LAST = "run/checkpoints/last.ckpt"
+
+
+def settings(folder: str = "run", *, epochs: int = EPOCHS, **trainer: Any) -> dict[str, Any]:
+    """A fit that writes each release down, and whose noise is that of its step."""
+    return configuration(
+        folder,
+        class_path="support.kills.TracedDPDFD",
+        model={"images": "prior"},
+        annotator={
+            "noise_multiplier": 50.0,
+            "ledger_block": BLOCK,
+            "noise": {"class_path": "support.kills.TracedNoise", "init_args": {"seed": 5}},
+        },
+        trainer=trainer,
+        steps=STEPS,
+        epochs=epochs,
+    )
+
+
+@pytest.fixture
+def given(folder: Path) -> Path:
+    """The folder of a test, with the configuration of `settings` in `given.json`."""
+    Path("given.json").write_text(json.dumps(settings()), encoding="utf-8")
+    return folder
+
+
+FIT = ("fit", "--config", "given.json")
+
+
+@pytest.fixture(scope="module")
+def whole(trained_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The last checkpoint of the same fit that nothing has interrupted."""
+    place, before = tmp_path_factory.mktemp("whole"), Path.cwd()
+    os.chdir(place)
+    try:
+        (place / "given.json").write_text(json.dumps(settings()), encoding="utf-8")
+        teacher = f"--model.teacher={trained_teacher}"
+        main([*FIT, teacher, "--model.annotator.ledger=own.jsonl"])
+        assert released() == STEPS * EPOCHS
+        return checkpoint()
+    finally:
+        os.chdir(before)
+
+
+def require_same_end(whole: dict[str, Any]) -> None:
+    """Weights, generator's and student's, and counted steps as without interruption."""
+    ended = checkpoint()
+    assert ended["distillation"]["steps_done"] == STEPS * EPOCHS
+    assert ended["state_dict"].keys() == whole["state_dict"].keys()
+    assert all(torch.equal(value, whole["state_dict"][name]) for name, value in ended["state_dict"].items())
+
+
+def counted() -> Counter[Charge]:
+    """What the ledger of the private data says of all runs."""
+    return Ledger(path="ledgers/Digits-train.jsonl", private_data="Digits/train", run="reader").counts()
+
+
+def require_nothing_forgotten(counts: Counter[Charge], *, kills: int) -> None:
+    """ε never below that of all releases, and above it by at most a reservation for each kill."""
+    (charge,) = counts
+    made, stated = released(), counts[charge]
+    assert made <= stated <= made + kills * BLOCK, (made, stated)
+    assert compose({charge.release: stated}, 1e-5).epsilon >= compose({charge.release: made}, 1e-5).epsilon
+
+
+def test_kills_forget_no_release_and_change_no_weight(given: Path, whole: dict[str, Any]) -> None:
+    draw, kills = random.Random(3), 3
+    for _ in range(kills):
+        fit = Forked(*FIT, "--ckpt_path=last")
+        # In the second epoch of the attempt: its first has saved, and what follows is done again.
+        wanted = released() + STEPS + draw.randint(1, 3)
+        fit.until(lambda wanted=wanted: released() >= wanted)  # type: ignore[misc]
+        time.sleep(0.01 * draw.random())
+        assert fit.kill() == -signal.SIGKILL
+        torch.load(LAST, weights_only=True)
+    assert Forked(*FIT, "--ckpt_path=last").status() == 0
+    require_same_end(whole)
+    counts = counted()
+    require_nothing_forgotten(counts, kills=kills)
+    stated = json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]
+    assert float(stated["epsilon"]) >= compose({next(iter(counts)).release: released()}, 1e-5).epsilon
+    # Counted by the steps that the last checkpoint knows of, releases of steps that were done again are forgotten.
+    with pytest.raises(AssertionError):
+        require_nothing_forgotten(Counter({next(iter(counts)): STEPS * EPOCHS}), kills=kills)
+    # Each step stands once in the curves.
+    lines = Path("run/metrics.csv").read_text().splitlines()
+    losses = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
+    steps = [int(row["step"]) for row in losses if row["train/student_loss"]]
+    assert sorted(steps) == sorted(set(steps)) and steps[-1] == STEPS * EPOCHS - 1
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_any_moment_of_the_real_command(given: Path, whole: dict[str, Any]) -> None:
+    draw, kills = random.Random(4), 20
+    tests = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([tests, *sys.path]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "lightning_modules", *FIT, "--ckpt_path=last"]
+    done = False
+    for number in range(kills):
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # Half of them while it starts or saves, at no special moment; half of them after some steps.
+        wanted = released() + draw.randint(1, 2 * STEPS)
+        end = time.monotonic() + (draw.uniform(1, 20) if number % 2 else 300)
+        while process.poll() is None and released() < wanted and time.monotonic() < end:
+            time.sleep(0.002)
+        time.sleep(0.05 * draw.random())
+        done |= process.poll() is not None
+        process.kill()
+        process.wait()
+        if Path(LAST).exists():
+            torch.load(LAST, weights_only=True)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert done or released() > STEPS * EPOCHS
+    require_same_end(whole)
+    require_nothing_forgotten(counted(), kills=kills)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_says_how_to_go_on(given: Path, whole: dict[str, Any], number: int, status: int) -> None:
+    fit = Forked(*FIT)
+    fit.until(lambda: released() >= STEPS + 2)
+    assert fit.kill(number) == status, fit.said
+    saved = checkpoint()["distillation"]["steps_done"]
+    assert saved >= STEPS + 1
+    last = fit.said.rstrip().splitlines()[-1]
+    assert last.startswith("To go on: LightningCLI fit --config run/config.yaml --ckpt_path ")
+    main(shlex.split(last.removeprefix("To go on: LightningCLI ")))
+    assert checkpoint()["distillation"]["steps_done"] == STEPS * EPOCHS
+    require_nothing_forgotten(counted(), kills=0)
+    if number == signal.SIGTERM:  # at the end of a step; SIGINT may come within one, whose student has moved
+        require_same_end(whole)
+
+
+def test_a_disk_that_is_full_leaves_the_checkpoint_before(given: Path) -> None:
+    main([*FIT, "--trainer.max_epochs=1"])
+    before = Path(LAST).read_bytes()
+    size = len(before) // 2
+    assert size > 10 * Path("ledgers/Digits-train.jsonl").stat().st_size  # the ledger can still be written
+
+    def fill() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    fit = Forked(*FIT, "--ckpt_path=last", "--trainer.max_epochs=2", before=fill)
+    assert fit.status() == 1
+    assert "error: the run's folder run cannot be written any more" in fit.said and "Traceback" not in fit.said
+    assert fit.said.rstrip().splitlines()[-1].startswith("To go on: LightningCLI fit ")
+    assert Path(LAST).read_bytes() == before and checkpoint()["distillation"]["steps_done"] == STEPS
+    assert [path.name for path in Path("run/checkpoints").iterdir()] == ["last.ckpt"]
+    main([*FIT, "--ckpt_path=last"])
+    require_nothing_forgotten(counted(), kills=1)
+
+
+def test_two_fits_of_one_folder_and_two_without_one(given: Path) -> None:
+    fit = Forked(*FIT)
+    fit.until(lambda: released() >= 1)
+    second = Forked(*FIT, log=Path("second.txt"))
+    assert second.status() == 1
+    assert f"run is the folder of a fit that is running (process {fit.pid} on " in second.said
+    assert fit.kill() == -signal.SIGKILL
+    config = settings(epochs=1)
+    del config["trainer"]["default_root_dir"]
+    Path("given.json").write_text(json.dumps(config), encoding="utf-8")
+    # A killed fit holds nothing; fits without a folder each get one.
+    pair = [Forked(*FIT, log=Path(f"{number}.txt")) for number in range(2)]
+    assert [one.status() for one in pair] == [0, 0]
+    (runs,) = Path("runs").iterdir()
+    for version in ("version_0", "version_1"):
+        assert (runs / version / "result.json").is_file() and (runs / version / "metrics.csv").is_file()
+    # A resumed run stays where it began.
+    main([*FIT, f"--ckpt_path={runs}/version_0/checkpoints/last.ckpt", "--trainer.max_epochs=2"])
+    assert sorted(path.name for path in runs.iterdir()) == ["version_0", "version_1"]
+    assert json.loads((runs / "version_0" / "result.json").read_text())["steps"] == 2 * STEPS
+
+
+def _in_namespace(script: str) -> subprocess.CompletedProcess[str]:
+    """Runs shell commands that may mount, which nobody else sees."""
+    tests = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([tests, *sys.path]), "PYTHON": sys.executable}
+    words = ["unshare", "-Urm", "sh", "-e", "-c", script]
+    if subprocess.run(
+        [*words[:2], "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("this machine lets nobody mount; RLIMIT_FSIZE stands in for a full disk above")
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+
+@pytest.mark.slow
+def test_a_file_system_that_is_full_leaves_the_checkpoint_before(given: Path) -> None:
+    main([*FIT, "--trainer.max_epochs=1"])
+    before, size = Path(LAST).read_bytes(), Path(LAST).stat().st_size
+    # Room for the checkpoint, the other files of the folder, and half a checkpoint more.
+    room = sum(file.stat().st_size + 4096 for file in Path("run").rglob("*")) + size // 2
+    ended = _in_namespace(
+        f"""
+        cp -r run kept; mount -t tmpfs -o size={room} none run; cp -r kept/. run
+        "$PYTHON" -m lightning_modules {" ".join(FIT)} --ckpt_path=last && exit 9
+        status=$?; cp {LAST} after.ckpt; exit $status
+        """
+    )
+    assert ended.returncode == 1 and "No space left on device" in ended.stderr, ended.stderr
+    assert ended.stderr.rstrip().splitlines()[-1].startswith("To go on: LightningCLI fit ")
+    # What was there, or a later one that still fitted: in any case whole.
+    content = torch.load("after.ckpt", weights_only=True)
+    assert content["distillation"]["steps_done"] >= STEPS and len(before) == size
+    main([*FIT, "--ckpt_path=last"])
+    require_nothing_forgotten(counted(), kills=1)
+
+
+@pytest.mark.slow
+def test_a_folder_that_may_only_be_read_is_named_before_any_work(given: Path) -> None:
+    Path("run").mkdir()
+    ended = _in_namespace(
+        f"""
+        mount --bind run run; mount -o remount,bind,ro run
+        exec "$PYTHON" -m lightning_modules {" ".join(FIT)}
+        """
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "error: the run's folder run cannot be written (Read-only file system)" in ended.stderr
+    assert "Traceback" not in ended.stderr and released() == 0
