@@ -322,7 +322,7 @@ class DPSGDTeacher(Teacher):
         if any(entry[1] != rate for entry in self.history):
             raise CheckpointError(
                 f"the checkpoint's steps were sampled at rate {self.history[-1][1]:.6g}, and data.batch_size over the "
-                f"records of this fit gives {rate:.6g}: resume with the same, or begin anew without --ckpt_path"
+                f"records of this fit gives {rate:.6g}: resume with the same, or start a new run without --ckpt_path"
             )
 
     def on_train_start(self) -> None:
@@ -384,7 +384,7 @@ class DPSGDTeacher(Teacher):
             raise ValueError(
                 f"target_epsilon={self.target_epsilon:g} was what the noise was calibrated to, and {steps} steps in "
                 f"all with noise_multiplier={self.noise_multiplier:.4g} cost {round_up(epsilon)}: lower "
-                "trainer.max_epochs, or begin anew without --ckpt_path"
+                "trainer.max_epochs, or start a new run without --ckpt_path"
             )
 
     def guarantee(self) -> Guarantee:
@@ -612,7 +612,7 @@ class DPSGDTeacher(Teacher):
             if value != before and None not in ((value, before) if name == "precision" else ()):
                 raise CheckpointError(
                     f"{name} was {before!r} and is {value!r} now that the checkpoint is resumed: resume with the "
-                    "same, or begin anew without --ckpt_path"
+                    "same, or start a new run without --ckpt_path"
                 )
         self.history = [list(entry) for entry in state["history"]]
         self.plan = [list(entry) for entry in state["plan"]] if "plan" in state else self._plan_of_old(state)

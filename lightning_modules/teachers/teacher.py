@@ -93,7 +93,7 @@ class Teacher(LightningModule):
             raise CheckpointError(
                 f"the rate follows one cycle over {self._cycle_before} steps, which the checkpoint is part of, and "
                 f"this fit has {self._cycle} in all: resume with the same trainer.max_epochs and data.batch_size, give "
-                "model.optimizer from the start, or begin anew without --ckpt_path"
+                "model.optimizer from the start, or start a new run without --ckpt_path"
             )
         self.own_training.begin(self)
         self.own_training.register(None, in_memory=is_dev_run(self.trainer))
