@@ -86,7 +86,7 @@ CASES: dict[str, Case] = {
     "DPSD": (
         lambda: configuration(class_path="DPSD"),
         {**STUDENT, f"{INSIDE}images.source": "prior"},
-        {f"{INSIDE}annotator.init_args.noise_multiplier": 50.0, "data.init_args.batch_size": 4},
+        {f"{INSIDE}annotator.init_args.noise_multiplier": 50.0, "data.init_args.steps_per_epoch": 4},
     ),
     "LabelDP": (
         lambda: with_labels("LabelDP", pretraining_steps=2),
@@ -96,7 +96,7 @@ CASES: dict[str, Case] = {
     "Distillation": (distillation, {**STUDENT, f"{INSIDE}pool_size": 40}, {"data.init_args.batch_size": 4}),
     "DGD": (
         dgd,
-        {**STUDENT, f"{INSIDE}query_phase.vae_steps": 2},
+        {**STUDENT, f"{INSIDE}vae_phase.steps": 2},
         {f"{INSIDE}annotator.init_args.scale": 20.0},
     ),
     "Teacher": (
@@ -180,6 +180,7 @@ def test_without_the_comparison_settings_are_dropped(folder: Path, monkeypatch: 
     assert other.model.draw_seed == 3  # the mutant draws by the seed of the checkpoint, and says nothing
 
 
+@pytest.mark.slow
 def test_a_patience_given_on_resuming_is_not_dropped(folder: Path) -> None:
     watch = {"monitor": "test_split/accuracy", "mode": "max", "patience": 5}
     config = configuration(steps=1, trainer={"callbacks": [{"class_path": "EarlyStopping", "init_args": watch}]})
@@ -266,7 +267,7 @@ def test_a_file_that_is_cut_short_or_of_another_kind_is_refused(tested: Path) ->
     torch.save([1, 2], "list.ckpt")
     torch.save({"state_dict": {}}, "weights.ckpt")
     for name in ("zip", "json", "list", "weights"):
-        for command in ("fit", "test"):
+        for command in ("fit", "test") if name == "zip" else ("fit",):
             with pytest.raises(CheckpointError, match=rf"ckpt_path {name}\.ckpt "):
                 main([command, *GIVEN, f"--ckpt_path={name}.ckpt"])
 

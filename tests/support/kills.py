@@ -72,6 +72,7 @@ class Forked:
         self, *arguments: str, log: Path = Path("said.txt"), before: Callable[[], object] = lambda: None
     ) -> None:
         self.log = log
+        self._ended: int | None = None
         self.pid = os.fork()
         if self.pid:
             return
@@ -103,28 +104,35 @@ class Forked:
         """What it has said so far."""
         return self.log.read_text(encoding="utf-8") if self.log.exists() else ""
 
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        if self._ended is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._ended = os.waitstatus_to_exitcode(status) if pid else None
+        return self._ended is None
+
     def status(self, *, seconds: float = 120) -> int:
         """Its exit status, negative where a signal has ended it."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                return os.waitstatus_to_exitcode(status)
+        while self.running():
+            if time.monotonic() > end:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                raise TimeoutError(f"still running after {seconds} s: {self.said}")
             time.sleep(0.01)
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        raise TimeoutError(f"still running after {seconds} s: {self.said}")
+        assert self._ended is not None
+        return self._ended
 
     def until(self, condition: Callable[[], bool], *, seconds: float = 120) -> None:
         """Waits for something that it does."""
         end = time.monotonic() + seconds
         while not condition():
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid or time.monotonic() > end:
-                raise AssertionError(f"it ended ({status}) or took too long: {self.said}")
+            if not self.running() or time.monotonic() > end:
+                raise AssertionError(f"it ended ({self._ended}) or took too long: {self.said}")
             time.sleep(0.001)
 
     def kill(self, number: int = signal.SIGKILL) -> int:
-        """Sends a signal and waits for the end."""
-        os.kill(self.pid, number)
+        """Sends a signal, unless it has ended, and waits for the end."""
+        if self.running():
+            os.kill(self.pid, number)
         return self.status()
