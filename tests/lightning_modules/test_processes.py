@@ -296,11 +296,13 @@ def test_a_process_that_fails_alone_ends_the_others(place: Path) -> None:
     assert saved_by(0)["queries"] >= 8
 
 
-@pytest.mark.parametrize("name", ["fsdp", "fsdp_cpu_offload", "deepspeed_stage_2", "dp", "xla"])
+@pytest.mark.parametrize(
+    "name", ["fsdp", "fsdp_cpu_offload", "deepspeed_stage_2", "dp", "xla", "ddp_spawn", "ddp_fork", "ddp_notebook"]
+)
 def test_strategies_that_no_test_covers_are_refused_by_name(name: str) -> None:
     with pytest.raises(ProcessesError, match=rf"{name} is not supported: .*--trainer\.strategy ddp"):
         check_kind_of_strategy(name)
-    for known in ("auto", "ddp", "ddp_find_unused_parameters_true", "ddp_spawn"):
+    for known in ("auto", "ddp", "ddp_find_unused_parameters_true"):
         check_kind_of_strategy(known)
 
 
@@ -309,7 +311,7 @@ def test_strategies_are_refused_by_their_kind() -> None:
         pass
 
     check_kind_of_strategy(DDPStrategy())
-    for strategy in (Derived(), FSDPStrategy()):
+    for strategy in (Derived(), DDPStrategy(start_method="spawn"), FSDPStrategy()):
         with pytest.raises(ProcessesError, match="is not supported"):
             check_kind_of_strategy(strategy)
     trainer: Any = SimpleNamespace(strategy=DDPStrategy(static_graph=True))
