@@ -16,6 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_modules.callbacks.defaults import default_callbacks
 from lightning_modules.functional.gradient_targets import Annotation
+from lightning_modules.functional.rows import joined
 from lightning_modules.image_source import ImageSettings
 from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.networks.batchnorm import frozen_statistics
@@ -227,7 +228,7 @@ class DataFreeDistillation(LightningModule):
 
     def of_all(self, own: torch.Tensor) -> torch.Tensor:
         """Rows of all processes, in their order, on the CPU; `own` are this one's."""
-        return torch.cat(self.processes.gather(own.detach().cpu()))
+        return joined(self.processes.gather(own.detach().cpu()))
 
     # --- images ---
 

@@ -32,7 +32,7 @@ from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.annotators import VoteAnnotator
-from privacy.processes import by_all, by_first
+from privacy.processes import by_all
 
 __all__ = ["DGD", "Phase"]
 
@@ -239,12 +239,12 @@ class DGD(DataFreeDistillation):
     def query_ensemble(self) -> None:
         """As many queries as a step has images, each made once and kept."""
         if not len(self.query_set.images):
-            # One choice for all processes.
-            chosen = by_first(self.processes, lambda: (self.choose_queries().half().cpu(), self.query_set.positions))
-            self.query_set.images, self.query_set.positions = chosen
+            # One choice for all processes. Each makes its own: layers that see all processes' images wait for all.
+            own = by_all(self.processes, lambda: (self.choose_queries().half().cpu(), self.query_set.positions))
+            self.query_set.images, self.query_set.positions = self.processes.broadcast(own)
         images = self.query_set.next(self.next_calls)
-        own = images[share_of(len(images), self.processes)].to(self.device)
-        counts = self.teacher.votes(own) if len(own) else torch.empty(0, self.num_classes, dtype=torch.int64)
+        share = images[share_of(len(images), self.processes)].to(self.device)
+        counts = self.teacher.votes(share) if len(share) else torch.empty(0, self.num_classes, dtype=torch.int64)
         self.query_set.add(self.of_all(self.annotator.annotate(counts)))
         # Lightning writes no checkpoint where its count of optimizer steps has not moved, and these labels are paid
         # for. Without gradients the step changes nothing.

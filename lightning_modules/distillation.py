@@ -13,6 +13,7 @@ from torch import nn
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.functional.losses import kd, logit_distance
 from lightning_modules.functional.noisy_regression import fit_noisy_responses
+from lightning_modules.functional.rows import joined
 from lightning_modules.image_source import Images
 from lightning_modules.networks import ScatteringClassifier, build_network, logits_and_features
 from lightning_modules.optimizers import Optimizers
@@ -180,7 +181,7 @@ class Distillation(DataFreeDistillation):
         logits = torch.cat(answers)
         classes = logits.argmax(dim=1)
         counts = torch.bincount(classes, minlength=self.num_classes).clamp_min(1)
-        return torch.cat(inputs), logits, counts[classes].double().pow(-self.balance)
+        return joined(inputs), logits, counts[classes].double().pow(-self.balance)
 
     def _own_images(self, step: int) -> torch.Tensor:
         """This process's share of a batch that does not depend on their number: noisy answers about it are kept."""

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.functional.gradient_targets import Annotation
 from lightning_modules.functional.losses import class_balance, expected_labels, one_hot_loss, soft_cross_entropy
+from lightning_modules.functional.rows import joined
 from lightning_modules.image_source import Images
 from lightning_modules.networks.bn_statistics import logits_and_statistics
 from lightning_modules.optimizers import Optimizers
@@ -226,9 +227,9 @@ class LabelDP(DataFreeDistillation):
             labels.insert(0, self.stage_labels)
             sets.insert(0, self.stage_candidates)
         self.stage_images, self.stage_labels, self.stage_candidates = (
-            torch.cat(images),
-            torch.cat(labels),
-            torch.cat(sets),
+            joined(images),
+            joined(labels),
+            joined(sets),
         )
         self.stage_begin, self.stage_end = self.steps_done, self.steps_done + self.stage_calls
         self.stage_processes = self.processes.size

@@ -46,10 +46,10 @@ class SyntheticImages(Callback):
     def _draw(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module = data_free(pl_module)
         grid = getattr(module, "synthetic_grid", None)
-        if grid is None or not trainer.is_global_zero or is_dev_run(trainer):
+        if grid is None or is_dev_run(trainer):
             return
-        images = grid(self.count)
-        if not len(images):
+        images = grid(self.count)  # in every process: layers that see all processes' images wait for all
+        if not trainer.is_global_zero or not len(images):
             return  # none that may be drawn
         figure = image_grid(images, title=f"synthetic images after {module.steps_done} steps")
         path = save_figure(figure, figures_folder(trainer, module) / f"synthetic_{module.steps_done:06d}.png")

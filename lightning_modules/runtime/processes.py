@@ -93,11 +93,14 @@ def check_kind_of_strategy(strategy: Strategy | str) -> None:
         ProcessesError: With what to set instead.
     """
     if isinstance(strategy, str):
-        known = strategy == "auto" or strategy.split("_")[0] == "ddp"
+        known = strategy in ("auto", "ddp") or strategy.startswith("ddp_find_unused_parameters")
         name = strategy
     else:
         # DDP by its very class: DeepSpeed's and XLA's are subclasses of it.
-        known = type(strategy) is DDPStrategy or isinstance(strategy, SingleDeviceStrategy)
+        if isinstance(strategy, DDPStrategy):
+            known = type(strategy) is DDPStrategy and strategy._start_method == "popen"
+        else:
+            known = isinstance(strategy, SingleDeviceStrategy)
         name = type(strategy).__name__
     if not known:
         reason = next((why for kind, why in _REASONS.items() if name.lower().startswith(kind)), "no test covers it")
@@ -107,6 +110,7 @@ def check_kind_of_strategy(strategy: Strategy | str) -> None:
 _REASONS = {
     "fsdp": "it splits up weights, whose gradients are bounded or averaged as a whole here",
     "modelparallel": "it splits up weights, whose gradients are bounded or averaged as a whole here",
+    "ddp": "the process that starts its processes would hold a module whose ledger was never opened",
     "deepspeed": "it takes one optimizer alone, and a method here has several",
 }
 

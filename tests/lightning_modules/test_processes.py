@@ -86,7 +86,7 @@ SLOW: dict[str, dict[str, Any]] = {
             **METHODS["DGD"]["model"],
             "annotator": {
                 "class_path": "VoteAnnotator",
-                "init_args": {"mechanism": "confident", "scale": 1.0, "threshold": 1.0, "threshold_scale": 1.0},
+                "init_args": {"mechanism": "confident", "scale": 1.0, "threshold": -1e3, "threshold_scale": 1.0},
             },
             "query_selection": "spread",
         },
@@ -205,29 +205,28 @@ def test_weights_differ_where_gradients_are_not_averaged(place: Path) -> None:
     assert differing([saved_by(0), saved_by(1)])
 
 
-def test_a_run_goes_on_with_another_number_of_processes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "calls"), [("DPSD", 2 * STEPS), pytest.param("Distillation", 3, marks=pytest.mark.slow)]
+)
+def test_a_run_goes_on_with_another_number_of_processes(place: Path, name: str, calls: int) -> None:
     """The batch is that of all processes together: what a step is charged for does not change."""
     last = "--ckpt_path={}/checkpoints/last.ckpt"
-    fit(settings("DPDFD", "grows", epochs=1))
+    fit(settings(name, "grows", epochs=1))
 
     def two() -> None:
-        for name in ("DPSD", "Distillation"):
-            fit(settings(name, name, epochs=1), *TWO)
-        fit(settings("DPDFD", "grows", epochs=2), *TWO, last.format("grows"))
+        fit(settings(name, "grows", epochs=2), *TWO, last.format("grows"))
+        fit(settings(name, "shrinks", epochs=1), *TWO)
 
     in_processes(two, seconds=120)
-    for name in ("DPSD", "Distillation"):
-        fit(settings(name, name, epochs=2), last.format(name))
-    ledger = Path("ledgers/Digits-train.jsonl")
-    for name, calls in (("DPSD", 2 * STEPS), ("grows", 2 * STEPS), ("Distillation", 3)):
-        assert list(charges(name, ledger).values()) == [calls]
-        assert checkpoint(name)["distillation"]["steps_done"] == 2 * STEPS
+    fit(settings(name, "shrinks", epochs=2), last.format("shrinks"))
+    for folder in ("grows", "shrinks"):
+        assert list(charges(folder, Path("ledgers/Digits-train.jsonl")).values()) == [calls]
+        assert checkpoint(folder)["distillation"]["steps_done"] == 2 * STEPS
 
 
 def test_a_stage_goes_on_with_as_many_processes_as_made_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model: Any = distil(
-        class_path="LabelDP", steps=STEPS, model={"annotator": LABELS, "student_loss_weight": 1.0}
-    ).model
+    chosen = {"annotator": LABELS, "student_loss_weight": 1.0, "pretraining_steps": 1}
+    model: Any = distil(class_path="LabelDP", steps=STEPS, model=chosen).model
     monkeypatch.setattr(DataFreeDistillation, "on_fit_start", lambda self: None)
     model.steps_done -= 1
     model.on_fit_start()
@@ -296,11 +295,13 @@ def test_a_process_that_fails_alone_ends_the_others(place: Path) -> None:
     assert saved_by(0)["queries"] >= 8
 
 
-@pytest.mark.parametrize("name", ["fsdp", "fsdp_cpu_offload", "deepspeed_stage_2", "dp", "xla"])
+@pytest.mark.parametrize(
+    "name", ["fsdp", "fsdp_cpu_offload", "deepspeed_stage_2", "dp", "xla", "ddp_spawn", "ddp_fork", "ddp_notebook"]
+)
 def test_strategies_that_no_test_covers_are_refused_by_name(name: str) -> None:
     with pytest.raises(ProcessesError, match=rf"{name} is not supported: .*--trainer\.strategy ddp"):
         check_kind_of_strategy(name)
-    for known in ("auto", "ddp", "ddp_find_unused_parameters_true", "ddp_spawn"):
+    for known in ("auto", "ddp", "ddp_find_unused_parameters_true"):
         check_kind_of_strategy(known)
 
 
@@ -309,7 +310,7 @@ def test_strategies_are_refused_by_their_kind() -> None:
         pass
 
     check_kind_of_strategy(DDPStrategy())
-    for strategy in (Derived(), FSDPStrategy()):
+    for strategy in (Derived(), DDPStrategy(start_method="spawn"), FSDPStrategy()):
         with pytest.raises(ProcessesError, match="is not supported"):
             check_kind_of_strategy(strategy)
     trainer: Any = SimpleNamespace(strategy=DDPStrategy(static_graph=True))
