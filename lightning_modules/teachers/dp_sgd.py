@@ -11,9 +11,7 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from opacus.validators import ModuleValidator
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from datamodules import Poisson
 from lightning_modules.runtime.processes import check_strategy, processes_of
@@ -22,6 +20,8 @@ from lightning_modules.runtime.runs import callbacks_of, is_dev_run
 from lightning_modules.runtime.validation import log_validation_accuracy
 from lightning_modules.teachers.augmentation import random_views
 from lightning_modules.teachers.dp_optimizers import ExactNoise
+from lightning_modules.teachers.dp_sgd_checks import check_settings, require_records_apart
+from lightning_modules.teachers.dp_sgd_words import dp_sgd_words
 from lightning_modules.teachers.own_training import CheckpointError
 from lightning_modules.teachers.record_clipping import WAYS, Clipping, RecordClipping, Way, chosen_way
 from lightning_modules.teachers.step_counts import StepCounts, added, larger
@@ -121,28 +121,18 @@ class DPSGDTeacher(Teacher):
             lr_scheduler=lr_scheduler,
             label_smoothing=label_smoothing,
         )
-        if (target_epsilon is None) == (noise_multiplier is None):
-            raise ValueError(
-                f"give one of target_epsilon and noise_multiplier, got {target_epsilon} and {noise_multiplier}"
-            )
-        for name, value in (
-            ("target_epsilon", target_epsilon),
-            ("noise_multiplier", noise_multiplier),
-            ("max_grad_norm", max_grad_norm),
-            ("physical_batch_size", physical_batch_size),
-        ):
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be above 0, got {value}")
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must lie between 0 and 1, got {delta}")
-        if augmentation_multiplicity < 0:
-            raise ValueError(f"augmentation_multiplicity must be at least 0, got {augmentation_multiplicity}")
-        if augmentation_multiplicity and not 0 <= shift < min(image_shape[1:]):
-            raise ValueError(f"shift must be at least 0 and below the sides of images {image_shape}, got {shift}")
-        if flip and not augmentation_multiplicity:
-            raise ValueError("flip=true mirrors views of a record: set augmentation_multiplicity to 1 or more")
-        if granularity is not None and not 0 < granularity <= 1:
-            raise ValueError(f"granularity must lie in (0, 1] clipping norms, or be null, got {granularity}")
+        check_settings(
+            target_epsilon=target_epsilon,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+            max_grad_norm=max_grad_norm,
+            physical_batch_size=physical_batch_size,
+            augmentation_multiplicity=augmentation_multiplicity,
+            shift=shift,
+            flip=flip,
+            granularity=granularity,
+            image_shape=image_shape,
+        )
         self.automatic_optimization = False
         self.target_epsilon = target_epsilon
         self.noise_multiplier = noise_multiplier
@@ -151,15 +141,17 @@ class DPSGDTeacher(Teacher):
         self.delta = delta
         self.max_grad_norm = max_grad_norm
         self._asked_clipping: Clipping = clipping
-        #: How records are clipped: never `auto`.
         self.physical_batch_size = physical_batch_size
         self.augmentation_multiplicity = augmentation_multiplicity
         self.shift = shift
         self.flip = flip
         self.granularity = granularity
         self._lattice = None if granularity is None else 2.0 ** math.floor(math.log2(granularity * max_grad_norm))
+        #: How records are clipped: never `auto`.
         self.clipping = self._way(clipping)
-        self._require_records_apart()
+        require_records_apart(
+            self.network, evaluated=self.network if self.clipping == "linear" else self._fixed_extractor
+        )
         self.noise = noise or SystemNoise()
         self.history: StepCounts = []
         #: All steps that were planned before the first, in the form of `history`; it never shrinks.
@@ -175,23 +167,6 @@ class DPSGDTeacher(Teacher):
         if self.augmentation_multiplicity:
             flat_for = f"augmentation_multiplicity={self.augmentation_multiplicity}"
         return chosen_way(clipping, self.network, physical_batch_size=self.physical_batch_size, flat_for=flat_for)
-
-    def _require_records_apart(self) -> None:
-        problems = [str(problem) for problem in ModuleValidator.validate(self.network)]
-        # Opacus looks at layers that are trained alone; frozen ones mix the records of a batch all the same.
-        fixed = [self.network] if self.clipping == "linear" else [self._fixed_extractor]
-        apart = {id(module) for root in fixed if root is not None for module in root.modules()}
-        problems += [
-            f"{type(module).__name__} {name!r} takes statistics of a whole batch"
-            for name, module in self.network.named_modules()
-            if id(module) not in apart
-            and (isinstance(module, _BatchNorm) or getattr(module, "track_running_stats", False))
-        ]
-        if problems:
-            raise ValueError(
-                f"model.network: DP-SGD needs each record by itself: {problems[0]}. Take GroupNorm or no norm, for "
-                "example {class_path: SmallCNN, init_args: {norm: group, activation: tanh}}"
-            )
 
     def setup(self, stage: str) -> None:
         """Checks the data and calibrates the noise to the planned steps."""
@@ -395,26 +370,11 @@ class DPSGDTeacher(Teacher):
             ledger=self.own_training.ledger, delta=self.delta, scope="run", training=self.own_training.id
         )
         account.ledger_was_replaced = self.own_training.ledger_was_replaced
-        kind = "Gaussian" if self.granularity is None else "discrete Gaussian"
-        words = Words(
-            mechanism=(
-                f"sums of record gradients clipped to {self.max_grad_norm:g}, with {kind} noise of standard deviation "
-                f"{self.noise_multiplier:.4g} x {self.max_grad_norm:g}, on Poisson samples at rate "
-                f"{data.sample_rate:.4g}"
-            ),
-            unit="one training record",
-            relation="add-or-remove of one training record",
-            source=(
-                "privacy-loss distribution of the Poisson-sampled Gaussian (Abadi et al. 2016; Koskela et al. 2020), "
-                "rounded pessimistically"
-                if self.granularity is None
-                else "RDP of the Poisson-sampled discrete Gaussian (Canonne, Kamath and Steinke 2020; Mironov, Talwar "
-                "and Zhang 2019)"
-            ),
-            noise=FLOATS if self.granularity is None else LATTICE,
-            assumption="the settings and the initial weights were chosen without the private data; each record was "
-            "sampled by a coin of its own; gradients of other records do not depend on who else is in a batch, up to "
-            f"the rounding of {WAYS[self.clipping].rounding}",
+        words = dp_sgd_words(
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=self.max_grad_norm,
+            sample_rate=data.sample_rate,
+            on_lattice=self.granularity is not None,
         )
         assumptions = []
         if self.own_training.resumed:

@@ -91,8 +91,6 @@ class RecordClipping(ABC):
     optimizer: ClassVar[type[ExactNoise]]
     #: What a guarantee must assume beyond what holds for every way.
     assumptions: ClassVar[tuple[str, ...]] = ()
-    #: The precision that the rest of a batch may change a record's gradient in.
-    rounding: ClassVar[str] = "float32"
 
     def __init__(self, network: nn.Module, *, max_grad_norm: float, label_smoothing: float = 0.0) -> None:
         self.trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
@@ -192,7 +190,6 @@ class LinearClipping(RecordClipping):
     """Two matrix products, in float64: see `clipped_sums`. No graph is built."""
 
     optimizer = SumOptimizer
-    rounding = "float64"
 
     def __init__(self, network: nn.Module, *, max_grad_norm: float, label_smoothing: float = 0.0) -> None:
         super().__init__(network, max_grad_norm=max_grad_norm, label_smoothing=label_smoothing)
