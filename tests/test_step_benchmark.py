@@ -31,6 +31,14 @@ def test_a_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert {"images", "teacher forward", "student forward", "backward", "privacy", "loop"} <= set(shares)
 
 
+def test_the_document_shows_what_was_measured() -> None:
+    result = json.loads((REPOSITORY / "results" / "benchmarks" / "step.json").read_text())
+    document = (REPOSITORY / "docs" / "speed.md").read_text()
+    assert table(result) in document
+    result["methods"][0]["ms"] += 1
+    assert table(result) not in document
+
+
 def test_ratios_are_of_the_same_turn() -> None:
     # A machine that becomes ten times as slow in the middle of it.
     slow = iter([1.0, 1.0, 1.0, 10.0, 10.0, 10.0, 10.0, 10.0])
