@@ -108,9 +108,12 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
+        by_mask = name == "aten.index.Tensor" and any(i is not None and i.dtype == torch.bool for i in args[1])
         # A mask's number of elements is only known once it has been computed.
-        if name in ("aten._local_scalar_dense.default", "aten.nonzero.default", "aten.masked_select.default") or (
-            name == "aten.index.Tensor" and any(i is not None and i.dtype == torch.bool for i in args[1])
+        if by_mask or name in (
+            "aten._local_scalar_dense.default",
+            "aten.nonzero.default",
+            "aten.masked_select.default",
         ):
             self.found.append(name)
         return func(*args, **(kwargs or {}))
