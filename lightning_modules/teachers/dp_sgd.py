@@ -21,7 +21,7 @@ from lightning_modules.runtime.validation import log_validation_accuracy
 from lightning_modules.teachers.augmentation import random_views
 from lightning_modules.teachers.dp_optimizers import ExactNoise
 from lightning_modules.teachers.dp_sgd_checks import check_settings, require_records_apart
-from lightning_modules.teachers.dp_sgd_words import dp_sgd_words
+from lightning_modules.teachers.dp_sgd_description import describe_dp_sgd
 from lightning_modules.teachers.own_training import CheckpointError
 from lightning_modules.teachers.record_clipping import WAYS, Clipping, RecordClipping, Way, chosen_way
 from lightning_modules.teachers.step_counts import StepCounts, added, larger
@@ -34,8 +34,6 @@ from privacy.events import Release, SampledGaussian, Unbounded
 from privacy.events.discrete import SampledDiscreteGaussian
 from privacy.formatting import round_up
 from privacy.guarantee import Guarantee
-from privacy.mechanisms.description import FLOATS, LATTICE
-from privacy.mechanisms.description import MechanismDescription as Words
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.processes import Processes, by_all
 
@@ -370,7 +368,7 @@ class DPSGDTeacher(Teacher):
             ledger=self.own_training.ledger, delta=self.delta, scope="run", training=self.own_training.id
         )
         account.ledger_was_replaced = self.own_training.ledger_was_replaced
-        words = dp_sgd_words(
+        words = describe_dp_sgd(
             noise_multiplier=self.noise_multiplier,
             max_grad_norm=self.max_grad_norm,
             sample_rate=data.sample_rate,

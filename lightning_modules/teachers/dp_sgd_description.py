@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from privacy.mechanisms.words import FLOATS, LATTICE, Words
+from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription
 
-__all__ = ["dp_sgd_words"]
+__all__ = ["describe_dp_sgd"]
 
 
-def dp_sgd_words(*, noise_multiplier: float, max_grad_norm: float, sample_rate: float, on_lattice: bool) -> Words:
+def describe_dp_sgd(
+    *, noise_multiplier: float, max_grad_norm: float, sample_rate: float, on_lattice: bool
+) -> MechanismDescription:
     """Mechanism, unit, relation, source and assumption.
 
     Args:
@@ -17,7 +19,7 @@ def dp_sgd_words(*, noise_multiplier: float, max_grad_norm: float, sample_rate: 
         on_lattice: Whether sums and noise lie on a lattice.
     """
     kind = "discrete Gaussian" if on_lattice else "Gaussian"
-    return Words(
+    return MechanismDescription(
         mechanism=(
             f"sums of record gradients clipped to {max_grad_norm:g}, with {kind} noise of standard deviation "
             f"{noise_multiplier:.4g} x {max_grad_norm:g}, on Poisson samples at rate {sample_rate:.4g}"
