@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import torch
-from lightning import Callback, LightningModule
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
@@ -323,7 +323,7 @@ class DataFreeDistillation(LightningModule):
         """
         if stage != "fit":
             return
-        if self._trainer is not None:
+        if isinstance(self._trainer, Trainer):
             check_strategy(self._trainer, averages_itself=True)
         by_all(self.processes, self._prepare_fit)
 

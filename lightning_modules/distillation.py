@@ -183,16 +183,19 @@ class Distillation(DataFreeDistillation):
         counts = torch.bincount(classes, minlength=self.num_classes).clamp_min(1)
         return joined(inputs), logits, counts[classes].double().pow(-self.balance)
 
+    @torch.no_grad()
+    def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:
+        """A batch of all processes, the same in each whatever their number: noisy answers about it are kept."""
+        return self.images.images(step, latents, Draws(self.draws.seed, 0, self.device))
+
     def _own_images(self, step: int) -> torch.Tensor:
-        """This process's share of a batch that does not depend on their number: noisy answers about it are kept."""
-        draws = Draws(self.draws.seed, 0, self.device)
+        """This process's share of `draw_images`."""
         # In half precision from the start: what is kept is what was answered.
-        drawn = self.images.images(step, None, draws)[share_of(self.batch_size, self.processes)]
-        return drawn.half().float()
+        return self.draw_images(step, None)[share_of(self.batch_size, self.processes)].half().float()
 
     def _prepare_fit(self) -> None:
         super()._prepare_fit()
-        self.images.rows = self.batch_size  # see `_own_images`
+        self.images.rows = self.batch_size  # see `draw_images`
 
     def _teacher_takes(self, extractor: nn.Module | None) -> bool:
         """Whether one teacher answers to the student's own features: they take most of the time, and serve both."""

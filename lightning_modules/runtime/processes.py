@@ -58,7 +58,7 @@ class TrainerProcesses:
 
 def processes_of(trainer: Trainer | None) -> Processes:
     """The processes of a trainer; one where there is no trainer."""
-    return ALONE if trainer is None or trainer.world_size == 1 else TrainerProcesses(trainer)
+    return TrainerProcesses(trainer) if isinstance(trainer, Trainer) and trainer.world_size > 1 else ALONE
 
 
 def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
