@@ -23,8 +23,8 @@ norms, B C: a record therefore moves the rounded sum by at most C (1 - 1e-6) (1 
 million and features of up to a million, whatever the order in which a matrix product sums.
 """
 
-#: Few enough that a piece of a thousand features in float64 stays in the processor's cache.
-_ROWS = 256
+#: Few enough that a piece of some thousand features in float64 stays in the processor's cache.
+_ROWS = 128
 
 
 def linear_head(network: nn.Module) -> nn.Linear | None:
@@ -62,18 +62,20 @@ def clipped_sums(
         One sum for each parameter of `head`: (c, F), and (c,) where it has a bias; float64.
     """
     weight = head.weight.double()
-    bias = None if head.bias is None else head.bias.double()
+    across = weight.T.contiguous()
+    bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias.double()
     limit = norm * (1 - LINEAR_MARGIN)
-    total = torch.zeros_like(weight)
-    total_bias = weight.new_zeros(len(weight))
+    total, total_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+    # Written again and again: memory that is taken anew for each piece costs more than what is computed in it.
+    held = weight.new_empty(min(_ROWS, len(features)), weight.shape[1])
     for rows, targets in zip(features.split(_ROWS), labels.split(_ROWS), strict=True):
         if len(rows) == 0:
             continue
-        inputs = rows.double()
-        errors = torch.softmax(nn.functional.linear(inputs, weight, bias), dim=1)
+        inputs = held[: len(rows)].copy_(rows)
+        errors = torch.softmax(torch.addmm(bias, inputs, across), dim=1)
         errors -= label_smoothing / len(weight)
         errors[torch.arange(len(targets), device=targets.device), targets] -= 1 - label_smoothing
-        squares = inputs.square().sum(dim=1) + (0 if bias is None else 1)
+        squares = torch.linalg.vector_norm(inputs, dim=1).square() + (head.bias is not None)
         # Scaled: squares of small errors underflow, and a long input could make much of them.
         scale = errors.abs().amax(dim=1).clamp_min(1e-300)
         norms = (errors / scale.unsqueeze(1)).norm(dim=1) * scale * squares.sqrt()
@@ -82,6 +84,6 @@ def clipped_sums(
         weighted = torch.where(usable.unsqueeze(1), errors * factors.unsqueeze(1), 0.0)
         if not usable.all():
             inputs = torch.where(usable.unsqueeze(1), inputs, 0.0)  # 0 times what is not finite is not 0
-        total += weighted.T @ inputs
+        total.addmm_(weighted.T, inputs)
         total_bias += weighted.sum(dim=0)
-    return [total] if bias is None else [total, total_bias]
+    return [total] if head.bias is None else [total, total_bias]
