@@ -20,6 +20,7 @@ from lightning_modules.optimizers import Optimizers
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import Draws
+from lightning_modules.runtime.validation import log_validation_accuracy
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.annotators import MeanResponseAnnotator, ResponseAnnotator
@@ -122,6 +123,8 @@ class Distillation(DataFreeDistillation):
         self.loss: Literal["logits", "kl"] = loss
         # In a tuple: registered, it would stand in the checkpoint twice.
         self._feature_extractor = (getattr(self.student, "feature_extractor", None),)
+        #: Extracted features of what is evaluated each epoch, by batch: a loader gives the same ones in the same order.
+        self._evaluated: dict[int, torch.Tensor] = {}
         self._pool: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         #: What an ensemble's answers were released as, (N, c): paid for once, and kept in checkpoints.
         self.noisy_answers: torch.Tensor | None = None
@@ -246,6 +249,23 @@ class Distillation(DataFreeDistillation):
         # 200 steps: 31 against 92 %).
         scale = _LOGIT_DEVIATION / fitted(features).std().clamp_min(1e-6)
         return lambda images: scale.to(images) * fitted(logits_and_features(describe, images)[1])
+
+    def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
+        """As the base class's; of a fixed feature extractor the features are computed once in a fit."""
+        extract = self._feature_extractor[0]
+        if extract is None or self.trainer.state.fn != "fit":
+            super().validation_step(batch, batch_idx)
+            return
+        images, labels = batch
+        if batch_idx not in self._evaluated:
+            self._evaluated[batch_idx] = extract(images)
+        self.val_accuracy(self._forward_extracted(self._evaluated[batch_idx]), labels)
+        log_validation_accuracy(self, self.val_accuracy)
+
+    def on_fit_start(self) -> None:
+        """Also lets go of what a fit before has evaluated: this one may have other images."""
+        self._evaluated.clear()
+        super().on_fit_start()
 
     def _tracked(self, calls: int, description: str) -> Any:
         return track(range(calls), description=description, disable=not self.trainer.is_global_zero)

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from support.runs import BATCH_SIZE, checkpoint, fit
 from torch import nn
 
+from datamodules import Digits, Latent
 from lightning_modules import Distillation
+from lightning_modules.base import DataFreeDistillation
 from lightning_modules.networks import ScatteringClassifier
 from privacy import BudgetExceeded
 from privacy.annotators import GradientAnnotator
@@ -136,6 +139,49 @@ def test_a_fixed_front_is_computed_once_and_gives_the_same_logits() -> None:
     images = torch.cat([module.draw_images(call, None).half().float() for call in range(3)])
     assert features.shape == (300, *network(num_classes=10, image_shape=(1, 8, 8)).feature_extractor.output_shape)
     assert torch.allclose(module._forward_extracted(features.float()), module.student(images), atol=2e-2)
+
+
+def _accuracies(module: Distillation, steps: int = 2) -> list[float]:
+    """Of the evaluations of one fit of two epochs."""
+    found: list[float] = []
+
+    class Collected(Callback):
+        def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            found.append(float(trainer.callback_metrics["test_split/accuracy"]))
+
+    trainer = Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, callbacks=[Collected()],
+    )  # fmt: skip
+    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=steps, batch_size=BATCH_SIZE))
+    return found
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_features_of_what_is_evaluated_are_computed_once_in_a_fit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """And the figures are those of the images themselves; `again` is the control, which computes them anew."""
+    images: list[int] = []
+    torch.manual_seed(0)
+    module = Distillation(
+        num_classes=10, image_shape=(1, 8, 8), batch_size=BATCH_SIZE, teacher="teachers/digits.ckpt", pool_size=30,
+        student=ScatteringClassifier,
+    )  # fmt: skip
+    extractor = module.student.feature_extractor
+    assert isinstance(extractor, nn.Module)
+    extractor.register_forward_hook(lambda *given: images.append(len(given[1][0])))
+    if again:
+        monkeypatch.setattr(Distillation, "validation_step", DataFreeDistillation.validation_step)
+    accuracies = _accuracies(module)
+    data = Digits()
+    data.setup("test")
+    tested = len(data.test_records)
+    assert sum(images) - 32 == tested * (2 if again else 1)  # a pool of 30 is four batches of 8
+    # The last figure is of the student as it is now, whatever was kept.
+    batches = list(data.test_dataloader())
+    right = sum(int((module.student.eval()(given).argmax(dim=1) == labels).sum()) for given, labels in batches)
+    assert accuracies[-1] == pytest.approx(right / tested)
 
 
 @pytest.mark.parametrize(
