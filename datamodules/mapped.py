@@ -87,6 +87,16 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         rows = torch.as_tensor(indices, dtype=torch.int64)
         return self.inputs[rows].float(), self.labels[rows]
 
+    def into(self, held: Tensor, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """As `__getitems__`, with the inputs written into memory that is there already.
+
+        Args:
+            held: (at least B, ...), of the inputs' type, which is written over.
+            indices: B positions.
+        """
+        rows = torch.as_tensor(indices, dtype=torch.int64, device=self.inputs.device)
+        return torch.index_select(self.inputs, 0, rows, out=held[: len(rows)]), self.labels[rows]
+
     def to(self, device: torch.device) -> MappedRecords:
         """Returns a copy on a device."""
         return MappedRecords(self.inputs.to(device), self.labels.to(device))

@@ -173,10 +173,14 @@ def refuse_differences(
     differing = {
         name: (old, new)
         for name, (old, new) in _pairs(_flat(before), _flat(now)).items()
-        if _plain(old) != _plain(new) and name not in _CHECKED_OTHERWISE and _LEFT_OPEN.get(name) not in (old, new)
+        if _plain(old) != _plain(new) and name not in _CHECKED_OTHERWISE and not _is_left_open(name, old, new)
     }
     _refuse({f"model.{name}": values for name, values in differing.items() if name not in APPLIED}, checkpoint)
     return sorted(differing)
+
+
+def _is_left_open(name: str, old: Any, new: Any) -> bool:
+    return name in _LEFT_OPEN and _LEFT_OPEN[name] in (old, new)
 
 
 def refuse_other_data(
