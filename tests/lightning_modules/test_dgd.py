@@ -143,6 +143,7 @@ def test_a_baseline_without_privacy_leaves_no_bound(place: Path) -> None:
     assert "VOID: the generator was trained against a classifier" in Path("run/public/guarantee.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_baseline_that_is_not_charged_is_noticed(place: Path) -> None:
     """Negative control: the figure would be that of the votes alone."""
     assert run(kind="BackDoorDGD", **BASELINE).model.guarantee().epsilon < math.inf
@@ -169,6 +170,7 @@ def test_a_baseline_by_dp_sgd_composes_with_the_votes(place: Path) -> None:
     assert any("compose with the votes" in text for text in guarantee.assumptions)
 
 
+@pytest.mark.slow
 def test_a_baseline_is_charged_once_however_often_a_run_is_resumed(place: Path) -> None:
     settings = private_baseline()
     run(epochs=1, **settings)
@@ -205,7 +207,7 @@ def ensemble_weights() -> list[torch.Tensor]:
     return [values for values in each if values.numel() >= 4 and len(values.unique()) > 1]
 
 
-@pytest.mark.parametrize("kind", ["DGD", "LeakyDGD"])
+@pytest.mark.parametrize("kind", ["DGD", pytest.param("LeakyDGD", marks=pytest.mark.slow)])
 def test_no_file_holds_a_teacher_or_the_baseline(place: Path, kind: str) -> None:
     run(kind=kind, **BASELINE)
     found = leaks("run", ensemble_weights() + teacher_weights("teachers/digits.ckpt"))
@@ -256,7 +258,7 @@ def test_a_run_resumed_in_any_phase_ends_as_an_uninterrupted_one(
     assert equal(kept(whole), kept(resumed))
 
 
-@pytest.mark.parametrize("kind", ["DGD", "ForgetfulDGD"])
+@pytest.mark.parametrize("kind", ["DGD", pytest.param("ForgetfulDGD", marks=pytest.mark.slow)])
 def test_labels_that_are_kept_are_not_paid_for_again(place: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     _interrupted(monkeypatch, BEFORE_STUDENT, kind=kind, **BASELINE)
     model = run("run", LAST, kind=kind, **BASELINE).model
@@ -302,6 +304,7 @@ def test_confident_votes_leave_queries_out_and_the_student_goes_on(place: Path) 
     assert model.guarantee().epsilon == worst >= model.annotator.account.epsilon()
 
 
+@pytest.mark.slow
 def test_no_answer_at_all_leaves_a_student_that_can_still_be_trained(place: Path) -> None:
     votes = {"mechanism": "confident", "scale": 0.5, "threshold": 1e6, "threshold_scale": 0.5}
     for weight in (0.0, 1.0):
@@ -333,7 +336,7 @@ def test_a_pool_that_is_the_private_data_leaves_no_bound(place: Path, name: str 
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
-@pytest.mark.parametrize("vae", [0, 2])
+@pytest.mark.parametrize("vae", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_private_pool_is_neither_kept_nor_drawn(place: Path, part: str, vae: int) -> None:
     run(**POOL, pool_part=part, vae_steps=vae)
     pool = Digits()
@@ -394,7 +397,7 @@ def told(folder: str, figure: float) -> list[str]:
     return [str(path) for path, texts in numbers.items() if any(abs(float(t) / figure - 1) < 1e-3 for t in texts)]
 
 
-@pytest.mark.parametrize("kind", ["DGD", "TellingDGD"])
+@pytest.mark.parametrize("kind", ["DGD", pytest.param("TellingDGD", marks=pytest.mark.slow)])
 def test_what_the_votes_themselves_bound_is_written_nowhere(place: Path, kind: str) -> None:
     model = run(kind=kind, votes={"mechanism": "gaussian", "scale": 0.3, "data_dependent": True}).model
     figure = model.annotator.data_dependent_epsilon()

@@ -91,6 +91,7 @@ def test_a_run_is_charged_and_says_for_whom(place: Path, images: str) -> None:
     assert "VOID" not in page
 
 
+@pytest.mark.slow
 def test_the_ledger_lies_beside_the_ensemble(place: Path) -> None:
     run("first", annotator={"scope": "run"})
     second = run("second").model.annotator.account

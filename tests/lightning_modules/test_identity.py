@@ -371,6 +371,7 @@ def test_trainings_ensembles_and_queries_stand_in_one_ledger_that_composes_them(
     assert [path.name for path in ledgers.iterdir()] == ["Digits-train.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_symbolic_link_leads_to_the_same_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRANSCRIPTION_LEDGERS")
     private_teacher("teacher")
@@ -392,7 +393,7 @@ def test_the_teachers_file_names_the_ledger_from_everywhere(tmp_path: Path, monk
     assert made.model.annotator.account.ledger.path == tmp_path / "ledgers" / "Digits-train.jsonl"
 
 
-@pytest.mark.parametrize("harm", ["edited", "cut", "exchanged"])
+@pytest.mark.parametrize("harm", ["edited", pytest.param("cut", marks=pytest.mark.slow), "exchanged"])
 def test_tampering_with_a_ledger_is_named(ledgers: Path, harm: str) -> None:
     teacher_by_dp_sgd("teacher", noise_multiplier=1.0)
     student("run")
@@ -621,6 +622,7 @@ def test_accesses_are_not_forgotten_on_resuming() -> None:
     assert "ACCESSED WITHOUT CHARGE" in Path("run/public/guarantee.md").read_text()
 
 
+@pytest.mark.slow
 def test_public_holds_nothing_of_an_earlier_fit() -> None:
     teacher_by_dp_sgd("teacher", noise_multiplier=2.0)
     private_teacher("private")

@@ -315,6 +315,7 @@ def test_gaussian_score_exactly(law: Distribution, mu: float) -> None:
     assert one < epsilon < all_candidates({Gaussian(mu): 1}, 10, DELTA).epsilon
 
 
+@pytest.mark.slow
 def test_sampled_gaussian_lies_between_one_and_all() -> None:
     ledger: dict[Release, int] = {SampledGaussian(1.0, 0.01): 20}
     cost = selection_epsilon(ledger, delta=DELTA, distribution=GEOMETRIC)

@@ -95,7 +95,7 @@ def test_malformed_distributions_raise() -> None:
         pld.compose_epsilon([(pld.gaussian_loss(1.0, 0.1), -1)], 1e-5)
 
 
-@pytest.mark.parametrize("count", [10**6, 10**8, 10**10])
+@pytest.mark.parametrize("count", [10**6, pytest.param(10**8, marks=pytest.mark.slow), 10**10])
 def test_the_margin_grows_with_the_number_of_releases(count: int) -> None:
     """A Gaussian's own closed form lies below its loss distribution, however often it is composed."""
     mu = 1.0 / math.sqrt(count)
