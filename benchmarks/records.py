@@ -32,6 +32,7 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from datamodules.mapped import MappedRecords
 from lightning_modules.networks import ImageClassifier
 from lightning_modules.runtime.runs import commit, hardware, versions
 from lightning_modules.teachers.record_clipping import WAYS, Way
@@ -86,12 +87,15 @@ def steps_of_ours(
         expected_batch_size=len(batches[0]),
     )  # fmt: skip
     optimizer.source = SystemNoise()
+    records = MappedRecords(inputs, labels)
+    # As `PoissonLoader` fetches a batch.
+    held = inputs.new_empty(len(batches[0]), *inputs.shape[1:])
     for batch in batches:
         pieces = batch.split(len(batch) if way == "linear" else physical)
         for number, rows in enumerate(pieces):
             optimizer.signal_skip_step(do_skip=number + 1 < len(pieces))
             optimizer.zero_grad()
-            clipping.add(inputs[rows], labels[rows], forward=network, optimizer=optimizer)
+            clipping.add(*records.into(held, rows), forward=network, optimizer=optimizer)
             optimizer.step()
 
 

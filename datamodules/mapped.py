@@ -87,7 +87,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         rows = torch.as_tensor(indices, dtype=torch.int64)
         return self.inputs[rows].float(), self.labels[rows]
 
-    def into(self, held: Tensor, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def into(self, held: Tensor, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
         """As `__getitems__`, with the inputs written into memory that is there already.
 
         Args:
