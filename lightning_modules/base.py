@@ -376,15 +376,18 @@ class DataFreeDistillation(LightningModule):
         self.warm_start()
 
     def fix_plan(self) -> None:
-        """Fixes how many calls this run plans, before its first: the guarantee is about the plan."""
+        """Fixes what this run plans, before its first call: the guarantee is about the plan."""
+        self.plan.fix(self.annotator, self.calls_wanted)
+
+    def calls_wanted(self) -> int | None:
+        """Calls that this fit would make in all, with those before it; None where no end is known."""
         made, batches = self.annotator.calls_made(), self.trainer.num_training_batches
         epochs = self.trainer.max_epochs
-        wanted = None
         if epochs is not None and epochs >= 0 and math.isfinite(batches):
-            wanted = made + self.affordable_calls(epochs * int(batches))
-        elif self.annotator.target_epsilon is not None:
-            wanted = made + self.annotator.affordable(limit=10**9)
-        self.plan.fix(wanted, made=made, affordable=lambda left: self.annotator.affordable(limit=left))
+            return made + self.affordable_calls(epochs * int(batches))
+        if self.annotator.target_epsilon is not None:
+            return made + self.annotator.affordable(limit=10**9)
+        return None
 
     def warm_start(self) -> None:
         """Prepares the generator, before the first query and once in a run."""

@@ -31,6 +31,14 @@ _NO_ACCESSES = (
 )
 
 
+_NOISE_CHANGED = (
+    "THE NOISE WAS CHANGED after the first release: neither the new noise nor when it was changed was chosen by "
+    "looking at the results. Epsilon covers all that was planned at any time and all that was released, each at its "
+    "own noise, as if these noises had been fixed beforehand; noise that is chosen by results needs a budget that was "
+    "fixed before the first release (a privacy filter: Rogers et al. 2016; Feldman and Zrnic 2021), which this is not"
+)
+
+
 _GENERATOR = "noise came from the operating system's cryptographic generator"
 
 
@@ -110,6 +118,7 @@ class Guarantee:
         artefacts: Sequence[str],
         covered: Mapping[Charge, int],
         planned: bool,
+        noise_changed: bool = False,
         secure: bool = True,
         num_records: int | None = None,
         epsilon: float | None = None,
@@ -126,7 +135,9 @@ class Guarantee:
             artefacts: What was computed.
             covered: Charges that ε covers: all that were planned before the first, since a run that somebody stopped
                 early because of what they saw has used its whole plan.
-            planned: Whether there was such a plan; otherwise `covered` is what was charged, and an assumption says so.
+            planned: Whether there was such a plan; otherwise there was none, or something was added to it later, and an
+                assumption says so.
+            noise_changed: Whether releases were made, or planned, with more than one noise.
             secure: Whether nobody can draw the noise again.
             num_records: N, where it is known that δ lies below 1/N.
             epsilon: What bounds `covered`, where something better is known than their composition.
@@ -146,6 +157,7 @@ class Guarantee:
             if planned
             else "the number of steps was not chosen by looking at the results"
         )
+        holds += [_NOISE_CHANGED] if noise_changed else []
         if secure and words.noise:
             holds.append(f"{_GENERATOR}, {words.noise}")
         holds += [words.assumption] if words.assumption else []
@@ -186,7 +198,8 @@ class Guarantee:
             assumptions=tuple(holds),
             not_covered=tuple(outside),
             epsilon_spent=account.epsilon() if spent is None else spent,
-            epsilon_all_runs=account.epsilon_of_ledger(),
+            # Plans stand in the ledger; a script that states one without writing it down must not be told less.
+            epsilon_all_runs=max(account.epsilon_of_ledger(), stated),
             runs=len(account.ledger.runs()),
             trainings=len(account.ledger.trained()),
             training=account.training or "",
