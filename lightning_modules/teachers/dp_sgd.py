@@ -174,6 +174,8 @@ class DPSGDTeacher(Teacher):
         self.history: list[list[float]] = []
         #: All steps that were planned before the first, in the form of `history`; it never shrinks.
         self.plan: list[list[float]] = []
+        #: Whether something was added to the plan after the first step: it was then not all planned beforehand.
+        self.plan_grew = False
         self.secure = True
         #: Accesses to private records that nothing is charged for, in words for the guarantee.
         self.data_accesses: list[str] = []
@@ -335,6 +337,7 @@ class DPSGDTeacher(Teacher):
             # What was refused is no plan, and must not stand in the checkpoint that an error leaves.
             self.plan = before
             raise
+        self.plan_grew |= bool(self.history) and _larger(before, self.history) != self.plan and self._planned
 
     def _steps_ahead(self) -> int:
         """Steps that this fit has yet to make."""
@@ -397,7 +400,7 @@ class DPSGDTeacher(Teacher):
             words,
             artefacts=("teacher", "whatever is computed from it"),
             covered=account.counts(),
-            planned=self._planned,
+            planned=self._planned and not self.plan_grew,
             secure=self.secure,
             num_records=data.num_records,
             spent=self.epsilon(),
@@ -484,7 +487,7 @@ class DPSGDTeacher(Teacher):
         self.history = _added(self.history, [self.noise_multiplier, self._poisson.sample_rate], 1)
         if (now := self.releases) != before:
             # Beyond the plan, or without one: each step is charged when it is taken, and none beyond the target.
-            self._planned = False
+            self._planned, self.plan_grew = False, True
             try:
                 self._require_target()
             except ValueError:
@@ -537,6 +540,7 @@ class DPSGDTeacher(Teacher):
         checkpoint["dp_sgd"] = {
             "history": [list(entry) for entry in self.history],
             "plan": [list(entry) for entry in self.plan],
+            "plan_grew": self.plan_grew,
             "noise_multiplier": self.noise_multiplier,
             "secure_noise": self.secure,
             "looks": list(self.data_accesses),
@@ -590,6 +594,7 @@ class DPSGDTeacher(Teacher):
                 )
         self.history = [list(entry) for entry in state["history"]]
         self.plan = [list(entry) for entry in state["plan"]] if "plan" in state else self._plan_of_old(state)
+        self.plan_grew = bool(state.get("plan_grew"))
         # An access cannot be taken back by resuming without it.
         self.data_accesses = list(dict.fromkeys([*self.data_accesses, *state.get("looks", [])]))
         self.secure = bool(state.get("secure_noise", True))

@@ -535,6 +535,21 @@ def test_what_is_gone_on_with_is_the_same_training() -> None:
     assert any("shown to nobody" in text for text in stated("teacher")["assumptions"])
 
 
+def test_a_plan_that_grew_after_its_first_step_was_not_made_beforehand() -> None:
+    def said(teacher: DPSGDTeacher) -> bool:
+        return any("planned before the first release" in text for text in teacher.guarantee().assumptions)
+
+    first = teacher_by_dp_sgd("teacher", noise_multiplier=1.0, epochs=1)
+    assert said(first)
+    longer = teacher_by_dp_sgd("teacher", f"--ckpt_path={TEACHER}", noise_multiplier=1.0, epochs=2)
+    assert not said(longer)
+    # Nor is it where a fit goes on for no more than that.
+    assert not said(teacher_by_dp_sgd("teacher", f"--ckpt_path={TEACHER}", noise_multiplier=1.0, epochs=2))
+    # Negative control: what was said before.
+    longer.plan_grew = False
+    assert said(longer)
+
+
 def test_a_second_fit_of_the_same_object_adds_its_steps() -> None:
     teacher = teacher_by_dp_sgd("teacher", noise_multiplier=1.0, epochs=1)
     data = Poisson(dataset=Digits(), batch_size=128, steps_per_epoch=3)
