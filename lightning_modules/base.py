@@ -375,6 +375,11 @@ class DataFreeDistillation(LightningModule):
         self.fix_plan()
         self.warm_start()
 
+    @property
+    def resumed_run(self) -> str | None:
+        """Identity of the run that a checkpoint was taken from, where one is resumed."""
+        return (self._restored.get("annotator") or {}).get("run")
+
     def fix_plan(self) -> None:
         """Fixes what this run plans, before its first call: the guarantee is about the plan."""
         self.plan.fix(self.annotator, self.calls_wanted)

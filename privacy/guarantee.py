@@ -87,6 +87,7 @@ class Guarantee:
         queries: Inputs that the teachers were queried with.
         claimed_epsilon: What the paper's theorem gives for the same releases: a claim, not a bound.
         claimed_source: That theorem.
+        run: Identity of the run that made the artefacts.
     """
 
     epsilon: float
@@ -107,6 +108,7 @@ class Guarantee:
     queries: int = 0
     claimed_epsilon: float = math.inf
     claimed_source: str = ""
+    run: str = ""
 
     @classmethod
     @renamed_arguments(looks="data_accesses")
@@ -206,6 +208,7 @@ class Guarantee:
             queries=account.queries(),
             claimed_epsilon=account.epsilon_published(),
             claimed_source=words.published_source,
+            run=account.ledger.run,
         )
 
     def to_dict(self) -> dict[str, Any]:

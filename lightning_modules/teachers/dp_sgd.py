@@ -295,8 +295,8 @@ class DPSGDTeacher(Teacher):
         self.own_training.branch()
         # Where nothing is left to do, no step begins, and what the checkpoint says is what there is to say.
         self.own_training.register(self.releases)
-        if self.trainer.is_global_zero and not self.trainer.ckpt_path:
-            clear(self.trainer)
+        if self.trainer.is_global_zero:
+            clear(self.trainer, resumed=self.own_training.id if self.trainer.ckpt_path else None)
 
     def on_train_start(self) -> None:
         """Fixes the plan and charges all of it, before the first step.

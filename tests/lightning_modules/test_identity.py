@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning import Trainer
 from support.dp_teachers import PLAIN_SGD, SMALL, private_teacher, teacher_by_dp_sgd, train
 from support.runs import checkpoint, distil
 
@@ -23,6 +24,8 @@ from datamodules import Digits, Latent, Poisson
 from lightning_modules import DPDFD, DPSGDTeacher, Teacher
 from lightning_modules.image_source import Images
 from lightning_modules.networks import SmallCNN
+from lightning_modules.runtime import publication
+from lightning_modules.runtime.publication import clear
 from lightning_modules.teachers.own_training import CheckpointError
 from privacy import (
     BudgetExceeded,
@@ -628,6 +631,42 @@ def test_public_holds_nothing_of_an_earlier_fit() -> None:
     assert not Path("run/public/generator.pt").exists() and Path("run/public/student.pt").is_file()
     student("run", f"private/{LAST}")
     assert {path.name for path in Path("run/public").rglob("*") if path.is_file()} == {"guarantee.json", "guarantee.md"}
+
+
+def test_public_holds_nothing_of_another_run_than_the_one_that_is_resumed(tmp_path: Path) -> None:
+    def left(resumed: str | None) -> bool:
+        folder = tmp_path / "run" / "public"
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        (folder / "guarantee.json").write_text(json.dumps({"guarantee": {"run": "one"}}))
+        for file in (folder / "figures" / "step1.png", folder / "student.pt"):
+            file.touch()
+        trainer = Trainer(default_root_dir=tmp_path / "run", logger=False, accelerator="cpu")
+        clear(trainer, resumed=resumed)
+        found = [(folder / "figures" / "step1.png").exists(), (folder / "student.pt").exists()]
+        assert found[0] is found[1] is (folder / "guarantee.json").exists()
+        return found[0]
+
+    assert left("one") and not left("two") and not left(None)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_resume_into_the_folder_of_another_run_leaves_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    if broken:  # whatever is resumed is taken for what is there
+        monkeypatch.setattr(publication, "_run_in", lambda folder: "any")
+        monkeypatch.setattr(DPDFD, "resumed_run", "any")
+    private_teacher("private")
+    noisy = {"noise_multiplier": 100.0}
+    for folder in ("one", "two"):
+        distil(folder, model={"teacher": f"private/{LAST}"}, annotator=noisy, steps=1)
+    figure = Path("two/public/figures/of_two.png")
+    figure.parent.mkdir(parents=True, exist_ok=True)
+    figure.touch()
+    resume = ("--ckpt_path=two/checkpoints/last.ckpt", "--ckpt_path=one/checkpoints/last.ckpt")
+    for resumed, kept in zip(resume, (True, broken), strict=True):
+        distil("two", resumed, model={"teacher": f"private/{LAST}"}, annotator=noisy, steps=1, epochs=2)
+        assert figure.exists() is kept
 
 
 def test_a_target_is_kept_where_epochs_change_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
