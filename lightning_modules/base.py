@@ -21,7 +21,7 @@ from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.optimizers import Optimizers, adam
 from lightning_modules.query_plan import QueryPlan
-from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, settings_of
+from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, require_given, settings_of
 from lightning_modules.runtime.processes import (
     average_gradients,
     broadcast_tensors,
@@ -93,7 +93,7 @@ class DataFreeDistillation(LightningModule):
         super().__init__()
         # A network is neither a hyperparameter nor saved; Lightning would warn that it is.
         self.save_hyperparameters(ignore=["teacher"] if isinstance(teacher, nn.Module) else [])
-        keep_plain_hyperparameters(self)
+        self._objects_given = keep_plain_hyperparameters(self)
         self.automatic_optimization = False
         self.num_classes = num_classes
         self.image_shape: tuple[int, int, int] = (image_shape[0], image_shape[1], image_shape[2])
@@ -476,7 +476,13 @@ class DataFreeDistillation(LightningModule):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: str | Path | IO[bytes], *args: Any, **kwargs: Any) -> Any:
-        """See Lightning's. Settings that were written under an older name are read under the new one."""
+        """See Lightning's. Settings that were written under an older name are read under the new one.
+
+        Raises:
+            CheckpointError: Of a script that gave an object (an annotator, a prior), which is not given again.
+        """
+        objects = _objects_of(checkpoint_path)
+        require_given(objects, kwargs, checkpoint=str(checkpoint_path))
         return super().load_from_checkpoint(upgraded_checkpoint(checkpoint_path), *args, **kwargs)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -486,6 +492,7 @@ class DataFreeDistillation(LightningModule):
             "draw_seed": self.draw_seed,
             "generator_is_warm": self._generator_is_warm,
             "looks": list(self.data_accesses),
+            "objects": list(self._objects_given),
             "annotator": self.annotator.account.state() if self.annotator.is_open else self._restored.get("annotator"),
             **self.plan.state(),
         }
@@ -501,3 +508,19 @@ class DataFreeDistillation(LightningModule):
         self.plan.load(self._restored)
         # What was accessed once cannot be taken back by resuming without it.
         self.data_accesses = list(dict.fromkeys([*self.data_accesses, *self._restored.get("looks", [])]))
+
+
+def _objects_of(checkpoint: str | Path | IO[bytes]) -> list[str]:
+    """Settings that a script gave as objects when a checkpoint was saved; none where it cannot be read here."""
+    try:
+        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    except Exception:
+        return []  # whoever loads it says why it cannot be read
+    finally:
+        if not isinstance(checkpoint, (str, Path)):
+            checkpoint.seek(0)
+    if not isinstance(content, dict) or "distillation" not in content:
+        return []
+    # Earlier versions did not say; an annotator that was not dropped stands among the hyperparameters.
+    unsaid = [] if "annotator" in content.get("hyper_parameters", {}) else ["annotator"]
+    return [str(name) for name in content["distillation"].get("objects", unsaid)]
