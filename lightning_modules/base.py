@@ -433,7 +433,7 @@ class DataFreeDistillation(LightningModule):
             artefacts=self.published_artefacts,
             planned=self.plan.covered,
             data_accesses=self.data_accesses,
-            assumptions=self.assumptions(),
+            assumptions=[*self.assumptions(), *(() if self._teacher is None else self._teacher.assumptions)],
             not_covered=("the teacher, unless it has a guarantee of its own",),
         )
 

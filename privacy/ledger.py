@@ -41,7 +41,7 @@ from privacy.events import Release
 from privacy.identity import Head, Training, new_training_id
 from privacy.plan import Plan, unmade
 
-__all__ = ["RECORDS", "Charge", "Ledger", "LedgerError"]
+__all__ = ["RECORDS", "Charge", "Ledger", "LedgerError", "ledgers_of"]
 
 _VERSION = 2
 RECORDS = "records"
@@ -280,7 +280,7 @@ class Ledger:
         """
         self.settle()
         with self._locked() as append:
-            fingerprint = hmac.new(bytes.fromhex(self._key), digest, hashlib.sha256).hexdigest()
+            fingerprint = _fingerprint(self._key, digest)
             if fingerprint not in self._fingerprints:
                 self._append_training(append, new_training_id(), kind, fingerprint)
             return self._fingerprints[fingerprint]
@@ -552,6 +552,30 @@ class Ledger:
                 f"the privacy ledger {self.path} is about {entry['private_data']!r}, not {self.private_data!r}; "
                 "set `ledger` to the file that belongs to this data"
             )
+
+
+def ledgers_of(digest: bytes, folder: Path) -> dict[Path, str]:
+    """The ledgers in a folder that know a teacher by its weights (`Ledger.identify`), and what they are about.
+
+    Args:
+        digest: Hash of the weights.
+        folder: Where they lie; its files that are no ledgers are passed over.
+    """
+    found = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        try:
+            header, _, rest = path.read_bytes().partition(b"\n")
+            opening = json.loads(header)
+            readable = opening["event"] == "open" and opening["version"] == _VERSION
+            if readable and f'"{_fingerprint(opening["key"], digest)}"'.encode() in rest:
+                found[path.resolve()] = str(opening["private_data"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def _fingerprint(key: str, digest: bytes) -> str:
+    return hmac.new(bytes.fromhex(key), digest, hashlib.sha256).hexdigest()
 
 
 def _hash(line: bytes) -> str:
