@@ -30,6 +30,7 @@ from lightning_modules.teachers.own_training import CheckpointError
 from privacy import (
     BudgetExceeded,
     Charge,
+    Gaussian,
     GradientAnnotator,
     Ledger,
     LedgerError,
@@ -276,6 +277,26 @@ def test_a_plan_never_shrinks_on_resuming(monkeypatch: pytest.MonkeyPatch) -> No
     assert compose(third.releases, 1e-5).epsilon < 2.98
     # The ledger remembers all the same.
     assert third.guarantee().epsilon > 2.98
+
+
+def test_a_student_that_was_stopped_does_not_shed_its_plan_by_more_noise() -> None:
+    """By the command line; every annotator and setting: `tests/privacy/test_plan.py`."""
+    private_teacher("private")
+    settings = {"release": "per_sample_full", "noise_multiplier": 30.0, "scope": "run"}
+    model = {"teacher": f"private/{LAST}", "images": "prior"}
+    distil("run", "--trainer.max_steps=2", model=model, annotator=settings, steps=2, epochs=2)
+    before, release = stated("run"), 8**0.5 * 2 / 30
+    assert before["epsilon"] == compose({Gaussian(release): 4}, 1e-5).epsilon
+    assert before["epsilon_spent"] == compose({Gaussian(release): 2}, 1e-5).epsilon
+    resume = "--ckpt_path=run/checkpoints/last.ckpt"
+    cli = distil("run", resume, model=model, annotator={**settings, "noise_multiplier": 1e9}, steps=2, epochs=2)
+    after = stated("run")
+    assert after["epsilon_all_runs"] >= after["epsilon"] > 1.2 * after["epsilon_spent"]
+    assert after["epsilon"] >= before["epsilon"] * (1 - 1e-12)
+    assert cli.model.plan.changed and any("THE NOISE WAS CHANGED" in text for text in after["assumptions"])
+    assert "sigma=30" in after["mechanism"] and "sigma=1e+09" in after["mechanism"]
+    # A checkpoint holds the plan as plain values.
+    assert len(checkpoint()["distillation"]["planned_charges"]) == 2
 
 
 def test_more_steps_than_a_target_was_calibrated_for_are_refused() -> None:
