@@ -78,7 +78,8 @@ class Guarantee:
         source: Theorem or paper behind ε.
         assumptions: What must be true for it to hold.
         not_covered: What the statement does not cover.
-        epsilon_spent: Record-level ε of the releases made so far; below `epsilon` where a plan was not used up.
+        epsilon_spent: Record-level ε of the releases made so far; below `epsilon` where a plan was not used up. In the
+            scope of all runs it counts the plans of the others.
         epsilon_all_runs: Record-level ε of everything the private data's ledger holds: trainings by DP-SGD, ensembles
             and queries together.
         runs: Runs in that ledger that queried a teacher.
