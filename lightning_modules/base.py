@@ -22,7 +22,7 @@ from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.optimizers import Optimizers, adam
 from lightning_modules.query_plan import QueryPlan
-from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, settings_of
+from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, require_given, settings_of
 from lightning_modules.runtime.processes import (
     average_gradients,
     broadcast_tensors,
@@ -95,7 +95,7 @@ class DataFreeDistillation(LightningModule):
         super().__init__()
         # A network is neither a hyperparameter nor saved; Lightning would warn that it is.
         self.save_hyperparameters(ignore=["teacher"] if isinstance(teacher, nn.Module) else [])
-        keep_plain_hyperparameters(self)
+        self._objects_given = keep_plain_hyperparameters(self)
         self.automatic_optimization = False
         self.num_classes = num_classes
         self.image_shape: tuple[int, int, int] = (image_shape[0], image_shape[1], image_shape[2])
@@ -380,16 +380,24 @@ class DataFreeDistillation(LightningModule):
         self.fix_plan()
         self.warm_start()
 
+    @property
+    def resumed_run(self) -> str | None:
+        """Identity of the run that a checkpoint was taken from, where one is resumed."""
+        return (self._restored.get("annotator") or {}).get("run")
+
     def fix_plan(self) -> None:
-        """Fixes how many calls this run plans, before its first: the guarantee is about the plan."""
+        """Fixes what this run plans, before its first call: the guarantee is about the plan."""
+        self.plan.fix(self.annotator, self.calls_wanted)
+
+    def calls_wanted(self) -> int | None:
+        """Calls that this fit would make in all, with those before it; None where no end is known."""
         made, batches = self.annotator.calls_made(), self.trainer.num_training_batches
         epochs = self.trainer.max_epochs
-        wanted = None
         if epochs is not None and epochs >= 0 and math.isfinite(batches):
-            wanted = made + self.affordable_calls(epochs * int(batches))
-        elif self.annotator.target_epsilon is not None:
-            wanted = made + self.annotator.affordable(limit=10**9)
-        self.plan.fix(wanted, made=made, affordable=lambda left: self.annotator.affordable(limit=left))
+            return made + self.affordable_calls(epochs * int(batches))
+        if self.annotator.target_epsilon is not None:
+            return made + self.annotator.affordable(limit=10**9)
+        return None
 
     def warm_start(self) -> None:
         """Prepares the generator, before the first query and once in a run."""
@@ -446,7 +454,7 @@ class DataFreeDistillation(LightningModule):
             artefacts=self.published_artefacts,
             planned=self.plan.covered,
             data_accesses=self.data_accesses,
-            assumptions=self.assumptions(),
+            assumptions=[*self.assumptions(), *(() if self._teacher is None else self._teacher.assumptions)],
             not_covered=("the teacher, unless it has a guarantee of its own",),
         )
 
@@ -489,7 +497,13 @@ class DataFreeDistillation(LightningModule):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: str | Path | IO[bytes], *args: Any, **kwargs: Any) -> Any:
-        """See Lightning's. Settings that were written under an older name are read under the new one."""
+        """See Lightning's. Settings that were written under an older name are read under the new one.
+
+        Raises:
+            CheckpointError: Of a script that gave an object (an annotator, a prior), which is not given again.
+        """
+        objects = _objects_of(checkpoint_path)
+        require_given(objects, kwargs, checkpoint=str(checkpoint_path))
         return super().load_from_checkpoint(upgraded_checkpoint(checkpoint_path), *args, **kwargs)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -499,6 +513,7 @@ class DataFreeDistillation(LightningModule):
             "draw_seed": self.draw_seed,
             "generator_is_warm": self._generator_is_warm,
             "looks": list(self.data_accesses),
+            "objects": list(self._objects_given),
             "annotator": self.annotator.account.state() if self.annotator.is_open else self._restored.get("annotator"),
             **self.plan.state(),
         }
@@ -523,3 +538,19 @@ class DataFreeDistillation(LightningModule):
         self.plan.load(self._restored)
         # What was accessed once cannot be taken back by resuming without it.
         self.data_accesses = list(dict.fromkeys([*self.data_accesses, *self._restored.get("looks", [])]))
+
+
+def _objects_of(checkpoint: str | Path | IO[bytes]) -> list[str]:
+    """Settings that a script gave as objects when a checkpoint was saved; none where it cannot be read here."""
+    try:
+        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    except Exception:
+        return []  # whoever loads it says why it cannot be read
+    finally:
+        if not isinstance(checkpoint, (str, Path)):
+            checkpoint.seek(0)
+    if not isinstance(content, dict) or "distillation" not in content:
+        return []
+    # Earlier versions did not say; an annotator that was not dropped stands among the hyperparameters.
+    unsaid = [] if "annotator" in content.get("hyper_parameters", {}) else ["annotator"]
+    return [str(name) for name in content["distillation"].get("objects", unsaid)]

@@ -381,14 +381,13 @@ class DGD(DataFreeDistillation):
                 "learn nothing. Raise trainer.max_epochs or data.steps_per_epoch"
             )
 
-    def fix_plan(self) -> None:
-        """See `DataFreeDistillation.fix_plan`: a call is one query, whatever the number of steps."""
+    def calls_wanted(self) -> int:
+        """See `DataFreeDistillation.calls_wanted`: a call is one query, whatever the number of steps."""
         made = self.annotator.calls_made()
         left = 0 if self.phase == "student" else self.query_phase.queries - len(self.query_set)
         # How far a target carries confident votes depends on their answers: the plan is all of them.
         confident = self.annotator.mechanism == "confident"
-        wanted = made + (left if confident else self.annotator.affordable(limit=left) if left else 0)
-        self.plan.fix(wanted, made=made, affordable=lambda further: further)
+        return made + (left if confident else self.annotator.affordable(limit=left) if left else 0)
 
     def calls_of(self, steps: int) -> int:
         """See `DataFreeDistillation.calls_of`: a call is one query."""

@@ -5,48 +5,49 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from privacy.annotators import Annotator
+from privacy.plan import Plan
+
 __all__ = ["QueryPlan"]
 
 
 class QueryPlan:
-    """Calls of the annotator that a run makes in all, fixed before its first and never made smaller.
-
-    Attributes:
-        calls: The plan; None where the run has no end that is known beforehand.
-        changed: The plan grew after calls were made: no bound of a plan holds, and what was released is what counts.
-    """
+    """What a run asks the annotator for in all, fixed before its first call and never made smaller; see `Plan`."""
 
     def __init__(self) -> None:
-        self.calls: int | None = None
-        self.changed = False
+        self._plan = Plan()
 
     @property
-    def covered(self) -> int | None:
-        """Calls that a guarantee may be about; None for those that were made."""
-        return None if self.changed else self.calls
+    def calls(self) -> int | None:
+        """Calls of the annotator; None where the run has no end that is known beforehand."""
+        return self._plan.calls
 
-    def fix(self, wanted: int | None, *, made: int, affordable: Callable[[int], int]) -> None:
-        """Fixes the plan when a fit begins.
+    @property
+    def changed(self) -> bool:
+        """Whether something was added after calls were made."""
+        return self._plan.changed
 
-        Whoever resumes for fewer calls may have seen what the first ones gave: the first plan stays the one to cover.
+    @property
+    def covered(self) -> Plan | None:
+        """What a guarantee has to cover besides what was released; None where there is no plan."""
+        return self._plan if self._plan.calls is not None or self._plan.charges else None
+
+    def fix(self, annotator: Annotator, wanted: Callable[[], int | None]) -> None:
+        """Fixes the plan when a fit begins, and has the annotator write it into the ledger.
+
+        Whoever resumes for fewer calls, with other noise or under another target may have seen what the first ones
+        gave: the first plan stays, at its own noise.
 
         Args:
-            wanted: Calls that this fit would make in all, with those before it.
-            made: Calls before it.
-            affordable: How many of so many further calls the target allows.
+            annotator: Knows what was charged, and what a call costs.
+            wanted: See `Annotator.fix_plan`.
         """
-        before = self.calls
-        if made and (before is None or wanted is None or wanted > before):
-            self.changed = True
-        elif made and before is not None:
-            wanted = made + affordable(max(0, before - made))
-        self.calls = wanted
+        self._plan = annotator.fix_plan(self._plan, wanted)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"planned_calls": self.calls, "plan_changed": self.changed}
+        return self._plan.to_dict()
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`."""
-        self.calls = state.get("planned_calls")
-        self.changed = bool(state.get("plan_changed"))
+        self._plan = Plan.from_dict(state)

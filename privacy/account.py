@@ -71,34 +71,43 @@ class PrivacyAccount:
         """Charges in the chosen scope (this account's own where None)."""
         return self.ledger.counts(run=self.ledger.run if (scope or self.scope) == "run" else None)
 
+    def spent(self, *, scope: Scope | None = None) -> Counter[Charge]:
+        """The same, and in the scope of all runs what the others planned and did not make.
+
+        Somebody who stopped another run early had seen what it gave: its plan is what it has cost.
+        """
+        others = (scope or self.scope) == "private_data"
+        return self.counts(scope=scope) + (self.ledger.unmade(others=True) if others else Counter())
+
     def epsilon(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
-        """Record-level ε at δ of `counts`, by default of everything charged so far; `inf` where nothing bounds it."""
-        return compose(self._covering(self.counts(scope=scope) if counts is None else counts)[0], self.delta).epsilon
+        """Record-level ε at δ of `counts`, by default of everything spent so far; `inf` where nothing bounds it."""
+        return compose(self._covering(self.spent(scope=scope) if counts is None else counts)[0], self.delta).epsilon
 
     def epsilon_of(self, releases: Mapping[Release, int]) -> float:
         """Record-level ε at δ of these releases alone."""
         return compose(releases, self.delta).epsilon
 
     def epsilon_of_ledger(self) -> float:
-        """Record-level ε at δ of everything that the ledger holds, trainings by DP-SGD and all queries together."""
+        """Record-level ε at δ of everything that the ledger holds: trainings by DP-SGD and all runs' plans together."""
         # Queries of a teacher whose training is counted itself are post-processing of it.
         trained = self.ledger.trained()
         everything: Counter[Release] = Counter()
         for releases in trained.values():
             everything.update(releases)
-        for training, releases in self._by_training(self.ledger.counts()).items():
+        queried = self.ledger.counts() + self.ledger.unmade()
+        for training, releases in self._by_training(queried).items():
             if training is None or not trained.get(training):
                 everything.update(releases)
         return compose(everything, self.delta).epsilon
 
     def neighbours(self, *, counts: Mapping[Charge, int] | None = None) -> tuple[Unit, Relation]:
         """Unit and neighbouring relation that the record-level ε of `counts` is about."""
-        releases, _ = self._covering(self.counts() if counts is None else counts)
+        releases, _ = self._covering(self.spent() if counts is None else counts)
         return common_neighbours((release.unit, release.relation) for release in releases)
 
     def rests_on_teachers(self, *, counts: Mapping[Charge, int] | None = None) -> set[str]:
         """Trainings whose own bound is smaller than that of the charges about them, and is what ε rests on."""
-        return self._covering(self.counts() if counts is None else counts)[1]
+        return self._covering(self.spent() if counts is None else counts)[1]
 
     def _trained(self, training: str | None) -> Counter[Release] | None:
         """What bounds everything computed from a training; None where nothing does."""
@@ -142,10 +151,10 @@ class PrivacyAccount:
         return published_epsilon(claims, self.delta)
 
     def unbounded(self, *, counts: Mapping[Charge, int] | None = None) -> list[str]:
-        """Why no record-level ε holds for `counts`, by default for everything charged so far; empty where one does."""
-        releases, _ = self._covering(self.counts() if counts is None else counts)
+        """Why no record-level ε holds for `counts`, by default for everything spent so far; empty where one does."""
+        releases, _ = self._covering(self.spent() if counts is None else counts)
         charged = {_reason(release) for release in releases if not release.bounded}
-        unknown = any(charge.training is None for charge in (self.counts() if counts is None else counts))
+        unknown = any(charge.training is None for charge in (self.spent() if counts is None else counts))
         if charged and unknown and self._trained(self.training) is not None:
             charged.add(
                 "some charges were taken over from a ledger of version 1, which does not say which training they are "
@@ -160,7 +169,8 @@ class PrivacyAccount:
 
     def epsilon_after(self, charge: Charge, more: int) -> float:
         """The figure that the target is about, if `more` further releases of this kind were charged."""
-        counts = self.counts()
+        # A theorem's claim is about what was made; what was planned besides is in no paper.
+        counts = self.spent() if self.accounting == "record" else self.counts()
         counts[charge] += more
         figure = self.epsilon if self.accounting == "record" else self.epsilon_published
         return figure(counts=+counts)

@@ -39,6 +39,7 @@ class FollowedLedger(Ledger):
             self._totals = {owner: Counter(counts) for owner, counts in state["totals"].items()}
             self._trainings = dict(state["trainings"])
             self._saved = dict(state["saved"])
+            self._plans = dict(state["plans"])
         self._changes, self._head = state["changes"], state["head"]
         self._open, self._used, self._process = state["open"], state["used"], os.getpid()
 

@@ -31,6 +31,14 @@ _NO_ACCESSES = (
 )
 
 
+_NOISE_CHANGED = (
+    "THE NOISE WAS CHANGED after the first release: neither the new noise nor when it was changed was chosen by "
+    "looking at the results. Epsilon covers all that was planned at any time and all that was released, each at its "
+    "own noise, as if these noises had been fixed beforehand; noise that is chosen by results needs a budget that was "
+    "fixed before the first release (a privacy filter: Rogers et al. 2016; Feldman and Zrnic 2021), which this is not"
+)
+
+
 _GENERATOR = "noise came from the operating system's cryptographic generator"
 
 
@@ -70,7 +78,8 @@ class Guarantee:
         source: Theorem or paper behind ε.
         assumptions: What must be true for it to hold.
         not_covered: What the statement does not cover.
-        epsilon_spent: Record-level ε of the releases made so far; below `epsilon` where a plan was not used up.
+        epsilon_spent: Record-level ε of the releases made so far; below `epsilon` where a plan was not used up. In the
+            scope of all runs it counts the plans of the others.
         epsilon_all_runs: Record-level ε of everything the private data's ledger holds: trainings by DP-SGD, ensembles
             and queries together.
         runs: Runs in that ledger that queried a teacher.
@@ -79,6 +88,7 @@ class Guarantee:
         queries: Inputs that the teachers were queried with.
         claimed_epsilon: What the paper's theorem gives for the same releases: a claim, not a bound.
         claimed_source: That theorem.
+        run: Identity of the run that made the artefacts.
     """
 
     epsilon: float
@@ -99,6 +109,7 @@ class Guarantee:
     queries: int = 0
     claimed_epsilon: float = math.inf
     claimed_source: str = ""
+    run: str = ""
 
     @classmethod
     @renamed_arguments(looks="data_accesses")
@@ -110,6 +121,7 @@ class Guarantee:
         artefacts: Sequence[str],
         covered: Mapping[Charge, int],
         planned: bool,
+        noise_changed: bool = False,
         secure: bool = True,
         num_records: int | None = None,
         epsilon: float | None = None,
@@ -126,7 +138,9 @@ class Guarantee:
             artefacts: What was computed.
             covered: Charges that ε covers: all that were planned before the first, since a run that somebody stopped
                 early because of what they saw has used its whole plan.
-            planned: Whether there was such a plan; otherwise `covered` is what was charged, and an assumption says so.
+            planned: Whether there was such a plan; otherwise there was none, or something was added to it later, and an
+                assumption says so.
+            noise_changed: Whether releases were made, or planned, with more than one noise.
             secure: Whether nobody can draw the noise again.
             num_records: N, where it is known that δ lies below 1/N.
             epsilon: What bounds `covered`, where something better is known than their composition.
@@ -146,6 +160,7 @@ class Guarantee:
             if planned
             else "the number of steps was not chosen by looking at the results"
         )
+        holds += [_NOISE_CHANGED] if noise_changed else []
         if secure and words.noise:
             holds.append(f"{_GENERATOR}, {words.noise}")
         holds += [words.assumption] if words.assumption else []
@@ -186,13 +201,15 @@ class Guarantee:
             assumptions=tuple(holds),
             not_covered=tuple(outside),
             epsilon_spent=account.epsilon() if spent is None else spent,
-            epsilon_all_runs=account.epsilon_of_ledger(),
+            # Plans stand in the ledger; a script that states one without writing it down must not be told less.
+            epsilon_all_runs=max(account.epsilon_of_ledger(), stated),
             runs=len(account.ledger.runs()),
             trainings=len(account.ledger.trained()),
             training=account.training or "",
             queries=account.queries(),
             claimed_epsilon=account.epsilon_published(),
             claimed_source=words.published_source,
+            run=account.ledger.run,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,6 +10,9 @@ Releases are reserved in blocks: a line that says "up to n releases of this kind
 follow need no more input or output. A run that ends properly settles its last block for what it used. One that does not
 has spent the whole block, as far as anybody can tell.
 
+A run that knows how many releases it will make writes its plan down before the first of them (an event that readers of
+earlier versions refuse by name): somebody who stopped it early has seen what they gave, and has spent the plan.
+
 Each line holds the hash of the line before it, and checkpoints keep the hash of the last line that they saw: a file
 that was edited, cut or exchanged is named as such. Whoever owns the file can still write a new one: the chain shows
 accidents and edits, it is no signature.
@@ -27,17 +30,18 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from privacy.charge import Charge
 from privacy.checks import check_count
 from privacy.deprecation import renamed_attribute
-from privacy.events import Release, release_from_dict
+from privacy.events import Release
 from privacy.identity import Head, Training, new_training_id
-from privacy.published.claims import Claim, claim_from_dict
+from privacy.plan import Plan, unmade
 
-__all__ = ["RECORDS", "Charge", "Ledger", "LedgerError"]
+__all__ = ["RECORDS", "Charge", "Ledger", "LedgerError", "ledgers_of"]
 
 _VERSION = 2
 RECORDS = "records"
@@ -46,44 +50,6 @@ RECORDS = "records"
 
 class LedgerError(RuntimeError):
     """A ledger that cannot be read or written; without it no ε can be stated."""
-
-
-@dataclass(frozen=True)
-class Charge:
-    """One release as the ledger counts it.
-
-    Attributes:
-        release: What it costs under record-level neighbours.
-        claim: What a paper's theorem counts for it, or None where no theorem is claimed.
-        queries: How many inputs the teacher was queried with for it.
-        training: Identity of the training that it is about; None where that is not known (a ledger of version 1), so
-            that nothing bounds it but itself.
-    """
-
-    release: Release
-    claim: Claim | None = None
-    queries: int = 1
-    training: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON and checkpoints; see `from_dict`."""
-        return {
-            "release": self.release.to_dict(),
-            "claim": None if self.claim is None else self.claim.to_dict(),
-            "queries": self.queries,
-            "training": self.training,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Charge:
-        """Inverse of `to_dict`."""
-        claim = values.get("claim")
-        return cls(
-            release=release_from_dict(values["release"]),
-            claim=None if claim is None else claim_from_dict(claim),
-            queries=check_count("queries", values["queries"]),
-            training=values.get("training"),
-        )
 
 
 class Ledger:
@@ -109,6 +75,8 @@ class Ledger:
         self.block = check_count("block", block, minimum=1)
         self._totals: dict[str, Counter[Charge]] = {}
         self._blocks: dict[str, tuple[str, Charge, int]] = {}
+        self._plans: dict[str, Plan] = {}
+        self._unmade_by_others: tuple[int, str, Counter[Charge]] | None = None
         self._trainings: dict[str, str] = {}
         self._fingerprints: dict[str, str] = {}
         self._taken_over: set[str] = set()
@@ -153,6 +121,50 @@ class Ledger:
             total[charge] -= count - self._used
         return +total
 
+    def plan(self, run: str) -> Plan | None:
+        """What a run has written down as its plan; None where it has written nothing."""
+        return self._plans.get(run)
+
+    def unmade(self, *, others: bool = False) -> Counter[Charge]:
+        """What runs planned and did not make, so far or ever: it counts wherever all of a run is counted.
+
+        A plan of a run that has released nothing costs nothing.
+
+        Args:
+            others: Leave this object's own run out.
+        """
+        # Asked at each step, and the others' plans seldom change.
+        if self._unmade_by_others is None or self._unmade_by_others[:2] != (self._changes, self.run):
+            total: Counter[Charge] = Counter()
+            for owner in self._plans:
+                if owner != self.run:
+                    total.update(self._unmade_by(owner))
+            self._unmade_by_others = (self._changes, self.run, total)
+        theirs = self._unmade_by_others[2]
+        return Counter(theirs) if others else theirs + self._unmade_by(self.run)
+
+    def _unmade_by(self, run: str) -> Counter[Charge]:
+        plan, made = self._plans.get(run), self.counts(run=run)
+        return unmade(plan.charges or {}, made) if plan is not None and made else Counter()
+
+    def write_plan(self, make: Callable[[Plan | None], Plan]) -> None:
+        """Writes down what this run plans.
+
+        Args:
+            make: Given what is written down already, gives what is to be. It is called with the file locked and all of
+                it read, and must not use this ledger other than by what reads it.
+
+        Raises:
+            LedgerError: The line could not be written: nothing may be released.
+        """
+        self.settle()
+        with self._locked() as append:
+            before = self._plans.get(self.run)
+            plan = make(before)
+            if plan != before:
+                append({"event": "plan", "run": self.run, **plan.to_dict()})
+                self._take_plan(self.run, plan)
+
     def runs(self) -> list[str]:
         """Identities of the runs that have charged, in the order in which they first did."""
         return [owner for owner in self._totals if owner not in self._trainings and self.counts(run=owner)]
@@ -180,7 +192,8 @@ class Ledger:
         if since == self._changes:
             return state
         totals = {owner: dict(counts) for owner, counts in self._totals.items()}
-        return {**state, "totals": totals, "trainings": dict(self._trainings), "saved": dict(self._saved)}
+        others = {"trainings": dict(self._trainings), "saved": dict(self._saved), "plans": dict(self._plans)}
+        return {**state, "totals": totals, **others}
 
     @property
     def head(self) -> Head | None:
@@ -267,7 +280,7 @@ class Ledger:
         """
         self.settle()
         with self._locked() as append:
-            fingerprint = hmac.new(bytes.fromhex(self._key), digest, hashlib.sha256).hexdigest()
+            fingerprint = _fingerprint(self._key, digest)
             if fingerprint not in self._fingerprints:
                 self._append_training(append, new_training_id(), kind, fingerprint)
             return self._fingerprints[fingerprint]
@@ -405,6 +418,12 @@ class Ledger:
         self._blocks[key] = (run, charge, check_count("count", count, minimum=1))
         self._totals.setdefault(run, Counter())[charge] += count
 
+    def _take_plan(self, run: str, plan: Plan) -> None:
+        self._changes += 1
+        if run in self._trainings:
+            raise ValueError(f"{run} is a training, and cannot be a run as well")
+        self._plans[run] = plan
+
     def _take_settled(self, key: str, used: int) -> None:
         self._changes += 1
         run, charge, count = self._blocks[key]
@@ -501,6 +520,8 @@ class Ledger:
                     self._taken_over.add(entry["taken_over"])
             elif event == "saved":
                 self._saved[str(entry["training"])] = str(entry["token"])
+            elif event == "plan":
+                self._take_plan(str(entry["run"]), Plan.from_dict(entry))
             elif event == "training":
                 self._take_training(entry["training"], entry["kind"], entry["fingerprint"])
             elif event == "settle":
@@ -531,6 +552,30 @@ class Ledger:
                 f"the privacy ledger {self.path} is about {entry['private_data']!r}, not {self.private_data!r}; "
                 "set `ledger` to the file that belongs to this data"
             )
+
+
+def ledgers_of(digest: bytes, folder: Path) -> dict[Path, str]:
+    """The ledgers in a folder that know a teacher by its weights (`Ledger.identify`), and what they are about.
+
+    Args:
+        digest: Hash of the weights.
+        folder: Where they lie; its files that are no ledgers are passed over.
+    """
+    found = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        try:
+            header, _, rest = path.read_bytes().partition(b"\n")
+            opening = json.loads(header)
+            readable = opening["event"] == "open" and opening["version"] == _VERSION
+            if readable and f'"{_fingerprint(opening["key"], digest)}"'.encode() in rest:
+                found[path.resolve()] = str(opening["private_data"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def _fingerprint(key: str, digest: bytes) -> str:
+    return hmac.new(bytes.fromhex(key), digest, hashlib.sha256).hexdigest()
 
 
 def _hash(line: bytes) -> str:

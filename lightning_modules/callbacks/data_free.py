@@ -39,6 +39,10 @@ class DataFreeModule(Protocol):
         """The private teacher, while a fit runs."""
 
     @property
+    def resumed_run(self) -> str | None:
+        """Identity of the run that a checkpoint was taken from, where one is resumed."""
+
+    @property
     def device(self) -> torch.device:
         """Where the module is."""
 

@@ -65,8 +65,12 @@ def _show(file: Path, *, delta: float) -> None:
         table.add_column(heading, justify="left" if heading == "training" else "right")
     trained = book.trained()
     charges: dict[str | None, Counter[Any]] = {training: Counter() for training in trained}
+    planned: dict[str | None, Counter[Any]] = {}
     for charge, count in book.counts().items():
         charges.setdefault(charge.training, Counter())[charge] += count
+    for charge, count in book.unmade().items():
+        charges.setdefault(charge.training, Counter())
+        planned.setdefault(charge.training, Counter())[charge] += count
     for training, counts in charges.items():
         own = trained.get(training or "")
         name = {None: "not known", RECORDS: "records themselves"}.get(training, training)
@@ -74,13 +78,16 @@ def _show(file: Path, *, delta: float) -> None:
             name,
             round_up(account.epsilon_of(own)) if own else "-",
             f"{sum(charge.queries * count for charge, count in counts.items()):,}",
-            round_up(account.epsilon_of(own) if own else account.epsilon(counts=counts)),
+            round_up(
+                account.epsilon_of(own) if own else account.epsilon(counts=counts + planned.get(training, Counter()))
+            ),
         )
     console = Console(width=118)
     console.print(table)
     console.print(
         f"All of it together: {round_up(account.epsilon_of_ledger())} ({len(trained)} trainings, {len(book.runs())} "
-        "runs). Queries of a teacher by DP-SGD are post-processing of its training.",
+        "runs). Queries of a teacher by DP-SGD are post-processing of its training; of a run that was stopped "
+        "early its whole plan counts.",
         highlight=False,
     )
 

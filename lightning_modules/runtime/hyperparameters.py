@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from lightning import LightningModule
 
-__all__ = ["keep_plain_hyperparameters", "settings_of"]
+from privacy.identity import CheckpointError
+
+__all__ = ["keep_plain_hyperparameters", "require_given", "settings_of"]
 
 _Settings = TypeVar("_Settings")
 
 
-def keep_plain_hyperparameters(module: LightningModule) -> None:
+def keep_plain_hyperparameters(module: LightningModule) -> list[str]:
     """Drops from `module.hparams` what `torch.load(weights_only=True)` would refuse: networks, factories, annotators.
 
     Under the command line these are saved as `class_path` and `init_args`, which are plain and stay. In a script that
@@ -22,17 +24,49 @@ def keep_plain_hyperparameters(module: LightningModule) -> None:
 
     Drops also what the class does not take: the command line offers every class all that the data tell, and a
     checkpoint that remembered more than its class accepts could not be resumed.
+
+    Returns:
+        Names of the settings that the class takes and that were dropped, such as `annotator` or `images.prior`: of a
+        group of settings the plain ones stay. See `require_given`.
     """
+    dropped: dict[str, None] = {}
     for values in (module.hparams, getattr(module, "_hparams_initial", None) or {}):
         for name, value in values.items():
-            values[name] = _as_plain(value)
+            fields = _as_plain(value)
+            if fields is not value:
+                objects = [field for field, item in fields.items() if not _plain(item)]
+                dropped |= dict.fromkeys(f"{name}.{field}" for field in objects)
+                values[name] = {field: item for field, item in fields.items() if field not in objects}
     taken = {*inspect.signature(type(module).__init__).parameters, "_class_path", "_instantiator"}
     for name in [name for name, value in module.hparams.items() if not _plain(value) or name not in taken]:
+        if name in taken:
+            dropped[name] = None
         del module.hparams[name]
     initial = getattr(module, "_hparams_initial", None)
     if initial is not None:
         for name in [name for name in initial if name not in module.hparams]:
             del initial[name]
+    return list(dropped)
+
+
+def require_given(dropped: Iterable[str], given: Collection[str], *, checkpoint: str) -> None:
+    """Refuses a checkpoint of a script whose objects are not given again: a default in their place is another run.
+
+    Args:
+        dropped: What `keep_plain_hyperparameters` gave when it was saved.
+        given: Names of the arguments that are given now.
+        checkpoint: For the message.
+
+    Raises:
+        CheckpointError: Something is missing.
+    """
+    missing = [name for name in dropped if name.partition(".")[0] not in given]
+    if missing:
+        arguments = ", ".join(f"{name}=..." for name in dict.fromkeys(name.partition(".")[0] for name in missing))
+        raise CheckpointError(
+            f"{checkpoint} is of a script that gave {', '.join(missing)} as objects, which a checkpoint cannot hold: "
+            f"give load_from_checkpoint the same again ({arguments}). Without them it would go on with defaults"
+        )
 
 
 def _as_plain(value: Any) -> Any:

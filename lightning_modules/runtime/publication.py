@@ -6,6 +6,7 @@ Everything else in a run's folder (configuration, checkpoints, curves, records) 
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -32,13 +33,29 @@ def private_folder(trainer: Trainer) -> Path:
     return run_folder(trainer) / "private"
 
 
-def clear(trainer: Trainer) -> None:
-    """Takes out what an earlier fit into the same folder has left, which this one's guarantee says nothing about."""
+def clear(trainer: Trainer, *, resumed: str | None = None) -> None:
+    """Takes out what an earlier fit into the same folder has left, which this one's guarantee says nothing about.
+
+    Args:
+        trainer: Of this fit.
+        resumed: Identity of the run that is resumed: where the folder's guarantee names it, what is there is its own.
+    """
+    if resumed and _run_in(public_folder(trainer)) == resumed:
+        return
     for folder in (public_folder(trainer), private_folder(trainer)):
         # `looks.json` is what `data_accesses.json` was called before version 0.2.
         for pattern in ("guarantee.*", "*.pt", "data_accesses.json", "looks.json", "figures/*.png"):
             for file in folder.glob(pattern):
                 file.unlink(missing_ok=True)
+
+
+def _run_in(folder: Path) -> str | None:
+    """The run that a folder's guarantee is about; None where it names none."""
+    try:
+        found = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]["run"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(found)
 
 
 def publish(folder: Path, guarantee: Guarantee, networks: Mapping[str, nn.Module]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
@@ -34,6 +33,7 @@ from privacy.events import Release, SampledGaussian, Unbounded
 from privacy.events.discrete import SampledDiscreteGaussian
 from privacy.formatting import round_up
 from privacy.guarantee import Guarantee
+from privacy.mechanisms.discrete_gaussian import lattice_spacing
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.processes import Processes, by_all
 
@@ -144,7 +144,7 @@ class DPSGDTeacher(Teacher):
         self.shift = shift
         self.flip = flip
         self.granularity = granularity
-        self._lattice = None if granularity is None else 2.0 ** math.floor(math.log2(granularity * max_grad_norm))
+        self._lattice = None if granularity is None else lattice_spacing(granularity, norm_bound=max_grad_norm)
         #: How records are clipped: never `auto`.
         self.clipping = self._way(clipping)
         require_records_apart(
@@ -154,6 +154,8 @@ class DPSGDTeacher(Teacher):
         self.history: StepCounts = []
         #: All steps that were planned before the first, in the form of `history`; it never shrinks.
         self.plan: StepCounts = []
+        #: Whether something was added to the plan after the first step: it was then not all planned beforehand.
+        self.plan_grew = False
         self.secure = True
         #: Accesses to private records that nothing is charged for, in words for the guarantee.
         self.data_accesses: list[str] = []
@@ -286,8 +288,8 @@ class DPSGDTeacher(Teacher):
         self.own_training.branch()
         # Where nothing is left to do, no step begins, and what the checkpoint says is what there is to say.
         self.own_training.register(self.releases)
-        if self.trainer.is_global_zero and not self.trainer.ckpt_path:
-            clear(self.trainer)
+        if self.trainer.is_global_zero:
+            clear(self.trainer, resumed=self.own_training.id if self.trainer.ckpt_path else None)
 
     def _check_resumed(self) -> None:
         self._refuse_selection()
@@ -337,6 +339,7 @@ class DPSGDTeacher(Teacher):
             # What was refused is no plan, and must not stand in the checkpoint that an error leaves.
             self.plan = before
             raise
+        self.plan_grew |= bool(self.history) and larger(before, self.history) != self.plan and self._planned
 
     def _steps_ahead(self) -> int:
         """Steps that this fit has yet to make."""
@@ -383,7 +386,7 @@ class DPSGDTeacher(Teacher):
             words,
             artefacts=("teacher", "whatever is computed from it"),
             covered=account.counts(),
-            planned=self._planned,
+            planned=self._planned and not self.plan_grew,
             secure=self.secure,
             num_records=data.num_records,
             spent=self.epsilon(),
@@ -453,7 +456,7 @@ class DPSGDTeacher(Teacher):
         self.history = added(self.history, [self.noise_multiplier, self._poisson.sample_rate], 1)
         if (now := self.releases) != before:
             # Beyond the plan, or without one: each step is charged when it is taken, and none beyond the target.
-            self._planned = False
+            self._planned, self.plan_grew = False, True
             try:
                 self._require_target()
             except ValueError:
@@ -510,6 +513,7 @@ class DPSGDTeacher(Teacher):
         checkpoint["dp_sgd"] = {
             "history": [list(entry) for entry in self.history],
             "plan": [list(entry) for entry in self.plan],
+            "plan_grew": self.plan_grew,
             "noise_multiplier": self.noise_multiplier,
             "secure_noise": self.secure,
             "looks": list(self.data_accesses),
@@ -574,6 +578,7 @@ class DPSGDTeacher(Teacher):
                 )
         self.history = [list(entry) for entry in state["history"]]
         self.plan = [list(entry) for entry in state["plan"]] if "plan" in state else self._plan_of_old(state)
+        self.plan_grew = bool(state.get("plan_grew"))
         # An access cannot be taken back by resuming without it.
         self.data_accesses = list(dict.fromkeys([*self.data_accesses, *state.get("looks", [])]))
         self.secure = bool(state.get("secure_noise", True))

@@ -50,6 +50,10 @@ class PrivateModel(ABC):
         self.num_records = num_records
         # Resolved: a symbolic link must not lead to another ledger.
         self.path = None if path is None else path.resolve()
+        #: The ledger that knows it by its weights, where its file names no private data.
+        self.known_ledger: Path | None = None
+        #: What a guarantee rests on because of the file that it came from.
+        self.assumptions: tuple[str, ...] = ()
         self._admitted: tuple[Annotator, str | None] | None = None
 
     @property
@@ -90,6 +94,8 @@ class PrivateModel(ABC):
         """Where the ledger of the private data lies; None for a model of a script, whose ledger is kept in memory."""
         if self.path is None:
             return None
+        if self.known_ledger is not None:
+            return self.known_ledger
         recorded = self.training.ledger if isinstance(self.training, Training) else None
         return ledger_file(self.private_data, beside=self.path, recorded=recorded)
 

@@ -20,7 +20,8 @@ from lightning_modules.teachers.private_model import (
     training_of,
     weights_digest,
 )
-from privacy.identity import Training, UnnamedTraining
+from privacy.identity import LEDGERS, Training, UnnamedTraining, ledger_file
+from privacy.ledger import ledgers_of
 
 __all__ = ["PrivateTeacher", "TeacherError", "architecture", "has_finite_weights"]
 
@@ -149,15 +150,44 @@ class PrivateTeacher(PrivateModel):
                 "or take the data set that it was trained on"
             ) from error
         records = _stated(content, "num_records")
+        named = private_data or _stated(content, "private_data")
+        training = training_of(content, weights, file)
+        own_name = f"training data of {file.name}"
+        known = {} if named else _known_ledgers(training, file)
+        # The one of the file's present name goes first, whatever names it had.
+        kept = min(known, key=lambda path: (known[path] != own_name, path), default=None)
         teacher = cls(
             built,
-            private_data=private_data or _stated(content, "private_data") or f"training data of {file.name}",
-            training=training_of(content, weights, file),
+            private_data=named or (own_name if kept is None else known[kept]),
+            training=training,
             num_records=None if records is None else int(records),
             path=file,
         )
+        if not named:
+            teacher.known_ledger = kept
+            teacher.assumptions = (_unnamed([path for path in known if path != kept]),)
         teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
         return teacher
+
+
+def _known_ledgers(training: Training | UnnamedTraining, file: Path) -> dict[Path, str]:
+    """Ledgers that know a file by its weights, under whatever name it had: where its own would lie."""
+    if not isinstance(training, UnnamedTraining):
+        return {}
+    # Of any name: it is the folder that counts.
+    return ledgers_of(training.digest, ledger_file("x", beside=file).parent)
+
+
+def _unnamed(others: list[Path]) -> str:
+    text = (
+        "UNNAMED DATA: the teacher's file does not say what it was trained on. Its ledger is known by the file's "
+        "folder and weights: it holds no use of the teacher from another folder, before it was moved, nor of other "
+        f"teachers of the same data. Set private_data, or {LEDGERS} (one folder for all ledgers), to count these"
+    )
+    listed = ", ".join(map(str, others))
+    return (
+        f"{text}. The same weights were used by other ledgers too, which are not counted: {listed}" if others else text
+    )
 
 
 def architecture(

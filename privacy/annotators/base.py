@@ -27,6 +27,7 @@ from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import RECORDS, Charge, Ledger
 from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
+from privacy.plan import Plan, unmade
 from privacy.processes import ALONE, Processes, by_first
 from privacy.published.claims import Claim
 
@@ -238,17 +239,110 @@ class Annotator(ABC):
     def describe(self) -> MechanismDescription:
         """Description of the mechanism and its figures, for the guarantee."""
 
-    def covering(self, planned: int | None) -> Counter[Charge]:
-        """What a guarantee has to cover: all charges, and what the rest of the plan may still be charged.
+    def description(self) -> MechanismDescription:
+        """The mechanism as this run was charged for it, a line for each noise; as it is set where nothing was charged.
+
+        What is set now need not be what the responses were made with: a run may have been resumed with other noise.
+        """
+        made = self.account.counts(scope="run")
+        kinds = self._noises({})
+        if not kinds:
+            return self.describe()
+        described = [self._as_charged(kind).describe() for kind in kinds]
+        if len(described) == 1:
+            return described[0]
+        calls = [sum(n for charge, n in made.items() if _of_one_noise(charge, kind)) for kind in kinds]
+        lines = [
+            f"{n:,} call{'' if n == 1 else 's'}: {each.mechanism}" for n, each in zip(calls, described, strict=True)
+        ]
+        return replace(described[-1], mechanism="; ".join(lines))
+
+    def _as_charged(self, charge: Charge) -> Annotator:
+        """An annotator whose calls cost `charge`, to be described and for nothing else."""
+        return self
+
+    def _noises(self, planned: Mapping[Charge, int]) -> list[Charge]:
+        """One charge for each noise, or size of a call, among what this run was charged and planned."""
+        found: list[Charge] = []
+        for charge in (*self.account.counts(scope="run"), *planned):
+            if charge.queries and not any(_of_one_noise(charge, other) for other in found):
+                found.append(charge)
+        return found
+
+    def price(self, calls: int) -> Counter[Charge]:
+        """What so many further calls may be charged at most, at today's settings."""
+        return +Counter({self.charge: calls})
+
+    def fix_plan(self, before: Plan, wanted: Callable[[], int | None]) -> Plan:
+        """Fixes what this run plans and writes it into the ledger; before the first release of a fit.
 
         Args:
-            planned: Calls of this run planned before its first; None where there was no plan.
-        """
-        covered = self.account.counts()
-        covered[self.charge] += 0 if planned is None else max(0, planned - self.calls_made())
-        return +covered
+            before: The plan so far, as a checkpoint kept it.
+            wanted: Gives the calls that this fit would make in all, with those before it; None: there is no end.
 
-    def covered_epsilon(self, planned: int | None) -> float:
+        Raises:
+            LedgerError: It could not be written: nothing may be released.
+        """
+
+        def act() -> Plan:
+            plan = before
+
+            def make(written: Plan | None) -> Plan:
+                nonlocal plan
+                held = self.target_epsilon is not None and self.accounting == "record" and self.scope != "run"
+                plan = before.joined(written).fixed(
+                    wanted(),
+                    made=self.calls_made(),
+                    charged=self.account.counts(scope="run"),
+                    price=self.price,
+                    limit=(self.target_epsilon, self.delta) if held and self.target_epsilon is not None else None,
+                    of_old=self._price_of_old,
+                )
+                return self._written(plan)
+
+            self.account.ledger.write_plan(make)
+            return plan
+
+        return self._by_first(act)
+
+    def _written(self, plan: Plan) -> Plan:
+        """What of a plan the ledger needs to know, so that its total is never below what this run states."""
+        return plan
+
+    def _price_of_old(self, calls: int) -> Counter[Charge]:
+        """Of a plan that an earlier version kept as a number: all calls at the highest price that is known of this run.
+
+        The number may be of other settings than today's.
+        """
+        made = self.account.counts(scope="run")
+        worst: Counter[Charge] = Counter()
+        for charge in self.price(calls):
+            known = [
+                other
+                for other in made
+                if type(other.release) is type(charge.release) and bool(other.queries) == bool(charge.queries)
+            ]
+            worst[max([charge, *known], key=lambda one: self.account.epsilon_of({one.release: calls}))] += calls
+        return worst
+
+    def _planned_charges(self, planned: Plan | int | None) -> Mapping[Charge, int]:
+        """What a plan is charged; of a number of calls, those made as they were, and the others at today's settings."""
+        if isinstance(planned, Plan):
+            return planned.charges or {}
+        if planned is None:
+            return {}
+        own = Counter({charge: n for charge, n in self.account.counts(scope="run").items() if charge.queries})
+        return own + self.price(max(0, planned - self.calls_made()))
+
+    def covering(self, planned: Plan | int | None) -> Counter[Charge]:
+        """What a guarantee has to cover: all charges, and whatever of a plan is left.
+
+        Args:
+            planned: What this run planned before its first call, or how many calls; None where there was no plan.
+        """
+        return self.account.spent() + unmade(self._planned_charges(planned), self.account.counts(scope="run"))
+
+    def covered_epsilon(self, planned: Plan | int | None) -> float:
         """Record-level ε of `covering(planned)`."""
         return self.account.epsilon(counts=self.covering(planned))
 
@@ -257,7 +351,7 @@ class Annotator(ABC):
         self,
         *,
         artefacts: Sequence[str],
-        planned: int | None,
+        planned: Plan | int | None,
         data_accesses: Sequence[str] = (),
         assumptions: Sequence[str] = (),
         not_covered: Sequence[str] = (),
@@ -266,7 +360,8 @@ class Annotator(ABC):
 
         Args:
             artefacts: What was computed.
-            planned: Calls of this run planned before its first, which are what ε covers; None where there was no plan.
+            planned: What this run planned before its first call, or how many calls, which is what ε covers; None where
+                there was no plan.
             data_accesses: See `Guarantee.of`.
             assumptions: See `Guarantee.of`.
             not_covered: See `Guarantee.of`.
@@ -277,11 +372,12 @@ class Annotator(ABC):
         self.account.ledger.refresh()
         return Guarantee.of(
             self.account,
-            self.describe(),
+            self.description(),
             artefacts=artefacts,
             covered=self.covering(planned),
             epsilon=self.covered_epsilon(planned),
-            planned=planned is not None,
+            planned=planned is not None and not (isinstance(planned, Plan) and planned.changed),
+            noise_changed=len(self._noises(self._planned_charges(planned))) > 1,
             secure=self.noise.secure,
             num_records=self.num_records,
             data_accesses=data_accesses,
@@ -471,6 +567,10 @@ class Annotator(ABC):
         """Settles the ledger at a proper end. Process 0 needs none of the others for it."""
         if self._account is not None:
             self._account.ledger.settle()
+
+
+def _of_one_noise(first: Charge, second: Charge) -> bool:
+    return first.fills(second) or second.fills(first)
 
 
 def _identity(training: Training | UnnamedTraining | None, ledger: Ledger) -> str | None:

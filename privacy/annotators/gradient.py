@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Literal
 
@@ -217,6 +218,16 @@ class GradientAnnotator(Annotator):
         # Towards zero, so that no norm grows, and before anything is summed.
         whole = round_to_lattice(rows, norm_bound=self.norm_bound, granularity=self._lattice)
         return whole.double() * self._lattice
+
+    def _as_charged(self, charge: Charge) -> Annotator:
+        mu, batch_size = getattr(charge.release, "mu", None), charge.queries
+        if mu is None or charge.release == self.charge.release:
+            return self
+        # μ is one over σ, up to a factor.
+        made = copy.copy(self)
+        made._shape = (batch_size, self.shape[1])
+        made.noise_multiplier = self.mechanism.mu(batch_size, 1.0) / mu if mu else math.inf
+        return made
 
     def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""

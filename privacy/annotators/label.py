@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import ClassVar
 
@@ -145,6 +146,14 @@ class LabelAnnotator(Annotator):
         # A non-finite prediction still yields a response: whether the teacher failed is itself private.
         labels = torch.where(torch.isfinite(logits).all(dim=1), logits.argmax(dim=1), 0)
         return randomized_response(labels, candidates, epsilon=self.epsilon, noise=self.noise)
+
+    def _as_charged(self, charge: Charge) -> Annotator:
+        if not isinstance(charge.release, Repeated) or not isinstance(charge.release.release, RandomizedResponse):
+            return self
+        made = copy.copy(self)
+        made._shape = (charge.queries, self.shape[1])
+        made.epsilon = charge.release.release.epsilon
+        return made
 
     def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 from privacy.account import Accounting, Scope
@@ -106,6 +108,14 @@ class MeanResponseAnnotator(Annotator):
         noise = self.noise_multiplier * self.noise.gaussian(self.shape)
         released = (directions.view(len(logits), *self.shape).sum(dim=0) + noise) / len(logits)
         return released.to(logits.dtype).to(logits.device)
+
+    def _as_charged(self, charge: Charge) -> Annotator:
+        if not isinstance(charge.release, Gaussian) or charge.release == self.charge.release:
+            return self
+        made = copy.copy(self)
+        made._shape = (charge.queries, self.shape[1])
+        made.noise_multiplier = output_gradient_mu("ensemble", charge.queries, 1.0) / charge.release.mu
+        return made
 
     def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -12,12 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 from privacy.account import Accounting, BudgetExceeded, Scope
+from privacy.accounting.calibration import max_count
 from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.checks import check_count
 from privacy.deprecation import renamed_attribute, warn_renamed
 from privacy.events import (
     Gaussian,
     GaussianVotes,
+    Release,
     ThresholdCheck,
 )
 from privacy.ledger import Charge
@@ -28,6 +32,7 @@ from privacy.mechanisms.vote_counts import REJECTED, noisy_votes
 from privacy.mechanisms.votes import ConfidentVote, vote_mechanism
 from privacy.numerics.data_dependent import gnmax_data_dependent_rdp
 from privacy.numerics.rdp import DEFAULT_ORDERS, rdp_epsilon
+from privacy.plan import Plan
 from privacy.published.claims import Claim, RdpSlope
 
 __all__ = ["VoteAnnotator", "VoteMechanism"]
@@ -138,6 +143,9 @@ class VoteAnnotator(Annotator):
         self.data_dependent = data_dependent
         self._dependent_rdp: NDArray[np.float64] = np.zeros(len(DEFAULT_ORDERS))
         self._dependent_queries = 0
+        # What responses were made with, where that may be something else than what is set now: for `describe`.
+        self._scales: list[float] = []
+        self._check_scales: list[float] = []
 
     @property
     def claim_of_nonprivate_access(self) -> Claim | None:
@@ -257,41 +265,51 @@ class VoteAnnotator(Annotator):
         noisy = laplace_latents(codes, epsilon=self.latent_epsilon, noise=self.noise)
         return noisy / noisy.abs().amax(dim=1, keepdim=True).clamp_min(1.0)
 
-    def covering(self, planned: int | None) -> Counter[Charge]:
-        """What a guarantee has to cover: all charges, and what the rest of the plan may still be charged.
-
-        Of `confident` every response that was allowed is counted, made or not: that some were left out is known only
-        from the private data.
-
-        Args:
-            planned: Queries planned before the first; None: those that were made.
-        """
-        planned = self.calls_made() if planned is None else planned
-        covered = self.account.counts()
-        rest = max(0, planned - self.calls_made())
+    def price(self, calls: int) -> Counter[Charge]:
+        """See `Annotator.price`; of `confident` every response that is allowed is counted, made or not."""
         if self.mechanism != "confident":
-            covered[self.charge] += rest
-            return +covered
-        check, vote = self._honest(self._check), self._honest(self._response)
-        covered[check] += rest
-        allowed = max(planned, self.calls_made()) if self.max_responses is None else self.max_responses
-        covered[vote] += max(0, min(allowed, self.calls_made() + rest) - self.responses_made)
-        return +covered
+            return super().price(calls)
+        allowed = calls if self.max_responses is None else self.max_responses - self.responses_made
+        responses = max(0, min(allowed, calls))
+        return +Counter({self._honest(self._check): calls, self._honest(self._response): responses})
 
-    def covered_epsilon(self, planned: int | None) -> float:
+    def _planned_charges(self, planned: Plan | int | None) -> Mapping[Charge, int]:
+        """Of `confident` with every response that was allowed: that some were left out is private."""
+        if self.mechanism != "confident":
+            return super()._planned_charges(planned)
+        check, vote = self._honest(self._check), self._honest(self._response)
+        checks = self.account.counts(scope="run")[check]
+        if isinstance(planned, int):
+            checks += max(0, planned - self.calls_made())
+        allowed = checks if self.max_responses is None else self.max_responses
+        charges = Counter({check: checks, vote: min(allowed, checks)})
+        return charges | Counter((planned.charges or {}) if isinstance(planned, Plan) else {})
+
+    def _written(self, plan: Plan) -> Plan:
+        """Of `confident` no more than takes it past its target, which is all that this run then states."""
+        if self.mechanism != "confident" or plan.limit is None or len(self.account.ledger.runs()) > 1:
+            return plan
+        most = 1 + max_count(self._charge_for(*self.shape).release, *plan.limit)
+        return replace(plan, charges={charge: min(n, most) for charge, n in (plan.charges or {}).items()})
+
+    def covered_epsilon(self, planned: Plan | int | None) -> float:
         """Record-level ε of `covering(planned)`; under a target that all releases were held to, at most the target.
 
         A target stops a sequence whose length depends on the responses. That it bounds such a sequence is known where
-        every release is Gaussian (Smith and Thakurta 2022; Koskela et al. 2023); elsewhere the whole plan counts.
+        every release is Gaussian and the target was fixed before the first (Smith and Thakurta 2022; Koskela et al.
+        2023); elsewhere the whole plan counts.
         """
         covered = self.covering(planned)
         epsilon = self.account.epsilon(counts=covered)
         # Of an earlier run nobody knows here under which target it stopped.
         alone = self.scope == "private_data" and len(self.account.ledger.runs()) <= 1
-        if self.target_epsilon is None or self.accounting != "record" or not alone:
+        target = self.target_epsilon
+        if isinstance(planned, Plan):
+            target = planned.limit[0] if planned.limit is not None and planned.limit[1] == self.delta else None
+        if target is None or self.accounting != "record" or not alone:
             return epsilon
         gaussian = all(charge.release.gaussian_mu is not None for charge in covered)
-        return min(epsilon, max(self.target_epsilon, self.account.epsilon())) if gaussian else epsilon
+        return min(epsilon, max(target, self.account.epsilon())) if gaussian else epsilon
 
     def _remember(self, counts: torch.Tensor) -> None:
         if self.data_dependent:
@@ -317,20 +335,46 @@ class VoteAnnotator(Annotator):
             total = total + checks * self._check.release.rdp(DEFAULT_ORDERS)
         return rdp_epsilon(total, DEFAULT_ORDERS, self.delta)
 
+    def _noises(self, planned: Mapping[Charge, int]) -> list[Charge]:
+        if self.mechanism != "confident":
+            return super()._noises(planned)
+        # A check and a response are of different noises by design.
+        charges = (*self.account.counts(scope="run"), *planned)
+        return max((_of_kind(charges, kind) for kind in (ThresholdCheck, GaussianVotes)), key=len)
+
+    def description(self) -> MechanismDescription:
+        """See `Annotator.description`."""
+        if self.mechanism != "confident":
+            return super().description()
+        made = copy.copy(self)
+        charges = (*self.account.counts(scope="run"),)
+        made._scales = [_scale(charge) for charge in _of_kind(charges, GaussianVotes)] or made._scales
+        made._check_scales = [_scale(charge) for charge in _of_kind(charges, ThresholdCheck)] or made._check_scales
+        return made.describe()
+
+    def _as_charged(self, charge: Charge) -> Annotator:
+        made = copy.copy(self)
+        if charge.release.bounded:
+            made._scales = [_scale(charge)]
+        return made
+
     def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
         answered = ""
+        words = " or ".join(self.votes.words(scale) for scale in self._scales or [self.scale])
         if self.mechanism == "confident":
+            assert self.threshold_scale is not None
+            checks = " or ".join(f"N(0, {scale:g}^2)" for scale in self._check_scales or [self.threshold_scale])
             most = "every query" if self.max_responses is None else f"at most {self.max_responses} queries"
             answered = (
-                f", for queries whose largest count plus N(0, {self.threshold_scale:g}^2) reaches {self.threshold:g} "
+                f", for queries whose largest count plus {checks} reaches {self.threshold:g} "
                 f"votes ({most} may be answered)"
             )
         return MechanismDescription(
             noise=self.votes.drawn,
             mechanism=(
                 f"one label for each queried image, the class of most votes among teachers on disjoint shards after "
-                f"{self.votes.words(self.scale)} was added to every count{answered} (mechanism={self.mechanism})"
+                f"{words} was added to every count{answered} (mechanism={self.mechanism})"
             ),
             unit="one training record of one teacher",
             relation=(
@@ -340,6 +384,17 @@ class VoteAnnotator(Annotator):
             source=self.votes.source,
             published_source=self.votes.published_source,
         )
+
+
+def _of_kind(charges: Iterable[Charge], kind: type[Release]) -> list[Charge]:
+    """The first of each release of a kind."""
+    return list({charge.release: charge for charge in charges if isinstance(charge.release, kind)}.values())
+
+
+def _scale(charge: Charge) -> float:
+    """b or σ of a vote or a check."""
+    release = charge.release
+    return release.noise_std if isinstance(release, GaussianVotes | ThresholdCheck) else float(release.scale)  # type: ignore[attr-defined]
 
 
 def _positive(name: str, value: float | None) -> None:

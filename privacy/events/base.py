@@ -90,6 +90,13 @@ class Release(ABC):
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
         """Loss distributions on a grid, removing and adding the record (or one thing twice, where both are alike)."""
 
+    def fills(self, planned: Release) -> bool:
+        """Whether this release uses up one that was planned: the same, or a cheaper one that the plan left open.
+
+        What was chosen after the first release, such as other noise, was in no plan.
+        """
+        return self == planned
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `release_from_dict` is the inverse. Infinite numbers become the string "inf"."""
         fields = {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -43,6 +43,14 @@ class RandomizedResponse(Release):
         # Divided through by e^eps, which overflows at 710.
         scale = 1.0 / (1.0 + (self.num_candidates - 1) * math.exp(-self.epsilon))
         return scale, scale * math.exp(-self.epsilon)
+
+    def fills(self, planned: Release) -> bool:
+        """Sizes are fixed before the run, and the smallest is what is planned: one over more candidates uses it up."""
+        return (
+            isinstance(planned, RandomizedResponse)
+            and self == replace(planned, num_candidates=self.num_candidates)
+            and self.num_candidates >= planned.num_candidates
+        )
 
     @property
     def bounded(self) -> bool:

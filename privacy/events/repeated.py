@@ -42,6 +42,10 @@ class Repeated(Release):
         """`count` times that of one."""
         return self.count * self.release.rdp(orders)
 
+    def fills(self, planned: Release) -> bool:
+        """As many, each of which does."""
+        return isinstance(planned, Repeated) and self.count == planned.count and self.release.fills(planned.release)
+
     @property
     def gaussian_mu(self) -> float | None:
         mu = self.release.gaussian_mu

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -34,6 +35,12 @@ VERSION = 2
 _SETTINGS = {new.partition(".")[0] for names in RENAMED.values() for new in names.values()}
 _GROUPS = {"model", "data", "trainer", "init_args", *_SETTINGS}
 """Mappings of which a later file changes single keys."""
+
+_CLASSES = {"annotator", "dataset", "generator", "network", "prior", "student", "teacher_network"}
+"""Settings that are classes, whose file may hold arguments alone."""
+
+_MOST_BYTES = 1 << 20
+"""Of a file of settings; what is larger holds weights or data."""
 
 
 def hashed(content: Any) -> str:
@@ -86,7 +93,7 @@ def effective(config: Sequence[str], overrides: Iterable[tuple[str, Any]]) -> An
             if name in ("model", "model.class_path") and isinstance(value, str):
                 class_name = value.rsplit(".", 1)[-1]
             name, value = upgrade_name(name, _as_passed(value), class_name=class_name, where=name)
-            found = _overridden(found, name.split("."), _expanded(value, Path(), ()))
+            found = _overridden(found, name.split("."), _expanded(value, Path(), (), name=name.rpartition(".")[2]))
     return _of_today(found)
 
 
@@ -113,7 +120,7 @@ def digest_of_pipeline_1(config: Sequence[str], settings: Mapping[str, Any], mad
 def _parts(arguments: Sequence[str]) -> tuple[list[str], list[str], list[tuple[str, str]]]:
     """Words, files and overrides of a command line.
 
-    Where a file follows an override, their order counts, and all of it stays words.
+    `--name value` is `--name=value`. Where a file follows an override, their order counts, and stays among the words.
     """
     words: list[str] = []
     files: list[str] = []
@@ -129,6 +136,9 @@ def _parts(arguments: Sequence[str]) -> tuple[list[str], list[str], list[tuple[s
             name, value = argument[2:].split("=", 1)
             overrides.append((name, value))
             continue
+        elif argument.startswith("--") and left and _is_value(left[0]):
+            overrides.append((argument[2:], left.pop(0)))
+            continue
         else:
             words.append(argument)
             continue
@@ -136,6 +146,11 @@ def _parts(arguments: Sequence[str]) -> tuple[list[str], list[str], list[tuple[s
             words.append(hashed([overrides, path]))
         files.append(path)
     return words, files, overrides
+
+
+def _is_value(argument: str) -> bool:
+    """Whether it is the value of the flag before it, and no flag itself; `-1` is a value."""
+    return not argument.startswith("-") or bool(re.fullmatch(r"-\.?[\d.]\S*|-", argument))
 
 
 @cache
@@ -153,17 +168,39 @@ def _parsed(path: str, above: tuple[Path, ...]) -> Any:
     return _expanded(_read(str(file)), file.parent, (*above, file))
 
 
-def _expanded(value: Any, folder: Path, above: tuple[Path, ...]) -> Any:
+def _expanded(value: Any, folder: Path, above: tuple[Path, ...], *, name: str = "") -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _expanded(item, folder, above) for key, item in value.items()}
+        return {str(key): _expanded(item, folder, above, name=str(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_expanded(item, folder, above) for item in value]
-    # YAML alone: a record that a fit writes is JSON, and must not change the digest of the fit that wrote it.
-    if isinstance(value, str) and value.endswith((".yaml", ".yml")):
+        return [_expanded(item, folder, above, name=name) for item in value]
+    if isinstance(value, str) and value:
         for candidate in (folder / value, Path(find_config(value))):
-            if candidate.is_file() and candidate.resolve() not in above:
+            if _is_file(candidate) and candidate.resolve() not in above and _holds_settings(candidate, name=name):
                 return {"file": _parsed(str(candidate), above)}
     return value
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long for a name, or none at all
+        return False
+
+
+def _holds_settings(file: Path, *, name: str) -> bool:
+    """Whether the parser would read a file in the place of the setting that names it: YAML, or one of a class or group.
+
+    A record that a fit writes is neither: it must not change the digest of the fit that wrote it.
+    """
+    if file.suffix in (".yaml", ".yml"):
+        return True
+    if file.stat().st_size > _MOST_BYTES:
+        return False
+    try:
+        content = _read(str(file))
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    return isinstance(content, Mapping) and ("class_path" in content or name in _GROUPS or name in _CLASSES)
 
 
 def _as_passed(value: Any) -> Any:

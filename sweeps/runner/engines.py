@@ -146,7 +146,7 @@ class DaskWorkers:
     def start(self, arguments: Sequence[str], plan: Path) -> Workers:
         """Hands them to the cluster."""
         client = self._client()
-        shared = {name: _absolute(name, os.environ[name]) for name in SHARED if name in os.environ}
+        shared = shared_environment()
         futures = [
             client.submit(
                 run_worker,
@@ -222,6 +222,12 @@ def engine_of(options: argparse.Namespace | Any) -> Engine | None:
     if options.dask is not None:
         return DaskWorkers(jobs=options.jobs, scheduler=options.dask)
     return None if options.jobs == 1 else LocalProcesses(jobs=options.jobs)
+
+
+def shared_environment() -> dict[str, str | None]:
+    """What workers on other machines take over; None where they must not keep one of their own."""
+    shared: dict[str, str | None] = {LEDGERS: None}
+    return shared | {name: _absolute(name, os.environ[name]) for name in SHARED if name in os.environ}
 
 
 def _absolute(name: str, value: str) -> str:

@@ -15,7 +15,9 @@ PROGRAM = ("-m", "lightning_modules")
 POLL_SECONDS = 0.5
 
 
-def run_worker(arguments: Sequence[str], *, folder: str, environment: Mapping[str, str], plan: str, log: str) -> None:
+def run_worker(
+    arguments: Sequence[str], *, folder: str, environment: Mapping[str, str | None], plan: str, log: str
+) -> None:
     """Runs one worker, and ends it where its plan is removed. Called on a machine of Dask's.
 
     In a process of its own, since a fit handles signals, which only a main thread can, and leaves nothing behind. Where
@@ -25,18 +27,19 @@ def run_worker(arguments: Sequence[str], *, folder: str, environment: Mapping[st
     Args:
         arguments: Of Python.
         folder: Working folder.
-        environment: What it takes over.
+        environment: What it takes over; None is taken out, whatever this machine has.
         plan: File of the plan.
         log: Where its output is added.
 
     Raises:
         RuntimeError: It ended with an error, or was killed: whoever started it may try again.
     """
+    taken = {"OMP_NUM_THREADS": "1", **os.environ, **environment, "PYTHONPATH": sources()}
     with open(log, "ab") as output:
         process = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=folder,
-            env={"OMP_NUM_THREADS": "1", **os.environ, **environment, "PYTHONPATH": sources()},
+            env={name: value for name, value in taken.items() if value is not None},
             stdout=output,
             stderr=subprocess.STDOUT,
         )

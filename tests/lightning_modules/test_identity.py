@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning import Trainer
 from support.dp_teachers import PLAIN_SGD, SMALL, private_teacher, teacher_by_dp_sgd, train
 from support.runs import checkpoint, distil
 
@@ -23,10 +24,13 @@ from datamodules import Digits, Latent, Poisson
 from lightning_modules import DPDFD, DPSGDTeacher, Teacher
 from lightning_modules.image_source import Images
 from lightning_modules.networks import SmallCNN
+from lightning_modules.runtime import publication
+from lightning_modules.runtime.publication import clear
 from lightning_modules.teachers.own_training import CheckpointError
 from privacy import (
     BudgetExceeded,
     Charge,
+    Gaussian,
     GradientAnnotator,
     Ledger,
     LedgerError,
@@ -288,6 +292,26 @@ def test_a_plan_never_shrinks_on_resuming(monkeypatch: pytest.MonkeyPatch) -> No
     assert compose(third.releases, 1e-5).epsilon < 2.98
     # The ledger remembers all the same.
     assert third.guarantee().epsilon > 2.98
+
+
+def test_a_student_that_was_stopped_does_not_shed_its_plan_by_more_noise() -> None:
+    """By the command line; every annotator and setting: `tests/privacy/test_plan.py`."""
+    private_teacher("private")
+    settings = {"release": "per_sample_full", "noise_multiplier": 30.0, "scope": "run"}
+    model = {"teacher": f"private/{LAST}", "images": "prior"}
+    distil("run", "--trainer.max_steps=2", model=model, annotator=settings, steps=2, epochs=2)
+    before, release = stated("run"), 8**0.5 * 2 / 30
+    assert before["epsilon"] == compose({Gaussian(release): 4}, 1e-5).epsilon
+    assert before["epsilon_spent"] == compose({Gaussian(release): 2}, 1e-5).epsilon
+    resume = "--ckpt_path=run/checkpoints/last.ckpt"
+    cli = distil("run", resume, model=model, annotator={**settings, "noise_multiplier": 1e9}, steps=2, epochs=2)
+    after = stated("run")
+    assert after["epsilon_all_runs"] >= after["epsilon"] > 1.2 * after["epsilon_spent"]
+    assert after["epsilon"] >= before["epsilon"] * (1 - 1e-12)
+    assert cli.model.plan.changed and any("THE NOISE WAS CHANGED" in text for text in after["assumptions"])
+    assert "sigma=30" in after["mechanism"] and "sigma=1e+09" in after["mechanism"]
+    # A checkpoint holds the plan as plain values.
+    assert len(checkpoint()["distillation"]["planned_charges"]) == 2
 
 
 def test_more_steps_than_a_target_was_calibrated_for_are_refused() -> None:
@@ -552,6 +576,21 @@ def test_what_is_gone_on_with_is_the_same_training() -> None:
     assert any("shown to nobody" in text for text in stated("teacher")["assumptions"])
 
 
+def test_a_plan_that_grew_after_its_first_step_was_not_made_beforehand() -> None:
+    def said(teacher: DPSGDTeacher) -> bool:
+        return any("planned before the first release" in text for text in teacher.guarantee().assumptions)
+
+    first = teacher_by_dp_sgd("teacher", noise_multiplier=1.0, epochs=1)
+    assert said(first)
+    longer = teacher_by_dp_sgd("teacher", f"--ckpt_path={TEACHER}", noise_multiplier=1.0, epochs=2)
+    assert not said(longer)
+    # Nor is it where a fit goes on for no more than that.
+    assert not said(teacher_by_dp_sgd("teacher", f"--ckpt_path={TEACHER}", noise_multiplier=1.0, epochs=2))
+    # Negative control: what was said before.
+    longer.plan_grew = False
+    assert said(longer)
+
+
 def test_a_second_fit_of_the_same_object_adds_its_steps() -> None:
     teacher = teacher_by_dp_sgd("teacher", noise_multiplier=1.0, epochs=1)
     data = Poisson(dataset=Digits(), batch_size=128, steps_per_epoch=3)
@@ -632,6 +671,42 @@ def test_public_holds_nothing_of_an_earlier_fit() -> None:
     assert not Path("run/public/generator.pt").exists() and Path("run/public/student.pt").is_file()
     student("run", f"private/{LAST}")
     assert {path.name for path in Path("run/public").rglob("*") if path.is_file()} == {"guarantee.json", "guarantee.md"}
+
+
+def test_public_holds_nothing_of_another_run_than_the_one_that_is_resumed(tmp_path: Path) -> None:
+    def left(resumed: str | None) -> bool:
+        folder = tmp_path / "run" / "public"
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        (folder / "guarantee.json").write_text(json.dumps({"guarantee": {"run": "one"}}))
+        for file in (folder / "figures" / "step1.png", folder / "student.pt"):
+            file.touch()
+        trainer = Trainer(default_root_dir=tmp_path / "run", logger=False, accelerator="cpu")
+        clear(trainer, resumed=resumed)
+        found = [(folder / "figures" / "step1.png").exists(), (folder / "student.pt").exists()]
+        assert found[0] is found[1] is (folder / "guarantee.json").exists()
+        return found[0]
+
+    assert left("one") and not left("two") and not left(None)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_resume_into_the_folder_of_another_run_leaves_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    if broken:  # whatever is resumed is taken for what is there
+        monkeypatch.setattr(publication, "_run_in", lambda folder: "any")
+        monkeypatch.setattr(DPDFD, "resumed_run", "any")
+    private_teacher("private")
+    noisy = {"noise_multiplier": 100.0}
+    for folder in ("one", "two"):
+        distil(folder, model={"teacher": f"private/{LAST}"}, annotator=noisy, steps=1)
+    figure = Path("two/public/figures/of_two.png")
+    figure.parent.mkdir(parents=True, exist_ok=True)
+    figure.touch()
+    resume = ("--ckpt_path=two/checkpoints/last.ckpt", "--ckpt_path=one/checkpoints/last.ckpt")
+    for resumed, kept in zip(resume, (True, broken), strict=True):
+        distil("two", resumed, model={"teacher": f"private/{LAST}"}, annotator=noisy, steps=1, epochs=2)
+        assert figure.exists() is kept
 
 
 def test_a_target_is_kept_where_epochs_change_their_length(monkeypatch: pytest.MonkeyPatch) -> None:

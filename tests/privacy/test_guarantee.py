@@ -37,7 +37,9 @@ def test_the_plan_is_what_is_guaranteed_and_the_running_sum_stands_beside_it() -
     made = annotator(calls=1)
     guarantee = statement(made, planned=200)
     assert guarantee.epsilon == pytest.approx(28.838725, abs=5e-6)
-    assert guarantee.epsilon_spent == guarantee.epsilon_all_runs == pytest.approx(1.2151, abs=5e-5)
+    assert guarantee.epsilon_spent == pytest.approx(1.2151, abs=5e-5)
+    # Nothing that the data's ledger gives as a total lies below what one run states.
+    assert guarantee.epsilon_all_runs == guarantee.epsilon
     # The mutant that reports the running sum.
     assert statement(made).epsilon == guarantee.epsilon_spent < guarantee.epsilon
     assert statement(made, planned=0).epsilon == guarantee.epsilon_spent

@@ -22,6 +22,7 @@ from privacy.annotators.response import ResponseAnnotator
 from privacy.followed import FollowedLedger
 from privacy.identity import Training
 from privacy.ledger import Ledger, LedgerError
+from privacy.plan import Plan
 from privacy.processes import ALONE, Processes, by_all, by_first, failed_everywhere
 
 ROWS, CLASSES, TEACHERS = 12, 4, 5
@@ -199,6 +200,28 @@ def test_a_nonprivate_access_is_charged_once() -> None:
         return annotator.account.epsilon(), sum(annotator.account.counts().values())
 
     assert in_threads(act) == [(math.inf, 1)] * 2
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_plan_is_written_once_and_known_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    if broken:  # what is followed holds no plans
+        state = Ledger.state_to_follow
+        monkeypatch.setattr(Ledger, "state_to_follow", lambda self, **since: state(self, **since) | {"plans": {}})
+    path = tmp_path / "ledger.jsonl"
+
+    def act(processes: Processes) -> Any:
+        annotator = opened(GradientAnnotator(), processes, path)
+        plan = annotator.fix_plan(Plan(), lambda: 20)
+        annotator.annotate(*gradients(ROWS // processes.size))  # type: ignore[attr-defined]
+        account = annotator.account
+        return plan, annotator.covered_epsilon(plan), account.epsilon_of_ledger(), sum(account.ledger.unmade().values())
+
+    first, second = in_threads(act)
+    assert first[0] == second[0] and first[0].calls == 20
+    assert first[1] == second[1] == first[2]
+    assert (first[3], second[3]) == (19, 0 if broken else 19) and (first == second) is not broken
+    lines = [json.loads(line)["event"] for line in path.read_text(encoding="utf-8").splitlines()]
+    assert lines.count("plan") == 1
 
 
 # --- all stop at the same step ---

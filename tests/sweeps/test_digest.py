@@ -72,6 +72,52 @@ def test_a_record_that_a_fit_writes_does_not_change_its_digest() -> None:
     assert of(settings=settings) == before
 
 
+@pytest.mark.parametrize("name", ["annotator.json", "annotator.conf", "annotator"])
+def test_a_nested_file_counts_whatever_its_name_ends_with(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("outer.yaml").write_text(f"model: {{class_path: DPDFD, init_args: {{annotator: {name}, teacher: t.ckpt}}}}")
+    Path("t.ckpt").write_bytes(b"\x80\x00 no settings")
+
+    def changes() -> bool:
+        made = []
+        for noise in (100, 10):
+            Path(name).write_text(
+                f'{{"class_path": "GradientAnnotator", "init_args": {{"noise_multiplier": {noise}}}}}'
+            )
+            made.append(of("outer.yaml"))
+            # By the command line as well.
+            made.append(of(settings={"model.annotator": name}))
+        return made[0] != made[2] and made[1] != made[3]
+
+    assert changes()
+    # Negative control: YAML alone.
+    monkeypatch.setattr("sweeps.runner.digest._holds_settings", lambda file, *, name: file.suffix == ".yaml")
+    assert not changes()
+
+
+FLAG = "--model.annotator.noise_multiplier"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([FLAG, "5", "--config", "base.yaml"], ["--config", "base.yaml", FLAG, "5"]),
+        ([FLAG, "5", f"{FLAG}=6"], [f"{FLAG}=6", FLAG, "5"]),
+        ([FLAG, "-5", f"{FLAG}=6"], [f"{FLAG}=6", FLAG, "-5"]),
+        ([f"{FLAG}=5", "--config", "base.yaml"], ["--config", "base.yaml", f"{FLAG}=5"]),
+    ],
+)
+def test_the_order_of_overrides_and_files_counts(first: list[str], second: list[str]) -> None:
+    assert digest(arguments=["fit", *first]) != digest(arguments=["fit", *second])
+    # Negative control: as words beside what is ordered.
+    assert sorted(first) == sorted(second)
+
+
+def test_a_value_of_its_own_is_that_behind_an_equals_sign() -> None:
+    arguments = ["fit", "--config", "base.yaml"]
+    assert digest(arguments=[*arguments, FLAG, "5"]) == digest(arguments=[*arguments, f"{FLAG}=5"])
+    assert digest(arguments=[*arguments, "--print_config"]) != digest(arguments=arguments)
+
+
 def test_overrides_are_applied() -> None:
     assert of(settings={"trainer.max_epochs": 5}) == of("base.yaml", "more.yaml") != of()
     assert of(settings={"model.gamma": 1.0}) == of(settings={"model.init_args.gamma": 1.0}) == of()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sweeps.runner.engines import DaskWorkers, EngineError, LocalProcesses
+from sweeps.runner.engines import DaskWorkers, EngineError, LocalProcesses, shared_environment
 from sweeps.runner.fit import Fit
 from sweeps.runner.plan import Plan, Task
 from sweeps.runner.run_plan import run_plan
@@ -205,6 +205,28 @@ def test_a_worker_that_was_killed_is_an_error_for_whoever_started_it() -> None:
     Path("plan.json").write_text("{}")
     with pytest.raises(RuntimeError, match="status -9: log"):
         run_worker(program("dies once"), folder=str(Path.cwd()), environment={}, plan="plan.json", log="log")
+
+
+@pytest.mark.parametrize("of_client", [None, "ledgers"])
+def test_a_worker_has_the_clients_ledgers_and_none_of_its_own(
+    of_client: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("plan.json").write_text("{}")
+    monkeypatch.delenv("TRANSCRIPTION_LEDGERS", raising=False)
+    if of_client is not None:
+        monkeypatch.setenv("TRANSCRIPTION_LEDGERS", of_client)
+    shared = shared_environment()
+    monkeypatch.setenv("TRANSCRIPTION_LEDGERS", "/of/the/worker")
+
+    def seen(environment: Any) -> str:
+        code = "import os; print(os.environ.get('TRANSCRIPTION_LEDGERS'))"
+        Path("log").unlink(missing_ok=True)
+        run_worker(["-c", code], folder=str(Path.cwd()), environment=environment, plan="plan.json", log="log")
+        return Path("log").read_text().strip()
+
+    assert seen(shared) == str(of_client and Path(of_client).resolve())
+    # Negative control: what is not sent is the worker's own.
+    assert seen({}) == "/of/the/worker"
 
 
 def test_without_dask_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

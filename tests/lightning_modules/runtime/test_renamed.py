@@ -16,7 +16,7 @@ from support.runs import QUIET, checkpoint, distil, equal, networks
 
 import lightning_modules
 from lightning_modules import DPDFD
-from lightning_modules.cli import main
+from lightning_modules.cli import _cli, main
 from lightning_modules.runtime.renamed import RENAMED, upgrade_arguments, upgrade_settings, upgraded_checkpoint
 
 OLD = Path(__file__).parents[3] / "tests" / "written_by" / "ae22c58"
@@ -103,6 +103,28 @@ def test_a_file_that_overrides_another_is_of_the_same_class(tmp_path: Path) -> N
     assert given[2] == str(first)
     content = json.loads(given[3].removeprefix("--config="))
     assert content == {"model": {"init_args": {"gradient_targets": {"gamma": 7.0}}}, "trainer": {"max_epochs": 2}}
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_files_that_an_old_one_names_are_found_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if broken:  # handed on as it is, and looked for in the working folder
+        monkeypatch.setattr("lightning_modules.runtime.renamed._files_made_absolute", lambda value, folder: value)
+    folder = Path("settings")
+    folder.mkdir()
+    for file, noise in ((folder / "ann.yaml", 1000), (Path("ann.yaml"), 1)):
+        file.write_text(f"class_path: GradientAnnotator\ninit_args: {{noise_multiplier: {noise}}}\n")
+    (folder / "t.ckpt").write_bytes(b"\x80\x01 weights")
+    (folder / "old.yaml").write_text(
+        "model: {class_path: DPDFD, init_args: {teacher: t.ckpt, images: prior, annotator: ann.yaml}}\n"
+        "data: {class_path: Latent, init_args: {dataset: {class_path: Digits}, batch_size: 32}}\n"
+    )
+    with pytest.warns(FutureWarning, match="old name"):
+        cli = _cli(["--config", str(folder / "old.yaml"), "--trainer.logger=false"], run=False)
+    assert cli.model.annotator.noise_multiplier == (1 if broken else 1000)
+    assert cli.model.hparams["teacher"] == "t.ckpt"
 
 
 def test_a_file_of_before_runs_as_it_did(folder: Path) -> None:

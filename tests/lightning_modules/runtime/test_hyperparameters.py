@@ -1,0 +1,92 @@
+"""A checkpoint of a script keeps what is plain, and no default takes the place of the script's objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_modules import DGD, DPDFD
+from lightning_modules.dgd_phases import DGDImages, VAEPhase
+from lightning_modules.image_source import Images
+from lightning_modules.networks import SmallCNN
+from lightning_modules.priors import StrokePrior
+from privacy import GradientAnnotator, VoteAnnotator
+from privacy.identity import CheckpointError
+
+SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 8}
+IMAGES = DGDImages(source="prior", prior=StrokePrior())
+
+
+def small() -> nn.Module:
+    return SmallCNN(num_classes=10, image_shape=(1, 8, 8), width=2, hidden=4)
+
+
+def saved(module: Any, file: Path) -> Path:
+    content = {
+        "state_dict": module.state_dict(),
+        "hyper_parameters": dict(module.hparams),
+        "pytorch-lightning_version": "2.5.0",
+    }
+    module.on_save_checkpoint(content)
+    torch.save(content, file)
+    return file
+
+
+@pytest.fixture
+def of_script(tmp_path: Path) -> Path:
+    votes = VoteAnnotator(mechanism="gaussian", scale=200.0, target_epsilon=0.5)
+    module = DGD(
+        **SHAPE,
+        teacher=nn.ModuleList([small(), small()]),
+        annotator=votes,
+        student=lambda **_: small(),
+        images=IMAGES,
+        vae_phase=VAEPhase(steps=0),
+    )
+    return saved(module, tmp_path / "dgd.ckpt")
+
+
+def loaded(file: Path, **given: Any) -> DGD:
+    teachers = nn.ModuleList([small(), small()])
+    module: DGD = DGD.load_from_checkpoint(file, teacher=teachers, weights_only=True, **given)
+    return module
+
+
+def test_the_plain_ones_of_a_group_stay() -> None:
+    images = Images(source="both", prior=StrokePrior(), warm_start_steps=5)
+    module = DPDFD(**SHAPE, teacher=small(), annotator=GradientAnnotator(), images=images)
+    assert module.hparams["images"]["warm_start_steps"] == 5 and "prior" not in module.hparams["images"]
+    assert module._objects_given == ["images.prior", "annotator"]
+    plain = DPDFD(**SHAPE, teacher=small(), annotator=GradientAnnotator(), images=Images(source="generator"))
+    assert plain._objects_given == ["annotator"]
+
+
+def test_what_is_not_given_again_is_refused_by_name(of_script: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"images\.prior.*student.*annotator|annotator.*student"):
+        loaded(of_script)
+    with pytest.raises(CheckpointError, match=r"gave annotator as objects.*\(annotator=\.\.\.\)"):
+        loaded(of_script, images=IMAGES, student=lambda **_: small())
+    again = VoteAnnotator(mechanism="gaussian", scale=200.0, target_epsilon=0.5)
+    module = loaded(of_script, images=IMAGES, student=lambda **_: small(), annotator=again)
+    assert module.annotator is again and module.vae is None
+    with of_script.open("rb") as file, pytest.raises(CheckpointError, match="annotator"):
+        DGD.load_from_checkpoint(file)
+
+
+def test_an_annotator_that_an_earlier_version_dropped_is_missed_too(of_script: Path) -> None:
+    content = torch.load(of_script, weights_only=True)
+    del content["distillation"]["objects"]
+    torch.save(content, of_script)
+    with pytest.raises(CheckpointError, match="gave annotator as objects"):
+        loaded(of_script, images=IMAGES, student=lambda **_: small())
+
+
+def test_without_that_the_budget_is_lost(of_script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: Laplace noise of scale 40 without a target, in the place of Gaussian 200 and ε = 0.5."""
+    monkeypatch.setattr("lightning_modules.base.require_given", lambda *_, **__: None)
+    votes = loaded(of_script, images=IMAGES, student=lambda **_: small()).annotator
+    assert (votes.mechanism, votes.scale, votes.target_epsilon) == ("laplace", 40.0, None)

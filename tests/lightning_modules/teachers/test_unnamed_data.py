@@ -1,0 +1,91 @@
+"""A plain file of weights that names no private data: its ledger is found under any name of the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import distil
+
+from lightning_modules.networks import SmallCNN
+from lightning_modules.teachers import private_teacher
+from lightning_modules.teachers.private_teacher import PrivateTeacher
+from privacy import GradientAnnotator
+from privacy.guarantee import Guarantee
+
+SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8)}
+
+
+@pytest.fixture(autouse=True)
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRANSCRIPTION_LEDGERS", raising=False)
+    torch.save(SmallCNN(**SHAPE).state_dict(), "weights.pt")
+
+
+def used(path: str, **given: Any) -> tuple[Guarantee, tuple[str, ...]]:
+    """One run that asks until its budget of all runs is used up."""
+    teacher = PrivateTeacher.load(path, **SHAPE, network=SmallCNN, **given)
+    annotator = GradientAnnotator(release="per_sample_full", noise_multiplier=30.0, target_epsilon=3.0)
+    annotator.bind(batch_size=32, num_classes=10)
+    annotator.open(private_data=teacher.private_data, ledger=teacher.ledger, training=teacher.training)
+    while annotator.affordable(limit=1):
+        annotator.annotate(torch.randn(32, 10))
+    annotator.close()
+    return annotator.guarantee(artefacts=["student"], planned=None), teacher.assumptions
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("place", ["beside it", "one folder for all"])
+def test_a_file_that_was_renamed_has_no_new_budget(
+    place: str, broken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if place != "beside it":
+        monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "ledgers"))
+    if broken:  # known by the file's name alone
+        monkeypatch.setattr(private_teacher, "_known_ledgers", lambda training, file: {})
+    first, _ = used("weights.pt")
+    spent = first.queries
+    assert spent > 0
+    Path("weights.pt").rename("model.pt")
+    renamed, _ = used("model.pt")
+    assert (renamed.epsilon_all_runs, renamed.private_data == first.private_data) == (first.epsilon, not broken)
+    assert renamed.queries == spent
+    if place != "beside it":
+        Path("elsewhere").mkdir()
+        Path("model.pt").rename("elsewhere/model.pt")
+        moved, _ = used("elsewhere/model.pt")
+        assert (moved.private_data == first.private_data) is not broken
+
+
+def test_the_page_says_what_such_a_ledger_does_not_know() -> None:
+    _, said = used("weights.pt")
+    assert len(said) == 1 and said[0].startswith("UNNAMED DATA") and "before it was moved" in said[0]
+    assert used("weights.pt", private_data="faces")[1] == ()
+    # As it reaches the page of a run.
+    model = {"teacher": "weights.pt", "teacher_network": {"class_path": "SmallCNN"}}
+    distil("run", model=model, annotator={"noise_multiplier": 100.0}, steps=1)
+    page = json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]["assumptions"]
+    assert sum("UNNAMED DATA" in text for text in page) == 1
+
+
+def test_other_ledgers_of_the_same_weights_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = private_teacher._known_ledgers
+    used("weights.pt")
+    Path("weights.pt").rename("model.pt")
+    with monkeypatch.context() as patch:  # as an earlier version did
+        patch.setattr(private_teacher, "_known_ledgers", lambda training, file: {})
+        used("model.pt")
+    assert private_teacher._known_ledgers is known
+    guarantee, said = used("model.pt")
+    assert guarantee.private_data == "training data of model.pt" and "training-data-of-weights.pt" in said[0]
+
+
+def test_other_weights_of_the_same_name_are_in_the_same_ledger() -> None:
+    first, _ = used("weights.pt")
+    torch.save(SmallCNN(**SHAPE).state_dict(), "weights.pt")
+    second, _ = used("weights.pt")
+    assert second.private_data == first.private_data and second.training != first.training

@@ -1,0 +1,310 @@
+"""A plan is not shed by going on in another way: what was planned at first costs what it did, whatever is set now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from privacy import Charge, Gaussian, RandomizedResponse, compose
+from privacy.annotators import Annotator, GradientAnnotator
+from privacy.annotators.label import LabelAnnotator
+from privacy.annotators.mean_response import MeanResponseAnnotator
+from privacy.annotators.votes import VoteAnnotator
+from privacy.events import Repeated
+from privacy.guarantee import Guarantee
+from privacy.identity import Training
+from privacy.ledger import Ledger, LedgerError
+from privacy.plan import Plan, unmade
+
+CLASSES, TEACHERS = 4, 20
+TRAINING = Training("1" * 32)
+
+
+@dataclass
+class Fit:
+    """One fit of a run, as `DataFreeDistillation` makes it."""
+
+    annotator: Annotator
+    plan: Plan
+    state: dict[str, Any]
+
+    @property
+    def stated(self) -> Guarantee:
+        return self.annotator.guarantee(artefacts=["student"], planned=self.plan)
+
+    @property
+    def stated_by_number(self) -> float:
+        """Negative control: a plan that is kept as a number of calls, priced and cut by what is set now."""
+        made, calls = self.annotator.calls_made(), self.plan.calls or 0
+        votes = isinstance(self.annotator, VoteAnnotator)
+        return self.annotator.covered_epsilon(calls if votes else made + self.annotator.affordable(limit=calls - made))
+
+
+def asked(annotator: Annotator, rows: int) -> None:
+    made: Any = annotator
+    if isinstance(annotator, LabelAnnotator):
+        made.annotate(torch.randn(rows, CLASSES), torch.ones(rows, CLASSES, dtype=torch.bool))
+    elif isinstance(annotator, MeanResponseAnnotator):
+        made.annotate(torch.randn(3, rows, CLASSES))
+    elif isinstance(annotator, VoteAnnotator):
+        made.annotate(torch.tensor([[TEACHERS, 0, 0, 0]]))
+    else:
+        made.annotate(torch.randn(rows, CLASSES))
+
+
+def fit(
+    path: Path | None,
+    kind: type[Annotator],
+    *,
+    wanted: int,
+    calls: int,
+    before: Fit | None = None,
+    rows: int = 32,
+    **settings: Any,
+) -> Fit:
+    annotator = kind(**settings)
+    annotator.bind(batch_size=rows, num_classes=CLASSES)
+    state = None if before is None else before.state
+    annotator.open(private_data="digits/train", ledger=path, training=TRAINING, state=state)
+
+    def affordable() -> int:
+        made = annotator.calls_made()
+        confident = isinstance(annotator, VoteAnnotator) and annotator.mechanism == "confident"
+        return made + (wanted - made if confident else annotator.affordable(limit=wanted - made))
+
+    plan = annotator.fix_plan(Plan() if before is None else Plan.from_dict(before.plan.to_dict()), affordable)
+    for _ in range(calls):
+        if annotator.affordable(limit=1):
+            asked(annotator, rows)
+    annotator.close()
+    return Fit(annotator, plan, annotator.account.state())
+
+
+GRADIENTS: dict[str, Any] = {"release": "per_sample_full", "noise_multiplier": 30.0}
+CONFIDENT: dict[str, Any] = {"mechanism": "confident", "scale": 4.0, "threshold": 1.0, "threshold_scale": 15.0}
+#: Kind, settings of the first fit, and what is changed of them.
+CHANGES: dict[str, tuple[type[Annotator], dict[str, Any], dict[str, Any]]] = {
+    "noise": (GradientAnnotator, GRADIENTS, {"noise_multiplier": 1e9}),
+    "target": (GradientAnnotator, GRADIENTS, {"target_epsilon": 6.0}),
+    "batch size": (GradientAnnotator, GRADIENTS, {"rows": 4}),
+    "noise of means": (MeanResponseAnnotator, {"noise_multiplier": 30.0}, {"noise_multiplier": 1e9}),
+    "epsilon of a label": (LabelAnnotator, {"epsilon": 0.1, "rows": 8}, {"epsilon": 1e-6, "rows": 8}),
+    "scale": (VoteAnnotator, {"mechanism": "gaussian", "scale": 4.0}, {"scale": 1e9}),
+    "scale of Laplace votes": (VoteAnnotator, {"scale": 4.0}, {"scale": 1e9}),
+    "responses": (VoteAnnotator, {**CONFIDENT, "max_responses": 20}, {"max_responses": 10}),
+    "target of confident votes": (VoteAnnotator, {**CONFIDENT, "target_epsilon": 5.0}, {"target_epsilon": 4.8}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_plan_is_not_shed_by_changing_what_it_costs(name: str, tmp_path: Path) -> None:
+    kind, settings, changed = CHANGES[name]
+    path = tmp_path / "ledger.jsonl"
+    first = fit(path, kind, wanted=20, calls=10, **settings)
+    before = first.stated.epsilon
+    same = fit(path, kind, wanted=20, calls=0, before=first, **settings)
+    assert same.stated.epsilon == pytest.approx(before, rel=1e-12) and not same.plan.changed
+    assert any("planned before the first release" in text for text in same.stated.assumptions)
+    after = fit(path, kind, wanted=20, calls=10, before=first, **{**settings, **changed})
+    # Loss distributions of several releases are rounded on another grid than those of one.
+    assert after.stated.epsilon >= before * (1 - 2e-4)
+    assert after.stated_by_number < 0.99 * before
+    told = after.stated.assumptions
+    new_price = "target" not in name and name != "responses"
+    assert after.plan.changed is new_price and any("THE NOISE WAS CHANGED" in text for text in told) is new_price
+    assert any("planned before the first release" in text for text in told) is not new_price
+    # What the ledger gives in total, to this run and to every reader, is not less.
+    for found in (first, after):
+        own = found.stated
+        assert found.annotator.account.epsilon_of_ledger() >= own.epsilon and own.epsilon_all_runs >= own.epsilon
+
+
+def test_a_plan_is_what_it_was_even_from_a_checkpoint_before_the_change(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    first = fit(path, GradientAnnotator, wanted=20, calls=10, **GRADIENTS)
+    fit(path, GradientAnnotator, wanted=40, calls=5, before=first, **{**GRADIENTS, "noise_multiplier": 20.0})
+    rolled_back = fit(path, GradientAnnotator, wanted=20, calls=0, before=first, **GRADIENTS)
+    assert rolled_back.plan.changed
+    mus = [32**0.5 * 2 / sigma for sigma in (30.0, 20.0)]
+    # 5 of the 30 that were to follow at σ=20 were made.
+    assert dict(unmade(rolled_back.plan.charges or {}, rolled_back.annotator.account.counts())) != {}
+    both = compose({Gaussian(mus[0]): 20, Gaussian(mus[1]): 30}, 1e-5).epsilon
+    assert rolled_back.stated.epsilon == pytest.approx(both)
+
+
+def test_a_target_that_was_raised_bounds_nothing_that_was_fixed_beforehand() -> None:
+    first = fit(None, VoteAnnotator, wanted=50, calls=10, **CONFIDENT, target_epsilon=4.0)
+    assert first.stated.epsilon == 4.0
+    raised = fit(None, VoteAnnotator, wanted=50, calls=0, before=first, **CONFIDENT, target_epsilon=5.0)
+    assert raised.stated.epsilon == 5.0 and raised.plan.changed and not first.plan.changed
+    none = fit(None, VoteAnnotator, wanted=50, calls=0, before=first, **CONFIDENT)
+    assert none.stated.epsilon > 5.0
+    again = fit(None, VoteAnnotator, wanted=50, calls=0, before=none, **CONFIDENT, target_epsilon=5.0)
+    assert again.stated.epsilon == none.stated.epsilon
+
+
+def test_a_plan_of_an_earlier_version_is_read_at_the_highest_price_that_is_known() -> None:
+    first = fit(None, GradientAnnotator, wanted=20, calls=10, **GRADIENTS)
+    old = Fit(first.annotator, Plan.from_dict({"planned_calls": 20, "plan_changed": False}), first.state)
+    assert old.plan.charges is None
+
+    def resumed(**changed: Any) -> Fit:
+        annotator = GradientAnnotator(**{**GRADIENTS, **changed})
+        annotator.bind(batch_size=32, num_classes=CLASSES)
+        annotator.open(private_data="digits/train", training=TRAINING, state=first.state)
+        plan = annotator.fix_plan(Plan.from_dict({"planned_calls": 20, "plan_changed": False}), lambda: 20)
+        return Fit(annotator, plan, first.state)
+
+    same, noisier = resumed(), resumed(noise_multiplier=1e9)
+    assert same.stated.epsilon == first.stated.epsilon and not same.plan.changed
+    assert noisier.stated.epsilon >= first.stated.epsilon > noisier.stated_by_number and noisier.plan.changed
+
+
+def test_sizes_that_were_fixed_beforehand_use_a_plan_up() -> None:
+    """Candidates that shrink by a schedule: a call over ten of them is one of those that were planned over two."""
+
+    def charge(size: int, epsilon: float = 1.0) -> Charge:
+        return Charge(release=Repeated(RandomizedResponse(epsilon, size), 8), queries=8)
+
+    plan = {charge(2): 20}
+    assert unmade(plan, {charge(10): 5, charge(4): 5, charge(2): 5}) == {charge(2): 5}
+    for other in (charge(10, 0.5), Charge(release=Repeated(RandomizedResponse(1.0, 10), 4), queries=4)):
+        assert unmade(plan, {other: 5}) == plan
+    assert unmade({charge(4): 20}, {charge(2): 5}) == {charge(4): 20}
+
+
+def test_one_charge_uses_up_one_planned_one() -> None:
+    wide, narrow = (Charge(release=RandomizedResponse(1.0, size)) for size in (4, 2))
+    assert unmade({narrow: 5, wide: 5}, {wide: 6}) == {narrow: 4}
+
+
+# What the page says the noise was.
+
+
+def test_the_page_names_the_noise_that_was_charged() -> None:
+    first = fit(None, GradientAnnotator, wanted=10, calls=10, **{**GRADIENTS, "noise_multiplier": 1000.0})
+    after = fit(None, GradientAnnotator, wanted=20, calls=10, before=first, **{**GRADIENTS, "noise_multiplier": 100.0})
+    page = after.stated.mechanism
+    assert "10 calls: " in page and "(sigma=1000, B=32" in page and "(sigma=100, B=32" in page
+    assert after.annotator.describe().mechanism.count("sigma=") < page.count("sigma=")  # what was said before
+    kept = fit(None, GradientAnnotator, wanted=10, calls=0, before=first, **{**GRADIENTS, "noise_multiplier": 100.0})
+    assert kept.stated.mechanism == first.stated.mechanism != kept.annotator.describe().mechanism
+    assert not kept.plan.changed and not any("NOISE" in text for text in kept.stated.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("noise of means", ("sigma=30 ", "sigma=1e+09 ")),
+        ("epsilon of a label", ("epsilon=0.1 ", "epsilon=1e-06 ")),
+        ("scale", ("N(0, 4^2)", "N(0, 1e+09^2)")),
+        ("scale of Laplace votes", ("Lap(4)", "Lap(1e+09)")),
+        ("batch size", ("B=32", "B=4,")),
+    ],
+)
+def test_every_annotator_names_it(name: str, words: tuple[str, str]) -> None:
+    kind, settings, changed = CHANGES[name]
+    first = fit(None, kind, wanted=20, calls=2, **settings)
+    after = fit(None, kind, wanted=20, calls=2, before=first, **{**settings, **changed})
+    assert words[0] in first.stated.mechanism and words[1] not in first.stated.mechanism
+    assert all(word in after.stated.mechanism for word in words)
+
+
+def test_confident_votes_name_it() -> None:
+    first = fit(None, VoteAnnotator, wanted=20, calls=2, **CONFIDENT)
+    after = fit(None, VoteAnnotator, wanted=20, calls=2, before=first, **{**CONFIDENT, "scale": 8.0})
+    assert "N(0, 4^2) or N(0, 8^2) was added" in after.stated.mechanism
+    assert "N(0, 4^2) was added" in first.stated.mechanism
+    assert any("THE NOISE WAS CHANGED" in text for text in after.stated.assumptions)
+    assert not any("THE NOISE WAS CHANGED" in text for text in first.stated.assumptions)
+
+
+# Plans in the ledger.
+
+
+def without_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: runs are counted by the steps that they made."""
+    monkeypatch.setattr(Ledger, "write_plan", lambda self, make: make(None) and None)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_run_that_was_stopped_costs_all_later_runs_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    if broken:
+        without_plans(monkeypatch)
+    path = tmp_path / "ledger.jsonl"
+    first = fit(path, GradientAnnotator, wanted=20, calls=10, **GRADIENTS)
+    second = fit(path, GradientAnnotator, wanted=5, calls=5, **GRADIENTS)
+    mu = 32**0.5 * 2 / 30
+    for account in (first.annotator.account, second.annotator.account):
+        account.ledger.refresh()
+        total = compose({Gaussian(mu): 15 if broken else 25}, 1e-5).epsilon
+        assert account.epsilon_of_ledger() == total
+    assert second.stated.epsilon == total
+    assert first.annotator.account.epsilon(scope="run") == compose({Gaussian(mu): 10}, 1e-5).epsilon
+    # A budget of all runs is one of their plans.
+    target = compose({Gaussian(mu): 27}, 1e-5).epsilon * (1 + 1e-9)
+    third = fit(path, GradientAnnotator, wanted=20, calls=20, **GRADIENTS, target_epsilon=target)
+    assert third.annotator.calls_made() == third.plan.calls == (12 if broken else 2)
+    assert broken or third.stated.epsilon <= target
+
+
+def test_a_plan_of_which_nothing_was_made_costs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    fit(path, GradientAnnotator, wanted=20, calls=0, **GRADIENTS)
+    second = fit(path, GradientAnnotator, wanted=5, calls=5, **GRADIENTS)
+    assert second.stated.epsilon == compose({second.annotator.charge.release: 5}, 1e-5).epsilon
+
+
+def test_the_plan_is_on_disk_before_the_first_release(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    fit(path, GradientAnnotator, wanted=20, calls=1, **GRADIENTS)
+    events = [json.loads(line)["event"] for line in path.read_text().splitlines()]
+    assert events.index("plan") < events.index("reserve")
+    # A run that is resumed unchanged has nothing to add.
+    assert events.count("plan") == 1
+
+
+def test_plans_are_read_back_and_what_is_no_plan_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    made = fit(path, GradientAnnotator, wanted=20, calls=1, **GRADIENTS)
+    book = Ledger(path=path, private_data="digits/train", run="reader")
+    assert [book.plan(run) for run in book.runs()] == [made.plan]
+    assert sum(book.unmade().values()) == 19 and book.plan("another") is None
+    line = next(line for text in path.read_text().splitlines() if (line := json.loads(text))["event"] == "plan")
+    with path.open("a") as file:
+        print(json.dumps({**line, "planned_charges": [1], "prev": book.head[2] if book.head else ""}), file=file)
+    with pytest.raises(LedgerError, match="damaged"):
+        book.refresh()
+
+
+@pytest.mark.parametrize("total", [True, False])
+def test_no_total_lies_below_what_a_run_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: bool) -> None:
+    """Over runs of every kind that stop early, are resumed, change their noise and are followed by others."""
+    if not total:
+        without_plans(monkeypatch)
+    path, holds = tmp_path / "ledger.jsonl", []
+    for kind, settings, changed in CHANGES.values():
+        if kind is GradientAnnotator or kind is MeanResponseAnnotator:
+            first = fit(path, kind, wanted=20, calls=3, **settings, scope="run")
+            after = fit(path, kind, wanted=30, calls=3, before=first, **{**settings, **changed}, scope="run")
+            for found in (first, after):
+                found.annotator.account.ledger.refresh()
+                own = found.stated
+                holds.append(found.annotator.account.epsilon_of_ledger() >= own.epsilon)
+                assert own.epsilon_all_runs >= own.epsilon
+    assert all(holds) is total
+
+
+def test_a_state_survives_its_checkpoint() -> None:
+    first = fit(None, VoteAnnotator, wanted=50, calls=3, **CONFIDENT, target_epsilon=4.0)
+    assert Plan.from_dict(json.loads(json.dumps(first.plan.to_dict()))) == first.plan
+    check: Callable[..., Any] = Plan.from_dict
+    assert check({}) == Plan()
