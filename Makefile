@@ -21,7 +21,7 @@ ORACLE_PINS := attrs==23.2.0 dm-tree==0.1.10 dp-accounting==0.6.0 wrapt==2.5.2
 
 # As many processes for tests as there are cores, up to 8; tests of one file share what is trained for them.
 WORKERS ?= auto
-PARALLEL := -n $(WORKERS) --maxprocesses 8 --dist loadfile
+PARALLEL := -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # One thread for tests and for the demo's small networks: on a machine that others use too, more are many times slower.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest

@@ -97,7 +97,7 @@ def steps_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 ORDER = ["generator"] * GENERATOR + ["vae"] * VAE + ["query"] * ASKING
 
 
-@pytest.mark.parametrize("kind", ["DGD", "UnchangedDGD"])
+@pytest.mark.parametrize("kind", ["DGD", pytest.param("UnchangedDGD", marks=pytest.mark.slow)])
 def test_phases_follow_the_counter(place: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     seen = steps_of(monkeypatch)
     model = run(kind=kind, **BASELINE).model
@@ -135,6 +135,7 @@ def test_votes_on_a_prior_cost_their_queries_and_nothing_else(place: Path) -> No
     assert "teachers of different shards share nothing" in page
 
 
+@pytest.mark.slow
 def test_a_baseline_without_privacy_leaves_no_bound(place: Path) -> None:
     model = run(**BASELINE).model
     account = model.annotator.account
@@ -178,6 +179,7 @@ def test_a_baseline_is_charged_once_however_often_a_run_is_resumed(place: Path) 
     assert account.epsilon() == pytest.approx(compose({LaplaceVotes(40.0): QUERIES, **SGD}, 1e-5).epsilon)
 
 
+@pytest.mark.slow
 def test_the_student_as_baseline_is_free_and_trains_the_generator_in_turn(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,7 +337,7 @@ def test_a_pool_that_is_the_private_data_leaves_no_bound(place: Path, name: str 
     assert "VOID: the pool" in Path("run/public/guarantee.md").read_text()
 
 
-@pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.parametrize("part", ["train", pytest.param("test", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("vae", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_private_pool_is_neither_kept_nor_drawn(place: Path, part: str, vae: int) -> None:
     run(**POOL, pool_part=part, vae_steps=vae)

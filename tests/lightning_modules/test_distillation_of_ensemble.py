@@ -98,6 +98,7 @@ def run(folder: str = "run", *arguments: str, **settings: Any) -> TranscriptionC
     return fit(configuration(folder, **settings), *arguments)
 
 
+@pytest.mark.slow
 def test_a_run_costs_what_it_was_calibrated_for(place: Path) -> None:
     model = run(annotator={"target_epsilon": 10.0, "scope": "run"}, epochs=2).model
     account = model.annotator.account
@@ -120,6 +121,7 @@ def test_a_run_costs_what_it_was_calibrated_for(place: Path) -> None:
     assert longer.annotator.account.epsilon(scope="run") == account.epsilon() and longer.steps_done == 5 * STEPS
 
 
+@pytest.mark.slow
 def test_a_second_student_of_the_same_teachers_adds_up(place: Path) -> None:
     run("first")
     second = run("second").model.annotator.account

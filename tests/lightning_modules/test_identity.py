@@ -314,6 +314,7 @@ def test_a_student_that_was_stopped_does_not_shed_its_plan_by_more_noise() -> No
     assert len(checkpoint()["distillation"]["planned_charges"]) == 2
 
 
+@pytest.mark.slow
 def test_more_steps_than_a_target_was_calibrated_for_are_refused() -> None:
     teacher_by_dp_sgd("teacher", target_epsilon=3.0, epochs=2)
     with pytest.raises(ValueError, match=r"target_epsilon=3 was what the noise was calibrated to, and 15 steps"):
@@ -407,6 +408,7 @@ def test_a_symbolic_link_leads_to_the_same_ledger(monkeypatch: pytest.MonkeyPatc
     assert one.ledger.path == two.ledger.path and two.epsilon() > two.epsilon(scope="run")
 
 
+@pytest.mark.slow
 def test_the_teachers_file_names_the_ledger_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRANSCRIPTION_LEDGERS")
     teacher_by_dp_sgd("teacher", noise_multiplier=1.0)
@@ -517,6 +519,7 @@ def test_the_ledger_holds_the_plan_before_the_first_step(ledgers: Path, monkeypa
 # What a second reading of this change found.
 
 
+@pytest.mark.slow
 def test_training_on_without_noise_is_another_training(monkeypatch: pytest.MonkeyPatch) -> None:
     teacher_by_dp_sgd("teacher", noise_multiplier=2.0)
     network = functools.partial(SmallCNN, width=4, hidden=8, norm="group", activation="tanh")
@@ -534,7 +537,8 @@ def test_training_on_without_noise_is_another_training(monkeypatch: pytest.Monke
 
 
 # Its control is kept fast on doubles in `teachers/test_own_training.py`.
-@pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [False, True])
 def test_branches_of_one_training_compose(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     teacher_by_dp_sgd("base", noise_multiplier=1.0, epochs=1)
     if broken:  # what was saved last is asked for neither before a fit nor when it writes
@@ -591,6 +595,7 @@ def test_a_plan_that_grew_after_its_first_step_was_not_made_beforehand() -> None
     assert said(longer)
 
 
+@pytest.mark.slow
 def test_a_second_fit_of_the_same_object_adds_its_steps() -> None:
     teacher = teacher_by_dp_sgd("teacher", noise_multiplier=1.0, epochs=1)
     data = Poisson(dataset=Digits(), batch_size=128, steps_per_epoch=3)
@@ -601,6 +606,7 @@ def test_a_second_fit_of_the_same_object_adds_its_steps() -> None:
         train(teacher, data, precision="bf16-mixed")
 
 
+@pytest.mark.slow
 def test_an_open_annotator_is_not_handed_another_runs_checkpoint() -> None:
     teacher_by_dp_sgd("teacher", noise_multiplier=2.0)
     private_teacher("private")
@@ -626,7 +632,8 @@ def test_an_open_annotator_is_not_handed_another_runs_checkpoint() -> None:
         train(module(TEACHER, annotator), data, epochs=2, resume="of_private.ckpt")
 
 
-@pytest.mark.parametrize("kind", ["private", pytest.param("by DP-SGD", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["private", "by DP-SGD"])
 def test_another_ledger_is_told_of_every_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     if kind == "private":
         private_teacher("teacher")
@@ -689,7 +696,7 @@ def test_public_holds_nothing_of_another_run_than_the_one_that_is_resumed(tmp_pa
     assert left("one") and not left("two") and not left(None)
 
 
-@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_resume_into_the_folder_of_another_run_leaves_nothing_of_it(
     monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
@@ -709,6 +716,7 @@ def test_a_resume_into_the_folder_of_another_run_leaves_nothing_of_it(
         assert figure.exists() is kept
 
 
+@pytest.mark.slow
 def test_a_target_is_kept_where_epochs_change_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
     teacher_by_dp_sgd("teacher", target_epsilon=3.0, epochs=2)
     shorter = ("--data.steps_per_epoch=1", f"--ckpt_path={TEACHER}")

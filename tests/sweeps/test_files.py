@@ -18,7 +18,7 @@ FOLDER = Path(sweeps.__path__[0])
 FILES = sorted(file for file in FOLDER.rglob("*.yaml") if file.parent.name not in ("tables", "wandb"))
 PIPELINES = [path for path in FILES if "fits" in yaml.safe_load(path.read_text())]
 FITS = [path for path in FILES if path not in PIPELINES]
-FAST = {path.stem for path in FITS if "digits" in path.stem} | {"dpdfd_mnist"}
+FAST = {path.stem for path in FITS if "digits" in path.stem and "distillation" not in path.stem} | {"dpdfd_mnist"}
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1", *QUIET]
 
 

@@ -282,6 +282,7 @@ def test_what_cannot_be_followed_is_refused(tmp_path: Path, change: dict[str, An
         Sweep.read(path)
 
 
+@pytest.mark.slow
 def test_every_logger_is_told_the_optimizers_that_a_method_filled_in(folder: Path) -> None:
     distil(model={"images": "prior", "generator": None})
     logged = yaml.unsafe_load(Path("run/hparams.yaml").read_text())

@@ -40,12 +40,6 @@ def on_digits(found: Sweep, point: dict[str, Any]) -> list[str]:
     return [part.replace("_mnist.", "_digits.") for part in found.arguments(point) if "--trainer.logger" not in part]
 
 
-# Each takes seconds: the fast suite has one method's.
-ONE_FAST = [
-    pytest.param(path, id=method(path), marks=() if method(path) == "dpdfd" else pytest.mark.slow) for path in FILES
-]
-
-
 def test_there_is_a_file_for_each_method() -> None:
     assert tuple(method(path) for path in FILES) == METHODS
 
@@ -102,7 +96,8 @@ def each_value_once(found: Sweep) -> list[dict[str, Any]]:
     return [{name: values[number % len(values)] for name, values in choices.items()} for number in range(most)]
 
 
-@pytest.mark.parametrize("path", ONE_FAST)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FILES, ids=method)
 def test_every_value_of_every_parameter_is_understood(path: Path, place: Path) -> None:
     found = Sweep.read(path)
     for point in each_value_once(found):
@@ -119,7 +114,8 @@ def test_a_parameter_or_a_value_that_does_not_exist_is_noticed(place: Path, chan
         build([*on_digits(found, point)[1:], *QUIET], run=False)
 
 
-@pytest.mark.parametrize("path", ONE_FAST)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FILES, ids=method)
 def test_one_point_runs(path: Path, place: Path) -> None:
     found = Sweep.read(path)
     line = on_digits(found, next(found.points()))

@@ -150,6 +150,7 @@ def test_a_generator_is_no_refiner_and_a_refiner_no_generator(folder: Path) -> N
         distil(model={"images": "generator", "generator": REFINER})
 
 
+@pytest.mark.slow
 def test_the_refiner_is_the_default_and_survives_its_checkpoint(folder: Path) -> None:
     model = {"images": "refined", "generator": None, "student": {"class_path": "DataLensClassifier"}}
     quiet = {"noise_multiplier": 0.0}

@@ -150,6 +150,7 @@ def test_ghost_clipping_sums_physical_batches_in_float64() -> None:
     assert float(weight.summed_grad[0]) == pytest.approx(1.0 + 1e-9, abs=1e-15) != 1.0  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_discrete_noise_end_to_end(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     teacher = teacher_by_dp_sgd("teacher", target_epsilon=3.0, granularity=1e-3)

@@ -61,6 +61,7 @@ def test_one_record_changes_one_teacher_and_two_counts(
     assert int(moved.abs().max()) == 1 and set(moved.abs().sum(dim=1).tolist()) == {0, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vectorised", [False, True])
 def test_neither_dropout_nor_shifts_couple_teachers(vectorised: bool) -> None:
     first, second = (

@@ -267,6 +267,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
     assert len(resumed.trained) == 5 and differ(whole, resumed) == []
 
 
+@pytest.mark.slow
 def test_the_comparison_notices_other_features_after_the_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +282,7 @@ def test_the_comparison_notices_other_features_after_the_interruption(
     assert differ(whole, fit(configuration(ridge=0.1), LAST).model) == [2, 3, 4]
 
 
+@pytest.mark.slow
 def test_another_penalty_is_refused_on_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     interrupt(monkeypatch, "on_train_batch_end", (2, 0), lambda: fit(configuration(ridge=0.1)))
