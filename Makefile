@@ -20,6 +20,7 @@ ORACLE_INSTALLED := $(ORACLE)/.installed
 ORACLE_PINS := attrs==23.2.0 dm-tree==0.1.10 dp-accounting==0.6.0 wrapt==2.5.2
 
 # As many processes for tests as there are cores, up to 8; tests of one file share what is trained for them.
+# Files in their own order: by their number of tests, those of few long ones would be left to the end.
 WORKERS ?= auto
 PARALLEL := -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
