@@ -160,6 +160,7 @@ def quiet(folder: str, *arguments: str) -> TranscriptionCLI:
     return run(folder, *arguments, annotator={"noise_multiplier": 0.0}, epochs=2, images="both", student=student)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step", [pytest.param(1, marks=pytest.mark.slow), STEPS, pytest.param(STEPS + 2, marks=pytest.mark.slow)]
 )

@@ -193,6 +193,7 @@ def test_latent_inputs_without_an_optimizer_are_noticed(folder: Path) -> None:
     assert torch.equal(one, three)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [DPSD, pytest.param(ForgetfulDPSD, marks=pytest.mark.slow)])
 def test_latent_inputs_survive_an_interruption(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: type[DPSD]) -> None:
     settings: dict[str, Any] = {

@@ -365,6 +365,8 @@ def test_each_record_is_evaluated_by_one_process(records: int) -> None:
 # --- as it is typed ---
 
 
+# Processes that are forked, as above, go the same way without importing everything three times more.
+@pytest.mark.slow
 def test_the_command_line_starts_and_ends_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (done,) = command_line(

@@ -91,6 +91,7 @@ def test_a_step_that_was_cut_short_is_done_again(folder: Path, monkeypatch: pyte
     assert [point["steps"] for point in curve] == [STEPS, 2 * STEPS]
 
 
+@pytest.mark.slow
 def test_the_curves_on_disk_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _interrupt(monkeypatch, "on_train_epoch_end", 3, lambda: _quiet("run"))
     before = Path("run/metrics.csv").read_text().splitlines()

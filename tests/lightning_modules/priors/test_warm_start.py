@@ -154,6 +154,7 @@ class Interrupted(RuntimeError):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "step"),
     [

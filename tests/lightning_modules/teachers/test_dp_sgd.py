@@ -106,6 +106,7 @@ def test_virtual_batches_and_ghost_clipping_change_nothing(start: torch.Tensor) 
     assert not torch.allclose(whole, start, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_views_of_a_record_count_as_one_record(
     start: torch.Tensor, monkeypatch: pytest.MonkeyPatch, together: bool
