@@ -12,6 +12,7 @@ from torch import nn
 
 from lightning_modules.networks import build_network
 from lightning_modules.networks.comparing import same_module
+from lightning_modules.networks.folding import folded
 from lightning_modules.runtime.paths import find_config
 from lightning_modules.teachers.private_model import (
     PrivateModel,
@@ -55,6 +56,8 @@ class PrivateTeacher(PrivateModel):
         network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
         # In a function: an attribute could be reached, and be registered by whoever copies it.
         self._held: Callable[[], nn.Module] = lambda: network
+        #: What is asked for logits.
+        self._asked = self._held
 
     @property
     def num_teachers(self) -> int:
@@ -92,7 +95,7 @@ class PrivateTeacher(PrivateModel):
 
     def _ready(self, device: torch.device) -> nn.Module:
         """The network in evaluation mode, on a device: it is walked through where something has to change alone."""
-        network = self._held()
+        network = self._asked()
         weight = next(network.parameters(), None)
         if weight is None or weight.device != device:
             network.to(device)
@@ -167,6 +170,9 @@ class PrivateTeacher(PrivateModel):
             teacher.known_ledger = kept
             teacher.assumptions = (_unnamed([path for path in known if path != kept]),)
         teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
+        # Of a file nobody holds the network, to change it later.
+        asked = folded(built).to(memory_format=torch.channels_last)
+        teacher._asked = lambda: asked
         return teacher
 
 
