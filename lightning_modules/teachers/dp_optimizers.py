@@ -7,6 +7,8 @@ So nothing is rounded here until noise has been added and the whole divided by t
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
@@ -69,6 +71,11 @@ class ExactNoise(DPOptimizer):  # type: ignore[misc] # Opacus ships no types
         rounded: torch.Tensor = scaled.to(parameter.dtype)
         return rounded
 
+    @staticmethod
+    def _accumulate(parameter: Any, part: torch.Tensor) -> None:
+        """Adds the clipped sum of one more physical batch."""
+        parameter.summed_grad = part if parameter.summed_grad is None else parameter.summed_grad + part
+
     def scale_grad(self) -> None:
         """Done by `add_noise`, before the one rounding."""
 
@@ -102,8 +109,7 @@ class FlatOptimizer(ExactNoise):
             ):
                 exact = torch.where(usable.unsqueeze(1), rows.double(), 0.0).cpu()
                 total += self._summed(exact, factor.cpu())
-            total = total.view(parameter.shape)
-            parameter.summed_grad = total if parameter.summed_grad is None else parameter.summed_grad + total
+            self._accumulate(parameter, total.view(parameter.shape))
             _mark_as_processed(parameter.grad_sample)
 
     def _summed(self, rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
@@ -120,8 +126,7 @@ class GhostOptimizer(ExactNoise, DPOptimizerFastGradientClipping):  # type: igno
     def accumulate(self) -> None:
         """Sums the physical batches in float64."""
         for parameter in self.params:
-            part = parameter.grad.detach().double().cpu()
-            parameter.summed_grad = part if parameter.summed_grad is None else parameter.summed_grad + part
+            self._accumulate(parameter, parameter.grad.detach().double().cpu())
 
 
 class SumOptimizer(ExactNoise, DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacus ships no types
@@ -138,5 +143,4 @@ class SumOptimizer(ExactNoise, DPOptimizerFastGradientClipping):  # type: ignore
         for parameter, part in zip(self.params, self.sums, strict=True):
             if part.dtype != torch.float64 or part.shape != parameter.shape:
                 raise ValueError(f"sums must be float64 and {tuple(parameter.shape)}, got {part.dtype} {part.shape}")
-            part = part.cpu()
-            parameter.summed_grad = part if parameter.summed_grad is None else parameter.summed_grad + part
+            self._accumulate(parameter, part.cpu())
