@@ -7,9 +7,7 @@ ratios and writes it as JSON. A training loop that shows epsilon at every step p
 from __future__ import annotations
 
 import argparse
-import json
 import platform
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from typing import Any
 
 from opacus.accountants import create_accountant
 
+from benchmarks.reporting import report
 from privacy import Gaussian, Release, compose
 from privacy.accountants import ExactAccountant, RDPAccountant
 
@@ -137,10 +136,7 @@ def main(args: list[str] | None = None) -> None:
     options = parser.parse_args(args)
     warnings.simplefilter("ignore")
     result = measure(options.steps, options.seconds)
-    print(table(result))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {options.output}", file=sys.stderr)
+    report(result, table(result), output=options.output)
 
 
 if __name__ == "__main__":

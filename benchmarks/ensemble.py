@@ -11,9 +11,7 @@ end at the same bits. A machine that is busy with other work measures that work.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -24,6 +22,7 @@ from lightning import Trainer, seed_everything
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.reporting import report
 from datamodules import MNIST, Digits, ImageDataModule, Shards
 from lightning_modules.networks import SmallCNN, TwoConvNet
 from lightning_modules.networks.stacked import NetworkStack
@@ -183,10 +182,7 @@ def main(args: list[str] | None = None) -> None:
         "versions": versions(),
         "commit": commit(),
     }
-    print(table(result))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {options.output}", file=sys.stderr)
+    report(result, table(result), output=options.output)
 
 
 if __name__ == "__main__":

@@ -32,11 +32,11 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.reporting import report
 from datamodules.mapped import MappedRecords
 from lightning_modules.networks import ImageClassifier
 from lightning_modules.runtime.runs import commit, hardware, versions
 from lightning_modules.teachers.record_clipping import WAYS, Way
-from privacy.files import write_atomically
 from privacy.mechanisms.noise import SystemNoise
 
 CLASSES, NORM = 10, 0.1
@@ -281,10 +281,7 @@ def main(args: list[str] | None = None) -> None:
         result["cell"] = measure_cell(
             root=options.root, threads=options.threads, seed=options.seed, extra=options.teacher
         )
-    print(table(result))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(options.output, json.dumps(result, indent=2) + "\n")
-    print(f"written to {options.output}", file=sys.stderr)
+    report(result, table(result), output=options.output)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.reporting import report
 from datamodules.latent import StepIndices
 from lightning_modules import DPDFD, DPSD, Distillation
 from lightning_modules.callbacks.budget import BudgetStop
@@ -493,10 +494,7 @@ def main(args: list[str] | None = None) -> None:
             }
     finally:
         torch.set_num_threads(threads)
-    print(table(result))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {options.output}", file=sys.stderr)
+    report(result, table(result), output=options.output)
 
 
 if __name__ == "__main__":
