@@ -17,6 +17,7 @@ import yaml
 
 __all__ = [
     "RENAMED",
+    "plain_content",
     "upgrade_arguments",
     "upgrade_config",
     "upgrade_name",
@@ -214,18 +215,26 @@ def upgrade_arguments(args: Sequence[str]) -> list[str]:
     return upgraded
 
 
-def upgraded_checkpoint(path: str | Path | IO[bytes]) -> str | Path | IO[bytes]:
+def plain_content(checkpoint: str | Path | IO[bytes]) -> Any:
+    """What a checkpoint holds; None where it cannot be read as plain values: whoever loads it says why."""
+    try:
+        return torch.load(checkpoint, map_location="cpu", weights_only=True)
+    except Exception:
+        return None
+    finally:
+        if not isinstance(checkpoint, (str, Path)):
+            checkpoint.seek(0)
+
+
+def upgraded_checkpoint(path: str | Path | IO[bytes], content: Any) -> str | Path | IO[bytes]:
     """A checkpoint whose settings have their current names: itself, or a copy in memory if it is of an older version.
 
     Args:
         path: Of the file; what is no file, or cannot be read as plain values, comes back as it is.
+        content: See `plain_content`.
     """
-    if not isinstance(path, (str, Path)) or not Path(path).is_file():
+    if not isinstance(path, (str, Path)):
         return path
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:
-        return path  # whoever loads it says why it cannot be read
     found = content.get("hyper_parameters") if isinstance(content, dict) else None
     if not isinstance(found, Mapping) or "_class_path" not in found:
         return path

@@ -17,7 +17,13 @@ from support.runs import QUIET, checkpoint, distil, equal, networks
 import lightning_modules
 from lightning_modules import DPDFD
 from lightning_modules.cli import _cli, main
-from lightning_modules.runtime.renamed import RENAMED, upgrade_arguments, upgrade_settings, upgraded_checkpoint
+from lightning_modules.runtime.renamed import (
+    RENAMED,
+    plain_content,
+    upgrade_arguments,
+    upgrade_settings,
+    upgraded_checkpoint,
+)
 
 OLD = Path(__file__).parents[3] / "tests" / "written_by" / "ae22c58"
 
@@ -162,5 +168,5 @@ def test_a_checkpoint_of_before_is_read(folder: Path) -> None:
 def test_a_checkpoint_of_today_is_not_copied(folder: Path) -> None:
     distil(model={"images": "prior"}, steps=1)
     path = "run/checkpoints/last.ckpt"
-    assert upgraded_checkpoint(path) == path and upgraded_checkpoint("nowhere.ckpt") == "nowhere.ckpt"
+    assert all(upgraded_checkpoint(file, plain_content(file)) == file for file in (path, "nowhere.ckpt"))
     assert checkpoint()["hyper_parameters"]["images"]["source"] == "prior"
