@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.images import ImageDataset, keep_batch
-from datamodules.shares import own_share, per_process
+from datamodules.shares import own_share
 from datamodules.splits import id_fraction
+from privacy.processes import share_size
 
 Part = Literal["train", "test"]
 Split = Literal["train", "validation", "test"]
@@ -194,7 +195,7 @@ class ImageDataModule(LightningDataModule, ABC):
         skipped entirely; only a last batch of a single image is dropped, because BatchNorm refuses it.
         """
         records = self.train_records
-        batch_size = per_process(self.batch_size, self.trainer)
+        batch_size = share_size(self.batch_size, 1 if self.trainer is None else self.trainer.world_size)
         # Lightning gives each process as many records as any other.
         own = -(-len(records) // (self.batch_size // batch_size))
         tail = own % batch_size

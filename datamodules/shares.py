@@ -8,7 +8,7 @@ from lightning import Trainer
 from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
 from torch.utils.data import DataLoader, DistributedSampler
 
-__all__ = ["own_share", "per_process", "whole"]
+__all__ = ["own_share", "whole"]
 
 
 def own_share(loader: DataLoader[Any], trainer: Trainer | None) -> DataLoader[Any]:
@@ -28,21 +28,6 @@ def own_share(loader: DataLoader[Any], trainer: Trainer | None) -> DataLoader[An
 def whole(loader: DataLoader[Any]) -> DataLoader[Any]:
     """All of what processes share, for one of them that measures alone."""
     return _with(loader, None) if isinstance(loader.sampler, DistributedSampler) else loader
-
-
-def per_process(batch_size: int, trainer: Trainer | None) -> int:
-    """How many records of a batch of all processes each of them takes.
-
-    Raises:
-        ValueError: They cannot be shared out evenly.
-    """
-    size = 1 if trainer is None else trainer.world_size
-    if batch_size % size:
-        raise ValueError(
-            f"data.batch_size is that of all processes together: it must be a multiple of their number {size}, got "
-            f"{batch_size}"
-        )
-    return batch_size // size
 
 
 def _with(loader: DataLoader[Any], sampler: Any) -> DataLoader[Any]:

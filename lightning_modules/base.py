@@ -28,20 +28,19 @@ from lightning_modules.runtime.processes import (
     broadcast_tensors,
     check_strategy,
     processes_of,
-    share_size,
 )
 from lightning_modules.runtime.randomness import Draws
-from lightning_modules.runtime.renamed import upgraded_checkpoint
+from lightning_modules.runtime.renamed import plain_content, upgraded_checkpoint
 from lightning_modules.runtime.resuming import take_back_unfinished_step
 from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.runtime.validation import log_validation_accuracy
-from lightning_modules.teachers.own_training import CheckpointError
 from lightning_modules.teachers.private_model import PrivateModel
 from lightning_modules.teachers.source import TeacherSource
 from privacy.annotators import Annotator
 from privacy.deprecation import renamed_attribute
 from privacy.guarantee import Guarantee
-from privacy.processes import Processes, by_all
+from privacy.identity import CheckpointError
+from privacy.processes import Processes, by_all, share_size
 
 __all__ = ["DataFreeDistillation"]
 
@@ -329,9 +328,9 @@ class DataFreeDistillation(LightningModule):
 
     def _prepare_fit(self) -> None:
         """What may fail in one process alone, and then has to fail in all of them."""
-        self.images.rows = share_size(self.batch_size, self.processes)
+        self.images.rows = share_size(self.batch_size, self.processes.size)
         if self.images.kind == "both":
-            share_size(self.batch_size // 2, self.processes)
+            share_size(self.batch_size // 2, self.processes.size)
         if self._teacher is None:
             source = self._teacher_source
             self._teacher = source.load_ensemble() if self.of_ensemble else source.load_teacher()
@@ -502,9 +501,9 @@ class DataFreeDistillation(LightningModule):
         Raises:
             CheckpointError: Of a script that gave an object (an annotator, a prior), which is not given again.
         """
-        objects = _objects_of(checkpoint_path)
-        require_given(objects, kwargs, checkpoint=str(checkpoint_path))
-        return super().load_from_checkpoint(upgraded_checkpoint(checkpoint_path), *args, **kwargs)
+        content = plain_content(checkpoint_path)
+        require_given(_objects_of(content), kwargs, checkpoint=str(checkpoint_path))
+        return super().load_from_checkpoint(upgraded_checkpoint(checkpoint_path, content), *args, **kwargs)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Counters, the seed of the draws, and this run's charges."""
@@ -540,15 +539,8 @@ class DataFreeDistillation(LightningModule):
         self.data_accesses = list(dict.fromkeys([*self.data_accesses, *self._restored.get("looks", [])]))
 
 
-def _objects_of(checkpoint: str | Path | IO[bytes]) -> list[str]:
+def _objects_of(content: Any) -> list[str]:
     """Settings that a script gave as objects when a checkpoint was saved; none where it cannot be read here."""
-    try:
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except Exception:
-        return []  # whoever loads it says why it cannot be read
-    finally:
-        if not isinstance(checkpoint, (str, Path)):
-            checkpoint.seek(0)
     if not isinstance(content, dict) or "distillation" not in content:
         return []
     # Earlier versions did not say; an annotator that was not dropped stands among the hyperparameters.

@@ -14,7 +14,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info
 
 # Importing makes the short class names of the configuration files known.
 import privacy.annotators  # noqa: F401
@@ -32,7 +32,6 @@ from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO
 from lightning_modules.runtime.csv_logger import ContinuedCSVLogger, RunCSVLogger
 from lightning_modules.runtime.interruption import exit_status, how_to_resume, say_how_to_resume
 from lightning_modules.runtime.processes import (
-    ProcessesError,
     allow_tensor_cores,
     check_kind_of_strategy,
     check_launcher,
@@ -57,12 +56,12 @@ from lightning_modules.runtime.run_folder import (
 )
 from lightning_modules.runtime.runs import run_folder
 from lightning_modules.runtime.wandb_runs import describe_runs
-from lightning_modules.teachers.own_training import CheckpointError
 from lightning_modules.teachers.private_teacher import TeacherError
 from privacy.account import BudgetExceeded
+from privacy.identity import CheckpointError
 from privacy.ledger import LedgerError
 from privacy.neighbours import IncompatibleNeighbours
-from privacy.processes import failed_everywhere
+from privacy.processes import ProcessesError, failed_everywhere
 from sweeps.runner.documents import DocumentError, render
 from sweeps.runner.engines import EngineError
 from sweeps.runner.pipeline import PipelineError, pipeline
@@ -197,11 +196,9 @@ class TranscriptionCLI(LightningCLI):
         if settings.logger is None:
             kwargs["logger"] = self._default_logger(settings.default_root_dir)
         else:
-            loggers = settings.logger if isinstance(settings.logger, (list, tuple)) else [settings.logger]
-            describe_runs(loggers, model=self.model, dataset=self._dataset)
+            describe_runs(_listed(settings.logger), model=self.model, dataset=self._dataset)
         if self.subcommand == "fit" and not settings.fast_dev_run:
-            given = settings.callbacks or []
-            callbacks = list(given) if isinstance(given, (list, tuple)) else [given]
+            callbacks = _listed(settings.callbacks)
             present = {type(callback) for callback in callbacks}
             if ModelCheckpoint not in present and settings.enable_checkpointing is not False:
                 callbacks.append(ModelCheckpoint(filename="last", enable_version_counter=False, save_on_exception=True))
@@ -275,10 +272,7 @@ class TranscriptionCLI(LightningCLI):
     def _folder(self) -> Path | None:
         """The run's; None before W&B has named it, which no other run's is."""
         logger = self.trainer.logger
-        if isinstance(logger, WandbLogger):
-            return None if logger.version is None else run_folder(self.trainer)
-        # Not `trainer.log_dir`, which waits for all processes of a fit.
-        return Path(getattr(logger, "log_dir", None) or self.trainer.default_root_dir)
+        return None if isinstance(logger, WandbLogger) and logger.version is None else run_folder(self.trainer)
 
     @property
     def _dataset(self) -> str:
@@ -363,8 +357,8 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
         run(sys.argv[1:])
     except EXPECTED as error:
         # One of several processes speaks for all.
-        one_speaks = failed_everywhere(error) and rank_zero_only.rank  # type: ignore[attr-defined]
-        sys.exit(1 if one_speaks else "\n".join([f"error: {error}", *getattr(error, "__notes__", ())]))
+        another_speaks = failed_everywhere(error) and not first_process()
+        sys.exit(1 if another_speaks else "\n".join([f"error: {error}", *getattr(error, "__notes__", ())]))
     except (KeyboardInterrupt, SystemExit) as error:
         sys.exit(exit_status(error))
     return None

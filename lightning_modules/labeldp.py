@@ -20,9 +20,9 @@ from lightning_modules.networks.bn_statistics import logits_and_statistics
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
-from lightning_modules.teachers.own_training import CheckpointError
 from privacy.account import BudgetExceeded
 from privacy.annotators import LabelAnnotator
+from privacy.identity import CheckpointError
 from privacy.mechanisms.randomized_response import threshold_candidates
 from privacy.processes import everywhere
 

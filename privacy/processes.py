@@ -10,10 +10,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
-__all__ = ["ALONE", "Alone", "Processes", "by_all", "by_first", "everywhere", "failed_everywhere"]
+__all__ = [
+    "ALONE",
+    "Alone",
+    "Processes",
+    "ProcessesError",
+    "by_all",
+    "by_first",
+    "everywhere",
+    "failed_everywhere",
+    "share_size",
+]
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
+
+
+class ProcessesError(ValueError):
+    """Processes that a run cannot be made of."""
 
 
 class Processes(Protocol):
@@ -105,6 +119,20 @@ def by_all(processes: Processes, act: Callable[[], T]) -> T:
     own = _tried(act)
     errors = [error for error in processes.gather(own.error) if error is not None]
     return cast(T, own.value if not errors else _result(_Outcome(error=errors[0])))
+
+
+def share_size(batch_size: int, processes: int) -> int:
+    """How many of a batch of all processes each of so many makes.
+
+    Raises:
+        ProcessesError: They cannot be shared out evenly: a mean over shares would not be the mean over the batch.
+    """
+    if batch_size % processes:
+        raise ProcessesError(
+            "data.batch_size is that of all processes together, and each makes an equal share of it: it must be a "
+            f"multiple of their number {processes}, got {batch_size}"
+        )
+    return batch_size // processes
 
 
 def everywhere(error: E) -> E:

@@ -41,8 +41,9 @@ class SaveConfig(SaveConfigCallback):
             begun["ckpt_path"] = None
             # It was validated when it was parsed.
             text = self.parser.dump(begun, skip_unset=False, skip_validation=True)
-            self.folder = str(run_folder(trainer).resolve())
-            write_atomically(run_folder(trainer) / "config.yaml", text)
+            folder = run_folder(trainer)
+            self.folder = str(folder.resolve())
+            write_atomically(folder / "config.yaml", text)
         for logger in trainer.loggers:
             logger.log_hyperparams(self.values)
 

@@ -12,7 +12,7 @@ from lightning import Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import nn
 
-from privacy.processes import ALONE, Processes, everywhere
+from privacy.processes import ALONE, Processes, ProcessesError, everywhere
 
 __all__ = [
     "ProcessesError",
@@ -25,12 +25,7 @@ __all__ = [
     "check_strategy",
     "processes_of",
     "share_of",
-    "share_size",
 ]
-
-
-class ProcessesError(ValueError):
-    """Processes that a run cannot be made of."""
 
 
 class TrainerProcesses:
@@ -147,20 +142,6 @@ def allow_tensor_cores(device: torch.device) -> None:
     """Lets an NVIDIA GPU multiply float32 matrices as TF32, unless it was told otherwise; a CPU is left as it is."""
     if device.type == "cuda" and torch.get_float32_matmul_precision() == "highest":
         torch.set_float32_matmul_precision("high")
-
-
-def share_size(batch_size: int, processes: Processes) -> int:
-    """How many of a batch of all processes each of them makes.
-
-    Raises:
-        ProcessesError: They cannot be shared out evenly: a mean over shares would not be the mean over the batch.
-    """
-    if batch_size % processes.size:
-        raise ProcessesError(
-            f"data.batch_size is that of all processes together, and each makes an equal share of it: it must be a "
-            f"multiple of their number {processes.size}, got {batch_size}"
-        )
-    return batch_size // processes.size
 
 
 def share_of(rows: int, processes: Processes) -> slice:

@@ -266,7 +266,7 @@ def refuse_other_architecture(
         and any(name == one or name.startswith(f"{one}.") for one in given)
         and not any(name == one or name.startswith(f"{one}.") for one in kept)
     }
-    _refuse(differing, checkpoint, why=f"{command} measures what was trained, and that is not it")
+    _refuse(differing, checkpoint, why=f"{command} measures what was trained, and that is not it", otherwise="")
 
 
 def _refuse(
@@ -274,11 +274,11 @@ def _refuse(
     checkpoint: str,
     *,
     why: str = "a run cannot be resumed with this changed",
+    otherwise: str = ", or start a new run without --ckpt_path",
 ) -> None:
     if settings:
         listed = "; ".join(f"{name} was {old!r} and is {new!r}" for name, (old, new) in sorted(settings.items()))
-        anew = "" if "measures" in why else ", or start a new run without --ckpt_path"
-        raise CheckpointError(f"{listed}: {why}. Give what {checkpoint} was begun with{anew}")
+        raise CheckpointError(f"{listed}: {why}. Give what {checkpoint} was begun with{otherwise}")
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

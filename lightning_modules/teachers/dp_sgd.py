@@ -21,7 +21,6 @@ from lightning_modules.teachers.augmentation import random_views
 from lightning_modules.teachers.dp_optimizers import ExactNoise
 from lightning_modules.teachers.dp_sgd_checks import check_settings, require_records_apart
 from lightning_modules.teachers.dp_sgd_description import describe_dp_sgd
-from lightning_modules.teachers.own_training import CheckpointError
 from lightning_modules.teachers.record_clipping import WAYS, Clipping, RecordClipping, Way, chosen_way
 from lightning_modules.teachers.step_counts import StepCounts, added, larger
 from lightning_modules.teachers.teacher import Teacher
@@ -33,6 +32,7 @@ from privacy.events import Release, SampledGaussian, Unbounded
 from privacy.events.discrete import SampledDiscreteGaussian
 from privacy.formatting import round_up
 from privacy.guarantee import Guarantee
+from privacy.identity import CheckpointError
 from privacy.mechanisms.discrete_gaussian import lattice_spacing
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.processes import Processes, by_all

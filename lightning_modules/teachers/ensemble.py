@@ -35,7 +35,8 @@ from lightning_modules.teachers.joint_training import (
     StackedTraining,
     draws_at_random,
 )
-from lightning_modules.teachers.own_training import CheckpointError, OwnTraining
+from lightning_modules.teachers.own_training import OwnTraining
+from privacy.identity import CheckpointError
 from privacy.mechanisms.vote_counts import vote_counts
 from privacy.processes import Processes
 

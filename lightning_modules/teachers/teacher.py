@@ -17,7 +17,8 @@ from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.runs import is_dev_run
-from lightning_modules.teachers.own_training import CheckpointError, OwnTraining
+from lightning_modules.teachers.own_training import OwnTraining
+from privacy.identity import CheckpointError
 
 __all__ = ["Teacher"]
 

@@ -26,12 +26,12 @@ from datamodules.shares import own_share, whole
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli import main
 from lightning_modules.runtime.processes import (
-    ProcessesError,
     check_kind_of_strategy,
     check_launcher,
     check_strategy,
 )
 from lightning_modules.teachers.own_training import CheckpointError
+from privacy.processes import ProcessesError
 
 STEPS = 2
 SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
