@@ -32,6 +32,8 @@ class DGDImages:
         pool: Images for `pool`: a data set that is declared to be public. Its labels are never read.
         pool_part: Part of it, `test` or `train`. The train part of the private data itself, which the paper takes to
             stand for public data, voids the guarantee.
+        pixel_mean: Mean of the generator's pixels; see `Images`.
+        pixel_std: Standard deviation of the generator's pixels; see `Images`.
     """
 
     source: Source = "generator"
@@ -39,6 +41,8 @@ class DGDImages:
     generator: Callable[..., nn.Module] | None = None
     pool: ImageDataModule | None = None
     pool_part: Literal["test", "train"] = "test"
+    pixel_mean: list[float] | None = None
+    pixel_std: list[float] | None = None
 
     def __post_init__(self) -> None:
         if self.source not in get_args(Source):
@@ -47,13 +51,23 @@ class DGDImages:
             raise ValueError(
                 f"images.pool must be given for images.source='pool', and for no other, got {self.source!r}"
             )
+        if self.source == "pool" and (self.pixel_mean is not None or self.pixel_std is not None):
+            raise ValueError(
+                "images.pixel_mean and pixel_std are of a generator's pixels: images.source='pool' has none"
+            )
 
     def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
         """The source."""
         if self.source == "pool":
             assert self.pool is not None
             return PoolSource(self.pool, part=self.pool_part, image_shape=image_shape, batch_size=batch_size)
-        settings = Images(source=self.source, prior=self.prior, generator=self.generator)
+        settings = Images(
+            source=self.source,
+            prior=self.prior,
+            generator=self.generator,
+            pixel_mean=self.pixel_mean,
+            pixel_std=self.pixel_std,
+        )
         return settings.build(image_shape=image_shape, batch_size=batch_size)
 
 

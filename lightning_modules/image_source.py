@@ -5,6 +5,7 @@ None of it reads private data: what an image costs is what is asked about it.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import nn
 
-from lightning_modules.networks import DAFLGenerator, Refiner
+from lightning_modules.networks import DAFLGenerator, Refiner, ScaledOutput
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.refiner import check_refiner
 from lightning_modules.priors import ImagePrior, StrokePrior
@@ -21,6 +22,10 @@ from lightning_modules.priors.warm_start import fit_generator
 from lightning_modules.runtime.randomness import Draws, stream
 
 __all__ = ["ImageSettings", "ImageSource", "Images", "SyntheticSource"]
+
+_STATISTICS_IMAGES = 512
+#: For a prior whose pixels are all alike in a channel.
+_LEAST_STD = 1e-3
 
 _Source = Literal["generator", "prior", "both", "refined"]
 
@@ -36,12 +41,20 @@ class Images:
         generator: Builds the generator, called with `image_shape`. Default: `DAFLGenerator`; for `refined` `Refiner`.
         warm_start_steps: Steps for which the generator is fitted to images of the prior before the first annotated
             step, once in a run. Neither teacher nor data are queried; it costs time alone.
+        pixel_mean: Mean of the generator's pixels, one number or one for each channel; null is that of the prior's
+            images. A teacher's input has one, and a generator like DAFL's, which ends in BatchNorm without weights,
+            has 0 by itself.
+        pixel_std: Standard deviation of its pixels, likewise; 1 by itself. The refiner's images have those of the prior
+            by themselves, and a generator that does not say that its output is `standardised` has its own: where a
+            number is given, they are brought to it as well.
     """
 
     source: _Source = "generator"
     prior: ImagePrior | None = None
     generator: Callable[..., nn.Module] | None = None
     warm_start_steps: int = 0
+    pixel_mean: list[float] | None = None
+    pixel_std: list[float] | None = None
 
     def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
         """The source that these settings describe, for images (C, H, W) in batches of `batch_size`.
@@ -134,29 +147,69 @@ class SyntheticSource(ImageSource):
         self.kind = settings.source
         self.image_shape = image_shape
         self.batch_size = self.rows = batch_size
-        self.prior = (settings.prior or StrokePrior()) if self.kind != "generator" else None
+        self._settings = settings
+        self._public_prior = settings.prior or StrokePrior()
+        self.prior = self._public_prior if self.kind != "generator" else None
         self.generator = self._build_generator(settings.generator)
         self.warm_start_steps = settings.warm_start_steps
         self._check_warm_start()
-        self._warm_start_prior = self.prior or settings.prior or StrokePrior()
         made = {"refined": ("refiner",), "prior": ()}.get(self.kind, ("generator",))
         self.published: tuple[str, ...] = (*made, "synthetic images")
 
     def _build_generator(self, factory: Callable[..., nn.Module] | None) -> nn.Module | None:
         """What makes or changes images, checked before anything is spent on it."""
         if self.kind == "prior":
+            self._require_no_statistics()
             return None
         if self.kind == "refined":
             refiner = (factory or Refiner)(image_shape=self.image_shape)
             check_refiner(refiner, image_shape=self.image_shape)
-            return refiner
+            return self._with_statistics(refiner)
         generator = (factory or DAFLGenerator)(image_shape=self.image_shape)
         if not hasattr(generator, "latent_dim"):
             raise ValueError(
                 f"images.generator must have a latent_dim for images.source={self.kind!r}, {type(generator).__name__} "
                 "has none"
             )
-        return generator
+        return self._with_statistics(generator)
+
+    def _with_statistics(self, network: nn.Module) -> nn.Module:
+        """The network, whose images have the statistics that are wanted."""
+        wanted = self._settings.pixel_mean, self._settings.pixel_std
+        standardised = bool(getattr(network, "standardised", False))
+        if wanted == (None, None) and not standardised:
+            return network
+        mean, std = (
+            self._per_channel(name, given) if given is not None else of_prior
+            for name, given, of_prior in zip(("pixel_mean", "pixel_std"), wanted, self._prior_statistics(), strict=True)
+        )
+        if min(std) <= 0:
+            raise ValueError(f"images.pixel_std must be above 0 in each channel, got {std}")
+        return ScaledOutput(network, scale=std, shift=mean, standardise=not standardised)
+
+    def _prior_statistics(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of the prior's pixels in each channel: the same ones in every run."""
+        images = self._public_prior.sample(
+            _STATISTICS_IMAGES,
+            image_shape=self.image_shape,
+            generator=stream(0, 0, 0, "statistics"),
+            device=torch.device("cpu"),
+        ).double()
+        std = images.std(dim=(0, 2, 3)).clamp_min(_LEAST_STD)
+        return images.mean(dim=(0, 2, 3)).tolist(), std.tolist()
+
+    def _per_channel(self, name: str, given: list[float]) -> list[float]:
+        channels = self.image_shape[0]
+        if len(given) not in (1, channels) or not all(math.isfinite(value) for value in given):
+            raise ValueError(
+                f"images.{name} must be one finite number, or one for each of {channels} channels, got {given}"
+            )
+        return [float(value) for value in given] * (channels if len(given) == 1 else 1)
+
+    def _require_no_statistics(self) -> None:
+        for name in ("pixel_mean", "pixel_std"):
+            if getattr(self._settings, name) is not None:
+                raise ValueError(f"images.{name} is of a generator's pixels, and images.source='prior' has none")
 
     def _check_warm_start(self) -> None:
         steps = self.warm_start_steps
@@ -215,7 +268,7 @@ class SyntheticSource(ImageSource):
         assert self.generator is not None
         error = fit_generator(
             self.generator,
-            self._warm_start_prior,
+            self._public_prior,
             steps=self.warm_start_steps,
             batch_size=self.batch_size,
             image_shape=self.image_shape,
@@ -224,7 +277,7 @@ class SyntheticSource(ImageSource):
             device=draws.device,
         )
         return (
-            f"Generator fitted to {type(self._warm_start_prior).__name__} for {self.warm_start_steps} steps: mean "
+            f"Generator fitted to {type(self._public_prior).__name__} for {self.warm_start_steps} steps: mean "
             f"squared error {error:.3g}."
         )
 

@@ -5,6 +5,7 @@ from lightning_modules.networks.building import build_network, check_network
 from lightning_modules.networks.classifiers import ImageClassifier
 from lightning_modules.networks.features import logits_and_features
 from lightning_modules.networks.generators import DAFLGenerator
+from lightning_modules.networks.pixel_statistics import ScaledOutput
 from lightning_modules.networks.refiner import Refiner
 from lightning_modules.networks.resnet import ResNet18, ResNet34
 from lightning_modules.networks.scattering import Scattering2d, ScatteringClassifier
@@ -20,6 +21,7 @@ __all__ = [
     "Refiner",
     "ResNet18",
     "ResNet34",
+    "ScaledOutput",
     "Scattering2d",
     "ScatteringClassifier",
     "SmallCNN",

@@ -11,8 +11,10 @@ class DAFLGenerator(nn.Module):
     """The generator of DAFL (Chen et al. 2019), which the papers take over.
 
     Dense to `width` x (H/4) x (W/4), BN, double, conv 3x3 (width), BN, LeakyReLU 0.2, double, conv 3x3 (width/2), BN,
-    LeakyReLU 0.2, conv 3x3 (C), tanh, BN without weights. The last layer standardises each channel over the batch, so
-    pixels are **not** confined to [-1, 1]; it is what makes data-free training work. The two inner BN layers have
+    LeakyReLU 0.2, conv 3x3 (C), tanh, BN without weights. The last layer standardises each channel over the batch
+    (`standardised`), which is what makes data-free training work; DAFL's data are standardised as well. Methods bring
+    its pixels to the mean and standard deviation of images in [-1, 1] (`Images.pixel_mean`, `ScaledOutput`), to which
+    they are **not** confined. The two inner BN layers have
     DAFL's epsilon of 0.8. Doubling is by nearest neighbour; a side that is no multiple of 4 starts at its quarter
     rounded up and is resized to half (rounded up) and to the full side instead.
 
@@ -23,7 +25,12 @@ class DAFLGenerator(nn.Module):
 
     Raises:
         ValueError: if a size is not positive or `width` is odd.
+
+    Attributes:
+        standardised: Pixels have mean 0 and standard deviation 1 in each channel.
     """
+
+    standardised = True
 
     def __init__(
         self, *, image_shape: tuple[int, int, int] = (1, 28, 28), latent_dim: int = 100, width: int = 128

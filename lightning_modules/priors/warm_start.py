@@ -35,9 +35,9 @@ def fit_generator(
     data, nothing charged. The encoder is thrown away. Random numbers depend on `seed` alone, the global generators
     are left as they were, and an interruption leaves the generator as it was.
 
-    The error is in the prior's own range. A generator that standardises its channels, as DAFL's does, keeps an error
-    that no fit removes; its least is at the same images all the same, since with mean and variance fixed only the
-    covariance with the target is left.
+    The error is in the prior's own range. A generator whose pixels have another mean or standard deviation, whatever it
+    learns, keeps an error that no fit removes; its least is at the same images all the same, since with mean and
+    variance fixed only the covariance with the target is left.
 
     Args:
         generator: maps latents (B, latent_dim) to images (B, C, H, W); changed in place.

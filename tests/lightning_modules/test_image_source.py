@@ -1,0 +1,95 @@
+"""Statistics of a generator's pixels: a setting, and the prior's where it is not given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_modules.image_source import Images, SyntheticSource
+from lightning_modules.networks import DAFLGenerator, Refiner, ScaledOutput
+from lightning_modules.priors import DeadLeavesPrior, StrokePrior
+
+GRAY = (1, 28, 28)
+
+
+def _source(shape: tuple[int, int, int] = GRAY, **settings: Any) -> SyntheticSource:
+    settings.setdefault("generator", lambda **given: DAFLGenerator(width=4, latent_dim=8, **given))
+    return SyntheticSource(Images(**settings), image_shape=shape, batch_size=8)
+
+
+def _pixels(source: SyntheticSource) -> Tensor:
+    assert source.generator is not None
+    with torch.no_grad():
+        images: Tensor = source.generator(torch.randn(64, source.latent_dim))
+    return images
+
+
+@pytest.mark.parametrize("kind", ["generator", "both"])
+def test_a_generator_has_the_statistics_of_the_prior(kind: Any) -> None:
+    images = _pixels(_source(source=kind))
+    drawn = StrokePrior().sample(1024, image_shape=GRAY, generator=torch.Generator().manual_seed(7), device="cpu")
+    assert float(images.mean()) == pytest.approx(float(drawn.mean()), abs=0.02)
+    assert float(images.std()) == pytest.approx(float(drawn.std()), rel=0.05)
+    assert float(images.mean()) < -0.5  # and not the 0 that DAFL's last layer gives
+
+
+def test_each_channel_has_its_own_and_they_are_the_same_in_each_run() -> None:
+    prior = DeadLeavesPrior()
+    one, other = (_source((3, 16, 16), source="generator", prior=prior).generator for _ in range(2))
+    assert isinstance(one, ScaledOutput) and isinstance(other, ScaledOutput)
+    assert one.scale.shape == (3, 1, 1) and torch.equal(one.scale, other.scale) and torch.equal(one.shift, other.shift)
+
+
+def test_what_is_given_counts() -> None:
+    images = _pixels(_source(source="generator", pixel_mean=[0.25], pixel_std=[0.5]))
+    assert float(images.mean()) == pytest.approx(0.25, abs=0.01)
+    assert float(images.std()) == pytest.approx(0.5, rel=0.02)
+    as_dafl = _source((3, 16, 16), source="generator", pixel_mean=[0.0], pixel_std=[1.0]).generator
+    assert isinstance(as_dafl, ScaledOutput)
+    assert torch.equal(as_dafl.scale, torch.ones(3, 1, 1)) and torch.equal(as_dafl.shift, torch.zeros(3, 1, 1))
+
+
+class _Own(nn.Module):
+    """A generator that says nothing of its output."""
+
+    latent_dim = 8
+
+    def __init__(self, *, image_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.image_shape = image_shape
+
+    def forward(self, latents: Tensor) -> Tensor:
+        """Constant images, but for noise."""
+        return 0.9 + 0.1 * torch.randn(len(latents), *self.image_shape)
+
+
+def test_a_generator_of_ones_own_and_the_refiner_are_left_as_they_are_unless_it_is_given() -> None:
+    assert isinstance(_source(source="generator", generator=_Own).generator, _Own)
+    assert isinstance(_source(source="refined", generator=None).generator, Refiner)
+    assert float(_pixels(_source(source="generator", generator=_Own, pixel_mean=[-0.5])).mean()) == pytest.approx(
+        -0.5, abs=0.01
+    )
+    refined = _source(source="refined", generator=None, pixel_mean=[0.0], pixel_std=[0.5]).generator
+    assert refined is not None
+    drawn = StrokePrior().sample(64, image_shape=GRAY, generator=torch.Generator().manual_seed(7), device="cpu")
+    with torch.no_grad():
+        images = refined(drawn)
+    assert float(images.mean()) == pytest.approx(0.0, abs=0.01) and float(images.std()) == pytest.approx(0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"source": "generator", "pixel_mean": [0.1, 0.2]}, "pixel_mean must be one finite number, or one for each"),
+        ({"source": "generator", "pixel_mean": [float("nan")]}, "pixel_mean must be one finite"),
+        ({"source": "generator", "pixel_std": [0.0]}, "pixel_std must be above 0"),
+        ({"source": "generator", "pixel_std": []}, "pixel_std must be one finite"),
+        ({"source": "prior", "pixel_std": [1.0]}, "source='prior' has none"),
+    ],
+)
+def test_bad_statistics_are_named(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        _source(**settings)
