@@ -154,22 +154,22 @@ class DPSD(DataFreeDistillation):
         if isinstance(annotator, GradientAnnotator):
             released = annotator.annotate(self.output_gradients(outputs, images))
             return self.gradient_targets.annotation(outputs, released, norm_bound=annotator.norm_bound)
-        candidates, size = self.candidates(outputs)
-        labels = annotator.annotate(
-            self.teacher.logits(images), candidates, size=size if self.schedule.fixed_beforehand else None
-        )
+        candidates = self.candidates(outputs)
+        # One size for all: the step alone fixes it.
+        size = int(candidates[0].sum()) if self.schedule.fixed_beforehand and len(candidates) else None
+        labels = annotator.annotate(self.teacher.logits(images), candidates, size=size)
         if self.label_targets.noise_correction:
             return Annotation(expected_labels(outputs.float(), labels, candidates, epsilon=annotator.epsilon))
         return Annotation(F.one_hot(labels, self.num_classes).float())
 
-    def candidates(self, outputs: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """I of each image, shape (B, c), bool, and their size: from the student's `outputs` and the step alone."""
+    def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
+        """I of each image, shape (B, c), bool: from the student's `outputs` and the step alone."""
         assert isinstance(self.annotator, LabelAnnotator)
-        size = self.schedule.size(
+        sizes = self.schedule.sizes(
             outputs.float().softmax(dim=1), step=self.steps_done, smallest=self.annotator.smallest
         )
-        self.log_in_step("train/candidates", float(size))
-        return top_k_candidates(outputs, k=size), size
+        self.log_in_step("train/candidates", sizes.float().mean())
+        return top_k_candidates(outputs, k=sizes)
 
     def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """∂L_t/∂Φ_s of Eqs. 2 and 3 of each sample, shape (B, c), float32. **Private** until annotated."""

@@ -36,12 +36,12 @@ def threshold_candidates(probabilities: torch.Tensor, *, threshold: float | None
     return (probabilities > limit) | top_k_candidates(probabilities, k=2)
 
 
-def top_k_candidates(scores: torch.Tensor, *, k: int) -> torch.Tensor:
+def top_k_candidates(scores: torch.Tensor, *, k: int | torch.Tensor) -> torch.Tensor:
     """DPSD's candidate set: the student's k largest outputs, exactly k per row.
 
     Args:
         scores: The **student's** logits or probabilities, shape (B, c).
-        k: From 2 to c.
+        k: From 2 to c; or one for each row, shape (B,), int64.
 
     Returns:
         bool, shape (B, c).
@@ -50,10 +50,14 @@ def top_k_candidates(scores: torch.Tensor, *, k: int) -> torch.Tensor:
         ValueError: k out of range.
     """
     classes = _classes(scores)
-    if not 2 <= k <= classes:
+    sizes = torch.as_tensor(k, device=scores.device)
+    if sizes.ndim and sizes.shape != (len(scores),):
+        raise ValueError(f"k must be one number, or one for each of {len(scores)} rows, got shape {tuple(sizes.shape)}")
+    if len(scores) and not 2 <= int(sizes.min()) <= int(sizes.max()) <= classes:
         raise ValueError(f"k must lie between 2 and the {classes} classes, got {k}")
+    first = torch.arange(classes, device=scores.device) < sizes.reshape(-1, 1)
     mask = torch.zeros_like(scores, dtype=torch.bool)
-    return mask.scatter_(1, scores.topk(k, dim=1).indices, True)
+    return mask.scatter_(1, scores.argsort(dim=1, descending=True, stable=True), first.expand(len(scores), -1))
 
 
 def randomized_response(

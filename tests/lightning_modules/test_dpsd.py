@@ -276,6 +276,27 @@ def test_schedules_reach_k_and_begin_with_all_classes() -> None:
     assert sizes(ConfidentCandidates(coverage=0.72), half, 1) == [5]
 
 
+def test_an_image_that_the_student_is_sure_of_has_fewer_candidates() -> None:
+    probabilities = torch.cat([torch.full((1, 10), 0.1), torch.eye(10)[:1], 0.05 + 0.5 * torch.eye(10)[:1]])
+
+    def sizes(**settings: Any) -> list[int]:
+        schedule = ConfidentCandidates(coverage=0.72, **settings)
+        found: list[int] = schedule.sizes(probabilities, step=0, smallest=3).tolist()
+        return found
+
+    assert sizes(per_image=True) == [8, 3, 5]
+    assert sizes() == [5, 5, 5]  # one for the batch
+
+
+@pytest.mark.parametrize("per_image", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_sets_of_several_sizes_are_charged_for_the_smallest(folder: Path, per_image: bool) -> None:
+    schedule = {"class_path": "ConfidentCandidates", "init_args": {"per_image": per_image}}
+    charged = run(annotator=LABEL, images="prior", schedule=schedule).model.annotator.account.epsilon()
+    smallest = compose({RandomizedResponse(1.0, 3): 3 * BATCH_SIZE}, 1e-5).epsilon
+    assert charged == pytest.approx(smallest)
+    assert charged > compose({RandomizedResponse(1.0, 10): 3 * BATCH_SIZE}, 1e-5).epsilon
+
+
 def test_schedules_refuse_what_has_no_meaning() -> None:
     for make in (
         lambda: LinearCandidates(begin=5, end=4),

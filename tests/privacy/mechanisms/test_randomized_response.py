@@ -130,3 +130,19 @@ def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
         randomized_response(**{**good, **change}, noise=ReproducibleNoise(seed=0))
     with pytest.raises(ValueError, match="k must"):
         top_k_candidates(torch.zeros(2, 3), k=4)
+    with pytest.raises(ValueError, match="k must lie"):
+        top_k_candidates(torch.zeros(2, 3), k=torch.tensor([1, 3]))
+    with pytest.raises(ValueError, match="one for each of 2 rows"):
+        top_k_candidates(torch.zeros(2, 3), k=torch.tensor([2, 3, 3]))
+
+
+def test_each_row_has_as_many_candidates_as_it_was_given() -> None:
+    scores = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
+    sizes = torch.arange(64) % 9 + 2
+    candidates = top_k_candidates(scores, k=sizes)
+    assert torch.equal(candidates.sum(dim=1), sizes)
+    # Each is among the largest: none that is left out exceeds one that is in.
+    inside = scores.masked_fill(~candidates, math.inf).amin(dim=1)
+    outside = scores.masked_fill(candidates, -math.inf).amax(dim=1)
+    assert bool((inside >= outside).all())
+    assert torch.equal(top_k_candidates(scores[:1], k=3), top_k_candidates(scores[:1], k=torch.tensor([3])))
