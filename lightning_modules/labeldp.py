@@ -20,6 +20,7 @@ from lightning_modules.networks.bn_statistics import logits_and_statistics
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
+from lightning_modules.runtime.randomness import Draws
 from privacy.account import BudgetExceeded
 from privacy.annotators import LabelAnnotator
 from privacy.identity import CheckpointError
@@ -40,17 +41,24 @@ class Stages:
             False fits it to the labels themselves.
         train_on: A stage's student is fitted to `stage`, that stage's data (Algorithm 1), or to the `union` of all so
             far.
+        passes: How often a stage's images are trained on, in a new order each time: of an epoch's steps one in `passes`
+            labels a batch. Labels that were drawn may be looked at again at no cost. The number of labels, epochs x
+            `data.steps_per_epoch` x `data.batch_size` / `passes`, is what the record-level ε grows with; the published
+            one does not count it.
     """
 
     threshold: float | None = None
     noise_correction: bool = True
     train_on: Literal["stage", "union"] = "stage"
+    passes: int = 1
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise ValueError(f"stages.threshold must lie in [0, 1] or be null for 1/(2c), got {self.threshold}")
         if self.train_on not in ("stage", "union"):
             raise ValueError(f"stages.train_on must be stage or union, got {self.train_on!r}")
+        if self.passes < 1:
+            raise ValueError(f"stages.passes must be 1 or more, got {self.passes}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +178,8 @@ class LabelDP(DataFreeDistillation):
         self.stage_labels = torch.empty(0, dtype=torch.int64)
         self.stage_candidates = torch.empty(0, num_classes, dtype=torch.bool)
         self.stage_begin = self.stage_end = 0
+        #: Batches that the stage labelled: its steps, or one in `stages.passes`.
+        self.labelled_batches = 0
         #: How many processes made the stage's images.
         self.stage_processes = 1
         self._rows = torch.empty(0, dtype=torch.int64)
@@ -185,11 +195,11 @@ class LabelDP(DataFreeDistillation):
             self._rows = self.next_rows()
             images = self.stage_images[self._rows].to(self.device).float()
             self.update_student(images)  # line 2, d
-            latents = self.draw_latents(self.steps_done)
+            call = self._pass_and_call[1]
+            latents = self.draw_latents(self.stage_begin + call)
             if latents is not None:
-                own = self.steps_done - self.stage_begin
-                begin = own * self.batch_size + self._own_rows.start
-                labels = self.stage_labels[-self._stage_rows :][begin:][: len(latents)]
+                begin = call * self.batch_size + self._own_rows.start
+                labels = self.stage_labels[-self.labelled_batches * self.batch_size :][begin:][: len(latents)]
                 self.update_generator(latents, self._one_hot(labels))
         self.end_step()
 
@@ -231,7 +241,8 @@ class LabelDP(DataFreeDistillation):
             joined(labels),
             joined(sets),
         )
-        self.stage_begin, self.stage_end = self.steps_done, self.steps_done + self.stage_calls
+        self.labelled_batches = self.stage_calls
+        self.stage_begin, self.stage_end = self.steps_done, self.steps_done + self.stage_calls * self.stages.passes
         self.stage_processes = self.processes.size
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -240,14 +251,15 @@ class LabelDP(DataFreeDistillation):
 
     @property
     def stage_calls(self) -> int:
-        """Calls of the annotator that a stage makes: one for each of its steps, all of them at its start."""
+        """Calls of the annotator that a stage makes, all of them at its start: its steps, or one in `stages.passes`."""
         batches = self.trainer.num_training_batches
         # Infinite until the fit has its data: a resumed run takes its last stage's.
-        return int(batches) if math.isfinite(batches) else max(1, self.stage_end - self.stage_begin)
+        return int(batches) // self.stages.passes if math.isfinite(batches) else max(1, self.labelled_batches)
 
     @property
-    def _stage_rows(self) -> int:
-        return (self.stage_end - self.stage_begin) * self.batch_size
+    def _pass_and_call(self) -> tuple[int, int]:
+        """Which pass over the stage's images this step is in, and which of its batches it is on."""
+        return divmod(self.steps_done - self.stage_begin, max(1, self.labelled_batches))
 
     @property
     def next_calls(self) -> int:
@@ -258,16 +270,26 @@ class LabelDP(DataFreeDistillation):
 
     def affordable_calls(self, steps: int) -> int:
         """See `DataFreeDistillation.affordable_calls`; only whole stages are begun."""
-        left = super().affordable_calls(steps - max(0, self.stage_end - self.steps_done))
+        yet = max(0, steps - max(self.steps_done, self.stage_end)) // self.stages.passes
+        left = self.annotator.affordable(limit=yet)
         return left - left % max(1, self.stage_calls)
+
+    def calls_of(self, steps: int) -> int:
+        """See `DataFreeDistillation.calls_of`: one step in `stages.passes` labels a batch."""
+        return steps // self.stages.passes
 
     def next_rows(self) -> torch.Tensor:
         """Which of the kept images this step of this process is on, shape (B,), int64."""
         if self.stages.train_on == "union":
             draw = self.draws.stream(self.steps_done, "union")
             return torch.randint(len(self.stage_labels), (self.images.rows,), generator=draw)
-        begin = (self.steps_done - self.stage_begin) * self.batch_size
-        return begin + torch.arange(self.batch_size)[self._own_rows]
+        pass_, call = self._pass_and_call
+        rows = torch.arange(self.labelled_batches * self.batch_size)
+        if pass_:
+            # One order for all processes.
+            draw = Draws(self.draws.seed, 0, self.device).stream(self.stage_begin + pass_, "passes")
+            rows = rows[torch.randperm(len(rows), generator=draw)]
+        return rows[call * self.batch_size :][: self.batch_size][self._own_rows]
 
     @property
     def _own_rows(self) -> slice:
@@ -295,6 +317,22 @@ class LabelDP(DataFreeDistillation):
                 )
             )
         super().on_fit_start()
+
+    def on_train_start(self) -> None:
+        """See `DataFreeDistillation.on_train_start`.
+
+        Raises:
+            ValueError: The passes over a stage do not make up an epoch.
+        """
+        steps, passes = self.trainer.num_training_batches, self.stages.passes
+        if int(steps) % passes:
+            raise everywhere(
+                ValueError(
+                    f"stages.passes must divide data.steps_per_epoch, the steps of a stage, got {passes} for {steps} "
+                    "steps"
+                )
+            )
+        super().on_train_start()
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Targets from the kept labels, shape (B, c): nothing is queried again.
@@ -346,6 +384,7 @@ class LabelDP(DataFreeDistillation):
             "candidates": self.stage_candidates[rows],
             "begin": self.stage_begin,
             "end": self.stage_end,
+            "labelled_batches": self.labelled_batches,
             "processes": self.stage_processes,
         }
 
@@ -356,4 +395,5 @@ class LabelDP(DataFreeDistillation):
         self.stage_images, self.stage_labels = stage["images"], stage["labels"]
         self.stage_candidates = stage["candidates"]
         self.stage_begin, self.stage_end = int(stage["begin"]), int(stage["end"])
+        self.labelled_batches = int(stage.get("labelled_batches", self.stage_end - self.stage_begin))
         self.stage_processes = int(stage.get("processes", 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from support.variants import MoodyTeacher
 from datamodules import Digits, Latent
 from lightning_modules import LabelDP
 from lightning_modules.cli import TranscriptionCLI
+from lightning_modules.labeldp import Stages
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
 from privacy.annotators.label import LabelAnnotator
@@ -188,6 +190,44 @@ def test_candidates_are_the_student_s_alone(folder: Path) -> None:
 
 def test_candidates_that_know_the_teacher_are_noticed(folder: Path) -> None:
     assert not _same_candidates(WellInformedLabelDP)
+
+
+def test_passes_over_kept_labels_cost_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[int]] = []
+    annotate = LabelDP.annotate
+
+    def watched(self: LabelDP, *arguments: Any) -> Any:
+        seen.append(self._rows.tolist())
+        return annotate(self, *arguments)
+
+    monkeypatch.setattr(LabelDP, "annotate", watched)
+    model = run("run", "--model.stages.passes=2", **QUIET).model
+    labels = BATCH_SIZE * STEPS // 2
+    assert model.steps_done == STEPS * STAGES
+    assert model.annotator.calls_made() == STEPS * STAGES // 2 == model.plan.calls
+    assert model.annotator.account.epsilon() == pytest.approx(_answers(STEPS * STAGES // 2))
+    assert model.annotator.account.epsilon() < _answers(STEPS * STAGES)  # what as many steps on new labels cost
+    for stage in (seen[:STEPS], seen[STEPS:]):
+        first, second = (list(chain(*half)) for half in (stage[: STEPS // 2], stage[STEPS // 2 :]))
+        assert first == list(range(labels)) and first != second and sorted(second) == first
+
+
+@pytest.mark.parametrize("images", [pytest.param("prior", marks=pytest.mark.slow), "both"])
+def test_a_pass_survives_an_interruption(folder: Path, monkeypatch: pytest.MonkeyPatch, images: str) -> None:
+    settings = {**QUIET, "images": images, "stages": {"passes": 2}}
+    settings["annotator"] = {"noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}}
+    if images == "both":
+        settings.update(discriminator="student", student_loss_weight=1.0)
+    whole = run("whole", epochs=1, **settings)
+    _interrupted(monkeypatch, 3, epochs=1, **settings)
+    assert equal(_kept(whole), _kept(run("run", LAST, epochs=1, **settings)))
+
+
+def test_passes_that_make_up_no_epoch_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"stages\.passes must divide data\.steps_per_epoch.* got 3 for 4 steps"):
+        run("run", "--model.stages.passes=3", **QUIET)
+    with pytest.raises(ValueError, match=r"stages\.passes must be 1 or more"):
+        Stages(passes=0)
 
 
 def test_only_whole_stages_are_begun_under_a_target(folder: Path) -> None:
