@@ -407,8 +407,16 @@ class DataFreeDistillation(LightningModule):
                 broadcast_tensors(self.generator.state_dict().values(), self.processes)
 
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
-        """Remembers where a step begins, to know one that was cut short."""
+        """Remembers where a step begins, to know one that was cut short; the generator begins anew where it is to."""
         self._steps_before_batch = self.steps_done
+        every = self.images.reset_every
+        if every and self.steps_done and self.steps_done % every == 0:
+            self.reset_generator()
+
+    def reset_generator(self) -> None:
+        """Begins the generator anew, and forgets the moments of its optimizer."""
+        self.images.reset(self.steps_done, self.draws)
+        self.optimizer("generator").optimizer.state.clear()
 
     def end_step(self) -> None:
         """Logs what was spent where it is due, and counts the step."""

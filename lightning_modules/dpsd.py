@@ -19,6 +19,7 @@ from lightning_modules.image_source import Images
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
+from lightning_modules.runtime.randomness import Draws
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.mechanisms.randomized_response import top_k_candidates
 
@@ -187,6 +188,13 @@ class DPSD(DataFreeDistillation):
             loss, _ = terms(network, images)
             logits = self.student(images).float() if terms.student_loss_weight else images
         return terms.with_student_loss(loss, logits, targets) if terms.student_loss_weight else loss
+
+    def reset_generator(self) -> None:
+        """See `DataFreeDistillation.reset_generator`; its latent inputs are drawn anew."""
+        super().reset_generator()
+        if self.latents is not None:
+            draw = Draws(self.draws.seed, 0, self.device).stream(self.steps_done, "reset")
+            self.latents.data.copy_(torch.randn(self.latents.shape, generator=draw))
 
     def generator_parameters(self) -> Iterator[nn.Parameter]:
         """The generator's and its latent inputs'."""

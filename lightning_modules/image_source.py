@@ -19,7 +19,7 @@ from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.refiner import check_refiner
 from lightning_modules.priors import ImagePrior, StrokePrior
 from lightning_modules.priors.warm_start import fit_generator
-from lightning_modules.runtime.randomness import Draws, stream
+from lightning_modules.runtime.randomness import Draws, key, stream
 
 __all__ = ["ImageSettings", "ImageSource", "Images", "SyntheticSource"]
 
@@ -41,6 +41,9 @@ class Images:
         generator: Builds the generator, called with `image_shape`. Default: `DAFLGenerator`; for `refined` `Refiner`.
         warm_start_steps: Steps for which the generator is fitted to images of the prior before the first annotated
             step, once in a run. Neither teacher nor data are queried; it costs time alone.
+        reset_every: Steps after which the generator, or the refiner, begins anew with fresh weights; null is never. One
+            that is trained for long makes the few kinds of images that its discriminator is sure of; a sequence of new
+            ones shows the student many.
         pixel_mean: Mean of the generator's pixels, one number or one for each channel; null is that of the prior's
             images. A teacher's input has one, and a generator like DAFL's, which ends in BatchNorm without weights,
             has 0 by itself.
@@ -53,6 +56,7 @@ class Images:
     prior: ImagePrior | None = None
     generator: Callable[..., nn.Module] | None = None
     warm_start_steps: int = 0
+    reset_every: int | None = None
     pixel_mean: list[float] | None = None
     pixel_std: list[float] | None = None
 
@@ -85,6 +89,7 @@ class ImageSource(ABC):
         generator: What makes or changes images; None where there is none.
         published: What of it a student's owner may publish, in words.
         warm_start_steps: Steps that the generator takes before the first query.
+        reset_every: Steps after which the generator begins anew; None is never.
     """
 
     kind: str
@@ -92,6 +97,7 @@ class ImageSource(ABC):
     generator: nn.Module | None = None
     published: tuple[str, ...] = ()
     warm_start_steps: int = 0
+    reset_every: int | None = None
 
     @property
     def generated(self) -> int:
@@ -118,6 +124,10 @@ class ImageSource(ABC):
     def warm_start(self, draws: Draws) -> str:
         """Prepares the generator before the first query. Returns what came of it, in words."""
         raise NotImplementedError(f"{type(self).__name__} has no generator to start")
+
+    def reset(self, step: int, draws: Draws) -> None:
+        """Begins the generator anew; its weights follow from the seed and the step, in each process alike."""
+        raise NotImplementedError(f"{type(self).__name__} has no generator to begin anew")
 
     def networks(self) -> dict[str, nn.Module]:
         """Networks of it that are published, by name."""
@@ -153,6 +163,8 @@ class SyntheticSource(ImageSource):
         self.generator = self._build_generator(settings.generator)
         self.warm_start_steps = settings.warm_start_steps
         self._check_warm_start()
+        self.reset_every = settings.reset_every
+        self._check_reset()
         made = {"refined": ("refiner",), "prior": ()}.get(self.kind, ("generator",))
         self.published: tuple[str, ...] = (*made, "synthetic images")
 
@@ -223,6 +235,18 @@ class SyntheticSource(ImageSource):
         if steps and self.batch_size < 2:
             raise ValueError(f"images.warm_start_steps needs a batch_size of 2 or more, got {self.batch_size}")
 
+    def _check_reset(self) -> None:
+        every = self.reset_every
+        if every is None:
+            return
+        if isinstance(every, bool) or every < 1:
+            raise ValueError(f"images.reset_every must be 1 or more steps, or null for never, got {every!r}")
+        if self.generator is None or self.warm_start_steps:
+            raise ValueError(
+                f"images.reset_every={every} needs a generator that begins with random weights: images.source must not "
+                f"be prior, and images.warm_start_steps must be 0, got {self.kind!r} and {self.warm_start_steps}"
+            )
+
     @property
     def generated(self) -> int:
         """How many images of a batch the generator makes, or the refiner changes."""
@@ -280,6 +304,16 @@ class SyntheticSource(ImageSource):
             f"Generator fitted to {type(self._public_prior).__name__} for {self.warm_start_steps} steps: mean "
             f"squared error {error:.3g}."
         )
+
+    def reset(self, step: int, draws: Draws) -> None:
+        """Begins the generator anew; its weights follow from the seed and the step, in each process alike."""
+        assert self.generator is not None
+        network = self.generator.network if isinstance(self.generator, ScaledOutput) else self.generator
+        make = self._settings.generator or (Refiner if self.kind == "refined" else DAFLGenerator)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key(draws.seed, step, 0, "reset"))
+            fresh = make(image_shape=self.image_shape)
+        network.load_state_dict(fresh.state_dict())
 
     def networks(self) -> dict[str, nn.Module]:
         """Networks of it that are published, by name."""

@@ -203,10 +203,17 @@ class LabelDP(DataFreeDistillation):
                 self.update_generator(latents, self._one_hot(labels))
         self.end_step()
 
+    def reset_generator(self) -> None:
+        """See `DataFreeDistillation.reset_generator`; it is pretrained again."""
+        super().reset_generator()
+        if self.generator_training.discriminator == "teacher":
+            with self.draws.seeded(self.steps_done):
+                self.pretrain_generator()
+
     def pretrain_generator(self) -> None:
         """Line 1: the generator alone, against the teacher as a fixed discriminator."""
         for step in range(self.generator_training.pretraining_steps):
-            draw = self.draws.stream(step, "pretraining")
+            draw = self.draws.stream(self.steps_done + step, "pretraining")
             latents = torch.randn(self.images.generated, self.images.latent_dim, generator=draw).to(self.device)
             self.update_generator(latents, torch.empty(0, self.num_classes, device=self.device))
 

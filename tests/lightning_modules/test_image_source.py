@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lightning_modules.image_source import Images, SyntheticSource
 from lightning_modules.networks import DAFLGenerator, Refiner, ScaledOutput
 from lightning_modules.priors import DeadLeavesPrior, StrokePrior
+from lightning_modules.runtime.randomness import Draws
 
 GRAY = (1, 28, 28)
 
@@ -80,9 +81,35 @@ def test_a_generator_of_ones_own_and_the_refiner_are_left_as_they_are_unless_it_
     assert float(images.mean()) == pytest.approx(0.0, abs=0.01) and float(images.std()) == pytest.approx(0.5, rel=0.02)
 
 
+def _weights(network: nn.Module | None) -> Tensor:
+    assert network is not None
+    return torch.cat([value.flatten() for value in network.parameters()]).detach().clone()
+
+
+@pytest.mark.parametrize("kind", ["generator", "refined"])
+def test_a_generator_begins_anew_with_weights_of_its_step(kind: Any) -> None:
+    source = _source(
+        source=kind, reset_every=5, pixel_mean=[-0.2], **({"generator": None} if kind == "refined" else {})
+    )
+    assert isinstance(source.generator, ScaledOutput)
+    shift, state = source.generator.shift.clone(), torch.get_rng_state()
+    drawn = []
+    for step, rank in ((5, 0), (10, 0), (5, 1)):
+        with torch.no_grad():
+            next(source.generator.parameters()).fill_(7.0)
+        source.reset(step, Draws(1, rank, torch.device("cpu")))
+        drawn.append(_weights(source.generator))
+    assert torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[1])
+    assert torch.equal(source.generator.shift, shift)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
+        ({"source": "generator", "reset_every": 0}, "reset_every must be 1 or more"),
+        ({"source": "prior", "reset_every": 5}, "source must not be prior"),
+        ({"source": "both", "reset_every": 5, "warm_start_steps": 3}, "warm_start_steps must be 0"),
         ({"source": "generator", "pixel_mean": [0.1, 0.2]}, "pixel_mean must be one finite number, or one for each"),
         ({"source": "generator", "pixel_mean": [float("nan")]}, "pixel_mean must be one finite"),
         ({"source": "generator", "pixel_std": [0.0]}, "pixel_std must be above 0"),

@@ -88,6 +88,21 @@ def test_the_generator_is_pretrained_and_fine_tuned(folder: Path, monkeypatch: p
     assert seen == [(half, 0)] * 3 + [(half, half)] * STEPS * STAGES
 
 
+def test_a_generator_that_begins_anew_is_pretrained_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[torch.Tensor] = []
+    update = LabelDP.update_generator
+
+    def watched(self: LabelDP, latents: torch.Tensor, targets: torch.Tensor) -> None:
+        update(self, latents, targets)
+        if not len(targets):
+            drawn.append(latents.clone())
+
+    monkeypatch.setattr(LabelDP, "update_generator", watched)
+    run("run", f"--model.images.reset_every={STEPS}", images="generator", pretraining_steps=3)
+    assert len(drawn) == 3 * STAGES  # before each stage
+    assert len({tuple(latents.flatten().tolist()) for latents in drawn}) == len(drawn)
+
+
 def _kept(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
     return {**networks(cli), "images": cli.model.stage_images, "labels": cli.model.stage_labels}
 

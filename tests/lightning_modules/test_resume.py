@@ -65,6 +65,26 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
     assert equal(whole, networks(resumed))
 
 
+def test_a_generator_that_begins_anew_does_so_in_a_resumed_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resets come before steps 2 and 4; the run is cut short right before the first."""
+    anew = "--model.images.reset_every=2"
+    seen: list[torch.Tensor] = []
+    reset = DPDFD.reset_generator
+
+    def watched(self: DPDFD) -> None:
+        reset(self)
+        seen.append(torch.cat([value.flatten() for value in self.generator.parameters()]).clone())  # type: ignore[union-attr]
+        assert not self.optimizer("generator").optimizer.state
+
+    monkeypatch.setattr(DPDFD, "reset_generator", watched)
+    whole = networks(_quiet("whole", anew))
+    assert len(seen) == 2 and not torch.equal(*seen)
+    _interrupt(monkeypatch, "on_train_batch_end", 2, lambda: _quiet("run", anew))
+    assert equal(whole, networks(_quiet("run", anew, LAST)))
+    assert torch.equal(seen[0], seen[2]) and torch.equal(seen[1], seen[3])
+    assert not equal(whole, networks(_quiet("never")))
+
+
 @pytest.mark.slow
 def test_the_comparison_notices_other_draws_after_the_interruption(
     folder: Path, monkeypatch: pytest.MonkeyPatch
