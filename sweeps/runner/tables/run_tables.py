@@ -82,6 +82,7 @@ class _Records:
         self.left: dict[str, list[Cell]] = {name: [] for name in self.specs}
         for turn in turns:
             self.left[turn.spec.name] += turn.cells
+        self.sizes = {name: len(cells) for name, cells in self.left.items()}
 
     def follow(self) -> None:
         for name, spec in self.specs.items():
@@ -90,7 +91,8 @@ class _Records:
                 collect(spec, over, self.plan, preset=self.preset, results=self.results, since=self.since)
                 self.left[name] = [cell for cell in cells if cell not in over]
                 files = render_table(spec, preset=self.preset, results=self.results)
-                self.say(f"[{self.plan.title}] {len(over)} more cells of {name}: {files[-1]}")
+                page = next(file for file in files if file.suffix == ".md")
+                self.say(f"[{self.plan.title}] {len(over)} more of the {self.sizes[name]} cells of {name}: {page}")
 
     def _over(self, cell: Cell) -> bool:
         name = cell.fit.folder_name
