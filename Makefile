@@ -110,7 +110,10 @@ PRESET ?= smoke
 JOBS ?= 1
 TABLE_ARGS ?=
 TABLES := $(BIN)/LightningCLI tables
-RUN_TABLES := $(TABLES) run --preset $(PRESET) --jobs $(JOBS) $(if $(DRY_RUN),--dry-run) $(TABLE_ARGS)
+HOURS ?=
+TABLE_OPTIONS := --preset $(PRESET) --jobs $(JOBS) $(if $(DRY_RUN),--dry-run) $(TABLE_ARGS)
+RUN_TABLES := $(TABLES) run $(TABLE_OPTIONS)
+ALL_TABLES := $(TABLES) all $(if $(HOURS),--hours $(HOURS)) $(TABLE_OPTIONS)
 
 .PHONY: list-tables
 list-tables: $(INSTALLED) ## tables and figures; `make table-NAME` or `make figure-NAME` runs one (PRESET=smoke|cpu|paper JOBS=1)
@@ -123,8 +126,8 @@ figure-%: $(INSTALLED)
 	$(RUN_TABLES) $*
 
 .PHONY: tables
-tables: $(INSTALLED) ## every table and figure: what is missing is run (DRY_RUN=1 shows what it costs), then docs/results.md
-	$(RUN_TABLES)
+tables: $(INSTALLED) ## every table and figure, most valuable and first seeds first; goes on where it was (HOURS=3 JOBS=2 DRY_RUN=1)
+	$(ALL_TABLES)
 	$(if $(DRY_RUN),,$(TABLES) render)
 
 .PHONY: data

@@ -44,6 +44,14 @@ class Task:
         """Inverse of `dataclasses.asdict`."""
         return cls(**{**values, "fit": Fit(**values["fit"])})
 
+    @property
+    def title(self) -> str:
+        """In a few words, for a person: `c1 student (dataset MNIST, seed 0)`."""
+        words = filter(None, [str(self.note.get("table", "")), self.fit.name])
+        seed = f"seed {self.note['seed']}" if "seed" in self.note else ""
+        inner = ", ".join(filter(None, [self.label, seed]))
+        return " ".join(words) + (f" ({inner})" if inner else "")
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -55,6 +63,7 @@ class Progress:
         running: Fits that some process is making.
         left: Fits that nobody has begun.
         seconds_left: Estimate for what is running and left, None where nothing is known of some fit.
+        now: What is running, in words.
     """
 
     done: int
@@ -62,6 +71,12 @@ class Progress:
     running: int
     left: int
     seconds_left: float | None
+    now: tuple[str, ...] = ()
+
+    @property
+    def over(self) -> int:
+        """Fits that need nothing more, made or failed."""
+        return self.done + self.failed
 
     @property
     def finished(self) -> bool:
@@ -73,7 +88,8 @@ class Progress:
         to_go = "time to go unknown" if self.seconds_left is None else f"about {duration(self.seconds_left)} to go"
         failed = f", {self.failed} failed" if self.failed else ""
         words = f"{self.done} done{failed}, {self.running} running, {self.left} left"
-        return f"[{title}] {words}" + ("" if self.finished else f", {to_go}")
+        now = f"; now {'; '.join(self.now)}" if self.now else ""
+        return f"[{title}] {words}" + ("" if self.finished else f", {to_go}") + now
 
 
 class Plan:
@@ -162,6 +178,7 @@ class Plan:
         notes = self.store.notes()
         seconds: float | None = 0.0
         failed: set[str] = set()
+        now = []
         for name, task in self.tasks.items():
             state = self.state(task, since=since)
             if state != "done" and any(parent in failed for parent in task.parents.values()):
@@ -170,9 +187,11 @@ class Plan:
             if state == "failed":
                 failed.add(name)
             elif state != "done":
+                if state == "running":
+                    now.append(task.title)
                 expected, _ = estimate(task, notes)
                 seconds = None if seconds is None or expected is None else seconds + expected
-        return Progress(**counts, seconds_left=None if seconds is None else seconds / jobs)
+        return Progress(**counts, seconds_left=None if seconds is None else seconds / jobs, now=tuple(now))
 
     def made_before(self) -> list[str]:
         """Lines that name, for a person, what was made before of another configuration and is made again.

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+import signal
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from privacy.files import write_atomically
 from sweeps.runner.engines import Engine
 from sweeps.runner.plan import Plan, Progress
-from sweeps.runner.work import POLL_SECONDS, work
+from sweeps.runner.work import pause, work
 
 __all__ = ["run_plan"]
 
@@ -22,8 +27,10 @@ def run_plan(
     run: Callable[[list[str]], Any],
     *,
     since: float,
+    until: float = math.inf,
     engine: Engine | None = None,
     say: Callable[[str], None] = print,
+    after: Callable[[], None] = lambda: None,
     strict: bool = False,
 ) -> Progress:
     """Makes what is missing.
@@ -32,8 +39,10 @@ def run_plan(
         plan: The fits.
         run: Takes the arguments of one command; used where there is no engine.
         since: Failures before this time (seconds since the epoch) are tried again.
+        until: No fit is begun whose estimate ends after this time; those that run are waited for.
         engine: What runs the workers; None is this process.
         say: Takes lines for a person.
+        after: Called when fits have ended, made or failed.
         strict: Let the first error of a fit through, where there is no engine.
 
     Returns:
@@ -44,29 +53,42 @@ def run_plan(
     for line in plan.made_before():
         say(f"[{plan.title}] {line}: it {AGAIN}")
     if engine is None:
-        work(plan, run, since=since, say=say, strict=strict)
+        work(plan, run, since=since, until=until, say=say, after=after, strict=strict)
     else:
-        _run_workers(plan, engine, since=since, say=say)
+        with _ended_by_sigterm():
+            _run_workers(plan, engine, since=since, until=until, say=say, after=after)
     return plan.progress(since=since)
 
 
-def _run_workers(plan: Plan, engine: Engine, *, since: float, say: Callable[[str], None]) -> None:
+def _run_workers(
+    plan: Plan,
+    engine: Engine,
+    *,
+    since: float,
+    until: float,
+    say: Callable[[str], None],
+    after: Callable[[], None],
+) -> None:
     # Of this call alone: removing it ends its workers and nobody else's.
     path = plan.store.root / f"plan-{time.time_ns()}.json"
     write_atomically(path, json.dumps(plan.to_dict()))
     workers = None
     try:
-        workers = engine.start(["work", str(path), "--since", repr(since)], path)
-        shown = ""
+        workers = engine.start(["work", str(path), "--since", repr(since), "--until", repr(until)], path)
+        shown, over = "", plan.progress(since=since).over
         while True:
+            begun = time.monotonic()
             ended = not workers.running()
-            line = plan.progress(since=since, jobs=engine.jobs).line(plan.title)
-            if line != shown:
+            progress = plan.progress(since=since, jobs=engine.jobs)
+            if (line := progress.line(plan.title)) != shown:
                 say(line)
                 shown = line
+            if progress.over != over:
+                over = progress.over
+                after()
             if ended:
                 break
-            time.sleep(POLL_SECONDS)
+            pause(time.monotonic() - begun)
         for name in plan.tasks:
             if (error := plan.store.failure(name, since=since)) is not None:
                 say(f"[{plan.title}] {name} failed: {error}")
@@ -76,3 +98,19 @@ def _run_workers(plan: Plan, engine: Engine, *, since: float, say: Callable[[str
         if workers is not None:
             workers.stop()
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Lets SIGTERM end this process as an exception does, so that its workers end with it.
+
+    Where fits run in this process, Lightning follows SIGTERM itself.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import time
@@ -15,11 +16,12 @@ from typing import Any
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_modules.runtime.wandb_runs import end_wandb_run
-from sweeps.runner.plan import Plan, Task
+from sweeps.runner.plan import Plan, Task, estimate
 
-__all__ = ["make", "work", "worker"]
+__all__ = ["make", "pause", "work", "worker"]
 
 POLL_SECONDS = 0.5
+LONGEST_PAUSE = 10.0
 MAKING = "TRANSCRIPTION_FIT"
 """Environment variable: the fit that is being made, for the processes that Lightning starts to help with it."""
 
@@ -86,16 +88,23 @@ def work(
     run: Callable[[list[str]], Any],
     *,
     since: float,
+    until: float = math.inf,
     say: Callable[[str], None] = lambda text: None,
+    after: Callable[[], None] = lambda: None,
     strict: bool = False,
 ) -> None:
     """Makes fits until none is left that this process could make, and waits for those that others are making.
+
+    It always takes the first of the plan that can be made: where one had to wait for its parent, it is next.
 
     Args:
         plan: The fits.
         run: Takes the arguments of one command.
         since: Failures before this time are tried again.
+        until: No fit is begun whose estimate ends after this time (seconds since the epoch); one without an estimate
+            counts as none of it, and one with a checkpoint as a whole one.
         say: Takes lines for a person.
+        after: Called after each fit, made or failed.
         strict: Let the first error of a fit through, and end with it.
     """
     if _helps(plan):
@@ -104,6 +113,9 @@ def work(
     store = plan.store
     while True:
         made_one = waiting = False
+        late: set[str] = set()
+        notes = [] if until == math.inf else store.notes()
+        begun = time.monotonic()
         for name, task in plan.tasks.items():
             if plan.current(task) is not None or store.failure(name, since=since) is not None:
                 continue
@@ -111,6 +123,9 @@ def work(
             broken = [parent for parent in parents if store.failure(parent.name, since=since) is not None]
             if broken:
                 store.fail(name, f"its parent {broken[0].name} failed")
+                continue
+            if late.intersection(task.parents.values()):
+                late.add(name)
                 continue
             if any(plan.current(parent) is None for parent in parents):
                 waiting = True
@@ -120,16 +135,30 @@ def work(
                 if not mine or plan.state(task, since=since) in ("done", "failed"):
                     waiting |= not mine
                     continue
+                if until < math.inf and time.time() + (estimate(task, notes)[0] or 0.0) > until:
+                    late.add(name)
+                    continue
                 say(f"[{plan.title}] {task.fit.name}{f' ({task.label})' if task.label else ''}: {store.folder(name)}")
                 make(plan, task, run, strict=strict)
                 made_one = True
             if (error := store.failure(name, since=since)) is not None:
                 say(f"[{plan.title}] {task.fit.name} failed: {error}")
             say(plan.progress(since=since).line(plan.title))
+            after()
+            break
         if not made_one:
             if not waiting:
                 return
-            time.sleep(POLL_SECONDS)
+            pause(time.monotonic() - begun)
+
+
+def pause(looked: float) -> None:
+    """Waits before the next look at a plan; at a large one that looks cost little beside the fits.
+
+    Args:
+        looked: Seconds that the last look took.
+    """
+    time.sleep(max(POLL_SECONDS, min(50 * looked, LONGEST_PAUSE)))
 
 
 def _helps(plan: Plan) -> bool:
@@ -149,6 +178,7 @@ def worker(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
     )
     parser.add_argument("plan", help="File that the command which started this one has written.")
     parser.add_argument("--since", type=float, required=True, help="Failures before this time are tried again.")
+    parser.add_argument("--until", type=float, default=math.inf, help="No fit is begun that would end after this time.")
     options = parser.parse_args(list(args))
     plan = Plan.from_dict(json.loads(Path(options.plan).read_text(encoding="utf-8")))
-    work(plan, run, since=options.since, say=lambda text: print(text, flush=True))
+    work(plan, run, since=options.since, until=options.until, say=lambda text: print(text, flush=True))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +16,14 @@ from typing import Any
 from privacy.files import write_atomically
 from sweeps.runner.engines import add_engine_arguments, engine_of
 from sweeps.runner.plan import Task, duration, estimate
+from sweeps.runner.schedule import schedule
 from sweeps.runner.store import Store
 from sweeps.runner.tables.cells import Cell
 from sweeps.runner.tables.digests import current_digests, replace_digests
+from sweeps.runner.tables.order import Turn, in_order, without_measured
 from sweeps.runner.tables.records import plan_of, run_table
 from sweeps.runner.tables.rendering import render_results, render_table
+from sweeps.runner.tables.run_tables import plan_of_turns, run_tables
 from sweeps.runner.tables.spec import TableSpec, list_specs
 
 __all__ = ["tables"]
@@ -32,7 +37,9 @@ def tables(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
         run: Takes the arguments of one `fit` command.
     """
     options = _parser().parse_args(list(args))
-    commands = {"list": _list, "run": _run, "render": _render, "digests": _digests, "migrate": _migrate}
+    commands = {
+        "list": _list, "run": _run, "all": _all, "render": _render, "digests": _digests, "migrate": _migrate,
+    }  # fmt: skip
     commands[options.command](options, run)
 
 
@@ -40,16 +47,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="LightningCLI tables", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="The tables and figures, their presets and sizes.")
-    run = commands.add_parser("run", help="Run the missing cells of tables, then render them.")
-    run.add_argument("names", nargs="*", help="Names or files; none are all that are installed.")
-    run.add_argument("--preset", default="smoke", help="smoke (digits), cpu, or paper (as printed).")
-    run.add_argument("--seeds", type=int, nargs="+", default=None, help="In place of the preset's.")
-    run.add_argument("--folder", default="runs/tables", help="Where fits lie, shared by all tables.")
-    run.add_argument("--results", default="results/tables", help="Where records and rendered tables go.")
-    add_engine_arguments(run.add_argument)
-    run.add_argument("--dry-run", action="store_true", help="Show the cells with what they will cost; run nothing.")
-    run.add_argument(
-        "--select-by-test", action="store_true", help="Report the best step by test accuracy; the table will say so."
+    run = commands.add_parser("run", help="Run the missing cells of tables, one table after another, and render them.")
+    every = commands.add_parser(
+        "all",
+        help="Run the missing cells of all tables as one plan, in order of value, first seeds first. Interrupted, the "
+        "same command goes on.",
+    )
+    for parser_of_fits in (run, every):
+        _add_run_arguments(parser_of_fits)
+    every.add_argument(
+        "--keep-records",
+        action="store_true",
+        help="Leave out cells whose record in --results is of their current configuration, wherever it was measured.",
+    )
+    every.add_argument(
+        "--hours", type=_hours, default=math.inf, help="Begin no fit that its estimate says would not end in that time."
     )
     render = commands.add_parser("render", help="Render all records again, and the document of all tables.")
     render.add_argument("--results", default="results/tables", help="Where the records are.")
@@ -65,6 +77,29 @@ def _parser() -> argparse.ArgumentParser:
     migrate.add_argument("--results", default="results/tables", help="Where the records are.")
     migrate.add_argument("--folder", default="runs/tables", help="Where fits lie; they are found again as well.")
     return parser
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", help="Names or files; none are all that are installed.")
+    parser.add_argument("--preset", default="smoke", help="smoke (digits), cpu, or paper (as printed).")
+    parser.add_argument("--seeds", type=int, nargs="+", default=None, help="In place of the preset's.")
+    parser.add_argument("--folder", default="runs/tables", help="Where fits lie, shared by all tables.")
+    parser.add_argument("--results", default="results/tables", help="Where records and rendered tables go.")
+    add_engine_arguments(parser.add_argument)
+    parser.add_argument("--dry-run", action="store_true", help="Show what would be run with its cost; run nothing.")
+    parser.add_argument(
+        "--select-by-test", action="store_true", help="Report the best step by test accuracy; the table will say so."
+    )
+
+
+def _hours(given: str) -> float:
+    try:
+        hours = float(given)
+    except ValueError:
+        hours = math.nan
+    if not hours > 0:
+        raise argparse.ArgumentTypeError(f"must be a number of hours above 0, got {given!r}")
+    return hours
 
 
 def _specs(names: Sequence[str], preset: str) -> list[TableSpec]:
@@ -104,12 +139,76 @@ def _run(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
         print(f"{outcome.line(f'{spec.name} {options.preset}')}: {', '.join(map(str, files))}")
         failed += outcome.failed
         left += outcome.left
+    _complain(failed=failed, left=left, folder=options.folder)
+
+
+def _complain(*, failed: int, left: int, folder: str) -> None:
     if failed:
-        sys.exit(
-            f"error: {failed} fits failed; each one's folder in {options.folder} has a failed.json with the reason"
-        )
+        sys.exit(f"error: {failed} fits failed; each one's folder in {folder} has a failed.json with the reason")
     if left:
-        sys.exit(f"error: {left} fits were not made: workers ended too early, see the logs in {options.folder}")
+        sys.exit(f"error: {left} fits were not made: workers ended too early, see the logs in {folder}")
+
+
+def _all(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
+    engine, begun = engine_of(options), time.time()
+    specs = _specs(options.names, options.preset)
+    if options.select_by_test:
+        specs = [replace(spec, selection="best_on_test") for spec in specs]
+    turns = in_order(specs, preset=options.preset, seeds=options.seeds)
+    if options.keep_records:
+        turns = without_measured(turns, preset=options.preset, results=Path(options.results))
+    if options.dry_run:
+        _dry_run_all(turns, options)
+        return
+    outcome = run_tables(
+        turns,
+        preset=options.preset,
+        run=run,
+        folder=options.folder,
+        results=options.results,
+        engine=engine,
+        hours=options.hours,
+        say=lambda text: print(text, flush=True),
+    )
+    print(outcome.line(f"tables {options.preset}"))
+    plan = plan_of_turns(turns, Store(options.folder), preset=options.preset)
+    rest = begun + 3600 * options.hours - time.time()
+    forgotten = [
+        name for name in schedule(plan, jobs=1, seconds=rest) if plan.state(plan.tasks[name], since=begun) == "left"
+    ]
+    if late := outcome.left - len(forgotten):
+        print(f"{late} fits are left that would not end in {options.hours:g} h: the same command goes on")
+    _complain(failed=outcome.failed, left=len(forgotten), folder=options.folder)
+
+
+def _dry_run_all(turns: Sequence[Turn], options: argparse.Namespace) -> None:
+    plan = plan_of_turns(turns, Store(options.folder), preset=options.preset)
+    seconds = 3600 * options.hours
+    notes, ends = plan.store.notes(), schedule(plan, jobs=options.jobs, seconds=seconds)
+    seen: set[str] = set()
+    print(f"{len(turns)} tables and seeds, {sum(len(turn.cells) for turn in turns)} cells, {len(plan.tasks)} fits")
+    for turn in turns:
+        names = {fit.folder_name for cell in turn.cells for fit in cell.fit.lineage()} - seen
+        seen |= names
+        missing = [name for name in names if plan.current(plan.tasks[name]) is None]
+        costs = [estimate(plan.tasks[name], notes)[0] for name in missing]
+        cost = duration(sum(cost or 0.0 for cost in costs)) + (" and more" if None in costs else "")
+        reached = [ends[cell.fit.folder_name] for cell in turn.cells if cell.fit.folder_name in ends]
+        when = f"ends after {duration(max(reached))}" if reached else "not reached"
+        if 0 < len(reached) < len(turn.cells):
+            when += f", {len(turn.cells) - len(reached)} of its cells not reached"
+        place = f"seed {turn.seed}  {turn.spec.kind}-{turn.spec.name}"
+        print(
+            f"  {place:<30} {len(turn.cells):>3} cells, {len(missing):>3} fits to do  {cost:<8}"
+            f"  {'done' if not missing and max(reached, default=1.0) == 0.0 else when}"
+        )
+    for line in plan.made_before():
+        print(f"  again: {line}")
+    progress = plan.progress(since=time.time(), jobs=options.jobs)
+    print(f"{progress.line(f'tables {options.preset}')} in {options.jobs} of {os.cpu_count()} cores")
+    if options.hours < math.inf:
+        reached_fits = len(ends) - progress.done
+        print(f"in {options.hours:g} h: {reached_fits} of {len(plan.tasks) - progress.done} missing fits")
 
 
 def _dry_run(spec: TableSpec, options: argparse.Namespace) -> None:

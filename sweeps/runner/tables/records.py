@@ -16,7 +16,7 @@ from sweeps.runner.store import Store
 from sweeps.runner.tables.cells import Cell
 from sweeps.runner.tables.spec import TableSpec
 
-__all__ = ["plan_of", "run_table"]
+__all__ = ["collect", "plan_of", "run_table"]
 
 
 def plan_of(cells: Sequence[Cell], store: Store, *, title: str = "") -> Plan:
@@ -57,13 +57,24 @@ def run_table(
     return progress
 
 
-def collect(spec: TableSpec, cells: Sequence[Cell], plan: Plan, *, preset: str, results: Path) -> None:
-    """Copies the record of each finished cell to `results/<table>/<preset>/records`, with where it belongs."""
+def collect(
+    spec: TableSpec, cells: Sequence[Cell], plan: Plan, *, preset: str, results: Path, since: float = 0.0
+) -> None:
+    """Copies the record of each finished cell to `results/<table>/<preset>/records`, with where it belongs.
+
+    Args:
+        spec: The table.
+        cells: Cells of it.
+        plan: Their fits.
+        preset: The size.
+        results: Where records go.
+        since: Failures before this time are left out.
+    """
     for cell in cells:
         name = cell.fit.folder_name
         path = results / spec.name / preset / "records" / f"{cell.name}.json"
         if plan.current(plan.tasks[name]) is None:
-            if (error := plan.store.failure(name)) is not None:
+            if (error := plan.store.failure(name, since=since)) is not None:
                 # An earlier figure of a cell that now fails is not this cell's.
                 stale = {"table": spec.name, "preset": preset, "cell": dict(cell.labels), "error": error}
                 write_atomically(path, json.dumps({**stale, "seed": cell.seed}, indent=2, ensure_ascii=False) + "\n")

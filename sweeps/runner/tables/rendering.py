@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_modules.runtime.figures import Line, lines_over, save_figure
+from lightning_modules.runtime.figures import save_figure
 from privacy.files import write_atomically
 from privacy.formatting import short_figure
+from sweeps.runner.tables.figures import figure_of
 from sweeps.runner.tables.published import Published, footnotes, published
 from sweeps.runner.tables.rows import Row, read_rows
 from sweeps.runner.tables.spec import SpecError, TableSpec
@@ -20,8 +21,9 @@ __all__ = ["render_results", "render_table"]
 
 LEGEND = (
     "*Paper* is what the paper prints. *ε published* is what the paper's own theorem gives for our runs: a claim, "
-    "which bounds no record. *ε record-level* is an upper bound that holds for every single record of the teacher's "
-    "training data; in the hundreds or above it protects nobody. Where seeds differ, the largest ε is shown."
+    "which bounds no record; for methods that protect labels (LabelDP, DPSD's label switch) it is that of one "
+    "response, however many there are. *ε record-level* is an upper bound that holds for every single record of the "
+    "teacher's training data; in the hundreds or above it protects nobody. Where seeds differ, the largest ε is shown."
 )
 
 
@@ -45,7 +47,7 @@ def _write(spec: TableSpec, place: Path, rows: Sequence[Row], text: str) -> list
     written = [place / "table.csv", place / "table.md"]
     write_atomically(written[0], as_csv(rows))
     if spec.kind == "figure":
-        figure = _figure(spec, rows)
+        figure = figure_of(spec, rows)
         written += [save_figure(figure, place / "figure.svg"), save_figure(figure, place / "figure.png")]
     write_atomically(written[1], text)
     return written
@@ -272,21 +274,6 @@ def _provenance(spec: TableSpec, preset: str, records: Sequence[Mapping[str, Any
         f"{', '.join(_distinct(records, 'commit'))}; {'; '.join(_distinct(records, 'hardware'))}; torch {torch}; "
         f"{len(records)} cells, {seconds:,.0f} s. Again: `LightningCLI tables run {spec.name} --preset {preset}`."
     )
-
-
-def _figure(spec: TableSpec, rows: Sequence[Row]) -> Any:
-    axis = spec.figure["x"]
-    lines: dict[str, Line] = {}
-    for row in rows:
-        labels = dict(row.labels)
-        x = float(labels.pop(axis))
-        name = ", ".join(labels.values()) or "ours"
-        if row.mean is not None:
-            lines.setdefault(name, Line([], [], [])).add(x, row.mean, row.std or 0.0)
-        if row.printed is not None:
-            lines.setdefault(f"{name} (paper)", Line([], [], [], printed=True)).add(x, row.printed.accuracy, 0.0)
-    label = str(spec.figure.get("label", axis))
-    return lines_over(lines, title=spec.title, label=label, log=bool(spec.figure.get("log")))
 
 
 def _ours(row: Row) -> str:

@@ -17,6 +17,7 @@
       - {dataset: FashionMNIST, epsilon: "10"}
     exceptions:                 # what a combination of values changes, after each of them
       - {when: {dataset: FashionMNIST, epsilon: "1"}, set: {student: {trainer.max_epochs: 40}}}
+    value: 300                  # a number: `tables all` runs tables of a higher one first, those without one last
     presets:
       cpu:
         seeds: [0, 1, 2]
@@ -26,13 +27,14 @@
 
 Axes named `dataset`, `epsilon`, `setting`, `method` or `unit` (what ε is claimed to protect) select the printed figure
 beside a cell. Only the last fit takes the cell's seed, and those named in `seeded`: other parents are made once, with
-the seed of their file.
+the seed of their file. `value` says when a table is measured, never what: it enters no digest.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +54,7 @@ __all__ = ["Preset", "SpecError", "TableSpec", "list_specs"]
 
 KEYS = {
     "title", "kind", "paper", "published", "method", "note", "fits", "axes", "skip", "seeds", "presets", "figure",
-    "seeded", "selection", "compare_with", "exceptions",
+    "seeded", "selection", "compare_with", "exceptions", "value",
 }  # fmt: skip
 PRESET_KEYS = {"seeds", "axes", "set", "seconds", "note"}
 FIGURE_KEYS = {"x", "log", "label"}
@@ -107,6 +109,7 @@ class TableSpec:
         seeded: Fits that take the cell's seed.
         compare_with: Rows of other tables to show with this one: `table`, `label`, and `cell`, labels to choose by.
         selection: `last` step, or `best_on_test`, which the rendered table then says.
+        value: Tables of a higher one are measured first; None is last.
         path: What it was read by.
     """
 
@@ -125,6 +128,7 @@ class TableSpec:
     seeded: Sequence[str] = ()
     compare_with: Sequence[Mapping[str, Any]] = ()
     selection: str = "last"
+    value: float | None = None
     path: str = ""
 
     @classmethod
@@ -176,6 +180,7 @@ class TableSpec:
             compare_with=_compare_with(values.get("compare_with") or [], where),
             seeded=_seeded(values.get("seeded") or [], fits, where),
             selection=selection,
+            value=_value(values.get("value"), where),
             path=where,
         )
 
@@ -236,6 +241,14 @@ class TableSpec:
                 seconds=preset.seconds.get(name),
             )
         return Cell(labels=labels, seed=seed, fit=made[list(self.fits)[-1]])
+
+
+def _value(given: Any, where: str) -> float | None:
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
+        raise SpecError(f"{where}: value must be a finite number, got {given!r}")
+    return float(given)
 
 
 def _seeded(given: Sequence[str], fits: Mapping[str, Any], where: str) -> tuple[str, ...]:
