@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 from dataclasses import replace
@@ -139,6 +140,21 @@ def test_a_combination_changes_what_its_values_do_not(spec: TableSpec) -> None:
     assert after["FashionMNIST", "10", 0].fit.set["target"] == 9.0 and after["MNIST", "10", 0].fit.set["target"] == 10.0
     assert after["FashionMNIST", "1", 0].fit.set["target"] == 1.0
     assert {fit.parents["teacher"].fit.set["data"] for key, fit in after.items() if "MNIST" not in key} == {"G"}
+
+
+def test_a_preset_changes_combinations_of_its_own(spec: TableSpec) -> None:
+    presets = copy.deepcopy(SPEC["presets"])
+    presets["cpu"]["exceptions"] = [{"when": {"dataset": "MNIST", "epsilon": 10}, "set": {"student": {"target": 8.0}}}]
+    last = {"when": {"dataset": "MNIST"}, "set": {"student": {"target": 9.0}}}
+    some = written({**SPEC, "presets": presets, "exceptions": [last]})
+    found = {tuple(cell.labels.values()): cell.fit.fit.set["target"] for cell in some.cells("cpu", seeds=[0])}
+    assert found == {
+        ("MNIST", "1"): 9.0,
+        ("MNIST", "10"): 8.0,
+        ("FashionMNIST", "1"): 1.0,
+        ("FashionMNIST", "10"): 10.0,
+    }
+    assert {cell.fit.fit.set["target"] for cell in some.cells("smoke")} == {9.0}
 
 
 def test_cells_of_one_name_are_refused(spec: TableSpec) -> None:

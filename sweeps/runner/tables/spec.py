@@ -16,7 +16,7 @@
     skip:                       # points of the grid that have no meaning
       - {dataset: FashionMNIST, epsilon: "10"}
     exceptions:                 # what a combination of values changes, after each of them
-      - {when: {dataset: FashionMNIST, epsilon: "1"}, set: {student: {trainer.max_epochs: 40}}}
+      - {when: {dataset: FashionMNIST, epsilon: "1"}, set: {student: {trainer.max_epochs: 40}}} # a preset may have its own
     value: 300                  # a number: `tables all` runs tables of a higher one first, those without one last
     presets:
       cpu:
@@ -56,7 +56,7 @@ KEYS = {
     "title", "kind", "paper", "published", "method", "note", "fits", "axes", "skip", "seeds", "presets", "figure",
     "seeded", "selection", "compare_with", "exceptions", "value",
 }  # fmt: skip
-PRESET_KEYS = {"seeds", "axes", "set", "seconds", "note"}
+PRESET_KEYS = {"seeds", "axes", "set", "seconds", "note", "exceptions"}
 FIGURE_KEYS = {"x", "log", "label"}
 
 
@@ -79,6 +79,7 @@ class Preset:
         set: What the preset changes.
         seconds: Estimated wall time of each fit.
         note: What is not as in the paper.
+        exceptions: What combinations of values change in this preset alone, after the spec's own.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Preset:
     set: Patch = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
+    exceptions: Sequence[tuple[Mapping[str, str], Patch]] = ()
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ class TableSpec:
     def _cell(self, preset: Preset, labels: Mapping[str, str], seed: int) -> Cell:
         made: dict[str, FitSpec] = {}
         patches = [preset.set, *(preset.axes[axis][value] for axis, value in labels.items())]
-        patches += [patch for when, patch in self.exceptions if _holds(when, labels)]
+        patches += [patch for when, patch in [*self.exceptions, *preset.exceptions] if _holds(when, labels)]
         for name, base in self.fits.items():
             config, parameters = base["config"], copy.deepcopy(dict(base["set"]))
             for patch in patches:
@@ -365,6 +367,7 @@ def _preset(
         set=entry.get("set") or {},
         seconds=entry.get("seconds") or {},
         note=entry.get("note", ""),
+        exceptions=_exceptions(entry.get("exceptions") or [], chosen, fits, place),
     )
 
 
