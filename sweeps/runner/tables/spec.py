@@ -15,8 +15,8 @@
         "1": {student: {model.annotator.target_epsilon: 1.0}}
     skip:                       # points of the grid that have no meaning
       - {dataset: FashionMNIST, epsilon: "10"}
-    exceptions:                 # what a combination of values changes, after each of them
-      - {when: {dataset: FashionMNIST, epsilon: "1"}, set: {student: {trainer.max_epochs: 40}}} # a preset may have its own
+    exceptions:                 # what a combination of values changes, after each of them; a preset may have its own
+      - {when: {dataset: FashionMNIST, epsilon: "1"}, set: {student: {trainer.max_epochs: 40}}}
     value: 300                  # a number: `tables all` runs tables of a higher one first, those without one last
     presets:
       cpu:
