@@ -13,7 +13,14 @@ from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.functional.gradient_targets import Annotation
-from lightning_modules.functional.losses import class_balance, expected_labels, one_hot_loss, soft_cross_entropy
+from lightning_modules.functional.losses import (
+    Logarithm,
+    check_logarithm,
+    class_balance,
+    expected_labels,
+    one_hot_loss,
+    soft_cross_entropy,
+)
 from lightning_modules.functional.rows import joined
 from lightning_modules.image_source import Images
 from lightning_modules.networks.bn_statistics import logits_and_statistics
@@ -62,6 +69,8 @@ class GeneratorTraining:
         pretraining_steps: Steps of the generator against the teacher before the first stage.
         one_hot_weight: Weight of the cross-entropy to the discriminator's own decision.
         balance_weight: α, of the negative entropy of the mean prediction.
+        balance_logarithm: `natural` or `decimal`, which Eq. 2's `log` leaves open. Decimal is natural over ln 10, that
+            is a `balance_weight` of 0.434 times as much.
         statistics_weight: β, of the distance to the teacher's BatchNorm statistics; not used with `student`.
         student_loss_weight: Of the student's loss on the stage's labels in fine-tuning.
     """
@@ -72,8 +81,10 @@ class GeneratorTraining:
     balance_weight: float = 5.0
     statistics_weight: float = 10.0
     student_loss_weight: float = 0.0
+    balance_logarithm: Logarithm = "natural"
 
     def __post_init__(self) -> None:
+        check_logarithm("generator_training.balance_logarithm", self.balance_logarithm)
         if self.discriminator not in ("teacher", "student"):
             raise ValueError(f"generator_training.discriminator must be teacher or student, got {self.discriminator!r}")
         if self.pretraining_steps < 0:
@@ -329,7 +340,8 @@ class LabelDP(DataFreeDistillation):
             else:
                 logits = network(images)
         logits = logits.float()
-        loss = settings.one_hot_weight * one_hot_loss(logits) + settings.balance_weight * class_balance(logits)
+        balance = class_balance(logits, logarithm=settings.balance_logarithm)
+        loss = settings.one_hot_weight * one_hot_loss(logits) + settings.balance_weight * balance
         loss = loss + settings.statistics_weight * statistics
         if settings.student_loss_weight and len(targets):
             outputs = logits if settings.discriminator == "student" else self.student(images)

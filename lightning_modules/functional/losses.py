@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from privacy.deprecation import renamed_arguments, renamed_names
+
+Logarithm = Literal["natural", "decimal"]
+"""Of the entropy term: the papers print `log` and do not say which."""
 
 
 def decoupled_kd(
@@ -122,7 +125,7 @@ def one_hot_loss(logits: Tensor) -> Tensor:
     return functional.cross_entropy(logits, logits.argmax(1))
 
 
-def class_balance(logits: Tensor) -> Tensor:
+def class_balance(logits: Tensor, *, logarithm: Logarithm = "natural") -> Tensor:
     """The second term of L_G (DPDFD Eq. 5, DGD Eq. 2): negative entropy of the mean prediction, sum_j p̄_j log p̄_j.
 
     Between -log c (all classes equally often) and 0 (one class alone). On the batch mean: per image it would contradict
@@ -135,7 +138,18 @@ def class_balance(logits: Tensor) -> Tensor:
         Scalar.
     """
     log_mean = torch.logsumexp(functional.log_softmax(logits, 1) - torch.tensor(float(len(logits))).log(), 0)
-    return (log_mean.exp() * log_mean).sum()
+    negative_entropy = (log_mean.exp() * log_mean).sum()
+    return negative_entropy if logarithm == "natural" else negative_entropy / math.log(10)
+
+
+def check_logarithm(name: str, given: str) -> None:
+    """Refuses what is no `Logarithm`.
+
+    Raises:
+        ValueError: It is another word.
+    """
+    if given not in get_args(Logarithm):
+        raise ValueError(f"{name} must be natural or decimal, got {given!r}")
 
 
 def activation(features: Tensor, *, norm: Literal["l1", "l2"] = "l1") -> Tensor:
@@ -193,6 +207,7 @@ def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1
         Losses (B,).
 
     Raises:
+        logarithm: `natural`, or `decimal`, which is the natural one times 1/ln 10 = 0.434: another weight of the term.
         ValueError: The shapes differ or are not (B, c), or the temperature is not positive.
     """
     if student_logits.dim() != 2 or student_logits.shape != teacher_logits.shape:
