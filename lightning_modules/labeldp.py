@@ -169,16 +169,22 @@ class LabelDP(DataFreeDistillation):
             )
         self.stages = settings_of(Stages, stages, name="stages")
         self.generator_training = settings_of(GeneratorTraining, generator_training, name="generator_training")
+        if self.annotator.labels == "soft" and self.stages.noise_correction:
+            raise ValueError(
+                "annotator.labels='soft' needs stages.noise_correction=false: the correction is of noisy classes, and "
+                "soft labels are none"
+            )
         if self.images.kind == "refined" and self.generator_training.discriminator != "student":
             raise ValueError(
                 "images.source='refined' needs generator_training.discriminator='student': refined images are "
                 "post-processing of what was released, and the pretraining against the private teacher is not, got "
                 f"{self.generator_training.discriminator!r}"
             )
-        #: What the student is fitted to: images (N, C, H, W) in half precision, their noisy labels (N,) and the
-        #: candidates (N, c) that these were drawn among.
+        #: What the student is fitted to: images (N, C, H, W) in half precision, their noisy labels, (N,) or soft ones
+        #: (N, c), and the candidates (N, c) that these were drawn among.
         self.stage_images = torch.empty(0, *self.image_shape, dtype=torch.float16)
-        self.stage_labels = torch.empty(0, dtype=torch.int64)
+        soft = self.annotator.labels == "soft"
+        self.stage_labels = torch.empty(0, num_classes) if soft else torch.empty(0, dtype=torch.int64)
         self.stage_candidates = torch.empty(0, num_classes, dtype=torch.bool)
         self.stage_begin = self.stage_end = 0
         #: How many processes made the stage's images.
@@ -201,7 +207,7 @@ class LabelDP(DataFreeDistillation):
                 own = self.steps_done - self.stage_begin
                 begin = own * self.batch_size + self._own_rows.start
                 labels = self.stage_labels[-self._stage_rows :][begin:][: len(latents)]
-                self.update_generator(latents, self._one_hot(labels))
+                self.update_generator(latents, self._distributions(labels))
         self.end_step()
 
     def pretrain_generator(self) -> None:
@@ -310,16 +316,19 @@ class LabelDP(DataFreeDistillation):
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Targets from the kept labels, shape (B, c): nothing is queried again.
 
-        KL to a one-hot distribution, Eq. 3, is the cross-entropy.
+        KL to a distribution, Eq. 3, is the cross-entropy up to a constant.
         """
         labels = self.stage_labels[self._rows].to(self.device)
         if not self.stages.noise_correction:
-            return Annotation(self._one_hot(labels))
+            return Annotation(self._distributions(labels))
         candidates = self.stage_candidates[self._rows].to(self.device)
         return Annotation(expected_labels(outputs.float(), labels, candidates, epsilon=self.annotator.epsilon))
 
-    def _one_hot(self, labels: torch.Tensor) -> torch.Tensor:
-        return F.one_hot(labels, self.num_classes).float().to(self.device)
+    def _distributions(self, labels: torch.Tensor) -> torch.Tensor:
+        """Labels as they are where they are soft, else one-hot, (n, c)."""
+        if labels.dim() == 1:
+            labels = F.one_hot(labels, self.num_classes).float()
+        return labels.to(self.device)
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_g of Eq. 2, and in fine-tuning the student's loss if switched on.
