@@ -14,10 +14,12 @@ from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
 from privacy.annotators import Annotator, GradientAnnotator
 from privacy.annotators.label import LabelAnnotator
-from privacy.events import RandomizedResponse, Repeated, Unbounded
+from privacy.events import Gaussian, RandomizedResponse, Repeated, Unbounded
+from privacy.identity import Training
 from privacy.ledger import Ledger
 from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.mechanisms.randomized_response import top_k_candidates
+from privacy.numerics.gaussian import gaussian_epsilon
 
 B, CLASSES = 4000, 10
 
@@ -229,6 +231,16 @@ def test_soft_labels_are_the_teachers_probabilities_where_its_class_is_kept() ->
     assert torch.equal(out[soft], logits[soft].softmax(dim=1))
     assert bool(candidates.gather(1, out.argmax(dim=1, keepdim=True)).all())
     assert torch.equal(out[~soft].sum(dim=1), torch.ones(int((~soft).sum())))
+
+
+def test_soft_labels_of_a_teacher_by_dp_sgd_cost_what_its_training_does() -> None:
+    made = LabelAnnotator(labels="soft")
+    made.bind(batch_size=4, num_classes=CLASSES, paper="A")
+    training = Training("0" * 32, kind="DPSGDTeacher", releases={Gaussian(0.5): 1})
+    made.open(private_data="digits/train", training=training)
+    made.annotate(teacher(4), sets(3, 4))
+    assert made.account.epsilon() == pytest.approx(gaussian_epsilon(0.5, 1e-5))
+    assert made.account.epsilon_published() == math.inf
 
 
 def test_nothing_bounds_soft_labels_and_no_theorem_covers_them() -> None:
