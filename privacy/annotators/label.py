@@ -176,6 +176,7 @@ class LabelAnnotator(Annotator):
         made = copy.copy(self)
         made._shape = (charge.queries, self.shape[1])
         made.epsilon = charge.release.release.epsilon
+        made.labels = "hard"
         return made
 
     def describe(self) -> MechanismDescription:

@@ -243,6 +243,16 @@ def test_soft_labels_of_a_teacher_by_dp_sgd_cost_what_its_training_does() -> Non
     assert made.account.epsilon_published() == math.inf
 
 
+def test_labels_that_were_charged_as_classes_are_described_as_classes() -> None:
+    made = annotator(rows=4, paper="A")
+    made.annotate(teacher(4), sets(3, 4))
+    made.labels = "soft"
+    assert "randomized response over candidates" in made.description().mechanism
+    made.annotate(teacher(4), sets(3, 4))
+    assert "1 call: the teacher's class" in made.description().mechanism
+    assert "1 call: the teacher's probabilities" in made.description().mechanism
+
+
 def test_nothing_bounds_soft_labels_and_no_theorem_covers_them() -> None:
     """The negative control: charged as classes, they would have a finite ε."""
     soft, hard = (annotator(rows=100, paper="A", labels=labels) for labels in ("soft", "hard"))
