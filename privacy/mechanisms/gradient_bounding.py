@@ -113,11 +113,13 @@ class Clip(_PerSample):
 
 
 class NormalizeBatch(GradientBounding):
-    """C·G/(‖G‖_F + e) for the batch as a whole: the norm of DPDFD line 7 and DPSD Eq. 3 to the letter.
+    """C·G/(‖G‖_F + e) for the batch as a whole: a norm without the index of the sample, as DPSD's Eq. 3 prints it.
 
-    Both print the norm of g, without the index of the sample. One record may change all of G, but whatever it does the
-    batch stays in one ball of radius C: it moves by 2C at most, and not by 2C√B. Each teacher of an ensemble is bounded
-    by itself, so that a record moves its own teacher's batch by 2C and no other's.
+    Of DPDFD's line 7 and Eq. 4 one copy prints ‖g‖₂, the other ‖g_i‖₂ (and ‖g‖₂ in Algorithms 2 and 3).
+
+    One record may change all of G, but whatever it does the batch stays in one ball of radius C: it moves by 2C at
+    most, and not by 2C√B. Each teacher of an ensemble is bounded by itself, so that a record moves its own teacher's
+    batch by 2C and no other's.
     """
 
     name = "normalize_batch"
