@@ -33,8 +33,9 @@ class DPDFD(DataFreeDistillation):
     Where the paper leaves a choice:
 
     - *Outputs are logits.* y_s = softmax(logits - γ·g̃), and the student sees γ and C through their product alone.
+      `gradient_targets.outputs: probabilities` takes them for the softmax.
     - *Gradients are per sample*, of each sample's own loss. Of a batch-mean loss they would be so small that e swamps
-      them.
+      them. Each is bounded by its own norm; `annotator.bounding: normalize_batch` takes that of the whole batch.
     - *The settings as printed* (α = β = 1, L2 norm of the features, L_S in the generator's step) collapsed to one
       class in trials; the defaults here are what works. `sweeps/dpdfd_mnist_paper.yaml` is as printed.
     - *Images* may also come from a procedural prior, which spends nothing and does far better.

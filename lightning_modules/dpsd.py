@@ -51,7 +51,8 @@ class DPSD(DataFreeDistillation):
     Where the paper leaves a choice, or does not work:
 
     - *Outputs are logits* and gradients are of each sample's own loss, as in `DPDFD`; Eq. 3's one noised mean for the
-      whole batch is `release: batch_mean_rows`, which distils nothing.
+      whole batch is `release: batch_mean_rows`, which distils nothing. `sweeps/dpsd_mnist_paper.yaml` is as printed.
+    - *Eq. 2* differs from the loss that it names; `gradient_targets.loss: dkd_as_printed` is its letter.
     - *k from the first step on* (`FixedCandidates`) collapses; the default schedule begins with all classes.
     - *Z alone* shows the student the same few images again and again; `fresh_latents` draws new ones each step, as
       `DPDFD` does.
@@ -212,6 +213,10 @@ def _annotator(
         return LabelAnnotator(smallest=k) if privacy == "label" else GradientAnnotator(top_k=k)
     if isinstance(given, GradientAnnotator) and given.mechanism.of_ensemble:
         raise ValueError("annotator.release must not be ensemble for DPSD, which has one teacher; DPDFD takes many")
+    if isinstance(given, LabelAnnotator) and given.labels != "hard":
+        raise ValueError(
+            f"annotator.labels must be hard for DPSD, whose Eq. 5 returns one-hot vectors, got {given.labels!r}"
+        )
     fits = "data" if isinstance(given, GradientAnnotator) else "label"
     if privacy not in (fits, None):
         raise ValueError(

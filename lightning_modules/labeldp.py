@@ -13,7 +13,14 @@ from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.functional.gradient_targets import Annotation
-from lightning_modules.functional.losses import class_balance, expected_labels, one_hot_loss, soft_cross_entropy
+from lightning_modules.functional.losses import (
+    Logarithm,
+    check_logarithm,
+    class_balance,
+    expected_labels,
+    one_hot_loss,
+    soft_cross_entropy,
+)
 from lightning_modules.functional.rows import joined
 from lightning_modules.image_source import Images
 from lightning_modules.networks.bn_statistics import logits_and_statistics
@@ -70,6 +77,8 @@ class GeneratorTraining:
         pretraining_steps: Steps of the generator against the teacher before the first stage.
         one_hot_weight: Weight of the cross-entropy to the discriminator's own decision.
         balance_weight: α, of the negative entropy of the mean prediction.
+        balance_logarithm: `natural` or `decimal`, which Eq. 2's `log` leaves open. Decimal is natural over ln 10, that
+            is a `balance_weight` of 0.434 times as much.
         statistics_weight: β, of the distance to the teacher's BatchNorm statistics; not used with `student`.
         student_loss_weight: Of the student's loss on the stage's labels in fine-tuning.
     """
@@ -80,8 +89,10 @@ class GeneratorTraining:
     balance_weight: float = 5.0
     statistics_weight: float = 10.0
     student_loss_weight: float = 0.0
+    balance_logarithm: Logarithm = "natural"
 
     def __post_init__(self) -> None:
+        check_logarithm("generator_training.balance_logarithm", self.balance_logarithm)
         if self.discriminator not in ("teacher", "student"):
             raise ValueError(f"generator_training.discriminator must be teacher or student, got {self.discriminator!r}")
         if self.pretraining_steps < 0:
@@ -166,16 +177,22 @@ class LabelDP(DataFreeDistillation):
             )
         self.stages = settings_of(Stages, stages, name="stages")
         self.generator_training = settings_of(GeneratorTraining, generator_training, name="generator_training")
+        if self.annotator.labels == "soft" and self.stages.noise_correction:
+            raise ValueError(
+                "annotator.labels='soft' needs stages.noise_correction=false: the correction is of noisy classes, and "
+                "soft labels are none"
+            )
         if self.images.kind == "refined" and self.generator_training.discriminator != "student":
             raise ValueError(
                 "images.source='refined' needs generator_training.discriminator='student': refined images are "
                 "post-processing of what was released, and the pretraining against the private teacher is not, got "
                 f"{self.generator_training.discriminator!r}"
             )
-        #: What the student is fitted to: images (N, C, H, W) in half precision, their noisy labels (N,) and the
-        #: candidates (N, c) that these were drawn among.
+        #: What the student is fitted to: images (N, C, H, W) in half precision, their noisy labels, (N,) or soft ones
+        #: (N, c), and the candidates (N, c) that these were drawn among.
         self.stage_images = torch.empty(0, *self.image_shape, dtype=torch.float16)
-        self.stage_labels = torch.empty(0, dtype=torch.int64)
+        soft = self.annotator.labels == "soft"
+        self.stage_labels = torch.empty(0, num_classes) if soft else torch.empty(0, dtype=torch.int64)
         self.stage_candidates = torch.empty(0, num_classes, dtype=torch.bool)
         self.stage_begin = self.stage_end = 0
         #: Batches that the stage labelled: its steps, or one in `stages.passes`.
@@ -200,7 +217,7 @@ class LabelDP(DataFreeDistillation):
             if latents is not None:
                 begin = call * self.batch_size + self._own_rows.start
                 labels = self.stage_labels[-self.labelled_batches * self.batch_size :][begin:][: len(latents)]
-                self.update_generator(latents, self._one_hot(labels))
+                self.update_generator(latents, self._distributions(labels))
         self.end_step()
 
     def reset_generator(self) -> None:
@@ -344,16 +361,19 @@ class LabelDP(DataFreeDistillation):
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Targets from the kept labels, shape (B, c): nothing is queried again.
 
-        KL to a one-hot distribution, Eq. 3, is the cross-entropy.
+        KL to a distribution, Eq. 3, is the cross-entropy up to a constant.
         """
         labels = self.stage_labels[self._rows].to(self.device)
         if not self.stages.noise_correction:
-            return Annotation(self._one_hot(labels))
+            return Annotation(self._distributions(labels))
         candidates = self.stage_candidates[self._rows].to(self.device)
         return Annotation(expected_labels(outputs.float(), labels, candidates, epsilon=self.annotator.epsilon))
 
-    def _one_hot(self, labels: torch.Tensor) -> torch.Tensor:
-        return F.one_hot(labels, self.num_classes).float().to(self.device)
+    def _distributions(self, labels: torch.Tensor) -> torch.Tensor:
+        """Labels as they are where they are soft, else one-hot, (n, c)."""
+        if labels.dim() == 1:
+            labels = F.one_hot(labels, self.num_classes).float()
+        return labels.to(self.device)
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_g of Eq. 2, and in fine-tuning the student's loss if switched on.
@@ -374,7 +394,8 @@ class LabelDP(DataFreeDistillation):
             else:
                 logits = network(images)
         logits = logits.float()
-        loss = settings.one_hot_weight * one_hot_loss(logits) + settings.balance_weight * class_balance(logits)
+        balance = class_balance(logits, logarithm=settings.balance_logarithm)
+        loss = settings.one_hot_weight * one_hot_loss(logits) + settings.balance_weight * balance
         loss = loss + settings.statistics_weight * statistics
         if settings.student_loss_weight and len(targets):
             outputs = logits if settings.discriminator == "student" else self.student(images)

@@ -87,6 +87,7 @@ from privacy.ledger import Charge, Ledger, LedgerError
 from privacy.mechanisms import clip_per_sample, keep_largest, normalize_per_sample, zero_non_finite_samples
 from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.discrete_gaussian import release_on_lattice, round_to_lattice, sum_on_lattice
+from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS, GradientBounding, gradient_bounding
 from privacy.mechanisms.gradients import GRADIENT_MECHANISMS, GradientMechanism, gradient_mechanism, output_gradient_mu
 from privacy.mechanisms.latents import laplace_latents
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
@@ -123,6 +124,7 @@ __getattr__ = renamed_names(
 )
 
 __all__ = [
+    "GRADIENT_BOUNDINGS",
     "GRADIENT_MECHANISMS",
     "REJECTED",
     "Accounting",
@@ -138,6 +140,7 @@ __all__ = [
     "Gaussian",
     "GaussianVotes",
     "GradientAnnotator",
+    "GradientBounding",
     "GradientMechanism",
     "Guarantee",
     "IncompatibleNeighbours",
@@ -204,6 +207,7 @@ __all__ = [
     "gaussian_score",
     "gaussian_votes_epsilon",
     "gnmax_data_dependent_rdp",
+    "gradient_bounding",
     "gradient_mechanism",
     "keep_largest",
     "laplace_latents",

@@ -12,6 +12,7 @@ import pytest
 from support import figures_of_epsilon
 from support.figures_of_epsilon import SWEEPS, figures
 
+from privacy import gaussian_epsilon, published_dpsd_data_epsilon
 from sweeps.runner.guarantee_tables import methods_table, papers_table
 
 PINNED: dict[str, Any] = json.loads(Path(figures_of_epsilon.__file__).with_suffix(".json").read_text(encoding="utf-8"))
@@ -32,6 +33,15 @@ def same(found: dict[str, float], pinned: dict[str, float | str]) -> bool:
 )
 def test_a_recipe_costs_what_it_did(name: str) -> None:
     assert same(figures(SWEEPS / f"{name}.yaml"), PINNED["recipes"][name])
+
+
+def test_dpsd_as_printed_costs_what_one_record_moves_its_batches() -> None:
+    """200 means of 256 gradients that are bounded together; bounded each by itself they would cost far more."""
+    found = figures(SWEEPS / "dpsd_mnist_paper.yaml")
+    assert found["calls"] == 200
+    assert found["record"] == pytest.approx(gaussian_epsilon(math.sqrt(200) * 2 / 100, 1e-5), rel=1e-9)
+    assert found["record"] < 0.1 * gaussian_epsilon(math.sqrt(200 * 256) * 2 / 100, 1e-5)
+    assert found["published"] == pytest.approx(published_dpsd_data_epsilon(1e-3, 10, 256, 200, 100.0, 1e-5))
 
 
 def test_another_cost_is_noticed() -> None:

@@ -7,7 +7,14 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from lightning_modules.functional.losses import activation, class_balance, one_hot_loss, soft_cross_entropy
+from lightning_modules.functional.losses import (
+    Logarithm,
+    activation,
+    check_logarithm,
+    class_balance,
+    one_hot_loss,
+    soft_cross_entropy,
+)
 from lightning_modules.networks.features import logits_and_features
 
 __all__ = ["GeneratorTerms"]
@@ -22,6 +29,8 @@ class GeneratorTerms:
     Attributes:
         one_hot_weight: Weight of the cross-entropy to the discriminator's own decision.
         balance_weight: α, of the negative entropy of the mean prediction.
+        balance_logarithm: `natural` or `decimal`, which the papers' `log` leaves open. Decimal is natural over ln 10,
+            that is a `balance_weight` of 0.434 times as much.
         activation_weight: β, of the size of the features.
         activation_norm: `l1` mean absolute feature, or `l2` mean norm of an image's features.
         student_loss_weight: Of the student's loss on the released targets (1 as printed).
@@ -32,6 +41,10 @@ class GeneratorTerms:
     activation_weight: float = 0.1
     activation_norm: Literal["l1", "l2"] = "l1"
     student_loss_weight: float = 0.0
+    balance_logarithm: Logarithm = "natural"
+
+    def __post_init__(self) -> None:
+        check_logarithm("generator_terms.balance_logarithm", self.balance_logarithm)
 
     def __call__(self, discriminator: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted sum of the discriminator's terms and the logits (n, c) that it is of, both with their graph.
@@ -46,7 +59,7 @@ class GeneratorTerms:
         if self.one_hot_weight:
             loss = loss + self.one_hot_weight * one_hot_loss(logits)
         if self.balance_weight:
-            loss = loss + self.balance_weight * class_balance(logits)
+            loss = loss + self.balance_weight * class_balance(logits, logarithm=self.balance_logarithm)
         if self.activation_weight:
             loss = loss - self.activation_weight * activation(features, norm=self.activation_norm)
         return loss, logits

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_modules.functional.losses import decoupled_kd, kd, output_gradients, soft_cross_entropy, surrogate_loss
+from lightning_modules.functional.losses import (
+    decoupled_kd,
+    decoupled_kd_as_printed,
+    kd,
+    output_gradients,
+    soft_cross_entropy,
+    surrogate_loss,
+)
 
 __all__ = ["Annotation", "GradientTargets"]
+
+_LEAST = 1e-12
+"""What a probability counts as where it is less: its gradient, about one over it, stays finite in float32."""
 
 
 class Annotation(NamedTuple):
@@ -34,37 +46,62 @@ class Annotation(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientTargets:
-    """Targets from noisy gradients (DPDFD Algorithm 1, lines 5 to 10; DPSD Eqs. 2 to 5).
+    """Targets from noisy gradients (DPDFD Algorithm 1, lines 5 to 10; DPSD Eqs. 2, 3 and 7).
+
+    Both papers print y_s = φ_s(D) − γ·g̃ with g = ∂L_T/∂φ_s(D), and do not say what φ_s(D) is. Their entropy terms
+    φ_s·log φ_s, and DPSD's Eq. 2 with p = Φ_s(x), take it for probabilities; that is `outputs: probabilities`, where
+    the gradient is with respect to the probabilities as well. Of what norm a gradient is, the annotator alone decides:
+    neither this nor any other of these settings changes a price.
 
     Attributes:
-        loss: Distillation loss whose gradient is annotated: `dkd` decoupled (Zhao et al. 2022), or `kd` classic.
-        gamma: γ, the length of a step along the noisy gradient; null is 1/norm_bound, so that a step moves the logits
+        loss: Distillation loss whose gradient is annotated: `dkd` decoupled (Zhao et al. 2022), `dkd_as_printed` as
+            DPSD's Eq. 2 prints it (`decoupled_kd_as_printed`), or `kd` classic.
+        outputs: What φ_s(D) is. `logits`: the target is softmax(logits − γ·g̃). `probabilities`: it is p − γ·g̃, which
+            noise takes out of the simplex. Negative entries, whose cross-entropy has no lower bound, are set to 0 and
+            the others divided by their sum (by post-processing of what was released: it costs nothing).
+        temperature: T of `loss`; the papers state none.
+        gamma: γ, the length of a step along the noisy gradient; null is 1/norm_bound, so that a step moves the outputs
             by about one.
         student_target: `targets`, the cross-entropy to y_s as printed; or `gradients`, the released gradients
             themselves, propagated back through the student. The former multiplies them by the softmax's Jacobian, which
-            vanishes where the student is sure, right or wrong.
+            vanishes where the student is sure, right or wrong. The latter needs `outputs: logits`.
         dkd_alpha: Weight of the target-class part of decoupled distillation.
         dkd_beta: Weight of the other classes' part.
     """
 
-    loss: Literal["kd", "dkd"] = "dkd"
+    loss: Literal["kd", "dkd", "dkd_as_printed"] = "dkd"
     gamma: float | None = None
     student_target: Literal["targets", "gradients"] = "targets"
     dkd_alpha: float = 1.0
     dkd_beta: float = 8.0
+    outputs: Literal["logits", "probabilities"] = "logits"
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.loss not in ("kd", "dkd"):
-            raise ValueError(f"gradient_targets.loss must be kd or dkd, got {self.loss!r}")
+        if self.loss not in ("kd", "dkd", "dkd_as_printed"):
+            raise ValueError(f"gradient_targets.loss must be kd or dkd or dkd_as_printed, got {self.loss!r}")
+        if self.outputs not in ("logits", "probabilities"):
+            raise ValueError(f"gradient_targets.outputs must be logits or probabilities, got {self.outputs!r}")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"gradient_targets.temperature must be above 0 and finite, got {self.temperature}")
         if self.gamma is not None and not self.gamma > 0:
             raise ValueError(f"gradient_targets.gamma must be above 0 or null for 1/norm_bound, got {self.gamma}")
         if self.student_target not in ("targets", "gradients"):
             raise ValueError(
                 f"gradient_targets.student_target must be targets or gradients, got {self.student_target!r}"
             )
+        if self.student_target == "gradients" and self.outputs != "logits":
+            raise ValueError(
+                "gradient_targets.student_target='gradients' needs gradient_targets.outputs='logits', which gradients "
+                f"are propagated back through, got {self.outputs!r}"
+            )
 
     def gradients(self, outputs: Tensor, responses: Tensor) -> Tensor:
         """Gradient of each sample's own distillation loss w.r.t. the student's outputs. **Private** until annotated.
+
+        With respect to probabilities, the loss is that of p divided by its sum. The gradient then vanishes where the
+        student agrees with the teacher. Were entries differentiated as c free numbers, it would differ by a multiple of
+        the vector of ones, which moves no distribution but would use up the norm.
 
         Args:
             outputs: The student's logits, shape (B, c), detached.
@@ -75,22 +112,41 @@ class GradientTargets:
         """
         classes = responses.shape[-1]
         teacher = responses.reshape(-1, classes)
+        student = outputs.expand_as(responses).reshape(-1, classes)
+        if self.outputs == "logits":
+            return output_gradients(student, lambda free: self._loss(free, teacher)).view_as(responses)
+        probabilities = functional.softmax(student.float(), dim=1).clamp_min(_LEAST)
+        # Logs of probabilities are logits of them, whatever they add up to.
+        return output_gradients(probabilities, lambda free: self._loss(free.log(), teacher)).view_as(responses)
 
-        def loss(free: Tensor) -> Tensor:
-            if self.loss == "kd":
-                return kd(free, teacher)
-            return decoupled_kd(free, teacher, alpha=self.dkd_alpha, beta=self.dkd_beta)
-
-        return output_gradients(outputs.expand_as(responses).reshape(-1, classes), loss).view_as(responses)
+    def _loss(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Losses (B,) of logits (B, c)."""
+        if self.loss == "kd":
+            return kd(student, teacher, temperature=self.temperature)
+        decoupled = decoupled_kd if self.loss == "dkd" else decoupled_kd_as_printed
+        return decoupled(student, teacher, alpha=self.dkd_alpha, beta=self.dkd_beta, temperature=self.temperature)
 
     def annotation(self, outputs: Tensor, released: Tensor, *, norm_bound: float) -> Annotation:
-        """y_s = softmax(outputs - γ · released gradient), and the step itself where the student follows it.
+        """y_s, a step from the student's outputs against the released gradient; and the step where that is followed.
 
         Args:
             outputs: The student's logits, shape (B, c), detached.
             released: What the annotator released about them, shape (B, c).
-            norm_bound: C, the bound on each sample's gradient.
+            norm_bound: C, the bound on each sample's gradient, or on a batch's.
         """
         step = (1 / norm_bound if self.gamma is None else self.gamma) * released
+        if self.outputs == "probabilities":
+            return Annotation(_moved(functional.softmax(outputs.float(), dim=1), step))
         targets = functional.softmax(outputs.float() - step, dim=1)
         return Annotation(targets, step if self.student_target == "gradients" else None)
+
+
+def _moved(probabilities: Tensor, step: Tensor) -> Tensor:
+    """Probabilities (B, c) less a step, without negative entries and divided by their sum.
+
+    Where nothing positive is left the target is the student's own prediction: such a sample asks for nothing.
+    """
+    kept = (probabilities - step).clamp_min(0)
+    total = kept.sum(dim=1, keepdim=True)
+    usable = total > torch.finfo(total.dtype).tiny
+    return torch.where(usable, kept / total.where(usable, torch.ones_like(total)), probabilities)

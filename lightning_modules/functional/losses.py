@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from privacy.deprecation import renamed_arguments, renamed_names
+
+Logarithm = Literal["natural", "decimal"]
+"""Of the entropy term: the papers print `log` and do not say which."""
 
 
 def decoupled_kd(
@@ -24,6 +27,7 @@ def decoupled_kd(
     target: Tensor | None = None,
     alpha: float = 1.0,
     beta: float = 8.0,
+    temperature: float = 1.0,
 ) -> Tensor:
     """Decoupled knowledge distillation (Zhao et al. 2022), the loss L_T of DPDFD and DPSD, for each sample.
 
@@ -32,7 +36,8 @@ def decoupled_kd(
 
         TCKD = KL([p_t, 1 - p_t] || [q_t, 1 - q_t])        NCKD = KL(p̂ || q̂)        loss = alpha TCKD + beta NCKD
 
-    With two classes there is one other class, NCKD is exactly 0, and the loss is exactly alpha TCKD.
+    With two classes there is one other class, NCKD is exactly 0, and the loss is exactly alpha TCKD. At a temperature
+    T both are of the logits divided by T, and multiplied by T².
 
     Samples are not averaged: DPDFD normalises the gradient of every sample, and of a batch mean they are so small that
     its constant e swamps them.
@@ -43,18 +48,15 @@ def decoupled_kd(
         target: class indices (B,), by default the teacher's argmax.
         alpha: weight of the target-class term.
         beta: weight of the other classes' term.
+        temperature: T; neither DPDFD nor DPSD states one.
 
     Returns:
         Losses (B,).
 
     Raises:
-        ValueError: The shapes differ, are not (B, c), or there is no second class.
+        ValueError: The shapes differ, are not (B, c), or there is no second class; or the temperature is not positive.
     """
-    if student_logits.dim() != 2 or student_logits.shape != teacher_logits.shape:
-        raise ValueError(
-            "student_logits and teacher_logits must have one shape (B, c), got"
-            f" {tuple(student_logits.shape)} and {tuple(teacher_logits.shape)}"
-        )
+    _check_pair(student_logits, teacher_logits, temperature=temperature)
     rows, classes = student_logits.shape
     if classes < 2:
         raise ValueError("student_logits: decoupled distillation needs at least two classes, got one")
@@ -73,16 +75,80 @@ def decoupled_kd(
         margin = logits.gather(1, target[:, None])[:, 0] - torch.logsumexp(rest, 1)
         return margin, functional.log_softmax(rest, 1)
 
-    student_margin, student_rest = split(student_logits)
-    teacher_margin, teacher_rest = split(teacher_logits)
-    # p_t = sigmoid(margin), so both of the pair's logs are log-sigmoids.
-    tckd = torch.sigmoid(teacher_margin) * (
-        functional.logsigmoid(teacher_margin) - functional.logsigmoid(student_margin)
-    ) + torch.sigmoid(-teacher_margin) * (
-        functional.logsigmoid(-teacher_margin) - functional.logsigmoid(-student_margin)
-    )
+    student_margin, student_rest = split(student_logits / temperature)
+    teacher_margin, teacher_rest = split(teacher_logits / temperature)
+    tckd = _binary_divergence(teacher_margin, student_margin)
     nckd = (teacher_rest.exp() * (teacher_rest - student_rest)).sum(1)
-    return alpha * tckd + beta * nckd
+    return temperature**2 * (alpha * tckd + beta * nckd)
+
+
+def decoupled_kd_as_printed(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 8.0,
+    temperature: float = 1.0,
+) -> Tensor:
+    """DPSD's Eq. 2 to the letter, for each sample: its second term is not that of Zhao et al., whom it names.
+
+    With r the teacher's class, p the teacher's and q the student's probabilities:
+
+        loss = alpha KL([p_r, 1 - p_r] || [q_r, 1 - q_r])
+               + beta sum over j ≠ r of p_j / (1 - p_j) · log(p_j (1 - q_j) / (q_j (1 - p_j)))
+
+    Zhao et al. divide by 1 - p_r, the same for all j, which makes a distribution of the other classes (`decoupled_kd`).
+    Odds p_j / (1 - p_j) are none: the second term is no divergence, may be negative and has no minimum where q is p,
+    but falls for as long as the other classes gain. (The first term prints `1 - p_{t,i}`, without the class, which is
+    read as 1 - p_r.)
+
+    Args:
+        student_logits: (B, c).
+        teacher_logits: (B, c); not detached here.
+        alpha: weight of the first term.
+        beta: λ, of the second.
+        temperature: T of both logits, the loss multiplied by T²; DPSD states none.
+
+    Returns:
+        Losses (B,).
+
+    Raises:
+        ValueError: The shapes differ or are not (B, c), or the temperature is not positive.
+    """
+    _check_pair(student_logits, teacher_logits, temperature=temperature)
+    target = teacher_logits.argmax(1, keepdim=True)
+    student, teacher = _log_odds(student_logits / temperature), _log_odds(teacher_logits / temperature)
+    first = _binary_divergence(teacher.gather(1, target)[:, 0], student.gather(1, target)[:, 0])
+    # The other classes hold at most half each, so that no odds exceed 1.
+    odds = teacher.scatter(1, target, -torch.inf).exp()
+    second = (odds * (teacher - student)).sum(1)
+    return temperature**2 * (alpha * first + beta * second)
+
+
+def _log_odds(logits: Tensor) -> Tensor:
+    """log(p_j / (1 - p_j)) of each class, shape (B, c): its logit less the logsumexp of the others."""
+    first, top = logits.max(1, keepdim=True)
+    # Over all but the likeliest class exactly; 1 - p cancels only where p is above a half, which no other class is.
+    without_top = torch.logsumexp(logits.scatter(1, top, -torch.inf), 1, keepdim=True)
+    logs = functional.log_softmax(logits, 1).scatter(1, top, -1.0)
+    return (logs - torch.log1p(-logs.exp())).scatter(1, top, first - without_top)
+
+
+def _binary_divergence(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL([p, 1 - p] || [q, 1 - q]) of log-odds, both of whose logs are log-sigmoids."""
+    return torch.sigmoid(teacher) * (functional.logsigmoid(teacher) - functional.logsigmoid(student)) + torch.sigmoid(
+        -teacher
+    ) * (functional.logsigmoid(-teacher) - functional.logsigmoid(-student))
+
+
+def _check_pair(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float) -> None:
+    if student_logits.dim() != 2 or student_logits.shape != teacher_logits.shape:
+        raise ValueError(
+            "student_logits and teacher_logits must have one shape (B, c), got"
+            f" {tuple(student_logits.shape)} and {tuple(teacher_logits.shape)}"
+        )
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be above 0 and finite, got {temperature}")
 
 
 def soft_cross_entropy(logits: Tensor, target_probabilities: Tensor) -> Tensor:
@@ -122,7 +188,7 @@ def one_hot_loss(logits: Tensor) -> Tensor:
     return functional.cross_entropy(logits, logits.argmax(1))
 
 
-def class_balance(logits: Tensor) -> Tensor:
+def class_balance(logits: Tensor, *, logarithm: Logarithm = "natural") -> Tensor:
     """The second term of L_G (DPDFD Eq. 5, DGD Eq. 2): negative entropy of the mean prediction, sum_j p̄_j log p̄_j.
 
     Between -log c (all classes equally often) and 0 (one class alone). On the batch mean: per image it would contradict
@@ -130,12 +196,24 @@ def class_balance(logits: Tensor) -> Tensor:
 
     Args:
         logits: (B, c).
+        logarithm: `natural`, or `decimal`, which is the natural one times 1/ln 10 = 0.434: another weight of the term.
 
     Returns:
         Scalar.
     """
     log_mean = torch.logsumexp(functional.log_softmax(logits, 1) - torch.tensor(float(len(logits))).log(), 0)
-    return (log_mean.exp() * log_mean).sum()
+    negative_entropy = (log_mean.exp() * log_mean).sum()
+    return negative_entropy if logarithm == "natural" else negative_entropy / math.log(10)
+
+
+def check_logarithm(name: str, given: str) -> None:
+    """Refuses what is no `Logarithm`.
+
+    Raises:
+        ValueError: It is another word.
+    """
+    if given not in get_args(Logarithm):
+        raise ValueError(f"{name} must be natural or decimal, got {given!r}")
 
 
 def activation(features: Tensor, *, norm: Literal["l1", "l2"] = "l1") -> Tensor:
@@ -195,13 +273,7 @@ def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1
     Raises:
         ValueError: The shapes differ or are not (B, c), or the temperature is not positive.
     """
-    if student_logits.dim() != 2 or student_logits.shape != teacher_logits.shape:
-        raise ValueError(
-            "student_logits and teacher_logits must have one shape (B, c), got"
-            f" {tuple(student_logits.shape)} and {tuple(teacher_logits.shape)}"
-        )
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}")
+    _check_pair(student_logits, teacher_logits, temperature=temperature)
     student = functional.log_softmax(student_logits / temperature, 1)
     teacher = functional.log_softmax(teacher_logits / temperature, 1)
     return temperature**2 * (teacher.exp() * (teacher - student)).sum(1)

@@ -160,12 +160,13 @@ def _gradient_epsilon(
     batch_size: int,
     delta: float,
     accounting: Accounting,
+    bounding: str,
 ) -> Callable[[float, int], float]:
     _check_accounting(accounting)
     if accounting == "published":
         return lambda noise, steps: published_dpdfd_epsilon(norm_bound, num_classes, batch_size, steps, noise, delta)
     return lambda noise, steps: (
-        compose({Gaussian(output_gradient_mu(release, batch_size, noise)): steps}, delta).epsilon
+        compose({Gaussian(output_gradient_mu(release, batch_size, noise, bounding=bounding)): steps}, delta).epsilon
     )
 
 
@@ -179,14 +180,17 @@ def calibrate_dpdfd_noise(
     norm_bound: float = 1e-3,
     num_classes: int = 10,
     batch_size: int = 256,
+    bounding: str = "normalize",
 ) -> Calibration:
     """Noise scale σ for a number of steps of DPDFD or DPSD's data-sensitive switch.
+
+    `release` and `bounding` are the settings of `GradientAnnotator`; the published figure depends on neither.
 
     >>> found = calibrate_dpdfd_noise(1.0, steps=40, delta=1e-5, accounting="record", release="ensemble")
     >>> round(found.value, 1), found.epsilon <= 1.0
     (755.0, True)
     """
-    epsilon = _gradient_epsilon(release, norm_bound, num_classes, batch_size, delta, accounting)
+    epsilon = _gradient_epsilon(release, norm_bound, num_classes, batch_size, delta, accounting, bounding)
     return calibrate_noise(lambda noise: epsilon(noise, steps), target_epsilon)
 
 
@@ -200,13 +204,14 @@ def calibrate_dpdfd_steps(
     norm_bound: float = 1e-3,
     num_classes: int = 10,
     batch_size: int = 256,
+    bounding: str = "normalize",
 ) -> Calibration:
     """Number of steps of DPDFD or DPSD's data-sensitive switch.
 
     >>> int(calibrate_dpdfd_steps(1.0, noise_scale=100.0, delta=1e-5, accounting="published").value)
     59680
     """
-    epsilon = _gradient_epsilon(release, norm_bound, num_classes, batch_size, delta, accounting)
+    epsilon = _gradient_epsilon(release, norm_bound, num_classes, batch_size, delta, accounting, bounding)
     return calibrate_count(lambda steps: epsilon(noise_scale, steps), target_epsilon)
 
 

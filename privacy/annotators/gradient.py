@@ -14,20 +14,22 @@ from privacy.checks import check_count
 from privacy.events import Gaussian, Release
 from privacy.events.discrete import DiscreteGaussian
 from privacy.ledger import Charge
-from privacy.mechanisms import clip_per_sample, keep_largest, normalize_per_sample, zero_non_finite_samples
+from privacy.mechanisms import keep_largest, zero_non_finite_samples
 from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian, lattice_spacing, round_to_lattice
+from privacy.mechanisms.gradient_bounding import gradient_bounding
 from privacy.mechanisms.gradients import gradient_mechanism
 from privacy.mechanisms.noise import NoiseSource
 from privacy.published import dpdfd_rdp_slope
 from privacy.published.claims import Claim, RdpSlope
 
-__all__ = ["GradientAnnotator", "GradientReleases"]
+__all__ = ["GradientAnnotator", "GradientBoundings", "GradientReleases"]
 
 _SMALLEST, _LARGEST = 1e-30, 1e30
 
 
 GradientReleases = Literal["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows", "ensemble"]
+GradientBoundings = Literal["normalize", "clip", "normalize_batch"]
 
 
 class GradientAnnotator(Annotator):
@@ -35,18 +37,20 @@ class GradientAnnotator(Annotator):
 
     Per sample, ḡ_i = C·g_i/(‖g_i‖₂ + e) (or clipped to C). One private record may change the teacher, hence **every**
     gradient of every batch, each by up to 2C: neighbours differ in one record (zero-out; replace-one and add-or-remove
-    follow).
+    follow). With `bounding: normalize_batch` Ḡ = C·G/(‖G‖_F + e), and all gradients of the batch together move by up to
+    2C.
 
-    | `release` | released | μ² per step |
-    |---|---|---|
-    | `per_sample` | ḡ_i + N(0, (σC/B)² I), independent of the others: what the papers' accuracies need | B·(2B/σ)² |
-    | `per_sample_full` | ḡ_i + N(0, σ²C² I), independent of the others | B·(2/σ)² |
-    | `batch_mean` | (1/B)(Σ ḡ_i + N(0, σ²C² I)), one vector: DPDFD Algorithm 1 as printed | (2B/σ)² |
-    | `batch_mean_rows` | (1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector: DPSD Eq. 3 as printed | B·(2/σ)² |
-    | `ensemble` | (1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) of n teachers on disjoint shards: DPDFD Algorithm 2 | B·(2/σ)² |
+    | `release` | released | μ² per step | with `normalize_batch` |
+    |---|---|---|---|
+    | `per_sample` | ḡ_i + N(0, (σC/B)² I), each by itself: what the papers' accuracies need | B·(2B/σ)² | (2B/σ)² |
+    | `per_sample_full` | ḡ_i + N(0, σ²C² I), each by itself | B·(2/σ)² | (2/σ)² |
+    | `batch_mean` | (1/B)(Σ ḡ_i + N(0, σ²C² I)), one vector: DPDFD Algorithm 1 as printed | (2B/σ)² | B·(2/σ)² |
+    | `batch_mean_rows` | (1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector: DPSD Eq. 3 as printed | B·(2/σ)² | (2/σ)² |
+    | `ensemble` | (1/n)(Σ_j ḡ_ij + N(0, σ²C² I)), n teachers, disjoint shards: DPDFD Alg. 2 | B·(2/σ)² | (2/σ)² |
 
     `batch_mean` and `batch_mean_rows` carry no label of any image and distil nothing. For `ensemble` one record changes
-    one teacher, whose gradient on each image moves by up to 2C; all others stay equal to the last bit.
+    one teacher, whose gradients move by as much as those of an only teacher; all others stay equal to the last bit. How
+    each price follows from what is bounded: `privacy/mechanisms/gradients.py`.
 
     The theorem that gives the published figure (DPDFD's Theorem 3, DPSD's Theorem 1) counts the same for all of them.
 
@@ -55,7 +59,9 @@ class GradientAnnotator(Annotator):
         top_k: Of each gradient only its k entries of largest magnitude are kept, before it is bounded (DPSD's M_k);
             None keeps all. Which they are depends on the teacher, so the noise goes on **all** coordinates all the
             same.
-        bounding: `normalize` or `clip`.
+        bounding: `normalize` or `clip` each sample's gradient to C; or `normalize_batch`, the whole batch of one
+            teacher by its Frobenius norm, as the papers' ‖g‖₂ without an index may be read. That costs less, and leaves
+            a sample's gradient about C/√B.
         norm_bound: C.
         noise_multiplier: σ. Zero releases the gradients themselves: both ε are infinite.
         stability: e.
@@ -80,7 +86,7 @@ class GradientAnnotator(Annotator):
         *,
         release: GradientReleases = "per_sample",
         top_k: int | None = None,
-        bounding: Literal["normalize", "clip"] = "normalize",
+        bounding: GradientBoundings = "normalize",
         norm_bound: float = 1e-3,
         noise_multiplier: float = 100.0,
         stability: float = 1e-4,
@@ -105,8 +111,7 @@ class GradientAnnotator(Annotator):
         mechanism = gradient_mechanism(release)
         if top_k is not None:
             check_count("top_k", top_k, minimum=1)
-        if bounding not in ("normalize", "clip"):
-            raise ValueError(f"bounding must be normalize or clip, got {bounding!r}")
+        bounded_by = gradient_bounding(bounding)
         # Wide enough for any use, and nothing that is computed from them can overflow or vanish.
         if not _SMALLEST <= norm_bound <= _LARGEST:
             raise ValueError(f"norm_bound must lie between {_SMALLEST:g} and {_LARGEST:g}, got {norm_bound}")
@@ -123,7 +128,8 @@ class GradientAnnotator(Annotator):
         self.release: GradientReleases = release
         self.mechanism = mechanism
         self.top_k = top_k
-        self.bounding = bounding
+        self.bounding: GradientBoundings = bounding
+        self.bounded_by = bounded_by
         self.norm_bound = norm_bound
         self.noise_multiplier = noise_multiplier
         self.stability = stability
@@ -151,7 +157,7 @@ class GradientAnnotator(Annotator):
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
         if not self.noise_multiplier:
             return Charge(release=Gaussian(mu=math.inf), queries=batch_size)
-        mu = self.mechanism.mu(batch_size, self.noise_multiplier)
+        mu = self.mechanism.mu(batch_size, self.noise_multiplier, bounding=self.bounded_by)
         slope = dpdfd_rdp_slope(self.norm_bound, num_classes, batch_size, self.noise_multiplier)
         event: Release = Gaussian(mu=mu) if self.granularity is None else DiscreteGaussian(mu)
         return Charge(release=event, claim=RdpSlope(source=self.theorem, slope=slope), queries=batch_size)
@@ -205,19 +211,18 @@ class GradientAnnotator(Annotator):
             )
 
     def _bounded(self, gradients: torch.Tensor) -> torch.Tensor:
-        """Gradients (N, c) in float64, of norm C at most."""
+        """Gradients (n·B, c) of n teachers, all processes' samples, in float64 and bounded by `bounded_by`."""
         rows = zero_non_finite_samples(gradients)
         if self.top_k is not None:
             rows = keep_largest(rows, k=self.top_k)
-        if self.bounding == "normalize":
-            rows = normalize_per_sample(rows, norm_bound=self.norm_bound, stability=self.stability)
-        else:
-            rows = clip_per_sample(rows, norm_bound=self.norm_bound)
-        if self._lattice is None:
-            return rows
-        # Towards zero, so that no norm grows, and before anything is summed.
-        whole = round_to_lattice(rows, norm_bound=self.norm_bound, granularity=self._lattice)
-        return whole.double() * self._lattice
+        # One row for all that is bounded as one: a sample, or a teacher's whole batch.
+        groups = self.bounded_by.grouped(rows, batch_size=self.shape[0])
+        groups = self.bounded_by.bound(groups, norm_bound=self.norm_bound, stability=self.stability)
+        if self._lattice is not None:
+            # Towards zero, so that no norm grows, and before anything is summed.
+            whole = round_to_lattice(groups, norm_bound=self.norm_bound, granularity=self._lattice)
+            groups = whole.double() * self._lattice
+        return groups.view_as(rows)
 
     def _as_charged(self, charge: Charge) -> Annotator:
         mu, batch_size = getattr(charge.release, "mu", None), charge.queries
@@ -226,7 +231,7 @@ class GradientAnnotator(Annotator):
         # μ is one over σ, up to a factor.
         made = copy.copy(self)
         made._shape = (batch_size, self.shape[1])
-        made.noise_multiplier = self.mechanism.mu(batch_size, 1.0) / mu if mu else math.inf
+        made.noise_multiplier = self.mechanism.mu(batch_size, 1.0, bounding=self.bounded_by) / mu if mu else math.inf
         return made
 
     def describe(self) -> MechanismDescription:
@@ -235,13 +240,12 @@ class GradientAnnotator(Annotator):
         released = self.mechanism.words(self.mechanism.noise_std(batch_size, self.noise_multiplier))
         masked = "" if self.top_k is None else f"their {self.top_k} largest entries kept, "
         many = self.mechanism.of_ensemble
-        verb = "normalised" if self.bounding == "normalize" else "clipped"
         return MechanismDescription(
             assumption=DISJOINT_SHARDS if many else "",
             noise=FLOATS if self.granularity is None else LATTICE,
             mechanism=(
                 "gradients of the distillation loss with respect to the student's outputs, "
-                f"{masked}{verb} to C={self.norm_bound:g} per sample, released as {released} "
+                f"{masked}{self.bounded_by.words.format(C=self.norm_bound)}, released as {released} "
                 f"(sigma={self.noise_multiplier:g}, B={batch_size}, release={self.release})"
             ),
             unit="one training record of one teacher" if many else "one training record of the teacher",
@@ -250,8 +254,8 @@ class GradientAnnotator(Annotator):
                 + (", since a record's id alone decides its shard" if many else "")
             ),
             source=(
-                f"Gaussian mechanism, one record moves {'one gradient on each image' if many else 'every gradient'} "
-                "by up to 2C; exact composition (Balle and Wang 2018; Dong et al. 2022)"
+                f"Gaussian mechanism, one record moves {self.bounded_by.moved(of_ensemble=many)} by up to 2C; "
+                "exact composition (Balle and Wang 2018; Dong et al. 2022)"
             ),
             published_source={
                 "C Theorem 3": "DPDFD (Liu et al. 2023, arXiv:2304.12528), Theorem 3",

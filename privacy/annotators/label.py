@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+from torch.nn import functional
 
 from privacy.account import Accounting, Scope
 from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.checks import check_count
-from privacy.events import RandomizedResponse, Release, Repeated
+from privacy.events import RandomizedResponse, Release, Repeated, Unbounded
 from privacy.ledger import Charge
 from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.noise import NoiseSource
@@ -25,6 +26,8 @@ _PUBLISHED = {
     "D": ("D Theorem 2", "DPSD (Liu et al., differentially private synthetic distillation), Theorem 2"),
 }
 
+_SOFT = "the teacher's probabilities were released without noise where randomized response kept its class"
+
 
 class LabelAnnotator(Annotator):
     """LabelDP's selective randomized response and DPSD's label switch: one noisy class for each image.
@@ -37,9 +40,16 @@ class LabelAnnotator(Annotator):
     size. Where sizes vary, or follow from earlier responses by way of the student, the smallest that may occur is what
     is charged: it dominates the larger ones, whatever was answered before.
 
+    Line 9 of LabelDP's Algorithm 1 returns "y_t", the teacher's *output*, where it keeps the class, and "the one-hot
+    type" of the others. Read to the letter (`labels: soft`), no ε bounds it: a vector that is not one-hot is one that
+    no teacher of other probabilities would ever have released. Each call is then charged a release that nothing bounds,
+    and no theorem covers it, for randomized response is of k answers. Both figures are infinite; the record-level one
+    of a teacher by DP-SGD is its own.
+
     Args:
         epsilon: Of one response. Not a target: `target_epsilon` limits the run.
         smallest: Size of the smallest candidate set that may occur, 2 or more (DPSD's k).
+        labels: `hard`, classes; or `soft`, the teacher's probabilities where its class is kept, which is not private.
         delta: δ of every ε, below one over the number of private records.
         target_epsilon: ε at which the run stops; null for no limit.
         accounting: Which ε the target is about: `record`, which bounds something, or `published`, a paper's claim.
@@ -61,6 +71,7 @@ class LabelAnnotator(Annotator):
         *,
         epsilon: float = 1.0,
         smallest: int = 2,
+        labels: Literal["hard", "soft"] = "hard",
         delta: float = 1e-5,
         target_epsilon: float | None = None,
         accounting: Accounting = "record",
@@ -82,6 +93,9 @@ class LabelAnnotator(Annotator):
             raise ValueError(f"epsilon must be above 0 and finite, got {epsilon}")
         self.epsilon = epsilon
         self.smallest = check_count("smallest", smallest, minimum=2)
+        if labels not in ("hard", "soft"):
+            raise ValueError(f"labels must be hard or soft, got {labels!r}")
+        self.labels: Literal["hard", "soft"] = labels
 
     def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
         """See `Annotator.bind`.
@@ -107,6 +121,8 @@ class LabelAnnotator(Annotator):
 
     def _charge_of_size(self, size: int) -> Charge:
         samples, _ = self.shape
+        if self.labels == "soft":
+            return Charge(release=Unbounded(reason=_SOFT), queries=samples)
         release: Release = RandomizedResponse(self.epsilon, size)
         return Charge(release=Repeated(release, samples), claim=self._claim, queries=samples)
 
@@ -123,7 +139,8 @@ class LabelAnnotator(Annotator):
                 earlier responses.
 
         Returns:
-            Classes, shape (B,), int64, on the device of `logits`.
+            Classes, shape (B,), int64, on the device of `logits`; for `labels: soft` distributions, shape (B, c),
+            float32.
 
         Raises:
             ValueError: Not of the shape that was bound, or sets that are smaller than is charged for: nothing is
@@ -144,8 +161,14 @@ class LabelAnnotator(Annotator):
             )
         self.account.charge(self._honest(self._charge_of_size(least)))
         # A non-finite prediction still yields a response: whether the teacher failed is itself private.
-        labels = torch.where(torch.isfinite(logits).all(dim=1), logits.argmax(dim=1), 0)
-        return randomized_response(labels, candidates, epsilon=self.epsilon, noise=self.noise)
+        finite = torch.isfinite(logits).all(dim=1)
+        labels = torch.where(finite, logits.argmax(dim=1), 0)
+        responses = randomized_response(labels, candidates, epsilon=self.epsilon, noise=self.noise)
+        if self.labels == "hard":
+            return responses
+        kept = (responses == labels) & finite
+        one_hot = functional.one_hot(responses, logits.shape[1]).float()
+        return torch.where(kept[:, None], functional.softmax(logits.float(), dim=1), one_hot)
 
     def _as_charged(self, charge: Charge) -> Annotator:
         if not isinstance(charge.release, Repeated) or not isinstance(charge.release.release, RandomizedResponse):
@@ -153,11 +176,24 @@ class LabelAnnotator(Annotator):
         made = copy.copy(self)
         made._shape = (charge.queries, self.shape[1])
         made.epsilon = charge.release.release.epsilon
+        made.labels = "hard"
         return made
 
     def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
         samples, classes = self.shape
+        if self.labels == "soft":
+            return MechanismDescription(
+                mechanism=(
+                    "the teacher's probabilities on each synthetic image as they are wherever randomized response "
+                    f"(epsilon={self.epsilon:g}) keeps its class, and another candidate elsewhere (B={samples} "
+                    "responses in a call)"
+                ),
+                unit="one training record of the teacher",
+                relation="that of the teacher's own guarantee, where it has one",
+                source="post-processing of the teacher: nothing else bounds a probability that is not noised",
+                noise="",
+            )
         return MechanismDescription(
             mechanism=(
                 "the teacher's class of each synthetic image, by randomized response over candidates that the "

@@ -1,14 +1,20 @@
 """How noised output gradients leave: one object for each way, which owns noise scale, sensitivity, price and words.
 
-Every way starts from per-sample gradients ḡ of norm at most C (`GradientAnnotator` bounds them) and adds Gaussian
-noise. A teacher that was not trained privately may change *every* gradient because of one record, each by at most 2C;
-of an ensemble on disjoint shards one teacher's gradient on each image. C cancels in μ, which is the L2 distance that
-one record moves what is noised, divided by the standard deviation of the noise.
+Every way starts from gradients ḡ that a `GradientBounding` has bounded by C, each sample's or the whole batch's, and
+adds Gaussian noise. A teacher that was not trained privately may change *every* gradient because of one record; of an
+ensemble on disjoint shards one teacher's gradient on each image. How far that moves the batch Ḡ, the bounding says:
+
+| bounded | ‖ΔḠ‖_F at most | ‖ΔΣ_i ḡ_i‖₂ at most |
+|---|---|---|
+| each sample | 2C√B | 2CB |
+| the whole batch | 2C | 2C√B |
+
+C cancels in μ, which is the L2 distance that one record moves what is noised, divided by the standard deviation of the
+noise.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
@@ -17,6 +23,7 @@ import torch
 
 from privacy.checks import check_count, check_positive
 from privacy.deprecation import renamed_arguments
+from privacy.mechanisms.gradient_bounding import GradientBounding, Normalize, gradient_bounding
 
 __all__ = ["GRADIENT_MECHANISMS", "AddNoise", "GradientMechanism", "gradient_mechanism", "output_gradient_mu"]
 
@@ -39,8 +46,14 @@ class GradientMechanism(ABC):
 
     @classmethod
     @abstractmethod
-    def mu(cls, batch_size: int, noise_multiplier: float) -> float:
-        """μ of one call on B samples: what one record moves, over the standard deviation of the noise."""
+    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: type[GradientBounding] = Normalize) -> float:
+        """μ of one call on B samples: what one record moves, over the standard deviation of the noise.
+
+        Args:
+            batch_size: B.
+            noise_multiplier: σ.
+            bounding: How the gradients were bounded.
+        """
 
     @classmethod
     @abstractmethod
@@ -53,7 +66,7 @@ class GradientMechanism(ABC):
         """Adds noise to bounded gradients.
 
         Args:
-            rows: Of norm at most C, shape (n, B, c), float64; n is 1 unless `of_ensemble`.
+            rows: Bounded, shape (n, B, c), float64; n is 1 unless `of_ensemble`.
             noise_std: `noise_std` times C.
             add_noise: Draws the noise.
 
@@ -74,9 +87,9 @@ class PerSample(GradientMechanism):
     source = "DPDFD Algorithm 1, its noise on each sample"
 
     @classmethod
-    def mu(cls, batch_size: int, noise_multiplier: float) -> float:
-        """B gradients move by 2C each, against σC/B: √B·2B/σ."""
-        return math.sqrt(batch_size) * 2.0 * batch_size / noise_multiplier
+    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: type[GradientBounding] = Normalize) -> float:
+        """Ḡ moves by 2C√B, or 2C where it is bounded as a whole, against σC/B: √B·2B/σ, or 2B/σ."""
+        return bounding.norm_of_batch(batch_size) * 2.0 * batch_size / noise_multiplier
 
     @classmethod
     def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
@@ -101,9 +114,9 @@ class PerSampleFull(GradientMechanism):
     source = "DPSD Algorithm 1"
 
     @classmethod
-    def mu(cls, batch_size: int, noise_multiplier: float) -> float:
-        """B gradients move by 2C each, against σC: √B·2/σ."""
-        return math.sqrt(batch_size) * 2.0 / noise_multiplier
+    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: type[GradientBounding] = Normalize) -> float:
+        """Ḡ moves by 2C√B, or 2C where it is bounded as a whole, against σC: √B·2/σ, or 2/σ."""
+        return bounding.norm_of_batch(batch_size) * 2.0 / noise_multiplier
 
     @classmethod
     def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
@@ -128,9 +141,9 @@ class BatchMean(GradientMechanism):
     source = "DPDFD Algorithm 1 as printed"
 
     @classmethod
-    def mu(cls, batch_size: int, noise_multiplier: float) -> float:
-        """The sum moves by 2BC, against σC: 2B/σ."""
-        return 2.0 * batch_size / noise_multiplier
+    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: type[GradientBounding] = Normalize) -> float:
+        """The sum moves by 2BC, or 2C√B where the batch is bounded as a whole, against σC: 2B/σ, or √B·2/σ."""
+        return 2.0 * bounding.norm_of_sum(batch_size) / noise_multiplier
 
     @classmethod
     def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
@@ -156,9 +169,12 @@ class BatchMeanRows(GradientMechanism):
     source = "DPSD Eq. 3 as printed"
 
     @classmethod
-    def mu(cls, batch_size: int, noise_multiplier: float) -> float:
-        """That of `PerSampleFull`, whose release this is the mean of."""
-        return PerSampleFull.mu(batch_size, noise_multiplier)
+    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: type[GradientBounding] = Normalize) -> float:
+        """That of `PerSampleFull`, whose release this is the mean of.
+
+        Nothing is lost by that: the sum of the samples moves by √B times as much as Ḡ does, against noise of σC√B.
+        """
+        return PerSampleFull.mu(batch_size, noise_multiplier, bounding=bounding)
 
     @classmethod
     def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
@@ -179,8 +195,8 @@ class BatchMeanRows(GradientMechanism):
 class EnsembleSum(GradientMechanism):
     """(1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) for each sample, over n teachers on disjoint shards.
 
-    One teacher's gradient on each of B images moves by 2C, as every gradient of one teacher does in `PerSampleFull`:
-    the same μ.
+    One teacher's Ḡ_j moves, as that of the only teacher does in `PerSampleFull`, and the sum over teachers by as much:
+    the same μ. Each teacher's gradients are bounded by themselves.
     """
 
     name = "ensemble"
@@ -188,9 +204,9 @@ class EnsembleSum(GradientMechanism):
     source = "DPDFD Algorithm 2, DPSD Algorithm 2"
 
     @classmethod
-    def mu(cls, batch_size: int, noise_multiplier: float) -> float:
-        """That of `PerSampleFull`: one teacher's B gradients move by 2C each, against σC."""
-        return PerSampleFull.mu(batch_size, noise_multiplier)
+    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: type[GradientBounding] = Normalize) -> float:
+        """That of `PerSampleFull`: one teacher's Ḡ_j moves, against σC."""
+        return PerSampleFull.mu(batch_size, noise_multiplier, bounding=bounding)
 
     @classmethod
     def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
@@ -229,19 +245,23 @@ def gradient_mechanism(name: str) -> type[GradientMechanism]:
 
 
 @renamed_arguments(noise_scale="noise_multiplier")
-def output_gradient_mu(release: str, batch_size: int, noise_multiplier: float) -> float:
+def output_gradient_mu(release: str, batch_size: int, noise_multiplier: float, *, bounding: str = "normalize") -> float:
     """μ of one call on output gradients under record-level neighbours (DPDFD Algorithms 1, 2; DPSD Eq. 3, Algorithm 2).
 
     Args:
         release: Name of the mechanism.
         batch_size: B.
         noise_multiplier: σ.
+        bounding: Name of the bounding.
 
     Raises:
-        ValueError: An unknown mechanism, or numbers out of range.
+        ValueError: An unknown mechanism or bounding, or numbers out of range.
 
     >>> output_gradient_mu("batch_mean", 256, 100.0), output_gradient_mu("ensemble", 256, 100.0)
     (5.12, 0.32)
+    >>> output_gradient_mu("batch_mean", 256, 100.0, bounding="normalize_batch")
+    0.32
     """
     rows = check_count("batch_size", batch_size, minimum=1)
-    return gradient_mechanism(release).mu(rows, check_positive("noise_multiplier", noise_multiplier))
+    sigma = check_positive("noise_multiplier", noise_multiplier)
+    return gradient_mechanism(release).mu(rows, sigma, bounding=gradient_bounding(bounding))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,9 +12,11 @@ from support.runs import BATCH_SIZE, distil, fit, grouped, networks
 from support.variants import CarelessDPDFD, MoodyTeacher
 
 from lightning_modules import DPDFD
+from lightning_modules.functional.generator_terms import GeneratorTerms
 from lightning_modules.functional.gradient_targets import GradientTargets
 from lightning_modules.functional.losses import activation, class_balance, one_hot_loss, soft_cross_entropy
 from lightning_modules.networks import logits_and_features
+from privacy import output_gradient_mu
 from privacy.annotators import GradientAnnotator
 
 
@@ -93,6 +96,21 @@ def test_each_term_of_the_generators_loss_has_its_switch(switch: str, weight: fl
     assert float(_module(**OFF).generator_loss(images, targets)) == 0
 
 
+def test_the_entropy_term_has_two_logarithms() -> None:
+    images, targets = torch.randn(6, 1, 8, 8), torch.rand(6, 10).softmax(dim=1)
+    natural, decimal, weighted = (
+        float(_module(**{**OFF, **settings}).generator_loss(images, targets).detach())
+        for settings in (
+            {"balance_weight": 5.0},
+            {"balance_weight": 5.0, "generator_terms": {"balance_logarithm": "decimal", **OFF, "balance_weight": 5.0}},
+            {"balance_weight": 5.0 / math.log(10)},
+        )
+    )
+    assert decimal == pytest.approx(weighted, rel=1e-6) and decimal != pytest.approx(natural, rel=0.1)
+    with pytest.raises(ValueError, match="balance_logarithm must be natural or decimal, got 'binary'"):
+        GeneratorTerms(balance_logarithm="binary")  # type: ignore[arg-type]
+
+
 def test_the_activation_term_has_two_norms() -> None:
     images, targets = torch.randn(6, 1, 8, 8), torch.rand(6, 10).softmax(dim=1)
     l1, l2 = (
@@ -145,6 +163,23 @@ def test_images_come_from_the_generator_the_prior_or_both(
 def test_every_release_runs(folder: Path, release: str) -> None:
     cli = distil(annotator={"release": release}, steps=1)
     assert 0 < cli.model.annotator.account.epsilon() < float("inf")
+
+
+@pytest.mark.parametrize(
+    ("settings", "annotator", "share"),
+    [
+        ({"outputs": "probabilities", "temperature": 2.0}, {}, 1.0),
+        ({"loss": "dkd_as_printed"}, {"bounding": "normalize_batch"}, 1 / math.sqrt(BATCH_SIZE)),
+    ],
+)
+def test_other_readings_of_the_paper_run(
+    folder: Path, settings: dict[str, Any], annotator: dict[str, Any], share: float
+) -> None:
+    """From a configuration; and they cost what the annotator's settings cost, which is all that counts."""
+    made = distil(model={"gradient_targets": settings}, annotator=annotator, steps=1).model.annotator
+    assert made.account.counts(scope="run") == {made.charge: 1}
+    default = output_gradient_mu("per_sample", BATCH_SIZE, made.noise_multiplier)
+    assert made.charge.release.gaussian_mu == pytest.approx(share * default)
 
 
 def test_the_students_batch_statistics_follow_its_own_update(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,7 @@ def test_the_switch_chooses_the_annotator_and_refuses_the_other_one() -> None:
         ({"discriminator": "nobody"}, "discriminator must be student or teacher"),
         ({"distillation": "none"}, "gradient_targets.loss must be kd or dkd"),
         ({"gamma": 0.0}, "gamma must be above 0"),
+        ({"annotator": LabelAnnotator(labels="soft")}, "annotator.labels must be hard for DPSD"),
         ({"images": "real"}, "images.source must be one of generator, prior, both"),
     ],
 )

@@ -274,13 +274,36 @@ def _module(**settings: Any) -> LabelDP:
         ({"train_on": "all"}, "train_on must be stage or union"),
         ({"discriminator": "nobody"}, "discriminator must be teacher or student"),
         ({"pretraining_steps": -1}, "pretraining_steps must be 0 or more"),
+        ({"generator_training": {"balance_logarithm": "binary"}}, "balance_logarithm must be natural or decimal"),
         ({"annotator": LabelAnnotator(smallest=3)}, "annotator.smallest must be 2"),
+        ({"annotator": LabelAnnotator(labels="soft")}, "needs stages.noise_correction=false"),
         ({"annotator": GradientAnnotator()}, "annotator must be a LabelAnnotator"),
     ],
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _module(**settings)
+
+
+@pytest.mark.parametrize("train_on", ["stage", "union"])
+def test_soft_labels_are_fitted_and_bounded_by_nothing(folder: Path, train_on: str) -> None:
+    model = run(images="prior", train_on=train_on, noise_correction=False, annotator={"labels": "soft"}).model
+    assert model.stage_labels.shape == (BATCH_SIZE * STEPS * (STAGES if train_on == "union" else 1), 10)
+    assert model.annotator.account.epsilon() == model.annotator.account.epsilon_published() == math.inf
+    assert not torch.equal(model.stage_labels, model.stage_labels.round())
+    resumed = run("run", LAST, images="prior", train_on=train_on, noise_correction=False, annotator={"labels": "soft"})
+    assert resumed.model.stage_labels.dtype == torch.float32 and resumed.model.stage_labels.shape[1:] == (10,)
+
+
+def test_the_entropy_term_has_two_logarithms() -> None:
+    images, none = torch.randn(6, 1, 8, 8), torch.empty(0, 10)
+    losses = []
+    for settings in ({}, {"balance_logarithm": "decimal"}, {"balance_weight": 5 / math.log(10)}):
+        torch.manual_seed(1)
+        module = _module(generator_training={"discriminator": "student", "one_hot_weight": 0.0, **settings}).eval()
+        losses.append(float(module.generator_loss(images, none).detach()))
+    natural, decimal, weighted = losses
+    assert decimal == pytest.approx(weighted, rel=1e-6) and decimal != pytest.approx(natural, rel=0.1)
 
 
 def test_a_teacher_without_batch_normalisation_is_told_what_is_missing(folder: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.seeded import Seeded
 
-import privacy.annotators.gradient
+import privacy.mechanisms.gradient_bounding
 from privacy import (
     GradientAnnotator,
     NoiseSource,
@@ -123,7 +123,7 @@ def test_skipped_normalisation(release: ReleaseName, monkeypatch: pytest.MonkeyP
     def skipped(given: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
         return norm_bound * given
 
-    monkeypatch.setattr(privacy.annotators.gradient, "normalize_per_sample", skipped)
+    monkeypatch.setattr(privacy.mechanisms.gradient_bounding, "normalize_per_sample", skipped)
     assert not charge_covers_what_leaves(annotator(release), there=there)
 
 

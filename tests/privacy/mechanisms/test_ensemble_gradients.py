@@ -16,6 +16,7 @@ from support.neighbours import Neighbours, neighbours, worst_neighbours
 from support.seeded import Seeded
 
 import privacy.annotators.gradient
+import privacy.mechanisms.gradient_bounding
 from privacy import BudgetExceeded, Gaussian, GradientAnnotator, compose, published_dpdfd_epsilon
 from privacy.published import dpdfd_rdp_slope
 
@@ -154,7 +155,7 @@ def test_the_search_finds_rows_that_are_not_bounded(monkeypatch: pytest.MonkeyPa
     def unbounded(rows: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
         return norm_bound * rows
 
-    monkeypatch.setattr(privacy.annotators.gradient, "normalize_per_sample", unbounded)
+    monkeypatch.setattr(privacy.mechanisms.gradient_bounding, "normalize_per_sample", unbounded)
     assert found_by_search(check)
 
 

@@ -1,0 +1,207 @@
+"""What the noisy gradient is of, and what is made of it: each setting does what it says, and not the default's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_modules.functional.gradient_targets import GradientTargets
+from lightning_modules.functional.losses import decoupled_kd, decoupled_kd_as_printed, kd
+from privacy import GradientAnnotator
+
+C = 1e-3
+
+
+def logits(seed: int, rows: int = 6, classes: int = 5) -> Tensor:
+    return torch.randn(rows, classes, generator=torch.Generator().manual_seed(seed))
+
+
+def by_differences(loss: Any, at: Tensor, *, step: float = 1e-5) -> Tensor:
+    """The gradient of each sample's loss, by central differences in float64."""
+    found = torch.empty_like(at, dtype=torch.float64)
+    for column in range(at.shape[1]):
+        moved = torch.zeros(at.shape[1], dtype=torch.float64)
+        moved[column] = step
+        found[:, column] = (loss(at.double() + moved) - loss(at.double() - moved)) / (2 * step)
+    return found
+
+
+# --- probabilities ---
+
+
+def kl(p: Tensor, q: Tensor) -> Tensor:
+    return (p * (p / q).log()).sum(1)
+
+
+def test_the_gradient_is_with_respect_to_probabilities() -> None:
+    student, teacher = logits(0), logits(1)
+    p, q = teacher.double().softmax(1), student.softmax(1)
+    found = GradientTargets(outputs="probabilities", loss="kd").gradients(student, teacher)
+    expected = by_differences(lambda free: kl(p, free / free.sum(1, keepdim=True)), q)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4)
+    # Entries as free numbers: the same up to a multiple of ones.
+    apart = found.double() - by_differences(lambda free: kl(p, free), q)
+    torch.testing.assert_close(apart, apart[:, :1].expand_as(apart), rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(found, GradientTargets(loss="kd").gradients(student, teacher), atol=1e-2)
+
+
+@pytest.mark.parametrize("loss", ["kd", "dkd"])
+def test_it_vanishes_where_both_agree(loss: Any) -> None:
+    settings = GradientTargets(outputs="probabilities", loss=loss)
+    assert float(settings.gradients(logits(0), logits(0) + 3.0).abs().max()) < 1e-4
+    assert float(settings.gradients(logits(0), logits(1)).abs().max()) > 1e-2
+
+
+def test_probabilities_of_nothing_have_finite_gradients() -> None:
+    student = torch.tensor([[200.0, 0.0, -200.0]])
+    for loss in ("kd", "dkd", "dkd_as_printed"):
+        settings = GradientTargets(outputs="probabilities", loss=loss)  # type: ignore[arg-type]
+        assert torch.isfinite(settings.gradients(student, -student)).all()
+
+
+def test_targets_are_a_step_from_the_probabilities_back_in_the_simplex() -> None:
+    outputs, released = logits(0), C * logits(1)
+    settings = GradientTargets(outputs="probabilities", gamma=0.1 / C)
+    targets = settings.annotation(outputs, released, norm_bound=C).targets
+    raw = outputs.softmax(1) - 0.1 * logits(1)
+    assert (raw < 0).any() and not torch.allclose(raw.sum(1), torch.ones(6))  # as printed it is no distribution
+    kept = raw.clamp_min(0)
+    torch.testing.assert_close(targets, kept / kept.sum(1, keepdim=True))
+    torch.testing.assert_close(targets.sum(1), torch.ones(6))
+    default = GradientTargets(gamma=0.1 / C).annotation(outputs, released, norm_bound=C).targets
+    assert not torch.allclose(targets, default, atol=1e-3)
+
+
+def test_a_target_of_which_nothing_is_left_is_the_students_own_prediction() -> None:
+    outputs = logits(0)
+    released = torch.ones(6, 5)
+    targets = GradientTargets(outputs="probabilities", gamma=2.0).annotation(outputs, released, norm_bound=C).targets
+    torch.testing.assert_close(targets, outputs.softmax(1))
+
+
+@pytest.mark.parametrize(("outputs", "length"), [("logits", 0.05), ("probabilities", 0.005)])
+@pytest.mark.parametrize("loss", ["kd", "dkd"])
+def test_a_student_that_follows_its_targets_comes_to_its_teacher(outputs: Any, length: float, loss: Any) -> None:
+    """Without noise, by steps of one length: the way the gradient points is the way to the teacher."""
+    settings = GradientTargets(outputs=outputs, loss=loss, gamma=length / C)
+    annotator = GradientAnnotator(norm_bound=C, noise_multiplier=0.0)
+    annotator.bind(batch_size=6, num_classes=5)
+    annotator.open(private_data="digits/train")
+    student, teacher = torch.zeros(6, 5), logits(1)
+    for _ in range(200):
+        released = annotator.annotate(settings.gradients(student, teacher))
+        student = settings.annotation(student, released, norm_bound=C).targets.clamp_min(1e-6).log()
+    assert torch.equal(student.argmax(1), teacher.argmax(1))
+    left, before = (kl(teacher.softmax(1), q) for q in (student.softmax(1), torch.full((6, 5), 0.2)))
+    assert float(left.max()) < 0.1 * float(before.max())
+
+
+def test_what_is_charged_is_the_same() -> None:
+    """The norm is the annotator's: larger gradients are bounded as smaller ones are."""
+    annotator = GradientAnnotator(norm_bound=C, noise_multiplier=0.0)
+    annotator.bind(batch_size=6, num_classes=5)
+    annotator.open(private_data="digits/train")
+    for settings in (
+        GradientTargets(),
+        GradientTargets(outputs="probabilities"),
+        GradientTargets(loss="dkd_as_printed"),
+        GradientTargets(temperature=4.0),
+    ):
+        asked = 1e3 * settings.gradients(logits(0), logits(1))
+        assert float(asked.norm(dim=1).min()) > C  # the negative control: unbounded they would not do
+        assert float(annotator.annotate(asked.double()).norm(dim=1).max()) <= C
+
+
+# --- temperature ---
+
+
+@pytest.mark.parametrize("loss", ["kd", "dkd", "dkd_as_printed"])
+def test_a_temperature_divides_both_logits_and_multiplies_the_loss_by_its_square(loss: Any) -> None:
+    student, teacher = logits(0), logits(1)
+    made = GradientTargets(loss=loss, temperature=3.0).gradients(student, teacher)
+    cold = GradientTargets(loss=loss).gradients(student / 3, teacher / 3)
+    torch.testing.assert_close(made, 3 * cold)  # T² of the loss, 1/T of the inner derivative
+    assert not torch.allclose(made, GradientTargets(loss=loss).gradients(student, teacher), atol=1e-2)
+    function = {"kd": kd, "dkd": decoupled_kd, "dkd_as_printed": decoupled_kd_as_printed}[loss]
+    torch.testing.assert_close(function(student, teacher, temperature=3.0), 9 * function(student / 3, teacher / 3))
+    assert torch.equal(function(student, teacher, temperature=1.0), function(student, teacher))
+
+
+# --- DPSD's Eq. 2 ---
+
+
+def eq2(student: Tensor, teacher: Tensor, *, weight: float, zhao: bool = False) -> Tensor:
+    """DPSD Eq. 2, term by term; with `zhao` its denominators 1 - p_j are 1 - p_r, as in Zhao et al."""
+    losses = []
+    for s, t in zip(student.double(), teacher.double(), strict=True):
+        q, p = s.softmax(0), t.softmax(0)
+        r = int(p.argmax())
+        loss = p[r] * (p[r] / q[r]).log() + (1 - p[r]) * ((1 - p[r]) / (1 - q[r])).log()
+        for j in range(len(p)):
+            if j != r:
+                i = r if zhao else j
+                loss = loss + weight * p[j] / (1 - p[i]) * (p[j] * (1 - q[i]) / (q[j] * (1 - p[i]))).log()
+        losses.append(loss)
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_the_printed_loss_is_its_formula_and_not_that_of_its_reference(classes: int) -> None:
+    student, teacher = logits(0, classes=classes).double(), 2 * logits(1, classes=classes).double()
+    printed = decoupled_kd_as_printed(student, teacher, alpha=1.0, beta=8.0)
+    torch.testing.assert_close(printed, eq2(student, teacher, weight=8.0))
+    torch.testing.assert_close(decoupled_kd(student, teacher), eq2(student, teacher, weight=8.0, zhao=True))
+    assert not torch.allclose(printed, decoupled_kd(student, teacher), rtol=1e-2)
+
+
+def test_the_printed_loss_has_no_minimum_at_the_teacher() -> None:
+    teacher = logits(1)
+    printed = GradientTargets(loss="dkd_as_printed").gradients(teacher, teacher)
+    assert float(printed.norm(dim=1).min()) > 0.1
+    assert float(GradientTargets(loss="dkd").gradients(teacher, teacher).abs().max()) < 1e-5
+    # Below zero, which no divergence is: another class has more of the student than of the teacher.
+    student = teacher.scatter_add(1, teacher.topk(2).indices[:, 1:], torch.full((6, 1), 3.0))
+    assert float(decoupled_kd_as_printed(student, teacher).min()) < 0 <= float(decoupled_kd(student, teacher).min())
+
+
+@pytest.mark.parametrize("scale", [1e-3, 30.0, 1e4])
+def test_the_printed_loss_and_its_gradient_are_finite_for_extreme_logits(scale: float) -> None:
+    student = (scale * logits(0)).requires_grad_()
+    loss = decoupled_kd_as_printed(student, -scale * logits(0)).sum()
+    (gradient,) = torch.autograd.grad(loss, student)
+    assert math.isfinite(float(loss.detach())) and torch.isfinite(gradient).all()
+
+
+def test_the_printed_loss_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="one shape"):
+        decoupled_kd_as_printed(logits(0), logits(0)[:, :3])
+    for function in (decoupled_kd, decoupled_kd_as_printed, kd):
+        with pytest.raises(ValueError, match="temperature must be above 0"):
+            function(logits(0), logits(1), temperature=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"outputs": "scores"}, "gradient_targets.outputs must be logits or probabilities, got 'scores'"),
+        ({"loss": "zhao"}, "gradient_targets.loss must be kd or dkd or dkd_as_printed, got 'zhao'"),
+        ({"temperature": 0.0}, "gradient_targets.temperature must be above 0 and finite, got 0.0"),
+        ({"temperature": math.nan}, "gradient_targets.temperature"),
+        ({"outputs": "probabilities", "student_target": "gradients"}, "needs gradient_targets.outputs='logits'"),
+    ],
+)
+def test_settings_without_meaning_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GradientTargets(**given)
+
+
+def test_many_teachers_have_a_gradient_each() -> None:
+    student, teachers = logits(0), torch.stack([logits(1), logits(2)])
+    settings = GradientTargets(outputs="probabilities")
+    both = settings.gradients(student, teachers)
+    assert both.shape == (2, 6, 5)
+    torch.testing.assert_close(both[1], settings.gradients(student, logits(2)))

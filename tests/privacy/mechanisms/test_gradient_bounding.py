@@ -1,0 +1,260 @@
+"""What one record can move where a batch of gradients is bounded as a whole, and that this is what is charged."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from support.neighbours import Neighbours, neighbours, worst_neighbours
+from support.seeded import Seeded
+from support.threads import in_threads
+
+from privacy import GRADIENT_BOUNDINGS, GRADIENT_MECHANISMS, Gaussian, GradientAnnotator, compose, output_gradient_mu
+from privacy.accounting.calibration import calibrate_dpdfd_noise
+from privacy.annotators.gradient import GradientBoundings
+from privacy.events.discrete import DiscreteGaussian
+from privacy.ledger import Charge
+from privacy.mechanisms.bounding import normalize_per_sample
+from privacy.mechanisms.gradient_bounding import Normalize, NormalizeBatch
+from privacy.processes import Processes
+
+C, SIGMA = 1e-3, 20.0
+RELEASES = tuple(GRADIENT_MECHANISMS)
+ONE_VECTOR = ("batch_mean", "batch_mean_rows")
+
+
+class Scattered(GradientAnnotator):
+    """The mutant that bounds each sample by itself and charges for a batch that is bounded as a whole."""
+
+    def _bounded(self, gradients: torch.Tensor) -> torch.Tensor:
+        return normalize_per_sample(super()._bounded(gradients), norm_bound=self.norm_bound, stability=0.0)
+
+
+class PricedPerSample(GradientAnnotator):
+    """The mutant that charges for samples that are bounded by themselves."""
+
+    def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
+        mu = self.mechanism.mu(batch_size, self.noise_multiplier)
+        return Charge(release=Gaussian(mu=mu), claim=super()._charge_for(batch_size, num_classes).claim)
+
+
+def annotator(
+    release: str, *, batch_size: int, num_classes: int, kind: type[GradientAnnotator] = GradientAnnotator, **more: Any
+) -> GradientAnnotator:
+    made = kind(
+        **{
+            "release": release,
+            "bounding": "normalize_batch",
+            "norm_bound": C,
+            "noise_multiplier": SIGMA,
+            "noise": Seeded(factor=0.0),
+            **more,
+        }
+    )
+    made.bind(batch_size=batch_size, num_classes=num_classes)
+    made.open(private_data="digits/train")
+    return made
+
+
+def changed_teacher(pair: Neighbours) -> int:
+    first, second = (rows.nan_to_num() for rows in pair)
+    return int((first != second).flatten(1).any(dim=1).int().argmax())
+
+
+def moved(release: str, pair: Neighbours, **more: Any) -> float:
+    """μ as it is measured: how far what is released moves, over the deviation of its noise; both for all coordinates.
+
+    Of the releases of one vector that vector counts once, and the noise of a mean of samples is that of the mean.
+    """
+    teachers, batch_size, num_classes = pair[0].shape
+    only = changed_teacher(pair) if release != "ensemble" else slice(None)
+    one, other = (
+        annotator(release, batch_size=batch_size, num_classes=num_classes, **more).annotate(rows[only]) for rows in pair
+    )
+    difference = one - other
+    deviation = {
+        "per_sample": SIGMA * C / batch_size,
+        "per_sample_full": SIGMA * C,
+        "batch_mean": SIGMA * C / batch_size,
+        "batch_mean_rows": SIGMA * C / math.sqrt(batch_size),
+        "ensemble": SIGMA * C / teachers,
+    }[release]
+    # hypot neither overflows nor rounds more than once.
+    entries = difference[:1] if release in ONE_VECTOR else difference
+    return math.hypot(*entries.flatten().tolist()) / deviation
+
+
+def charged(release: str, pair: Neighbours, **more: Any) -> float:
+    _, batch_size, num_classes = pair[0].shape
+    mu = annotator(release, batch_size=batch_size, num_classes=num_classes, **more).charge.release.gaussian_mu
+    assert mu is not None
+    return mu
+
+
+def covered(release: str, pair: Neighbours, **more: Any) -> bool:
+    return moved(release, pair, **more) <= charged(release, pair, **more) * (1 + 1e-12)
+
+
+def tight(release: str, pair: Neighbours, **more: Any) -> bool:
+    return moved(release, pair, **more) == pytest.approx(charged(release, pair, **more), rel=1e-6)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@settings(max_examples=60)
+@given(neighbours(), st.sampled_from([0.0, 1e-4]), st.sampled_from([None, 1]))
+@example(worst_neighbours(changed=1), 0.0, None)
+def test_one_record_moves_no_more_than_is_charged(
+    release: str, pair: Neighbours, stability: float, top_k: int | None
+) -> None:
+    assert covered(release, pair, stability=stability, top_k=top_k)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_price_is_reached_and_a_wrong_one_is_refused(release: str) -> None:
+    """Negative controls: samples bounded by themselves at this price, and this bounding at their price."""
+    pair = worst_neighbours(changed=1)
+    assert covered(release, pair) and tight(release, pair)
+    assert not covered(release, pair, kind=Scattered)
+    assert covered(release, pair, kind=PricedPerSample) and not tight(release, pair, kind=PricedPerSample)
+
+
+def test_two_teachers_break_the_price_of_one() -> None:
+    """Overlapping shards would: one record would be in two of them."""
+    assert not covered("ensemble", worst_neighbours(changed=2))
+
+
+@pytest.mark.parametrize(
+    ("release", "mu"),
+    [
+        ("per_sample", 2 * 256 / 100),
+        ("per_sample_full", 2 / 100),
+        ("batch_mean", 2 * 16 / 100),
+        ("batch_mean_rows", 2 / 100),
+        ("ensemble", 2 / 100),
+    ],
+)
+def test_the_price_by_hand_is_that_of_a_batch_by_samples_over_its_root(release: str, mu: float) -> None:
+    whole = output_gradient_mu(release, 256, 100.0, bounding="normalize_batch")
+    assert whole == pytest.approx(mu, rel=1e-12)
+    for bounding in ("normalize", "clip"):
+        assert output_gradient_mu(release, 256, 100.0, bounding=bounding) == pytest.approx(16 * whole, rel=1e-12)
+    single = {bounding: output_gradient_mu(release, 1, 100.0, bounding=bounding) for bounding in GRADIENT_BOUNDINGS}
+    assert len(set(single.values())) == 1  # a batch of one sample is that sample
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_it_costs_less_at_the_record_level_and_is_published_the_same(release: str) -> None:
+    """Theorem 3 and Theorem 1 do not say of what the norm is: they count one sample's gradient in either case."""
+    whole, samples = (
+        annotator(release, batch_size=64, num_classes=10, bounding=bounding).charge
+        for bounding in ("normalize_batch", "normalize")
+    )
+    assert compose({whole.release: 10}, 1e-5).epsilon < compose({samples.release: 10}, 1e-5).epsilon
+    assert whole.claim == samples.claim is not None
+
+
+def test_the_batch_has_the_printed_norm() -> None:
+    rows = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
+    out = annotator("per_sample", batch_size=2, num_classes=2, stability=0.05).annotate(rows)
+    assert torch.allclose(out, C * rows / 5.05, rtol=1e-12, atol=0)
+    both = torch.stack([rows, 100 * rows])  # each teacher by its own norm
+    mean = annotator("ensemble", batch_size=2, num_classes=2, stability=0.0).annotate(both)
+    assert torch.allclose(mean, C * rows / 5, rtol=1e-9, atol=0)
+
+
+def test_a_norm_of_many_entries_stays_below_the_bound() -> None:
+    rows = torch.randn(256, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for granularity in (None, 1e-6):
+        made = annotator("per_sample", batch_size=256, num_classes=1000, stability=0.0, granularity=granularity)
+        norm = math.hypot(*made._bounded(rows).flatten().tolist())
+        assert 0.99 * C < norm <= C
+    one_by_one = normalize_per_sample(rows, norm_bound=C, stability=0.0)
+    assert math.hypot(*one_by_one.flatten().tolist()) > 15 * C
+
+
+def shift_on_lattice_is_covered(pair: Neighbours, bounding: str) -> bool:
+    """Whether the L2 norm of the shift, in whole numbers of lattice points and without any rounding, is at most 2C."""
+    _, batch_size, num_classes = pair[0].shape
+    made = annotator(
+        "ensemble", batch_size=batch_size, num_classes=num_classes, granularity=1e-3, bounding=bounding, stability=0.0
+    )
+    event = made.charge.release
+    assert isinstance(event, DiscreteGaussian) and event.mu == charged("ensemble", pair, bounding=bounding)
+    assert made._lattice is not None
+    first, second = (made._bounded(rows.flatten(0, -2)) / made._lattice for rows in pair)
+    assert torch.equal(first, first.round()) and torch.equal(second, second.round())
+    squares = sum(int(steps) ** 2 for steps in (first - second).flatten().tolist())
+    return squares <= (2 * C / made._lattice) ** 2
+
+
+@settings(max_examples=60)
+@given(neighbours())
+@example(worst_neighbours(changed=1))
+def test_on_the_lattice_the_exact_shift_is_what_is_charged(pair: Neighbours) -> None:
+    assert shift_on_lattice_is_covered(pair, "normalize_batch")
+
+
+def test_on_the_lattice_samples_by_themselves_move_further() -> None:
+    assert shift_on_lattice_is_covered(worst_neighbours(changed=1), "normalize_batch")
+    assert not shift_on_lattice_is_covered(worst_neighbours(changed=1), "normalize")
+    assert not shift_on_lattice_is_covered(worst_neighbours(changed=2), "normalize_batch")
+
+
+def test_the_norm_is_of_all_processes_rows() -> None:
+    rows = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
+
+    def act(processes: Processes) -> torch.Tensor:
+        made = GradientAnnotator(
+            bounding="normalize_batch", norm_bound=C, stability=0.0, noise=Seeded(factor=0.0), noise_multiplier=SIGMA
+        )
+        made.bind(batch_size=2, num_classes=2)
+        made.open(private_data="digits/train", processes=processes)
+        return made.annotate(rows[processes.rank : processes.rank + 1])
+
+    shares = torch.cat(in_threads(act))
+    assert torch.allclose(shares, C * rows / 5, rtol=1e-9, atol=0)
+    by_process = torch.cat([C * row / row.norm() for row in rows.split(1)])
+    assert not torch.allclose(shares, by_process)
+
+
+def test_the_description_says_what_is_bounded() -> None:
+    one = annotator("per_sample", batch_size=4, num_classes=3).describe()
+    assert "normalised to C=0.001 for the whole batch" in one.mechanism
+    assert "the teacher's whole batch of gradients (in Frobenius norm) by up to 2C" in one.source
+    many = annotator("ensemble", batch_size=4, num_classes=3).describe()
+    assert "one teacher's whole batch of gradients" in many.source
+    # What was charged is described, at the noise that it was charged for.
+    made = annotator("per_sample", batch_size=4, num_classes=3)
+    made.annotate(torch.ones(4, 3))
+    made.noise_multiplier = 2 * SIGMA
+    assert f"sigma={SIGMA:g}" in made.description().mechanism
+
+
+def test_noise_is_calibrated_for_the_bounding() -> None:
+    whole, samples = (
+        calibrate_dpdfd_noise(1.0, steps=40, delta=1e-5, accounting="record", release="ensemble", bounding=bounding)
+        for bounding in ("normalize_batch", "normalize")
+    )
+    assert samples.value == pytest.approx(16 * whole.value, rel=1e-6)
+
+
+def test_a_bounding_that_nobody_priced_is_refused() -> None:
+    assert set(get_args(GradientBoundings)) == set(GRADIENT_BOUNDINGS)
+    for name in ("batch", "", "NORMALIZE"):
+        with pytest.raises(ValueError, match="bounding must be one of normalize, clip, normalize_batch, got"):
+            GradientAnnotator(bounding=name)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="bounding must be one of"):
+            output_gradient_mu("per_sample", 4, 1.0, bounding=name)
+
+
+def test_the_norms_that_prices_follow_from() -> None:
+    """A batch of B equal samples of norm C, and the same batch bounded as a whole."""
+    for batch_size in (1, 2, 256):
+        assert Normalize.norm_of_batch(batch_size) == math.sqrt(batch_size)
+        assert Normalize.norm_of_sum(batch_size) == batch_size
+        assert NormalizeBatch.norm_of_batch(batch_size) == 1
+        assert NormalizeBatch.norm_of_sum(batch_size) == math.sqrt(batch_size)
