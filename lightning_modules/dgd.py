@@ -208,8 +208,7 @@ class DGD(DataFreeDistillation):
     @property
     def _round_is_over(self) -> bool:
         """Whether these queries have ended a round; a round that is to begin has none of them."""
-        settings, asked = self.query_phase, len(self.query_set)
-        return self.phase_step > 0 and asked == settings.end_of_round(settings.round_of(asked) - 1)
+        return self.phase_step > 0 and len(self.query_set) in self._ends_of_rounds
 
     @property
     def _is_between_rounds(self) -> bool:
@@ -219,8 +218,16 @@ class DGD(DataFreeDistillation):
             self.phase == "student"
             and settings.rounds > 1
             and self.phase_step <= settings.steps_between
-            and len(self.query_set) < settings.queries
+            and len(self.query_set) < self._ends_of_rounds[-1]
         )
+
+    @property
+    def _ends_of_rounds(self) -> list[int]:
+        """How many queries have been made when each round ends: rounds are of those that the plan covers."""
+        queries, rounds = self.query_phase.queries, self.query_phase.rounds
+        if rounds > 1:
+            queries = min(queries, self.plan.calls or queries)
+        return [queries * (number + 1) // rounds for number in range(rounds)]
 
     def _can_ask(self) -> bool:
         return self.annotator.affordable(limit=1) > 0
@@ -234,10 +241,9 @@ class DGD(DataFreeDistillation):
         settings, asked = self.query_phase, len(self.query_set)
         if self.phase == "student" and not self._is_between_rounds:
             return 0
-        began = [asked, *(end for end in map(settings.end_of_round, range(settings.rounds)) if end > asked)]
-        queries = sum(math.ceil((end - start) / self.batch_size) for start, end in pairwise(began))
-        rounds = len(began) - 1
-        between = settings.steps_between * (rounds - (self.phase != "student"))
+        ends = sorted({asked, *(end for end in self._ends_of_rounds if end > asked)})
+        queries = sum(math.ceil((end - start) / self.batch_size) for start, end in pairwise(ends))
+        between = settings.steps_between * (len(ends) - (1 if self.phase == "student" else 2))
         before = sum(self._length(phase) for phase in PHASES[self.phase_index : PHASES.index("query")])
         # The query phase's own steps are in how many labels there are.
         return before + queries + max(0, between) - (0 if self.phase == "query" else self.phase_step)
@@ -299,9 +305,9 @@ class DGD(DataFreeDistillation):
     def choose_queries(self) -> torch.Tensor:
         """Images to query in this round, (n, C, H, W), chosen without the ensemble."""
         settings, asked = self.query_phase, len(self.query_set)
-        number = settings.round_of(asked)
-        count, draw = settings.end_of_round(number) - asked, self.draws.stream(number, "queries")
-        chooses = settings.selection == "spread" or number > 0
+        number, end = next((number, end) for number, end in enumerate(self._ends_of_rounds) if end > asked)
+        count, draw = end - asked, self.draws.stream(number, "queries")
+        chooses = settings.selection == "spread" or (settings.selection == "confident" and asked > 0)
         wanted = count * (settings.candidates if chooses else 1)
         pool = self.images.pixels if isinstance(self.images, PoolSource) else None
         candidates = self._images_to_choose_from(wanted, first=asked * settings.candidates) if pool is None else pool
@@ -456,10 +462,10 @@ class DGD(DataFreeDistillation):
     @property
     def next_calls(self) -> int:
         """Queries of the next step, as far as the budget allows them; 0 outside of their phase."""
-        settings, asked = self.query_phase, len(self.query_set)
-        if self.phase != "query" or asked >= settings.queries:
+        if self.phase != "query":
             return 0
-        left = min(self.batch_size, settings.end_of_round(settings.round_of(asked)) - asked)
+        asked = len(self.query_set)
+        left = min(self.batch_size, next((end for end in self._ends_of_rounds if end > asked), asked) - asked)
         return self.annotator.affordable(limit=left) if left > 0 else 0
 
     def optimized(self) -> dict[str, tuple[Iterable[nn.Parameter], Any, Any]]:

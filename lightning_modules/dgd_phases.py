@@ -122,7 +122,7 @@ class QueryPhase:
             far, is surest of, with as many of each class. It reads released labels and synthetic images alone, so it
             costs nothing.
         candidates: Images that `spread` and `confident` choose each query from, on the average.
-        rounds: Rounds of queries, of about one size; more than 1 for `confident` alone.
+        rounds: Rounds of about one size, of the queries that a target allows; more than 1 for `confident` alone.
         steps_between: Steps of the student after each round but the last.
     """
 
@@ -143,14 +143,6 @@ class QueryPhase:
             )
         if self.rounds > self.queries:
             raise ValueError(f"query_phase.rounds must be at most the {self.queries} queries, got {self.rounds}")
-
-    def round_of(self, asked: int) -> int:
-        """Which round the query after `asked` of them is in, from 0."""
-        return next(number for number in range(self.rounds) if asked < self.end_of_round(number))
-
-    def end_of_round(self, number: int) -> int:
-        """Queries up to the end of a round, that one included."""
-        return self.queries * (number + 1) // self.rounds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -260,11 +260,12 @@ def test_a_run_resumed_in_any_round_pays_for_no_label_twice(
         assert equal(kept(whole), kept(resumed))
 
 
-def test_a_budget_that_ends_a_round_ends_the_queries(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_are_of_the_queries_that_a_target_allows(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = steps_of(monkeypatch)
     model = run(votes={"target_epsilon": laplace(10) * (1 + 1e-9)}, **IN_ROUNDS).model
     assert len(model.query_set.labels) == 10 == model.annotator.calls_made() == model.plan.calls
-    assert seen == ["vae"] * VAE + ROUND + ["student"] * (STEPS * EPOCHS - VAE - len(ROUND))
+    turns = ["vae"] * VAE + ["query"] + ["student"] * 2 + ["query"]
+    assert seen == turns + ["student"] * (STEPS * EPOCHS - len(turns))
 
 
 def test_a_pool_is_asked_about_each_image_once_in_all_rounds(place: Path) -> None:
