@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.dgd_phases import DGDImages, GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
+from lightning_modules.functional.confident import balanced_quotas, confident_samples
 from lightning_modules.functional.self_training import distort, pseudo_label_loss
 from lightning_modules.functional.spread import spread_samples
 from lightning_modules.functional.tangent_normal_terms import TangentNormalTerms
@@ -46,8 +48,9 @@ _POOL = "the pool that the student was trained on is the private data itself, as
 class DGD(DataFreeDistillation):
     """Ge et al., *Learning Privacy-Preserving Student Networks via Discriminative-Generative Distillation*, TIP 2023.
 
-    Four phases, which follow a counter of the module's own that checkpoints keep; see `training_step`. A budget that is
-    used up ends the query phase, not the run. Where the paper leaves a choice, or does not work (see `docs/dgd.md`):
+    Four phases, which follow a counter of the module's own that checkpoints keep; see `training_step`. Queries in
+    several rounds (`query_phase.rounds`) take turns with steps of the student. A budget that is used up ends the
+    queries, not the run. Where the paper leaves a choice, or does not work (see `docs/dgd.md`):
 
     - *The baseline* is fitted to all private data. What a generator that was trained against it reveals is bounded by
       nothing, however sound the votes: record-level ε is infinite, unless that baseline was trained by DP-SGD (then it
@@ -60,7 +63,8 @@ class DGD(DataFreeDistillation):
       ε₁=0.01 its scale is 6400 on codes in [-1, 1]: decoded are random codes. It bounds nothing about a private record
       (`VoteAnnotator.perturb_latents`).
     - *Additions* that read released labels and synthetic images alone: pseudo-labels, distorted queries
-      (`student_phase`), and queries that are spread over the latent space (`query_phase.selection`).
+      (`student_phase`), queries that are spread over the latent space, and queries of which the student of earlier ones
+      is sure (`query_phase.selection`).
 
     Args:
         num_classes: c; linked from the data.
@@ -182,25 +186,67 @@ class DGD(DataFreeDistillation):
 
     def _enter_next_phase(self) -> None:
         while self._phase_is_over():
+            if self.phase == "student":
+                self._enter("query")
+                continue
             asked, queries = len(self.query_set), self.query_phase.queries
-            if self.phase == "query" and asked < queries:
+            if self.phase == "query" and asked < queries and not self._can_ask():
                 rank_zero_info(f"The budget ended the queries after {asked} of {queries}; the student goes on.")
-            self.phase_index += 1
-            self.phase_step = 0
+            self._enter(PHASES[self.phase_index + 1])
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase_index, self.phase_step = PHASES.index(phase), 0
 
     def _phase_is_over(self) -> bool:
         if self.phase in ("generator", "vae"):
             return self.phase_step >= self._length(self.phase)
-        return self.phase == "query" and self.next_calls == 0
+        if self.phase == "query":
+            return self.next_calls == 0 or self._round_is_over
+        # At that step alone: a budget that has ended the queries is not asked about again at each.
+        return self._is_between_rounds and self.phase_step == self.query_phase.steps_between and self._can_ask()
+
+    @property
+    def _round_is_over(self) -> bool:
+        """Whether these queries have ended a round; a round that is to begin has none of them."""
+        return self.phase_step > 0 and len(self.query_set) in self._ends_of_rounds
+
+    @property
+    def _is_between_rounds(self) -> bool:
+        """Whether rounds of queries are to come after these steps of the student, unless a budget has ended them."""
+        settings = self.query_phase
+        return (
+            self.phase == "student"
+            and settings.rounds > 1
+            and self.phase_step <= settings.steps_between
+            and len(self.query_set) < self._ends_of_rounds[-1]
+        )
+
+    @property
+    def _ends_of_rounds(self) -> list[int]:
+        """How many queries have been made when each round ends: rounds are of those that the plan covers."""
+        queries, rounds = self.query_phase.queries, self.query_phase.rounds
+        if rounds > 1:
+            queries = min(queries, self.plan.calls or queries)
+        return [queries * (number + 1) // rounds for number in range(rounds)]
+
+    def _can_ask(self) -> bool:
+        return self.annotator.affordable(limit=1) > 0
 
     @property
     def steps_before_student(self) -> int:
-        """Steps that generator, VAE and queries have yet to make, unless a budget ends the queries early."""
-        left = math.ceil((self.query_phase.queries - len(self.query_set)) / self.batch_size)
-        lengths = {"generator": self._length("generator"), "vae": self._length("vae"), "query": left, "student": 0}
+        """Steps that generator, VAE and queries have yet to make, with the student's between rounds.
+
+        A budget may end the queries earlier.
+        """
+        settings, asked = self.query_phase, len(self.query_set)
+        if self.phase == "student" and not self._is_between_rounds:
+            return 0
+        ends = sorted({asked, *(end for end in self._ends_of_rounds if end > asked)})
+        queries = sum(math.ceil((end - start) / self.batch_size) for start, end in pairwise(ends))
+        between = settings.steps_between * (len(ends) - (1 if self.phase == "student" else 2))
+        before = sum(self._length(phase) for phase in PHASES[self.phase_index : PHASES.index("query")])
         # The query phase's own steps are in how many labels there are.
-        own = self.phase_step if self.phase in ("generator", "vae") else 0
-        return sum(lengths[phase] for phase in PHASES[self.phase_index :]) - own
+        return before + queries + max(0, between) - (0 if self.phase == "query" else self.phase_step)
 
     # --- Eq. 2: the generator ---
 
@@ -238,9 +284,9 @@ class DGD(DataFreeDistillation):
 
     def query_ensemble(self) -> None:
         """As many queries as a step has images, each made once and kept."""
-        if not len(self.query_set.images):
+        if len(self.query_set.images) == len(self.query_set):
             # One choice for all processes. Each makes its own: layers that see all processes' images wait for all.
-            own = by_all(self.processes, lambda: (self.choose_queries().half().cpu(), self.query_set.positions))
+            own = by_all(self.processes, lambda: self._with_chosen(self.choose_queries()))
             self.query_set.images, self.query_set.positions = self.processes.broadcast(own)
         images = self.query_set.next(self.next_calls)
         share = images[share_of(len(images), self.processes)].to(self.device)
@@ -252,30 +298,49 @@ class DGD(DataFreeDistillation):
         optimizer.zero_grad()
         optimizer.step()
 
+    def _with_chosen(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.cat([self.query_set.images, chosen.half().cpu()]), self.query_set.positions
+
     @torch.no_grad()
     def choose_queries(self) -> torch.Tensor:
-        """N images to query, (N, C, H, W), chosen without the ensemble."""
-        count, draw = self.query_phase.queries, self.draws.stream(0, "queries")
-        spread = self.query_phase.selection == "spread"
-        wanted = count * (self.query_phase.candidates if spread else 1)
+        """Images to query in this round, (n, C, H, W), chosen without the ensemble."""
+        settings, asked = self.query_phase, len(self.query_set)
+        number, end = next((number, end) for number, end in enumerate(self._ends_of_rounds) if end > asked)
+        count, draw = end - asked, self.draws.stream(number, "queries")
+        chooses = settings.selection == "spread" or (settings.selection == "confident" and asked > 0)
+        wanted = count * (settings.candidates if chooses else 1)
         pool = self.images.pixels if isinstance(self.images, PoolSource) else None
-        candidates = self._images_to_choose_from(wanted) if pool is None else pool
-        positions = torch.randperm(len(candidates), generator=draw)[:wanted]
-        if spread:
-            assert self.vae is not None
-            self.vae.eval()
-            batches = candidates[positions].split(512)
-            codes = torch.cat([self.vae.encode(batch.to(self.device))[0].cpu() for batch in batches])
-            positions = positions[spread_samples(codes, count=count, draw=draw)]
+        candidates = self._images_to_choose_from(wanted, first=asked * settings.candidates) if pool is None else pool
+        positions = torch.randperm(len(candidates), generator=draw)
         if pool is not None:
-            self.query_set.positions = positions
+            positions = positions[~torch.isin(positions, self.query_set.positions)]
+        positions = positions[:wanted]
+        if settings.selection == "spread":
+            positions = positions[spread_samples(self._codes(candidates[positions]), count=count, draw=draw)]
+        elif chooses:
+            positions = positions[self._surest(candidates[positions], count=count)]
+        if pool is not None:
+            self.query_set.positions = torch.cat([self.query_set.positions, positions])
         return candidates[positions]
 
-    def _images_to_choose_from(self, least: int) -> torch.Tensor:
+    def _codes(self, images: torch.Tensor) -> torch.Tensor:
+        """Codes of images (M, C, H, W) in the VAE, on the CPU."""
+        assert self.vae is not None
+        self.vae.eval()
+        return torch.cat([self.vae.encode(batch.to(self.device))[0].cpu() for batch in images.split(512)])
+
+    def _surest(self, images: torch.Tensor, *, count: int) -> torch.Tensor:
+        """Of images (M, C, H, W) those that the student is surest of, so that released labels become balanced."""
+        with evaluating(self.student):
+            logits = [self.student(batch.to(self.device)).float().cpu() for batch in images.split(512)]
+        held = self.query_set.labels_per_class(self.num_classes)
+        return confident_samples(torch.cat(logits).softmax(dim=1), quotas=balanced_quotas(held, count=count))
+
+    def _images_to_choose_from(self, least: int, *, first: int) -> torch.Tensor:
         parts: list[torch.Tensor] = []
         while sum(map(len, parts)) < least:
-            # Steps below 0 are of no training step.
-            step = -1 - len(parts)
+            # Steps below 0 are of no training step, and below those of earlier rounds.
+            step = -1 - first - len(parts)
             with frozen_statistics(self):
                 parts.append(self.draw_images(step, self.draw_latents(step)).cpu())
         return torch.cat(parts)
@@ -384,7 +449,8 @@ class DGD(DataFreeDistillation):
     def calls_wanted(self) -> int:
         """See `DataFreeDistillation.calls_wanted`: a call is one query, whatever the number of steps."""
         made = self.annotator.calls_made()
-        left = 0 if self.phase == "student" else self.query_phase.queries - len(self.query_set)
+        ended = self.phase == "student" and not self._is_between_rounds
+        left = 0 if ended else self.query_phase.queries - len(self.query_set)
         # How far a target carries confident votes depends on their answers: the plan is all of them.
         confident = self.annotator.mechanism == "confident"
         return made + (left if confident else self.annotator.affordable(limit=left) if left else 0)
@@ -398,7 +464,8 @@ class DGD(DataFreeDistillation):
         """Queries of the next step, as far as the budget allows them; 0 outside of their phase."""
         if self.phase != "query":
             return 0
-        left = min(self.batch_size, self.query_phase.queries - len(self.query_set))
+        asked = len(self.query_set)
+        left = min(self.batch_size, next((end for end in self._ends_of_rounds if end > asked), asked) - asked)
         return self.annotator.affordable(limit=left) if left > 0 else 0
 
     def optimized(self) -> dict[str, tuple[Iterable[nn.Parameter], Any, Any]]:

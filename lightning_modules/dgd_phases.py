@@ -134,18 +134,32 @@ class QueryPhase:
 
     Attributes:
         queries: N, images that the ensemble is queried about, once each.
-        selection: `random` images, or `spread`: those nearest to N centres of their codes in the VAE.
-        candidates: Images that `spread` chooses each query from, on the average.
+        selection: `random` images; `spread`, those nearest to N centres of their codes in the VAE; or `confident`, in
+            rounds: the first is of random images, and each other of those that the student, trained on the labels so
+            far, is surest of, with as many of each class. It reads released labels and synthetic images alone, so it
+            costs nothing.
+        candidates: Images that `spread` and `confident` choose each query from, on the average.
+        rounds: Rounds of about one size, of the queries that a target allows; more than 1 for `confident` alone.
+        steps_between: Steps of the student after each round but the last.
     """
 
     queries: int = 1000
-    selection: Literal["random", "spread"] = "random"
+    selection: Literal["random", "spread", "confident"] = "random"
     candidates: int = 10
+    rounds: int = 1
+    steps_between: int = 100
 
     def __post_init__(self) -> None:
-        _at_least("query_phase", self, 1, "queries", "candidates")
-        if self.selection not in ("random", "spread"):
-            raise ValueError(f"query_phase.selection must be random or spread, got {self.selection!r}")
+        _at_least("query_phase", self, 1, "queries", "candidates", "rounds", "steps_between")
+        if self.selection not in ("random", "spread", "confident"):
+            raise ValueError(f"query_phase.selection must be random, spread or confident, got {self.selection!r}")
+        if (self.selection == "confident") != (self.rounds > 1):
+            raise ValueError(
+                "query_phase.rounds must be 2 or more for query_phase.selection='confident', and 1 for every other, "
+                f"got {self.rounds} for {self.selection!r}"
+            )
+        if self.rounds > self.queries:
+            raise ValueError(f"query_phase.rounds must be at most the {self.queries} queries, got {self.rounds}")
 
 
 @dataclass(frozen=True, kw_only=True)

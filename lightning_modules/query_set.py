@@ -20,7 +20,8 @@ class QuerySet:
         image_shape: (C, H, W).
 
     Attributes:
-        images: Shape (N, C, H, W), half precision: what is kept is what was queried. Empty until they are chosen.
+        images: Shape (N, C, H, W), half precision: what is kept is what was queried. Empty until they are chosen,
+            in rounds those of the rounds so far.
         labels: Shape (n,), int64, of the first n images; -1 is none.
         positions: Of a pool, where in it these images lie: a checkpoint keeps no image that might be private.
     """
@@ -40,6 +41,10 @@ class QuerySet:
     def add(self, labels: torch.Tensor) -> None:
         """Keeps released labels, shape (k,)."""
         self.labels = torch.cat([self.labels, labels.cpu()])
+
+    def labels_per_class(self, num_classes: int) -> torch.Tensor:
+        """Released labels of each class, shape (c,), int64."""
+        return self.labels[self.labels != REJECTED].bincount(minlength=num_classes)
 
     def batch(self, size: int, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Labelled images drawn with replacement, (B, C, H, W) and (B,); none where none has a label."""

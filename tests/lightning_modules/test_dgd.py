@@ -203,6 +203,106 @@ def test_ensemble_and_baseline_of_other_data_are_refused(place: Path) -> None:
         run(images="generator", baseline="teachers/others.ckpt")
 
 
+ROUNDS = {"rounds": 2, "steps_between": 2}
+IN_ROUNDS: dict[str, Any] = {"query_phase": {"selection": "confident", "candidates": 3, **ROUNDS}}
+ROUND = ["query"] * math.ceil(QUERIES / 2 / BATCH_SIZE)
+TURNS = ["vae"] * VAE + ROUND + ["student"] * 2 + ROUND
+
+
+def test_rounds_of_queries_take_turns_with_the_student(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = steps_of(monkeypatch)
+    model = run(**IN_ROUNDS).model
+    assert seen == TURNS + ["student"] * (STEPS * EPOCHS - len(TURNS))
+    assert model.annotator.calls_made() == len(model.query_set.labels) == model.plan.calls == QUERIES
+    assert model.guarantee().epsilon == pytest.approx(laplace(QUERIES))
+    assert len(model.query_set.images.flatten(1).unique(dim=0)) == QUERIES
+
+
+def test_steps_before_the_students_last_phase_are_those_that_are_made() -> None:
+    module = _module(vae_steps=VAE, queries=QUERIES, **IN_ROUNDS)
+    module.batch_size = BATCH_SIZE
+    labelled = [0] * VAE + [0, 8] + [10] * 2 + [10, 18]
+    step = 0
+    module.phase_index = 1
+    for done, (phase, asked) in enumerate(zip(TURNS, labelled, strict=True)):
+        step = step + 1 if module.phase == phase and done else 0
+        module.phase_index, module.phase_step = ["generator", "vae", "query", "student"].index(phase), step
+        module.query_set.labels = torch.zeros(asked, dtype=torch.int64)
+        assert module.steps_before_student == len(TURNS) - done
+    module.phase_index, module.phase_step = 3, 0
+    module.query_set.labels = torch.zeros(QUERIES, dtype=torch.int64)
+    assert module.steps_before_student == 0
+
+
+@pytest.mark.parametrize("kind", ["DGD", "ForgetfulDGD"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(VAE + 1, marks=pytest.mark.slow),
+        pytest.param(VAE + len(ROUND), marks=pytest.mark.slow),
+        pytest.param(VAE + len(ROUND) + 1, marks=pytest.mark.slow),
+        len(TURNS) - 1,
+    ],
+)
+def test_a_run_resumed_in_any_round_pays_for_no_label_twice(
+    place: Path, monkeypatch: pytest.MonkeyPatch, step: int, kind: str
+) -> None:
+    settings = {**IN_ROUNDS, "annotator": {"class_path": "support.dgd_variants.PlainVotes"}, "kind": kind}
+    settings["student"] = {"class_path": "DataLensClassifier"}
+    whole = run("whole", **settings)
+    _interrupted(monkeypatch, step, **settings)
+    resumed = run("run", LAST, **settings)
+    kept_labels = kind == "DGD"
+    made = resumed.model.annotator.calls_made()
+    assert made == QUERIES if kept_labels else made > QUERIES
+    assert resumed.model.plan.changed is not kept_labels
+    if kept_labels:
+        assert equal(kept(whole), kept(resumed))
+
+
+def test_rounds_are_of_the_queries_that_a_target_allows(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = steps_of(monkeypatch)
+    model = run(votes={"target_epsilon": laplace(10) * (1 + 1e-9)}, **IN_ROUNDS).model
+    assert len(model.query_set.labels) == 10 == model.annotator.calls_made() == model.plan.calls
+    turns = ["vae"] * VAE + ["query"] + ["student"] * 2 + ["query"]
+    assert seen == turns + ["student"] * (STEPS * EPOCHS - len(turns))
+
+
+def test_a_pool_is_asked_about_each_image_once_in_all_rounds(place: Path) -> None:
+    model = run(**POOL, **IN_ROUNDS).model
+    positions = model.query_set.positions
+    assert len(positions) == len(positions.unique()) == QUERIES
+    assert torch.equal(model.query_set.images, model.images.pixels[positions].half())
+
+
+@pytest.mark.parametrize("selection", ["confident", "random"])
+def test_later_rounds_are_of_what_the_student_is_sure_of_and_balanced(selection: str) -> None:
+    def chosen(seed: int) -> tuple[DGD, torch.Tensor]:
+        torch.manual_seed(0)
+        confident = {"selection": "confident", "candidates": 50, "rounds": 2} if selection == "confident" else {}
+        module = _module(vae_steps=0, queries=80, query_phase=confident)
+        module.draw_seed = seed
+        # A student of several classes, and labels of the first round of one class alone.
+        nn.init.normal_(list(module.student.parameters())[-2], std=2.0)
+        module.query_set.labels = torch.zeros(40, dtype=torch.int64)
+        module.query_set.images = torch.rand(40, 1, 8, 8).half()
+        return module, module.choose_queries()
+
+    module, images = chosen(1)
+    assert torch.equal(images, chosen(1)[1]) and not torch.equal(images, chosen(2)[1])
+    module.student.eval()
+    with torch.no_grad():
+        others = module.student(module._images_to_choose_from(400, first=10_000)).softmax(dim=1).max(dim=1)
+        found = module.student(images).softmax(dim=1).max(dim=1)
+    often = [label for label in range(1, 10) if int((others.indices == label).sum()) > 20]
+    # 40 of class 0 are there: 40 / 9 of each other are wanted, and of class 0 none.
+    balanced = all(int((found.indices == label).sum()) >= 4 for label in often) and int((found.indices == 0).sum()) <= 1
+    surer = [
+        found.values[found.indices == label].mean() > others.values[others.indices == label].mean() for label in often
+    ]
+    assert len(often) > 1 and (balanced and all(surer)) is (selection == "confident")
+
+
 def ensemble_weights() -> list[torch.Tensor]:
     weights = torch.load("teachers/ensemble.ckpt", map_location="cpu", weights_only=True)["ensemble"]["weights"]
     each = [teacher for values in weights.values() if values.is_floating_point() for teacher in values]
@@ -377,8 +477,11 @@ def test_pate_is_a_pool_without_vae(place: Path, monkeypatch: pytest.MonkeyPatch
     assert list(Path("run/public/figures").glob("synthetic_*.png"))
 
 
-@pytest.mark.parametrize("kind", ["DGD", "CuriousDGD"])
-def test_every_image_that_is_shown_is_charged_for(place: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+@pytest.mark.parametrize("selection", ["spread", pytest.param("confident", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["DGD", "CuriousDGD", pytest.param("GuidedDGD", marks=pytest.mark.slow)])
+def test_every_image_that_is_shown_is_charged_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch, kind: str, selection: str
+) -> None:
     shown: list[int] = []
     look = PrivateEnsemble.votes
 
@@ -388,7 +491,8 @@ def test_every_image_that_is_shown_is_charged_for(place: Path, monkeypatch: pyte
 
     monkeypatch.setattr(PrivateEnsemble, "votes", counted)
     monkeypatch.setattr(ResultRecord, "on_fit_end", lambda *_: None)
-    account = run(kind=kind, query_selection="spread", query_candidates=2).model.annotator.account
+    rounds = {} if selection == "spread" else ROUNDS
+    account = run(kind=kind, query_phase={"selection": selection, "candidates": 2, **rounds}).model.annotator.account
     assert (sum(shown) == account.queries() == QUERIES) is (kind == "DGD")
 
 
@@ -407,34 +511,40 @@ def test_what_the_votes_themselves_bound_is_written_nowhere(place: Path, kind: s
     assert bool(told("run", figure)) is (kind == "TellingDGD")
 
 
-def _votes(kind: type[DGD], teachers: list[nn.Module]) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the annotator is given in a run on these teachers, and the images asked about."""
+def _votes(
+    kind: type[DGD], teachers: list[nn.Module], *, labels: torch.Tensor | None = None, **query_phase: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the annotator is given in a run on these teachers, and the images asked about.
+
+    `labels` are what it releases in place of noisy ones, the same in each call.
+    """
     seed_everything(5, verbose=False)
     given: list[torch.Tensor] = []
 
     class Watching(VoteAnnotator):
         def annotate(self, counts: torch.Tensor) -> torch.Tensor:
             given.append(counts)
-            return super().annotate(counts)
+            released = super().annotate(counts)
+            return released if labels is None else labels[: len(released)]
 
     module = kind(
         num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=nn.ModuleList(teachers), annotator=Watching(),
-        **grouped(DGD, images="prior", queries=QUERIES, vae_steps=1, tangent_weight=0.1),
+        **grouped(DGD, images="prior", queries=QUERIES, vae_steps=1, tangent_weight=0.1, query_phase=query_phase),
     )  # fmt: skip
     trainer = Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
     )  # fmt: skip
-    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=5, batch_size=8))
+    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=9, batch_size=8))
     return torch.cat(given), module.query_set.images
 
 
-def _largest_change(kind: type[DGD]) -> tuple[int, bool]:
+def _largest_change(kind: type[DGD], **settings: Any) -> tuple[int, bool]:
     """Sum of the counts' changes in one query when one of seven teachers is another, and whether images stay."""
     torch.manual_seed(0)
     nets = [SmallCNN(image_shape=(1, 8, 8), width=4, hidden=16) for _ in range(8)]
-    first, images = _votes(kind, [*nets[:6], nets[6]])
-    second, others = _votes(kind, [*nets[:6], nets[7]])
+    first, images = _votes(kind, [*nets[:6], nets[6]], **settings)
+    second, others = _votes(kind, [*nets[:6], nets[7]], **settings)
     return int((first - second).abs().sum(dim=1).max()), torch.equal(images, others)
 
 
@@ -447,6 +557,16 @@ def test_queries_chosen_by_votes_are_noticed(place: Path) -> None:
 
     change, same = _largest_change(GuidedDGD)
     assert not same and change > 2
+
+
+@pytest.mark.parametrize("name", ["DGD", "LedDGD"])
+def test_images_of_later_rounds_follow_from_released_labels_alone(place: Path, name: str) -> None:
+    """Of equal labels one changed teacher moves no image, in any round: they are chosen by what was released."""
+    from support import dgd_variants
+
+    settings = {"labels": torch.arange(8), "selection": "confident", **ROUNDS}
+    change, same = _largest_change(getattr(dgd_variants, name), **settings)
+    assert (change == 2 and same) is (name == "DGD")
 
 
 def test_it_is_tested_without_any_teacher(place: Path) -> None:
@@ -524,8 +644,18 @@ def _module(**settings: Any) -> DGD:
         ({"vae_steps": -1}, "vae_phase.steps must be 0 or more"),
         ({"tangent_weight": -0.1}, "tangent_weight must be 0 or more"),
         ({"normal_length": 0.0}, "tangent_length and normal_length must be positive"),
-        ({"query_selection": "best"}, "query_phase.selection must be random or spread"),
+        ({"query_selection": "best"}, "query_phase.selection must be random, spread or confident"),
         ({"query_selection": "spread", "vae_steps": 0}, "needs the codes of a VAE"),
+        (
+            {"query_selection": "confident"},
+            "query_phase.rounds must be 2 or more for query_phase.selection='confident'",
+        ),
+        ({"query_phase": {"rounds": 2}}, "and 1 for every other, got 2 for 'random'"),
+        (
+            {"query_phase": {"selection": "confident", "rounds": 9, "queries": 8}},
+            "rounds must be at most the 8 queries",
+        ),
+        ({"query_phase": {"steps_between": 0}}, "query_phase.steps_between must be 1 or more"),
         ({"entropy_term": "none"}, "entropy_term must be determinate or as_printed"),
         ({"directions": "all"}, "directions must be adversarial or random"),
         ({"annotator": GradientAnnotator()}, "annotator must be a VoteAnnotator"),

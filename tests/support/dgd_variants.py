@@ -73,6 +73,14 @@ class GuidedDGD(DGD):
         return images[self.teacher.votes(images).amax(dim=1).argsort()]
 
 
+class LedDGD(DGD):
+    """Chooses what to ask by what one teacher says of it."""
+
+    def choose_queries(self) -> torch.Tensor:
+        images = super().choose_queries()
+        return images[self.teacher.each(images)[-1, :, 0].argsort()]
+
+
 class PlainVotes(VoteAnnotator):
     """Charges, and then says what most teachers say: ties and noise tell no two runs apart."""
 

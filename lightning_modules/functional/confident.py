@@ -1,0 +1,64 @@
+"""Choosing images of which a classifier is sure, equally many of each class: what to query where teachers disagree."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["balanced_quotas", "confident_samples"]
+
+
+def balanced_quotas(held: Tensor, *, count: int) -> Tensor:
+    """How many samples of each class to add, so that classes come as close to one another as they can.
+
+    Args:
+        held: Samples per class so far, (c,), int64. Ties go to the class of lowest number.
+        count: Samples to add in all.
+
+    Returns:
+        (c,), int64, of sum `count`.
+    """
+    quotas = torch.zeros_like(held)
+    for _ in range(count):
+        quotas[int((held + quotas).argmin())] += 1
+    return quotas
+
+
+def confident_samples(probabilities: Tensor, *, quotas: Tensor) -> Tensor:
+    """For each class the samples that a classifier is surest to be of it, each chosen once.
+
+    Classes take turns, each with its best sample that is left, so that none takes what another is surer of by more than
+    one turn. A class that the classifier never predicts has its quota filled by what comes nearest.
+
+    Args:
+        probabilities: (M, c).
+        quotas: Samples per class, (c,), int64, of sum M at most.
+
+    Returns:
+        Distinct indices, int64, on the CPU, of as many as the quotas' sum.
+
+    Raises:
+        ValueError: The quotas are not of c classes, negative, or of more than M samples.
+    """
+    count = int(quotas.sum())
+    if probabilities.dim() != 2 or quotas.shape != probabilities.shape[1:] or int(quotas.min()) < 0:
+        raise ValueError(
+            "probabilities and quotas must be (M, c) and (c,), and quotas 0 or more, got "
+            f"{tuple(probabilities.shape)} and {quotas.tolist()}"
+        )
+    if count > len(probabilities):
+        raise ValueError(f"quotas must be of at most the {len(probabilities)} samples, got {count}")
+    # Stable: equal probabilities, of a student that has learnt nothing, leave the samples in their order.
+    ranks = probabilities.detach().float().cpu().argsort(dim=0, descending=True, stable=True)
+    taken, left = torch.zeros(len(ranks), dtype=torch.bool), quotas.cpu().clone()
+    positions = [0] * len(left)
+    chosen: list[int] = []
+    while len(chosen) < count:
+        for label in torch.nonzero(left)[:, 0].tolist():
+            while taken[ranks[positions[label], label]]:
+                positions[label] += 1
+            best = int(ranks[positions[label], label])
+            taken[best] = True
+            chosen.append(best)
+            left[label] -= 1
+    return torch.tensor(chosen, dtype=torch.int64)
