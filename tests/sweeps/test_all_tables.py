@@ -23,6 +23,7 @@ from sweeps.runner.plan import Plan
 from sweeps.runner.schedule import schedule
 from sweeps.runner.store import Store
 from sweeps.runner.tables.order import by_value, in_order, without_measured
+from sweeps.runner.tables.records import records_by_digest, share_records
 from sweeps.runner.tables.run_tables import plan_of_turns, run_tables
 from sweeps.runner.tables.spec import SpecError, TableSpec, list_specs
 from sweeps.runner.work import worker
@@ -223,14 +224,31 @@ def test_the_schedule_is_what_would_be_made(specs: list[TableSpec]) -> None:
 def test_what_has_an_up_to_date_record_can_be_left_out(specs: list[TableSpec]) -> None:
     measured(specs[:2], Fits())
 
-    def left() -> list[tuple[str, int]]:
-        turns = without_measured(in_order(specs, preset="smoke"), preset="smoke", results=Path("results/tables"))
-        return [(turn.spec.name, turn.seed) for turn in turns]
+    def left() -> list[tuple[str, int, list[str]]]:
+        turns = without_measured(in_order(specs, preset="smoke"), records_by_digest(Path("results/tables")))
+        return [(turn.spec.name, turn.seed, [cell.labels["size"] for cell in turn.cells]) for turn in turns]
 
-    assert left() == [("high", 0), ("high", 1), ("high", 2)]
+    # Size 2 was measured for another table, but not with seed 2.
+    others = [("high", 0, ["1"]), ("high", 1, ["1"]), ("high", 2, ["1", "2"])]
+    assert left() == others
     path = Path("results/tables/low/smoke/records/3_seed1.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "digest": "of another configuration"}))
-    assert left() == [("high", 0), ("high", 1), ("low", 1), ("high", 2)]
+    assert left() == [*others[:2], ("low", 1, ["3"]), others[2]]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "error": "failed"}))
+    assert ("low", 1, ["3"]) in left()
+
+
+def test_a_table_gets_the_cells_that_another_has_measured(specs: list[TableSpec]) -> None:
+    measured(specs[:2], Fits())
+    records, results = records_by_digest(Path("results/tables")), Path("results/tables")
+    cells = specs[2].cells("smoke")
+    assert share_records(specs[2], cells, records, preset="smoke", results=results) == 2
+    assert share_records(specs[2], cells, records, preset="smoke", results=results) == 0
+    shared = json.loads((results / "high/smoke/records/2_seed1.json").read_text())
+    source = json.loads((results / "low/smoke/records/2_seed1.json").read_text())
+    assert shared["table"] == "high" and source["table"] == "low"
+    assert {**shared, "table": "low"} == source
+    assert not (results / "high/smoke/records/1_seed1.json").exists()
 
 
 def test_dry_run_shows_the_order_and_what_the_time_is_enough_for(

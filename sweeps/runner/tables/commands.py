@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from sweeps.runner.store import Store
 from sweeps.runner.tables.cells import Cell
 from sweeps.runner.tables.digests import current_digests, replace_digests
 from sweeps.runner.tables.order import Turn, in_order, without_measured
-from sweeps.runner.tables.records import plan_of, run_table
+from sweeps.runner.tables.records import plan_of, records_by_digest, run_table, share_records
 from sweeps.runner.tables.rendering import render_results, render_table
 from sweeps.runner.tables.run_tables import plan_of_turns, run_tables
 from sweeps.runner.tables.spec import TableSpec, list_specs
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     every.add_argument(
         "--keep-records",
         action="store_true",
-        help="Leave out cells whose record in --results is of their current configuration, wherever it was measured.",
+        help="Leave out cells of which --results has a record of their current configuration, of any table.",
     )
     every.add_argument(
         "--hours", type=_hours, default=math.inf, help="Begin no fit that its estimate says would not end in that time."
@@ -156,7 +156,10 @@ def _all(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
         specs = [replace(spec, selection="best_on_test") for spec in specs]
     turns = in_order(specs, preset=options.preset, seeds=options.seeds)
     if options.keep_records:
-        turns = without_measured(turns, preset=options.preset, results=Path(options.results))
+        records = records_by_digest(Path(options.results))
+        if not options.dry_run:
+            _share(turns, records, options)
+        turns = without_measured(turns, records)
     if options.dry_run:
         _dry_run_all(turns, options)
         return
@@ -179,6 +182,16 @@ def _all(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
     if late := outcome.left - len(forgotten):
         print(f"{late} fits are left that would not end in {options.hours:g} h: the same command goes on")
     _complain(failed=outcome.failed, left=len(forgotten), folder=options.folder)
+
+
+def _share(turns: Sequence[Turn], records: Mapping[str, Mapping[str, Any]], options: argparse.Namespace) -> None:
+    """Tables get the cells that others have measured."""
+    for spec in {turn.spec.name: turn.spec for turn in turns}.values():
+        cells = [cell for turn in turns if turn.spec.name == spec.name for cell in turn.cells]
+        new = share_records(spec, cells, records, preset=options.preset, results=Path(options.results))
+        if new:
+            render_table(spec, preset=options.preset, results=options.results)
+            print(f"{spec.name}: {new} cells that other tables have measured", flush=True)
 
 
 def _dry_run_all(turns: Sequence[Turn], options: argparse.Namespace) -> None:

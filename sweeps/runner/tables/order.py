@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from sweeps.runner.tables.cells import Cell
 from sweeps.runner.tables.spec import TableSpec
@@ -53,21 +51,12 @@ def in_order(specs: Sequence[TableSpec], *, preset: str, seeds: Sequence[int] | 
     return sorted(turns, key=lambda turn: turn.number)
 
 
-def without_measured(turns: Sequence[Turn], *, preset: str, results: Path) -> list[Turn]:
+def without_measured(turns: Sequence[Turn], records: Container[str]) -> list[Turn]:
     """Leaves out what has a record of its current configuration, also where its fits were made elsewhere or are gone.
 
     Args:
         turns: What is to be measured.
-        preset: The size.
-        results: Where the records are.
+        records: Digests of what was measured, of any table: see `records_by_digest`.
     """
-
-    def measured(turn: Turn, cell: Cell) -> bool:
-        path = results / turn.spec.name / preset / "records" / f"{cell.name}.json"
-        if not path.is_file():
-            return False
-        record = json.loads(path.read_text(encoding="utf-8"))
-        return record.get("digest") == cell.fit.digest and "error" not in record
-
-    left = [replace(turn, cells=[cell for cell in turn.cells if not measured(turn, cell)]) for turn in turns]
+    left = [replace(turn, cells=[cell for cell in turn.cells if cell.fit.digest not in records]) for turn in turns]
     return [turn for turn in left if turn.cells]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from sweeps.runner.store import Store
 from sweeps.runner.tables.cells import Cell
 from sweeps.runner.tables.spec import TableSpec
 
-__all__ = ["collect", "plan_of", "run_table"]
+__all__ = ["collect", "plan_of", "records_by_digest", "run_table", "share_records"]
 
 
 def plan_of(cells: Sequence[Cell], store: Store, *, title: str = "") -> Plan:
@@ -80,5 +80,52 @@ def collect(
                 write_atomically(path, json.dumps({**stale, "seed": cell.seed}, indent=2, ensure_ascii=False) + "\n")
             continue
         record = json.loads((plan.store.folder(name) / "result.json").read_text(encoding="utf-8"))
-        place = {"table": spec.name, "preset": preset, "cell": dict(cell.labels), "digest": cell.fit.digest}
-        write_atomically(path, json.dumps({**place, **record}, indent=2, ensure_ascii=False) + "\n")
+        _write(path, record, spec=spec, preset=preset, cell=cell)
+
+
+def _write(path: Path, record: Mapping[str, Any], *, spec: TableSpec, preset: str, cell: Cell) -> None:
+    place = {"table": spec.name, "preset": preset, "cell": dict(cell.labels), "digest": cell.fit.digest}
+    # First, and not what the record of another table says of its own place.
+    write_atomically(path, json.dumps({**place, **record, **place}, indent=2, ensure_ascii=False) + "\n")
+
+
+def records_by_digest(results: Path) -> dict[str, dict[str, Any]]:
+    """The records of all tables that hold a figure, by the digest of what was measured.
+
+    Args:
+        results: Where the records are.
+    """
+    found = {}
+    for path in sorted(results.glob("*/*/records/*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if "digest" in record and "error" not in record:
+            found[str(record["digest"])] = record
+    return found
+
+
+def share_records(
+    spec: TableSpec, cells: Sequence[Cell], records: Mapping[str, Mapping[str, Any]], *, preset: str, results: Path
+) -> int:
+    """Gives a table those of its cells that another table has measured.
+
+    Args:
+        spec: The table.
+        cells: Cells of it.
+        records: See `records_by_digest`.
+        preset: The size.
+        results: Where records go.
+
+    Returns:
+        How many were new.
+    """
+    new = 0
+    for cell in cells:
+        record = records.get(cell.fit.digest)
+        path = results / spec.name / preset / "records" / f"{cell.name}.json"
+        if record is None or (record.get("table"), record.get("preset")) == (spec.name, preset):
+            continue
+        if path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("digest") == cell.fit.digest:
+            continue
+        _write(path, record, spec=spec, preset=preset, cell=cell)
+        new += 1
+    return new
