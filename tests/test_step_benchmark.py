@@ -27,7 +27,8 @@ def test_a_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("teachers", 2),
     ]
     for shares in result["phases"].values():
-        assert sum(shares.values()) == pytest.approx(1, abs=0.02)
+        # A busy machine takes the processor away between phases as well as in them.
+        assert sum(shares.values()) == pytest.approx(1, abs=0.1)
         assert {"images", "teacher forward", "student forward", "backward", "privacy", "loop"} <= set(shares)
 
 
