@@ -32,7 +32,6 @@ class DGDImages:
         pool: Images for `pool`: a data set that is declared to be public. Its labels are never read.
         pool_part: Part of it, `test` or `train`. The train part of the private data itself, which the paper takes to
             stand for public data, voids the guarantee.
-        reset_every: Steps after which the generator begins anew; see `Images`.
         pixel_mean: Mean of the generator's pixels; see `Images`.
         pixel_std: Standard deviation of the generator's pixels; see `Images`.
     """
@@ -42,7 +41,6 @@ class DGDImages:
     generator: Callable[..., nn.Module] | None = None
     pool: ImageDataModule | None = None
     pool_part: Literal["test", "train"] = "test"
-    reset_every: int | None = None
     pixel_mean: list[float] | None = None
     pixel_std: list[float] | None = None
 
@@ -67,7 +65,6 @@ class DGDImages:
             source=self.source,
             prior=self.prior,
             generator=self.generator,
-            reset_every=self.reset_every,
             pixel_mean=self.pixel_mean,
             pixel_std=self.pixel_std,
         )
