@@ -187,14 +187,15 @@ class SyntheticSource(ImageSource):
 
     def _with_statistics(self, network: nn.Module) -> nn.Module:
         """The network, whose images have the statistics that are wanted."""
-        wanted = self._settings.pixel_mean, self._settings.pixel_std
+        settings = self._settings
         standardised = bool(getattr(network, "standardised", False))
-        if wanted == (None, None) and not standardised:
+        if settings.pixel_mean is None and settings.pixel_std is None and not standardised:
             return network
-        mean, std = (
-            self._per_channel(name, given) if given is not None else of_prior
-            for name, given, of_prior in zip(("pixel_mean", "pixel_std"), wanted, self._prior_statistics(), strict=True)
-        )
+        mean = self._per_channel("pixel_mean", settings.pixel_mean)
+        std = self._per_channel("pixel_std", settings.pixel_std)
+        if mean is None or std is None:
+            of_prior = self._prior_statistics()
+            mean, std = mean or of_prior[0], std or of_prior[1]
         if min(std) <= 0:
             raise ValueError(f"images.pixel_std must be above 0 in each channel, got {std}")
         return ScaledOutput(network, scale=std, shift=mean, standardise=not standardised)
@@ -210,7 +211,9 @@ class SyntheticSource(ImageSource):
         std = images.std(dim=(0, 2, 3)).clamp_min(_LEAST_STD)
         return images.mean(dim=(0, 2, 3)).tolist(), std.tolist()
 
-    def _per_channel(self, name: str, given: list[float]) -> list[float]:
+    def _per_channel(self, name: str, given: list[float] | None) -> list[float] | None:
+        if given is None:
+            return None
         channels = self.image_shape[0]
         if len(given) not in (1, channels) or not all(math.isfinite(value) for value in given):
             raise ValueError(
