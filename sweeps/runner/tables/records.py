@@ -122,7 +122,7 @@ def share_records(
     for cell in cells:
         record = records.get(cell.fit.digest)
         path = results / spec.name / preset / "records" / f"{cell.name}.json"
-        if record is None or (record.get("table"), record.get("preset")) == (spec.name, preset):
+        if record is None:
             continue
         if path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("digest") == cell.fit.digest:
             continue
