@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -236,6 +237,11 @@ class DataFreeDistillation(LightningModule):
         """The draws of this process; a run's seed is fixed when its first fit begins."""
         assert self.draw_seed is not None
         return Draws(self.draw_seed, self.global_rank, self.device)
+
+    @property
+    def common_draws(self) -> Draws:
+        """Draws that are the same in each process."""
+        return replace(self.draws, rank=0)
 
     def draw_latents(self, step: int) -> torch.Tensor | None:
         """What the generator makes the images of a step from, see `ImageSource.latents`."""

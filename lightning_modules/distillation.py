@@ -19,7 +19,6 @@ from lightning_modules.networks import ScatteringClassifier, build_network, logi
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.processes import share_of
-from lightning_modules.runtime.randomness import Draws
 from lightning_modules.runtime.validation import log_validation_accuracy
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import PrivateTeacher
@@ -189,7 +188,7 @@ class Distillation(DataFreeDistillation):
     @torch.no_grad()
     def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:
         """A batch of all processes, the same in each whatever their number: noisy answers about it are kept."""
-        return self.images.images(step, latents, Draws(self.draws.seed, 0, self.device))
+        return self.images.images(step, latents, self.common_draws)
 
     def _own_images(self, step: int) -> torch.Tensor:
         """This process's share of `draw_images`."""

@@ -19,7 +19,6 @@ from lightning_modules.image_source import Images
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
-from lightning_modules.runtime.randomness import Draws
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.mechanisms.randomized_response import top_k_candidates
 
@@ -194,7 +193,7 @@ class DPSD(DataFreeDistillation):
         """See `DataFreeDistillation.reset_generator`; its latent inputs are drawn anew."""
         super().reset_generator()
         if self.latents is not None:
-            draw = Draws(self.draws.seed, 0, self.device).stream(self.steps_done, "reset")
+            draw = self.common_draws.stream(self.steps_done, "reset")
             self.latents.data.copy_(torch.randn(self.latents.shape, generator=draw))
 
     def generator_parameters(self) -> Iterator[nn.Parameter]:

@@ -27,7 +27,6 @@ from lightning_modules.networks.bn_statistics import logits_and_statistics
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
-from lightning_modules.runtime.randomness import Draws
 from privacy.account import BudgetExceeded
 from privacy.annotators import LabelAnnotator
 from privacy.identity import CheckpointError
@@ -308,12 +307,11 @@ class LabelDP(DataFreeDistillation):
             draw = self.draws.stream(self.steps_done, "union")
             return torch.randint(len(self.stage_labels), (self.images.rows,), generator=draw)
         pass_, call = self._pass_and_call
-        rows = torch.arange(self.labelled_batches * self.batch_size)
-        if pass_:
-            # One order for all processes.
-            draw = Draws(self.draws.seed, 0, self.device).stream(self.stage_begin + pass_, "passes")
-            rows = rows[torch.randperm(len(rows), generator=draw)]
-        return rows[call * self.batch_size :][: self.batch_size][self._own_rows]
+        rows = call * self.batch_size + torch.arange(self.batch_size)[self._own_rows]
+        if not pass_:
+            return rows
+        draw = self.common_draws.stream(self.stage_begin + pass_, "passes")
+        return torch.randperm(self.labelled_batches * self.batch_size, generator=draw)[rows]
 
     @property
     def _own_rows(self) -> slice:
