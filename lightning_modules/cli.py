@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,18 +19,17 @@ from lightning.pytorch.utilities import rank_zero_info
 
 # Importing makes the short class names of the configuration files known.
 import privacy.annotators  # noqa: F401
-from datamodules import MissingDataError
-from lightning_modules.callbacks.compiled import CompileError
 from lightning_modules.callbacks.config import SaveConfig
 from lightning_modules.callbacks.failures import NoLonelyCheckpoint
 from lightning_modules.callbacks.record import ResultRecord
-from lightning_modules.commands.audit import AuditError, audit
+from lightning_modules.commands.audit import audit
 from lightning_modules.commands.calibrate import calibrate
 from lightning_modules.commands.ledger import ledger
 from lightning_modules.commands.priors import priors
 from lightning_modules.runtime.arguments import given_settings, prepare_arguments
 from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO
 from lightning_modules.runtime.csv_logger import ContinuedCSVLogger, RunCSVLogger
+from lightning_modules.runtime.errors import EXPECTED, message_of
 from lightning_modules.runtime.interruption import exit_status, how_to_resume, say_how_to_resume
 from lightning_modules.runtime.processes import (
     allow_tensor_cores,
@@ -55,19 +55,15 @@ from lightning_modules.runtime.run_folder import (
     storage_failed,
 )
 from lightning_modules.runtime.runs import run_folder
+from lightning_modules.runtime.trainer_settings import check_trainer_settings
+from lightning_modules.runtime.usage import UsageParser, unknown_command
 from lightning_modules.runtime.wandb_runs import describe_runs
-from lightning_modules.teachers.private_teacher import TeacherError
-from privacy.account import BudgetExceeded
 from privacy.identity import CheckpointError
-from privacy.ledger import LedgerError
-from privacy.neighbours import IncompatibleNeighbours
-from privacy.processes import ProcessesError, failed_everywhere
-from sweeps.runner.documents import DocumentError, render
-from sweeps.runner.engines import EngineError
-from sweeps.runner.pipeline import PipelineError, pipeline
-from sweeps.runner.sweep import SweepError, sweep
+from privacy.processes import failed_everywhere
+from sweeps.runner.documents import render
+from sweeps.runner.pipeline import pipeline
+from sweeps.runner.sweep import sweep
 from sweeps.runner.tables.commands import tables
-from sweeps.runner.tables.spec import SpecError
 from sweeps.runner.work import worker
 
 __all__ = ["TranscriptionCLI", "main", "run"]
@@ -84,25 +80,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "work": lambda args: worker(args, run=run),
 }
 """Commands beside LightningCLI's own, each with a parser of its own since they need no model."""
-
-EXPECTED = (
-    TeacherError,
-    MissingDataError,
-    BudgetExceeded,
-    LedgerError,
-    PipelineError,
-    DocumentError,
-    SpecError,
-    SweepError,
-    CheckpointError,
-    IncompatibleNeighbours,
-    AuditError,
-    EngineError,
-    ProcessesError,
-    CompileError,
-    RunFolderError,
-)
-"""Errors that say all there is to say: on the command line they need no traceback."""
 
 LINKED = ("num_classes", "image_shape", "batch_size")
 """What the data tell the model."""
@@ -207,6 +184,7 @@ class TranscriptionCLI(LightningCLI):
             kwargs["callbacks"] = [*callbacks, NoLonelyCheckpoint()]
         if not any(isinstance(plugin, CheckpointIO) for plugin in _listed(settings.plugins)):
             kwargs["plugins"] = [*_listed(settings.plugins), WholeCheckpointIO()]
+        check_trainer_settings(settings, automatic_optimization=self.model.automatic_optimization)
         # Here as well as in the modules: before processes are started and data are read.
         check_kind_of_strategy(settings.strategy)
         if settings.devices == settings.strategy == "auto":
@@ -311,11 +289,17 @@ def _counted_steps(content: Mapping[str, Any]) -> int | None:
 
 
 def run(args: Sequence[str]) -> TranscriptionCLI | None:
-    """Runs one command in this process and lets its errors through."""
+    """Runs one command in this process and lets its errors through.
+
+    Raises:
+        ValueError: There is no such command.
+    """
     command = next((argument for argument in args if not argument.startswith("-")), None)
     if command in COMMANDS:
         COMMANDS[command](list(args)[1:])
         return None
+    if args and command == args[0] and command not in LightningCLI.subcommands():
+        raise ValueError(unknown_command(command, [*COMMANDS, *LightningCLI.subcommands()]))
     return _cli(args)
 
 
@@ -336,6 +320,7 @@ def _cli(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
             "`ledger` shows what was spent on private data, `audit` trains with and without a planted record and "
             "bounds epsilon from below; each has its own --help."
         },
+        parser_class=UsageParser,
         args=prepare_arguments(args),
         run=run,
     )
@@ -350,15 +335,22 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
     """
     if args is not None:
         return run(args)
+    given = sys.argv[1:]
+    debug = "--debug" in given
+    if debug:
+        given = [argument for argument in given if argument != "--debug"]
+        os.environ["JSONARGPARSE_DEBUG"] = "true"  # its errors too are raised where they are found
     # Library warnings address developers, not users of the command line.
     for message in ("LightningCLI.s args", ".*LeafSpec", ".*does not have many workers", "The number of training"):
         warnings.filterwarnings("ignore", message=message)
     try:
-        run(sys.argv[1:])
+        run(given)
     except EXPECTED as error:
+        if debug:
+            raise
         # One of several processes speaks for all.
         another_speaks = failed_everywhere(error) and not first_process()
-        sys.exit(1 if another_speaks else "\n".join([f"error: {error}", *getattr(error, "__notes__", ())]))
+        sys.exit(1 if another_speaks else "\n".join([f"error: {message_of(error)}", *getattr(error, "__notes__", ())]))
     except (KeyboardInterrupt, SystemExit) as error:
         sys.exit(exit_status(error))
     return None
