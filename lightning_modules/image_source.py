@@ -115,7 +115,7 @@ class ImageSource(ABC):
 
     @abstractmethod
     def images(self, step: int, latents: torch.Tensor | None, draws: Draws) -> torch.Tensor:
-        """A batch of images, shape (rows, C, H, W), in [-1, 1], generated ones first."""
+        """A batch of images, shape (rows, C, H, W), generated ones first; a prior's are in [-1, 1]."""
 
     @abstractmethod
     def grid(self, count: int, *, seed: int, device: torch.device) -> torch.Tensor:
