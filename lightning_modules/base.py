@@ -41,7 +41,7 @@ from privacy.annotators import Annotator
 from privacy.deprecation import renamed_attribute
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
-from privacy.processes import Processes, by_all, share_size
+from privacy.processes import Processes, ProcessesError, by_all, share_size
 
 __all__ = ["DataFreeDistillation"]
 
@@ -335,8 +335,11 @@ class DataFreeDistillation(LightningModule):
     def _prepare_fit(self) -> None:
         """What may fail in one process alone, and then has to fail in all of them."""
         self.images.rows = share_size(self.batch_size, self.processes.size)
-        if self.images.kind == "both":
-            share_size(self.batch_size // 2, self.processes.size)
+        if self.images.kind == "both" and (self.batch_size // 2) % self.processes.size:
+            raise ProcessesError(
+                "half of data.batch_size is generated for images.source='both', and each process makes an equal share "
+                f"of it: it must be a multiple of 2 x {self.processes.size} processes, got {self.batch_size}"
+            )
         if self._teacher is None:
             source = self._teacher_source
             self._teacher = source.load_ensemble() if self.of_ensemble else source.load_teacher()
@@ -413,14 +416,14 @@ class DataFreeDistillation(LightningModule):
                 broadcast_tensors(self.generator.state_dict().values(), self.processes)
 
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
-        """Remembers where a step begins, to know one that was cut short; the generator begins anew where it is to."""
+        """Remembers where a step begins, to know one that was cut short, and resets the generator where it is due."""
         self._steps_before_batch = self.steps_done
         every = self.images.reset_every
         if every and self.steps_done and self.steps_done % every == 0:
             self.reset_generator()
 
     def reset_generator(self) -> None:
-        """Begins the generator anew, and forgets the moments of its optimizer."""
+        """Gives the generator new random weights, and clears the state of its optimizer."""
         self.images.reset(self.steps_done, self.draws)
         self.optimizer("generator").optimizer.state.clear()
 
