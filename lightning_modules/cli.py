@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
@@ -21,7 +21,9 @@ from lightning.pytorch.utilities import rank_zero_info
 import privacy.annotators  # noqa: F401
 from lightning_modules.callbacks.config import SaveConfig
 from lightning_modules.callbacks.failures import NoLonelyCheckpoint
+from lightning_modules.callbacks.progress import progress
 from lightning_modules.callbacks.record import ResultRecord
+from lightning_modules.callbacks.summary import NetworksLine
 from lightning_modules.commands.audit import audit
 from lightning_modules.commands.calibrate import calibrate
 from lightning_modules.commands.ledger import ledger
@@ -31,12 +33,14 @@ from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO
 from lightning_modules.runtime.csv_logger import ContinuedCSVLogger, RunCSVLogger
 from lightning_modules.runtime.errors import EXPECTED, message_of
 from lightning_modules.runtime.interruption import exit_status, how_to_resume, say_how_to_resume
+from lightning_modules.runtime.outcome import outcome
 from lightning_modules.runtime.processes import (
     allow_tensor_cores,
     check_kind_of_strategy,
     check_launcher,
     check_strategy,
 )
+from lightning_modules.runtime.quiet import quiet
 from lightning_modules.runtime.renamed import upgrade_settings
 from lightning_modules.runtime.resuming import (
     find_checkpoint,
@@ -54,7 +58,7 @@ from lightning_modules.runtime.run_folder import (
     own_folder,
     storage_failed,
 )
-from lightning_modules.runtime.runs import run_folder
+from lightning_modules.runtime.runs import callbacks_of, run_folder
 from lightning_modules.runtime.trainer_settings import check_trainer_settings
 from lightning_modules.runtime.usage import UsageParser, unknown_command
 from lightning_modules.runtime.wandb_runs import describe_runs
@@ -181,6 +185,10 @@ class TranscriptionCLI(LightningCLI):
                 callbacks.append(ModelCheckpoint(filename="last", enable_version_counter=False, save_on_exception=True))
             if ResultRecord not in present:
                 callbacks.append(ResultRecord())
+            if settings.enable_model_summary is None and not any(issubclass(kind, ModelSummary) for kind in present):
+                callbacks.append(NetworksLine())
+            if settings.enable_progress_bar is None and not any(issubclass(kind, ProgressBar) for kind in present):
+                callbacks.append(progress())
             kwargs["callbacks"] = [*callbacks, NoLonelyCheckpoint()]
         if not any(isinstance(plugin, CheckpointIO) for plugin in _listed(settings.plugins)):
             kwargs["plugins"] = [*_listed(settings.plugins), WholeCheckpointIO()]
@@ -222,6 +230,7 @@ class TranscriptionCLI(LightningCLI):
                 return
             with own_folder(folder, made=getattr(self.trainer.logger, "made", ())):
                 self._fit()
+            self._say_outcome(folder)
         except RuntimeError as error:
             if checkpoint is None or not str(error).startswith("Error(s) in loading state_dict"):
                 raise
@@ -246,6 +255,14 @@ class TranscriptionCLI(LightningCLI):
             if line:
                 say_how_to_resume(error, line)
             raise
+
+    def _say_outcome(self, folder: Path) -> None:
+        recorder = next(one for one in callbacks_of(self.trainer) if isinstance(one, ResultRecord))
+        written = recorder.file_of(self.trainer)
+        if written.is_file():
+            saved = getattr(self.trainer.checkpoint_callback, "_last_checkpoint_saved", "")
+            record = json.loads(written.read_text(encoding="utf-8"))
+            rank_zero_info(outcome(record, folder=folder, checkpoint=Path(saved) if saved else None))
 
     def _folder(self) -> Path | None:
         """The run's; None before W&B has named it, which no other run's is."""
@@ -340,9 +357,7 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
     if debug:
         given = [argument for argument in given if argument != "--debug"]
         os.environ["JSONARGPARSE_DEBUG"] = "true"  # its errors too are raised where they are found
-    # Library warnings address developers, not users of the command line.
-    for message in ("LightningCLI.s args", ".*LeafSpec", ".*does not have many workers", "The number of training"):
-        warnings.filterwarnings("ignore", message=message)
+    quiet()
     try:
         run(given)
     except EXPECTED as error:

@@ -132,8 +132,11 @@ class ResultRecord(Callback):
         if self.teacher_accuracy and is_data_free(pl_module):
             measured = {"teacher_accuracy": accuracy_on(pl_module.teacher.logits, loader, pl_module.device)}
             write_atomically(private_folder(trainer) / "data_accesses.json", json.dumps(measured, indent=2) + "\n")
-        path = Path(self.path) if self.path else run_folder(trainer) / "result.json"
-        write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        write_atomically(self.file_of(trainer), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+    def file_of(self, trainer: Trainer) -> Path:
+        """Where the record of a run is written."""
+        return Path(self.path) if self.path else run_folder(trainer) / "result.json"
 
     @property
     def seconds(self) -> float:
