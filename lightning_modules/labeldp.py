@@ -403,11 +403,11 @@ class LabelDP(DataFreeDistillation):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """With the stage's images and labels, which a resumed run must not draw again."""
         super().on_save_checkpoint(checkpoint)
-        rows = slice(None) if self.stages.train_on == "union" or self.steps_done < self.stage_end else slice(0)
+        needed = self.stages.train_on == "union" or self.steps_done < self.stage_end
+        kept = {"images": self.stage_images, "labels": self.stage_labels, "candidates": self.stage_candidates}
         checkpoint["stage"] = {
-            "images": self.stage_images[rows],
-            "labels": self.stage_labels[rows],
-            "candidates": self.stage_candidates[rows],
+            # Not slices: a file holds all that a slice is cut from.
+            **{name: value if needed else torch.empty_like(value[:0]) for name, value in kept.items()},
             "begin": self.stage_begin,
             "end": self.stage_end,
             "labelled_batches": self.labelled_batches,

@@ -448,6 +448,8 @@ def test_a_private_pool_is_neither_kept_nor_drawn(place: Path, part: str, vae: i
     kept = [value for value in _tensors(checkpoint()) if value.dtype == torch.float16 and value.ndim == 4]
     found = {tuple(row) for value in kept for row in value.flatten(1).tolist()}
     assert not found & {tuple(row) for row in images.tolist()}
+    written = Path("run/checkpoints/last.ckpt").read_bytes()
+    assert not any(row.numpy().tobytes() in written for row in images)
     assert len(checkpoint()["dgd"]["query_positions"]) == QUERIES
     page = Path("run/public/guarantee.md").read_text()
     assert ("is public and was there without the private data" in page) is (part == "test")
