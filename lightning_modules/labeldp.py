@@ -292,10 +292,15 @@ class LabelDP(DataFreeDistillation):
         return self.stage_calls if self.stage_end else 1
 
     def affordable_calls(self, steps: int) -> int:
-        """See `DataFreeDistillation.affordable_calls`; only whole stages are begun."""
-        yet = max(0, steps - max(self.steps_done, self.stage_end)) // self.stages.passes
-        left = self.annotator.affordable(limit=yet)
-        return left - left % max(1, self.stage_calls)
+        """See `DataFreeDistillation.affordable_calls`; only whole stages are begun.
+
+        Those of a resumed run need not end with its epochs: a stage that is begun is paid for, whether or not the run
+        reaches its end.
+        """
+        calls = max(1, self.stage_calls)
+        yet = max(0, steps - max(self.steps_done, self.stage_end))
+        left = self.annotator.affordable(limit=-(-yet // (calls * self.stages.passes)) * calls)
+        return left - left % calls
 
     def calls_of(self, steps: int) -> int:
         """See `DataFreeDistillation.calls_of`: one step in `stages.passes` labels a batch."""

@@ -241,6 +241,19 @@ def test_a_pass_survives_an_interruption(folder: Path, monkeypatch: pytest.Monke
     assert equal(_kept(whole), _kept(run("run", LAST, epochs=1, **settings)))
 
 
+@pytest.mark.parametrize("passes", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_plan_counts_a_stage_that_a_resumed_run_begins_and_does_not_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, passes: int
+) -> None:
+    """Stages of 4 steps become ones of 6 in the midst of the second: the last is cut off, and paid for."""
+    settings: dict[str, Any] = {**QUIET, "stages": {"passes": passes}, "epochs": 3}
+    _interrupted(monkeypatch, STEPS + 1, **settings)
+    model = run("run", LAST, "--data.steps_per_epoch=6", **settings).model
+    assert model.steps_done < model.stage_end
+    assert model.annotator.calls_made() == model.plan.calls == (2 * STEPS + 2 * 6) // passes
+    assert model.plan.calls > model.steps_done // passes  # counted by the steps that are made, it would fall short
+
+
 def test_passes_that_make_up_no_epoch_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"stages\.passes must divide data\.steps_per_epoch.* got 3 for 4 steps"):
         run("run", "--model.stages.passes=3", **QUIET)
