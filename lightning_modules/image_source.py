@@ -49,7 +49,8 @@ class Images:
             has 0 by itself.
         pixel_std: Standard deviation of its pixels, likewise; 1 by itself. The refiner's images have those of the prior
             by themselves, and a generator that does not say that its output is `standardised` has its own: where a
-            number is given, they are brought to it as well.
+            number is given, they are brought to it as well. Neither is noised or charged for: take the numbers of the
+            public pre-processing, and do not measure them on the private data. The guarantee says that this is assumed.
     """
 
     source: _Source = "generator"
@@ -90,6 +91,7 @@ class ImageSource(ABC):
         published: What of it a student's owner may publish, in words.
         warm_start_steps: Steps that the generator takes before the first query.
         reset_every: Steps after which the generator begins anew; None is never.
+        assumptions: What a guarantee of its images rests on.
     """
 
     kind: str
@@ -98,6 +100,7 @@ class ImageSource(ABC):
     published: tuple[str, ...] = ()
     warm_start_steps: int = 0
     reset_every: int | None = None
+    assumptions: tuple[str, ...] = ()
 
     @property
     def generated(self) -> int:
@@ -165,6 +168,11 @@ class SyntheticSource(ImageSource):
         self._check_warm_start()
         self.reset_every = settings.reset_every
         self._check_reset()
+        given = [f"images.{name}" for name in ("pixel_mean", "pixel_std") if getattr(settings, name) is not None]
+        if given:
+            self.assumptions = (
+                f"{' and '.join(given)} {'was' if len(given) == 1 else 'were'} not measured on the private data",
+            )
         made = {"refined": ("refiner",), "prior": ()}.get(self.kind, ("generator",))
         self.published: tuple[str, ...] = (*made, "synthetic images")
 

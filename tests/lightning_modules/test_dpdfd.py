@@ -239,3 +239,11 @@ def test_what_the_student_follows(follows: Literal["targets", "gradients"]) -> N
 def test_a_student_follows_something_known() -> None:
     with pytest.raises(ValueError, match=r"gradient_targets\.student_target must be targets or .*'nothing'"):
         _module(student_follows="nothing")
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_guarantee_says_that_given_pixel_statistics_are_public(folder: Path, given: bool) -> None:
+    """Those of the prior are drawn without any data, and nothing is assumed about them."""
+    distil("run", *(["--model.images.pixel_mean=[0.1]"] if given else []), steps=1)
+    page = Path("run/public/guarantee.md").read_text(encoding="utf-8")
+    assert ("- images.pixel_mean was not measured on the private data" in page) is given
