@@ -470,7 +470,11 @@ class DataFreeDistillation(LightningModule):
             artefacts=self.published_artefacts,
             planned=self.plan.covered,
             data_accesses=self.data_accesses,
-            assumptions=[*self.assumptions(), *(() if self._teacher is None else self._teacher.assumptions)],
+            assumptions=[
+                *self.assumptions(),
+                *self.images.assumptions,
+                *(() if self._teacher is None else self._teacher.assumptions),
+            ],
             not_covered=("the teacher, unless it has a guarantee of its own",),
         )
 

@@ -50,7 +50,9 @@ class Images:
             is the mean of the prior's images. DAFL's generator ends in BatchNorm without weights, so its own is 0.
         pixel_std: Standard deviation that they are scaled to, in the same form; null is that of the prior's images.
             DAFL's own is 1. A refiner, and a generator without an attribute `standardised`, keep the statistics that
-            they have where both settings are null; else their images are standardised first.
+            they have where both settings are null; else their images are standardised first. Neither number is noised
+            or charged for: take those of the public pre-processing, and do not measure them on the private data. The
+            guarantee says that this is assumed.
     """
 
     source: _Source = "generator"
@@ -104,6 +106,7 @@ class ImageSource(ABC):
         published: What of it a student's owner may publish, in words.
         warm_start_steps: Steps that the generator takes before the first query.
         reset_every: Steps after which the generator is reset; None is never.
+        assumptions: What a guarantee of its images rests on.
     """
 
     kind: str
@@ -112,6 +115,7 @@ class ImageSource(ABC):
     published: tuple[str, ...] = ()
     warm_start_steps: int = 0
     reset_every: int | None = None
+    assumptions: tuple[str, ...] = ()
 
     @property
     def generated(self) -> int:
@@ -179,6 +183,11 @@ class SyntheticSource(ImageSource):
         self._check_warm_start()
         self.reset_every = settings.reset_every
         self._check_reset()
+        given = [f"images.{name}" for name in ("pixel_mean", "pixel_std") if getattr(settings, name) is not None]
+        if given:
+            self.assumptions = (
+                f"{' and '.join(given)} {'was' if len(given) == 1 else 'were'} not measured on the private data",
+            )
         made = {"refined": ("refiner",), "prior": ()}.get(self.kind, ("generator",))
         self.published: tuple[str, ...] = (*made, "synthetic images")
 

@@ -291,10 +291,15 @@ class LabelDP(DataFreeDistillation):
         return self.stage_calls if self.stage_end else 1
 
     def affordable_calls(self, steps: int) -> int:
-        """See `DataFreeDistillation.affordable_calls`; only whole stages are begun."""
-        yet = max(0, steps - max(self.steps_done, self.stage_end)) // self.stages.passes
-        left = self.annotator.affordable(limit=yet)
-        return left - left % max(1, self.stage_calls)
+        """See `DataFreeDistillation.affordable_calls`; only whole stages are begun.
+
+        Those of a resumed run need not end with its epochs: a stage that is begun is paid for, whether or not the run
+        reaches its end.
+        """
+        calls = max(1, self.stage_calls)
+        yet = max(0, steps - max(self.steps_done, self.stage_end))
+        left = self.annotator.affordable(limit=-(-yet // (calls * self.stages.passes)) * calls)
+        return left - left % calls
 
     def calls_of(self, steps: int) -> int:
         """See `DataFreeDistillation.calls_of`: one step in `stages.passes` labels a batch."""
@@ -402,11 +407,11 @@ class LabelDP(DataFreeDistillation):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """With the stage's images and labels, which a resumed run must not draw again."""
         super().on_save_checkpoint(checkpoint)
-        rows = slice(None) if self.stages.train_on == "union" or self.steps_done < self.stage_end else slice(0)
+        needed = self.stages.train_on == "union" or self.steps_done < self.stage_end
+        kept = {"images": self.stage_images, "labels": self.stage_labels, "candidates": self.stage_candidates}
         checkpoint["stage"] = {
-            "images": self.stage_images[rows],
-            "labels": self.stage_labels[rows],
-            "candidates": self.stage_candidates[rows],
+            # Not slices: a file holds all that a slice is cut from.
+            **{name: value if needed else torch.empty_like(value[:0]) for name, value in kept.items()},
             "begin": self.stage_begin,
             "end": self.stage_end,
             "labelled_batches": self.labelled_batches,

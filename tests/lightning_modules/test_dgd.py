@@ -275,6 +275,21 @@ def test_a_pool_is_asked_about_each_image_once_in_all_rounds(place: Path) -> Non
     assert torch.equal(model.query_set.images, model.images.pixels[positions].half())
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_later_round_leaves_out_what_was_asked_about(known: bool) -> None:
+    """Of twelve images six are left; where nobody knows which were asked about, some are chosen again."""
+    torch.manual_seed(0)
+    confident = {"selection": "confident", "candidates": 2, "rounds": 2}
+    module = _module(images="pool", pool=Digits(), vae_steps=0, queries=12, query_phase=confident)
+    module.draw_seed = 1
+    module.images.pixels = torch.rand(12, 1, 8, 8)  # type: ignore[union-attr]
+    module.query_set.labels = torch.arange(6)
+    module.query_set.images = module.images.pixels[:6].half()  # type: ignore[union-attr]
+    module.query_set.positions = torch.arange(6 if known else 0)
+    module.choose_queries()
+    assert (set(module.query_set.positions[-6:].tolist()) == set(range(6, 12))) is known
+
+
 @pytest.mark.parametrize("selection", ["confident", "random"])
 def test_later_rounds_are_of_what_the_student_is_sure_of_and_balanced(selection: str) -> None:
     def chosen(seed: int) -> tuple[DGD, torch.Tensor]:
@@ -448,6 +463,8 @@ def test_a_private_pool_is_neither_kept_nor_drawn(place: Path, part: str, vae: i
     kept = [value for value in _tensors(checkpoint()) if value.dtype == torch.float16 and value.ndim == 4]
     found = {tuple(row) for value in kept for row in value.flatten(1).tolist()}
     assert not found & {tuple(row) for row in images.tolist()}
+    written = Path("run/checkpoints/last.ckpt").read_bytes()
+    assert not any(row.numpy().tobytes() in written for row in images)
     assert len(checkpoint()["dgd"]["query_positions"]) == QUERIES
     page = Path("run/public/guarantee.md").read_text()
     assert ("is public and was there without the private data" in page) is (part == "test")

@@ -145,3 +145,19 @@ def test_a_reset_gives_new_weights_that_follow_from_the_step(kind: Any) -> None:
 def test_bad_settings_are_named(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         _source(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, ()),
+        ({"pixel_mean": [0.1]}, ("images.pixel_mean was not measured on the private data",)),
+        (
+            {"pixel_mean": [0.1], "pixel_std": [0.5]},
+            ("images.pixel_mean and images.pixel_std were not measured on the private data",),
+        ),
+    ],
+)
+def test_numbers_that_were_given_are_said_to_be_public(settings: dict[str, Any], said: tuple[str, ...]) -> None:
+    """Those of the prior, which is drawn without any data, need no such assumption."""
+    assert _source(source="generator", **settings).assumptions == said
