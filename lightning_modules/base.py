@@ -468,7 +468,6 @@ class DataFreeDistillation(LightningModule):
             planned=self.plan.covered,
             data_accesses=self.data_accesses,
             assumptions=[*self.assumptions(), *(() if self._teacher is None else self._teacher.assumptions)],
-            not_covered=("the teacher, unless it has a guarantee of its own",),
         )
 
     def covered_epsilon(self) -> float:
