@@ -24,6 +24,7 @@ from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.optimizers import Optimizers, adam
 from lightning_modules.query_plan import QueryPlan
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, require_given, settings_of
+from lightning_modules.runtime.predictions import images_of
 from lightning_modules.runtime.processes import (
     average_gradients,
     broadcast_tensors,
@@ -504,6 +505,10 @@ class DataFreeDistillation(LightningModule):
         images, labels = batch
         self.test_accuracy(self(images), labels)
         self.log("test/accuracy", self.test_accuracy)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """The student's probabilities, (N, C, H, W) → (N, c); of images alone, or of a batch with labels."""
+        return self(images_of(batch)).float().softmax(dim=1)
 
     # --- checkpoints ---
 
