@@ -508,7 +508,8 @@ class DataFreeDistillation(LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         """The student's probabilities, (N, C, H, W) → (N, c); of images alone, or of a batch with labels."""
-        return self(images_of(batch)).float().softmax(dim=1)
+        probabilities: torch.Tensor = self(images_of(batch)).float().softmax(dim=1)
+        return probabilities
 
     # --- checkpoints ---
 

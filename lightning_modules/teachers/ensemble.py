@@ -526,7 +526,8 @@ class TeacherEnsemble(LightningModule):
         Raises:
             RuntimeError: No teacher is trained.
         """
-        return self(images_of(batch)).double() / len(self.trained)
+        shares: Tensor = self(images_of(batch)).double() / len(self.trained)
+        return shares
 
     def configure_callbacks(self) -> list[Callback]:
         """What writes predictions."""

@@ -126,7 +126,8 @@ class Teacher(LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         """Probabilities, (N, C, H, W) → (N, c): private, unless the training was by DP-SGD."""
-        return self(images_of(batch)).float().softmax(dim=1)
+        probabilities: torch.Tensor = self(images_of(batch)).float().softmax(dim=1)
+        return probabilities
 
     def configure_callbacks(self) -> list[Callback]:
         """What writes predictions."""
