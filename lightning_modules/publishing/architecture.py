@@ -13,13 +13,13 @@ from torch import nn
 from lightning_modules.networks import check_network
 from lightning_modules.publishing.errors import ExportError
 
-__all__ = ["KNOWN_PACKAGES", "Architecture", "build", "foreign_classes", "with_all_arguments"]
+__all__ = ["TRUSTED", "Architecture", "build", "foreign_classes", "with_all_arguments"]
 
 Architecture = Mapping[str, Any]
 """`class_path` and `init_args`, as in a configuration."""
 
-KNOWN_PACKAGES = ("lightning_modules", "torchvision", "timm")
-"""Whose classes are built without asking: nothing that somebody has put beside a folder."""
+TRUSTED = ("lightning_modules.networks", "lightning_modules.priors", "torchvision.models")
+"""Where classes and functions lie that are built without asking: they make networks, and reach for nothing else."""
 
 
 def build(spec: Architecture, *, num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
@@ -71,12 +71,25 @@ def with_all_arguments(spec: Architecture, *, num_classes: int, image_shape: tup
         arguments["weights"] = None
         if getattr(made, "__name__", "") in ("googlenet", "inception_v3"):
             arguments.setdefault("transform_input", True)  # what these two do where they are given weights
+    if arguments.get("pretrained") and str(spec["class_path"]).startswith("timm."):
+        arguments["pretrained"] = False
     return {"class_path": str(spec["class_path"]), "init_args": arguments}
 
 
 def foreign_classes(spec: Any) -> list[str]:
-    """Class paths in it, nested ones too, of packages that are not `KNOWN_PACKAGES`."""
-    return sorted({path for path in _class_paths(spec) if path.split(".")[0] not in KNOWN_PACKAGES})
+    """Class paths in it, nested ones too, that do not lie in `TRUSTED`; nothing but what does is imported."""
+    return sorted({path for path in _class_paths(spec) if not _is_trusted(path)})
+
+
+def _is_trusted(path: str) -> bool:
+    if not _lies_in(path):
+        return False
+    # A module may hold what it has imported from elsewhere, such as a download.
+    return _lies_in(str(getattr(_imported(path), "__module__", "")) + ".")
+
+
+def _lies_in(path: str) -> bool:
+    return any(path.startswith(f"{module}.") for module in TRUSTED)
 
 
 def _class_paths(spec: Any) -> Iterator[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from lightning_modules.publishing.architecture import KNOWN_PACKAGES, build, foreign_classes
+from lightning_modules.publishing.architecture import TRUSTED, build, foreign_classes
 from lightning_modules.publishing.description import read_description
 from lightning_modules.publishing.errors import ExportError
 from lightning_modules.publishing.weights import WEIGHTS, read_weights
@@ -21,8 +21,8 @@ def load_student(folder: str | Path, *, trust_code: bool = False) -> nn.Module:
 
     Args:
         folder: What was published.
-        trust_code: Import classes of other packages than this one, torchvision and timm: a folder may name any class,
-            and importing one runs its code.
+        trust_code: Import classes that are neither this package's nor of `torchvision.models`: a folder may name any
+            class, and importing one runs its code.
 
     Raises:
         ValueError: No such folder, a class that is not trusted or cannot be built, or weights that do not fit it.
@@ -33,8 +33,8 @@ def load_student(folder: str | Path, *, trust_code: bool = False) -> nn.Module:
     foreign = foreign_classes(spec)
     if foreign and not trust_code:
         raise ExportError(
-            f"{where} names {', '.join(foreign)}, which is not of {', '.join(KNOWN_PACKAGES)}: importing it runs its "
-            "code. Pass trust_code=True if you know where the folder comes from"
+            f"{where} names {', '.join(foreign)}, which does not lie in {', '.join(TRUSTED)}: importing it runs "
+            "its code. Pass trust_code=True if you know where the folder comes from"
         )
     shape = config["image_shape"]
     network = build(spec, num_classes=int(config["num_classes"]), image_shape=(shape[0], shape[1], shape[2]))

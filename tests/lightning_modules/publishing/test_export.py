@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from support.runs import distil, leaks, teacher_weights
+from support.ensembles import ensemble_file
+from support.runs import configuration, distil, fit, leaks, teacher_weights
 from torchvision.datasets import ImageFolder
 
 from lightning_modules import load_student
@@ -236,6 +237,23 @@ def test_images_of_a_network_that_no_guarantee_covers_are_refused(runs: Path) ->
     with pytest.raises(ExportError, match="the guarantee does not cover them"):
         run_export("generated", "--synthetic-images", "3")
     run_export("generated")
+
+
+def test_images_of_a_pool_are_somebodys(runs: Path) -> None:
+    network = {"class_path": "SmallCNN", "init_args": {"width": 2, "hidden": 4}}
+    os.rename(ensemble_file(runs, network=network, num_teachers=4, steps=2), "teachers/four.ckpt")
+    settings = configuration("pool", class_path="DGD", epochs=2)
+    settings["model"]["init_args"] = {
+        "teacher": "teachers/four.ckpt",
+        "student": {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}},
+        "images": {"source": "pool", "pool": {"class_path": "Digits"}},
+        "query_phase": {"queries": 8},
+    }
+    fit(settings)
+    with pytest.raises(ExportError, match="learnt from a pool of real images"):
+        run_export("pool", "--synthetic-images", "3")
+    folder = run_export("pool")
+    assert all(torch.equal(value, trained("pool")[name]) for name, value in load_student(folder).state_dict().items())
 
 
 def test_private_teachers_are_never_exported(runs: Path) -> None:

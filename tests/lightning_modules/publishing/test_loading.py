@@ -94,7 +94,13 @@ def test_nested_classes_are_looked_at_too() -> None:
     assert foreign_classes({"class_path": "torchvision.models.ResNet", "init_args": {"a": [{"b": inner}]}}) == [
         "evil.Prior"
     ]
-    assert foreign_classes({"class_path": "torchvision_of_mine.Net"}) == ["torchvision_of_mine.Net"]
+    for path in (
+        "torchvision.models_of_mine.Net",
+        "torchvision.datasets.utils.download_url",
+        "torchvision.models._api.inspect",  # what a module of theirs has imported
+        "lightning_modules.cli.main",
+    ):
+        assert foreign_classes({"class_path": path}) == [path]
 
 
 @pytest.mark.parametrize(
