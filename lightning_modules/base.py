@@ -24,6 +24,7 @@ from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.optimizers import Optimizers, adam
 from lightning_modules.query_plan import QueryPlan
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, require_given, settings_of
+from lightning_modules.runtime.predictions import images_of
 from lightning_modules.runtime.processes import (
     average_gradients,
     broadcast_tensors,
@@ -475,7 +476,6 @@ class DataFreeDistillation(LightningModule):
                 *self.images.assumptions,
                 *(() if self._teacher is None else self._teacher.assumptions),
             ],
-            not_covered=("the teacher, unless it has a guarantee of its own",),
         )
 
     def covered_epsilon(self) -> float:
@@ -512,6 +512,11 @@ class DataFreeDistillation(LightningModule):
         images, labels = batch
         self.test_accuracy(self(images), labels)
         self.log("test/accuracy", self.test_accuracy)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """The student's probabilities, (N, C, H, W) → (N, c); of images alone, or of a batch with labels."""
+        probabilities: torch.Tensor = self(images_of(batch)).float().softmax(dim=1)
+        return probabilities
 
     # --- checkpoints ---
 

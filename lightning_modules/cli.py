@@ -26,6 +26,7 @@ from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.callbacks.summary import NetworksLine
 from lightning_modules.commands.audit import audit
 from lightning_modules.commands.calibrate import calibrate
+from lightning_modules.commands.export import export
 from lightning_modules.commands.ledger import ledger
 from lightning_modules.commands.priors import priors
 from lightning_modules.runtime.arguments import given_settings, prepare_arguments
@@ -81,6 +82,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "priors": priors,
     "ledger": ledger,
     "audit": lambda args: audit(args, run=run),
+    "export": export,
     "work": lambda args: worker(args, run=run),
 }
 """Commands beside LightningCLI's own, each with a parser of its own since they need no model."""

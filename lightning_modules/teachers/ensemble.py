@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
-from lightning import LightningModule
+from lightning import Callback, LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -23,6 +23,7 @@ from lightning_modules.networks.stacked import (
     without_feature_extractor,
 )
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
+from lightning_modules.runtime.predictions import images_of, prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy, processes_of, share_of
 from lightning_modules.runtime.randomness import key, stream
 from lightning_modules.runtime.runs import is_dev_run
@@ -518,6 +519,19 @@ class TeacherEnsemble(LightningModule):
         self.log("test/accuracy", vote)
         self.log("test/mean_accuracy", mean)
         self._tallies, self._asked = {}, None
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Shares of the teachers' votes, (N, C, H, W) → (N, c): private, for no noise is on them.
+
+        Raises:
+            RuntimeError: No teacher is trained.
+        """
+        shares: Tensor = self(images_of(batch)).double() / len(self.trained)
+        return shares
+
+    def configure_callbacks(self) -> list[Callback]:
+        """What writes predictions."""
+        return [*prediction_callbacks(self.trainer)]
 
     def _tally(self, teachers: NetworkStack, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, labels = batch

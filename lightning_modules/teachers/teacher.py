@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning import LightningModule
+from lightning import Callback, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
+from lightning_modules.runtime.predictions import images_of, prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.teachers.own_training import OwnTraining
@@ -122,6 +123,15 @@ class Teacher(LightningModule):
         images, labels = batch
         self.test_accuracy(self(images), labels)
         self.log("test/accuracy", self.test_accuracy)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """Probabilities, (N, C, H, W) → (N, c): private, unless the training was by DP-SGD."""
+        probabilities: torch.Tensor = self(images_of(batch)).float().softmax(dim=1)
+        return probabilities
+
+    def configure_callbacks(self) -> list[Callback]:
+        """What writes predictions."""
+        return [*prediction_callbacks(self.trainer)]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimizer, one schedule."""
