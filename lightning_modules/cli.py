@@ -34,6 +34,7 @@ from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO
 from lightning_modules.runtime.csv_logger import ContinuedCSVLogger, RunCSVLogger
 from lightning_modules.runtime.errors import EXPECTED, message_of
 from lightning_modules.runtime.interruption import exit_status, how_to_resume, say_how_to_resume
+from lightning_modules.runtime.loggers import name_runs
 from lightning_modules.runtime.outcome import outcome
 from lightning_modules.runtime.processes import (
     allow_tensor_cores,
@@ -179,6 +180,7 @@ class TranscriptionCLI(LightningCLI):
         if settings.logger is None:
             kwargs["logger"] = self._default_logger(settings.default_root_dir)
         else:
+            name_runs(_listed(settings.logger), name=self._run_name)
             describe_runs(_listed(settings.logger), model=self.model, dataset=self._dataset)
         if self.subcommand == "fit" and not settings.fast_dev_run:
             callbacks = _listed(settings.callbacks)
@@ -209,7 +211,7 @@ class TranscriptionCLI(LightningCLI):
         # A resumed run stays where it began.
         folder = folder or (None if self._begun_in is None else str(self._begun_in))
         if folder is None:
-            return RunCSVLogger(save_dir="runs", name=f"{type(self.model).__name__}_{self._dataset}".lower())
+            return RunCSVLogger(save_dir="runs", name=self._run_name)
         if self.subcommand == "fit" and not self.config_init[self.subcommand].get("ckpt_path"):
             return RunCSVLogger(save_dir=folder, name="", version="")
         return ContinuedCSVLogger(save_dir=folder, name="", version="", before_step=self._begun_steps)
@@ -229,6 +231,7 @@ class TranscriptionCLI(LightningCLI):
             folder = self._folder()
             if folder is None:
                 self._fit()
+                self._say_outcome(run_folder(self.trainer))
                 return
             with own_folder(folder, made=getattr(self.trainer.logger, "made", ())):
                 self._fit()
@@ -270,6 +273,10 @@ class TranscriptionCLI(LightningCLI):
         """The run's; None before W&B has named it, which no other run's is."""
         logger = self.trainer.logger
         return None if isinstance(logger, WandbLogger) and logger.version is None else run_folder(self.trainer)
+
+    @property
+    def _run_name(self) -> str:
+        return f"{type(self.model).__name__}_{self._dataset}".lower()
 
     @property
     def _dataset(self) -> str:

@@ -7,6 +7,7 @@ import traceback
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from datamodules import MissingDataError
 from lightning_modules.callbacks.compiled import CompileError
 from lightning_modules.commands.audit import AuditError
 from lightning_modules.runtime.run_folder import RunFolderError
@@ -34,6 +35,7 @@ COMPLETE: tuple[type[Exception], ...] = (
     EngineError,
     IncompatibleNeighbours,
     LedgerError,
+    MissingDataError,
     PipelineError,
     ProcessesError,
     RunFolderError,
@@ -71,8 +73,12 @@ def message_of(error: Exception) -> str:
     for pattern, said in _LIGHTNING:
         if re.search(pattern, text):
             return said
+    if isinstance(error, TeacherError):
+        return " ".join(text.split())  # torch lists a network's weights in lines of their own
     if isinstance(error, COMPLETE):
         return text
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
     if "Union subtypes" in text or "Parser key" in text:
         return explain(text)
     if isinstance(error, ValueError) and _raised_here(error):

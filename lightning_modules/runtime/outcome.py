@@ -44,7 +44,8 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
             more = _command("fit", "--config", config, "--ckpt_path", checkpoint)
             lines.append(f"go on:   {more} --trainer.max_epochs N")
         if record["method"] not in _NEVER_PUBLISHED:
-            lines.append(f"publish: {_command('export', folder, '--to', 'DIR')}")
+            unbounded = ["--unprotected"] if math.isinf(float(record["epsilon_record"])) else []
+            lines.append(f"publish: {_command('export', folder, '--to', 'DIR', *unbounded)}")
     return "\n".join(lines)
 
 

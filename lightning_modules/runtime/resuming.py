@@ -121,7 +121,7 @@ def read_checkpoint(path: str | Path, *, command: str) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(
-            f"ckpt_path {path} cannot be read as a checkpoint ({type(error).__name__}: {str(error)[:300]}). It is cut "
+            f"ckpt_path {path} cannot be read as a checkpoint ({type(error).__name__}): it is cut "
             "short, damaged or a file of another kind: give checkpoints/last.ckpt of a run's folder"
         ) from error
     needed = {"state_dict", "pytorch-lightning_version", "loops"} | (

@@ -56,6 +56,7 @@ def _broken_yaml() -> None:
 
 
 MNIST = ("--config", "sweeps/teacher_mnist.yaml", "--trainer.max_epochs=1")
+SMALL = ("--model.teacher_network=SmallCNN",)
 ANNOTATOR = "--model.annotator"
 
 BAD: list[Bad] = [
@@ -90,11 +91,11 @@ BAD: list[Bad] = [
     ("a configuration that is not YAML", ("fit", "--config", "broken.yaml"), _broken_yaml),
     ("a teacher that is missing", _fit("--model.teacher=teachers/missing.ckpt"), None),
     ("a teacher's file cut short", _fit("--model.teacher=teachers/half.ckpt"), _truncate),
-    ("a teacher of another architecture", _fit("--model.teacher=teachers/other.pt", "--model.teacher_network=SmallCNN"), _other_architecture),
+    ("a teacher of another architecture", _fit("--model.teacher=teachers/other.pt", *SMALL), _other_architecture),
     ("data that are missing", ("fit", *MNIST), None),
     ("a data file cut short", ("fit", *MNIST), _truncated_images),
     ("a run's folder that is a file", _fit("--trainer.default_root_dir=occupied"), _occupied),
-    ("a run to export that is missing", ("ledger", "show", "missing.jsonl"), None),
+    ("a run to export that is missing", ("export", "runs/missing", "--to", "public"), None),
 ]  # fmt: skip
 
 assert os.sep == "/"  # paths in the table
