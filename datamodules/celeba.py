@@ -108,13 +108,11 @@ class CelebA(ImageDataModule):
         there = {file.name for file in (self.folder / _PICTURES).iterdir()}
         if not set(names) <= there:
             raise self._missing_data([f"{_PICTURES}/{name}" for name in names if name not in there])
-        labels = self._labels(names)
+        ids, labels, identities = _numbers(names), self._labels(names), self._identities(names)
         cache = cache_folder(self.cache, beside=self.folder)
         key = f"CelebA-{part}-{self.preparation.size}-{self.preparation.crop}"
         images = read_pictures(files, self.preparation, cache=cache, name=key)
-        everyone = ImageDataset(
-            images=images, labels=labels.clamp_min(0), ids=_numbers(names), identities=self._identities(names)
-        )
+        everyone = ImageDataset(images=images, labels=labels.clamp_min(0), ids=ids, identities=identities)
         return everyone.at(torch.nonzero(labels >= 0).flatten()) if bool((labels < 0).any()) else everyone
 
     def fetch(self, part: Part) -> None:

@@ -136,7 +136,7 @@ class ImageFolder(ImageDataModule):
         classes = subfolders(folders[0])
         if len(classes) < 2:
             raise ValueError(
-                f"{folders[0]} must have a folder with pictures for each class, and at least 2, got {_some(classes)}"
+                f"{folders[0]} must have a folder with pictures for each class, and at least 2 ({_some(classes)})"
             )
         for folder in folders[1:]:
             unknown = [name for name in subfolders(folder) if name not in classes]

@@ -79,8 +79,9 @@ class Preparation:
         """
         try:
             with Image.open(path) as picture:
-                # A JPEG may be decoded at an 8th to a half of its size, where twice what is needed is left.
-                picture.draft(picture.mode, (2 * self.size, 2 * self.size))
+                if self.crop is None:
+                    # A JPEG may be decoded at an 8th to a half of its size, where twice what is needed is left.
+                    picture.draft(picture.mode, (2 * self.size, 2 * self.size))
                 upright = ImageOps.exif_transpose(picture)
                 image = _eight_bits(upright).convert("L" if self.channels == 1 else "RGB")
                 return self._array(self._squared(image))
@@ -88,14 +89,11 @@ class Preparation:
             raise ValueError(f"{path} cannot be read as a picture ({error}): take it out or get it anew") from error
 
     def _squared(self, image: Image.Image) -> Image.Image:
-        box = None
         if self.resize == "crop" or self.crop is not None:
             side = min(*image.size, self.crop or max(image.size))
-            left, top = ((length - side) / 2 for length in image.size)
-            # Whole pixels, so that a picture of the right size comes out as it is.
-            left, top = int(left), int(top)
-            box = (left, top, left + side, top + side)
-        return image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
+            left, top = ((length - side) // 2 for length in image.size)
+            image = image.crop((left, top, left + side, top + side))
+        return image.resize((self.size, self.size), Image.Resampling.BILINEAR)
 
     def _array(self, image: Image.Image) -> Pixels:
         array: Pixels = np.asarray(image, dtype=np.uint8)
@@ -155,11 +153,14 @@ def read_pictures(files: Sequence[Path], prepare: Preparation, *, cache: Path | 
         for old in cache.glob(f"{name}-{'?' * 16}.npy"):
             if old != kept:
                 old.unlink(missing_ok=True)
-    # Copy on write: what is changed in memory never reaches the file.
-    mapped = np.load(kept, mmap_mode="c", allow_pickle=False)
+    try:
+        # Copy on write: what is changed in memory never reaches the file.
+        mapped = np.load(kept, mmap_mode="c", allow_pickle=False)
+    except (EOFError, ValueError) as error:
+        raise ValueError(f"{kept} is damaged ({error}): delete it") from error
     if mapped.shape != shape or mapped.dtype != np.uint8:
         raise ValueError(
-            f"{kept} is damaged: it holds {mapped.dtype} of {mapped.shape}, expected uint8 of {shape}. Delete it"
+            f"{kept} is damaged, it holds {mapped.dtype} of {mapped.shape} and not uint8 of {shape}: delete it"
         )
     return torch.from_numpy(mapped)
 
