@@ -23,6 +23,7 @@ from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.optimizers import Optimizers, adam
 from lightning_modules.query_plan import QueryPlan
+from lightning_modules.runtime.area_under_curve import AreaUnderCurve, log_auroc
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, require_given, settings_of
 from lightning_modules.runtime.predictions import images_of
 from lightning_modules.runtime.processes import (
@@ -35,7 +36,7 @@ from lightning_modules.runtime.randomness import Draws
 from lightning_modules.runtime.renamed import plain_content, upgraded_checkpoint
 from lightning_modules.runtime.resuming import take_back_unfinished_step
 from lightning_modules.runtime.runs import datamodule_of
-from lightning_modules.runtime.validation import log_validation_accuracy
+from lightning_modules.runtime.validation import log_validation_accuracy, validation_metric
 from lightning_modules.teachers.private_model import PrivateModel
 from lightning_modules.teachers.source import TeacherSource
 from privacy.annotators import Annotator
@@ -124,6 +125,7 @@ class DataFreeDistillation(LightningModule):
         self.optimizer_settings = settings_of(Optimizers, optimizers or Optimizers(), name="optimizers")
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.val_auroc, self.test_auroc = AreaUnderCurve(num_classes), AreaUnderCurve(num_classes)
         self.plan = QueryPlan()
         self.data_accesses: list[str] = []
         self.steps_done = 0
@@ -499,8 +501,13 @@ class DataFreeDistillation(LightningModule):
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """The student's accuracy on public images (N, C, H, W) and labels (N,)."""
         images, labels = batch
-        self.val_accuracy(self(images), labels)
+        self.validate_logits(self(images), labels)
+
+    def validate_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Logs what is measured of the student's logits (N, c) on images with these labels (N,)."""
+        self.val_accuracy(logits, labels)
         log_validation_accuracy(self, self.val_accuracy)
+        log_auroc(self, self.val_auroc, logits, labels, beside=validation_metric(self.trainer))
 
     def on_validation_epoch_end(self) -> None:
         """Logs the figures beside the accuracy they were paid for, whatever `log_every_n_steps` leaves out."""
@@ -510,8 +517,10 @@ class DataFreeDistillation(LightningModule):
     def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """The student's accuracy on the public test split."""
         images, labels = batch
-        self.test_accuracy(self(images), labels)
+        logits = self(images)
+        self.test_accuracy(logits, labels)
         self.log("test/accuracy", self.test_accuracy)
+        log_auroc(self, self.test_auroc, logits, labels, beside="test/accuracy")
 
     def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         """The student's probabilities, (N, C, H, W) → (N, c); of images alone, or of a batch with labels."""

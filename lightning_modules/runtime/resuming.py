@@ -66,7 +66,10 @@ _CHECKED_OTHERWISE = (
 _LEFT_OPEN = {"clipping": "auto"}
 
 
-APPLIED_OF_DATA = ("root", "download", "num_workers", "eval_batch_size", "batch_size", "steps_per_epoch", "evaluation")
+APPLIED_OF_DATA = (
+    *("root", "download", "verify", "cache", "num_workers", "eval_batch_size"),
+    *("batch_size", "steps_per_epoch", "evaluation"),
+)
 """The same of the data, of a wrapped data set as well: where its files lie, how it is read and evaluated, and sizes
 that are applied from the next step on, or that a teacher's own checks refuse."""
 
