@@ -15,6 +15,8 @@ from lightning_modules.image_source import Images, ImageSource
 from lightning_modules.networks import ConvVAE
 from lightning_modules.pool_source import PoolSource
 from lightning_modules.priors import ImagePrior
+from lightning_modules.runtime.hyperparameters import settings_of
+from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs, check_outputs
 
 __all__ = ["DGDImages", "GeneratorPhase", "QueryPhase", "StudentPhase", "VAEPhase"]
 
@@ -79,6 +81,8 @@ class GeneratorPhase:
         baseline: What the generator is trained against: the file of a private classifier, or `student`, which is free
             and is trained with the generator in turn. Needed where `images.source` asks for a generator.
         baseline_network: Builds the baseline where its file holds nothing but weights.
+        baseline_input: What the baseline takes, where it is not images in [-1, 1] of the data's size and channels.
+        baseline_outputs: What it gives: `logits`, `probabilities` or `log_probabilities`.
         steps: Of this phase; 0 leaves the generator as it is made.
         one_hot_weight: Weight of the cross-entropy to the baseline's own decision.
         balance_weight: α, of the negative entropy of the mean prediction.
@@ -88,6 +92,8 @@ class GeneratorPhase:
 
     baseline: str | None = None
     baseline_network: Callable[..., nn.Module] | None = None
+    baseline_input: TeacherInput = OURS
+    baseline_outputs: TeacherOutputs = "logits"
     steps: int = 200
     one_hot_weight: float = 1.0
     balance_weight: float = 5.0
@@ -95,6 +101,10 @@ class GeneratorPhase:
     statistics_weight: float = 0.0
 
     def __post_init__(self) -> None:
+        # Of a checkpoint of a script it is plain values.
+        inputs = settings_of(TeacherInput, self.baseline_input, name="generator_phase.baseline_input")
+        object.__setattr__(self, "baseline_input", inputs)
+        check_outputs(self.baseline_outputs, name="generator_phase.baseline_outputs")
         _at_least("generator_phase", self, 0, "steps")
 
     @property

@@ -27,16 +27,12 @@ from lightning_modules.runtime.runs import (
     versions,
 )
 from lightning_modules.runtime.validation import validation_metric
+from lightning_modules.teachers.checks import ACCURACY_ACCESS
 from lightning_modules.teachers.dp_sgd import DPSGDTeacher
 from privacy.files import write_atomically
 from privacy.formatting import json_number
 
-__all__ = ["ResultRecord", "role"]
-
-_ACCESS = (
-    "the teacher's accuracy on the test split was measured without noise and stands in private/data_accesses.json: it "
-    "must neither be published nor be used to choose anything"
-)
+__all__ = ["ResultRecord", "accuracy_on", "keep_teacher_accuracy", "role"]
 
 
 class ResultRecord(Callback):
@@ -67,8 +63,8 @@ class ResultRecord(Callback):
             raise ValueError(
                 "ResultRecord measures on the test split of a data module: fit with datamodule=..., or leave it out"
             )
-        if self.teacher_accuracy and is_data_free(pl_module) and _ACCESS not in pl_module.data_accesses:
-            pl_module.data_accesses.append(_ACCESS)
+        if self.teacher_accuracy and is_data_free(pl_module) and ACCURACY_ACCESS not in pl_module.data_accesses:
+            pl_module.data_accesses.append(ACCURACY_ACCESS)
         self._begun = time.monotonic()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -130,8 +126,7 @@ class ResultRecord(Callback):
             "config": resolved_config(trainer),
         }
         if self.teacher_accuracy and is_data_free(pl_module):
-            measured = {"teacher_accuracy": accuracy_on(pl_module.teacher.logits, loader, pl_module.device)}
-            write_atomically(private_folder(trainer) / "data_accesses.json", json.dumps(measured, indent=2) + "\n")
+            keep_teacher_accuracy(trainer, accuracy_on(pl_module.teacher.logits, loader, pl_module.device))
         path = Path(self.path) if self.path else run_folder(trainer) / "result.json"
         write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
@@ -157,6 +152,12 @@ def role(record: Mapping[str, Any]) -> str:
         "TeacherEnsemble": "ensemble of teachers, private",
     }
     return teachers.get(record["method"], f"student by {record['method']}")
+
+
+def keep_teacher_accuracy(trainer: Trainer, accuracy: float) -> None:
+    """Writes what a non-private access found where nothing is published from."""
+    content = json.dumps({"teacher_accuracy": accuracy}, indent=2)
+    write_atomically(private_folder(trainer) / "data_accesses.json", content + "\n")
 
 
 @torch.no_grad()

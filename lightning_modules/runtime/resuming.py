@@ -42,6 +42,8 @@ APPLIED = (
     "annotator.max_responses",
     "annotator.noise",
     "noise",
+    "teacher_checks.trial",
+    "teacher_checks.accuracy",
     "queries",
     "query_phase.queries",
     "workers",
