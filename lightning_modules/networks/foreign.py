@@ -28,36 +28,33 @@ class ForeignNetwork(nn.Module):
     Calling this class gives the network itself, not an object of this class.
 
     Args:
+        num_classes: c, given to a network that takes it by this name, unless `arguments` has it.
         name: `torchvision.models.resnet18`, `my.Net` with `my.py` in the current folder, or `path/to/my.py:Net`.
         arguments: By name. Text with dots that names a class or a function stands for it where the parameter is not
             text (`block: torchvision.models.resnet.BasicBlock`), and a mapping with `class_path` for an object.
-        num_classes: c, given to a network that takes it by this name, unless `arguments` has it.
-        image_shape: (C, H, W), likewise.
+        image_shape: (C, H, W), given likewise.
 
     Raises:
         ValueError: Nothing of that name, an argument that it does not take, or one that is missing.
     """
 
-    def __new__(cls, *args: Any, **settings: Any) -> nn.Module:  # type: ignore[misc]
-        return _build(*args, **settings)
-
-    def __init__(
-        self,
+    def __new__(  # type: ignore[misc]  # the network itself
+        cls,
         *,
+        num_classes: int = 10,  # the first: what the parser leaves to whoever calls a factory
         name: str,
         arguments: dict[str, Any] | None = None,
-        num_classes: int = 10,
         image_shape: tuple[int, int, int] = (1, 28, 28),
-    ) -> None:
-        raise AssertionError("the network itself is what `__new__` gives")  # pragma: no cover
+    ) -> nn.Module:
+        return _build(name=name, arguments=arguments, num_classes=num_classes, image_shape=image_shape)
 
 
 def _build(
     *,
     name: str,
-    arguments: Mapping[str, Any] | None = None,
-    num_classes: int = 10,
-    image_shape: tuple[int, int, int] = (1, 28, 28),
+    arguments: Mapping[str, Any] | None,
+    num_classes: int,
+    image_shape: tuple[int, int, int],
 ) -> nn.Module:
     build = named_object(name)
     if not callable(build):

@@ -1,7 +1,7 @@
 """Networks of anyone's on the command line: any class, function or file by its name, with all its arguments.
 
-jsonargparse calls a factory's first positional argument one that the caller gives, so that it can never be set, takes
-no untyped ones, and knows no arguments of functions. What it cannot take is handed on as a `ForeignNetwork`.
+jsonargparse takes a factory's first argument for one that the caller gives, so that it can never be set, takes no
+untyped ones, and knows no arguments of functions. What it cannot take is handed on as a `ForeignNetwork`.
 """
 
 from __future__ import annotations
@@ -179,8 +179,9 @@ def _is_foreign(name: str) -> bool:
 
 
 def _parser_takes(network: type) -> bool:
-    """Whether a class has none but annotated keyword-only parameters, which the parser checks one by one."""
-    return all(
+    """Whether a class has none but annotated keyword-only parameters, of which the first is one that it is given."""
+    parameters = list(inspect.signature(network).parameters.values())
+    return (not parameters or parameters[0].name in ("num_classes", "image_shape")) and all(
         parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.annotation is not inspect.Parameter.empty
-        for parameter in inspect.signature(network).parameters.values()
+        for parameter in parameters
     )

@@ -208,14 +208,13 @@ def _is_better(other: _Response, stated: _Response) -> bool:
         return True
     if other.information < stated.information / 2:
         return False
-    more_diverse = other.diversity >= stated.diversity + 0.13
-    remembered = (
-        other.distance is not None
-        and stated.distance is not None
-        and other.distance <= 0.6 * stated.distance
-        and other.diversity >= stated.diversity + 0.03
-    )
-    return more_diverse or remembered
+    gained = other.diversity - stated.diversity
+    if gained >= 0.13:
+        return True
+    if other.distance is None or stated.distance is None:
+        return False
+    nearer = other.distance / stated.distance
+    return (nearer <= 0.6 and gained >= 0.03) or (nearer <= 0.35 and gained >= -0.02)
 
 
 def _plausible(stated: TeacherInput, *, channels: int) -> list[TeacherInput]:

@@ -21,6 +21,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("their_net.py").write_text(
         "from torch import nn\n"
         "class Net(nn.Module):\n    def __init__(self, n, w=2):\n        super().__init__()\n"
+        "class First(nn.Module):\n    def __init__(self, *, depth: int):\n        super().__init__()\n"
         "class Plain(nn.Module):\n    def __init__(self, *, num_classes: int):\n        super().__init__()\n"
     )
 
@@ -53,6 +54,7 @@ def test_files_and_flags_together() -> None:
     first, second = model(found)
     assert first["init_args"] == {"teacher_network": spec("nets/n.py:Net", n=1), "teacher": "x"}
     assert second["init_args"]["teacher_network"] == spec("nets/n.py:Net", n=1, w=5)
+    assert with_networks({"student": "their_net.First"})["student"] == spec("their_net.First")
     baseline = {"generator_phase": {"baseline_network": "torchvision.models.resnet18"}}
     assert with_networks(baseline)["generator_phase"]["baseline_network"] == spec("torchvision.models.resnet18")
 
