@@ -10,12 +10,14 @@ from typing import IO, Any, ClassVar
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
+from datamodules.shares import whole
 from lightning_modules.callbacks.defaults import default_callbacks
+from lightning_modules.callbacks.record import keep_teacher_accuracy, measured_on
 from lightning_modules.functional.gradient_targets import Annotation
 from lightning_modules.functional.rows import joined
 from lightning_modules.image_source import ImageSettings
@@ -35,10 +37,13 @@ from lightning_modules.runtime.processes import (
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.runtime.renamed import plain_content, upgraded_checkpoint
 from lightning_modules.runtime.resuming import take_back_unfinished_step
-from lightning_modules.runtime.runs import datamodule_of
+from lightning_modules.runtime.runs import datamodule_of, is_dev_run
 from lightning_modules.runtime.validation import log_validation_accuracy, validation_metric
+from lightning_modules.teachers.checks import ACCURACY_ACCESS, CHECKS, TRIAL_ACCESS, TeacherChecks
 from lightning_modules.teachers.private_model import PrivateModel
 from lightning_modules.teachers.source import TeacherSource
+from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs, check_outputs
+from lightning_modules.teachers.trial import trial_images
 from privacy.annotators import Annotator
 from privacy.deprecation import renamed_attribute
 from privacy.guarantee import Guarantee
@@ -63,6 +68,9 @@ class DataFreeDistillation(LightningModule):
         teacher: The teacher's checkpoint, or a network in a script.
         teacher_network: Builds the teacher where its file holds nothing but weights.
         private_data: Public name of the teacher's training data where its file does not say.
+        teacher_input: What the teacher takes, where it is not images in [-1, 1] of the data's size and channels.
+        teacher_outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
+        teacher_checks: What is found out about the teacher besides what is charged.
         student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
             `SmallCNN`.
         images: Where images come from.
@@ -91,6 +99,9 @@ class DataFreeDistillation(LightningModule):
         images: ImageSettings,
         teacher_network: Callable[..., nn.Module] | None = None,
         private_data: str | None = None,
+        teacher_input: TeacherInput = OURS,
+        teacher_outputs: TeacherOutputs = "logits",
+        teacher_checks: TeacherChecks = CHECKS,
         student: Callable[..., nn.Module] | None = None,
         optimizers: Optimizers | None = None,
     ) -> None:
@@ -110,7 +121,10 @@ class DataFreeDistillation(LightningModule):
             private_data=private_data,
             num_classes=num_classes,
             image_shape=self.image_shape,
+            inputs=settings_of(TeacherInput, teacher_input, name="teacher_input"),
+            outputs=check_outputs(teacher_outputs, name="teacher_outputs"),
         )
+        self.teacher_checks = settings_of(TeacherChecks, teacher_checks, name="teacher_checks")
         self._teacher: PrivateModel | None = None
         self.student = build_network(
             student or SmallCNN, num_classes=num_classes, image_shape=self.image_shape, name="model.student"
@@ -158,6 +172,11 @@ class DataFreeDistillation(LightningModule):
     def of_ensemble(self) -> bool:
         """Whether the annotator is for the responses of many teachers, of a file of `TeacherEnsemble`."""
         return False
+
+    @property
+    def needs_gradients_of_teacher(self) -> str | None:
+        """What needs gradients through the teacher, or its BatchNorm statistics, in words; None where nothing does."""
+        return None
 
     @property
     def next_calls(self) -> int:
@@ -345,7 +364,29 @@ class DataFreeDistillation(LightningModule):
             )
         if self._teacher is None:
             source = self._teacher_source
-            self._teacher = source.load_ensemble() if self.of_ensemble else source.load_teacher()
+            teacher = source.load_ensemble() if self.of_ensemble else source.load_teacher()
+            if self.needs_gradients_of_teacher is not None:
+                teacher.require_gradients(reason=self.needs_gradients_of_teacher)
+            self.try_teacher(teacher, named="model.teacher_input")
+            self._teacher = teacher
+
+    def try_teacher(self, teacher: PrivateModel, *, named: str) -> None:
+        """Looks at what a teacher that was not trained here gives for procedural images, see `TeacherChecks`.
+
+        Args:
+            teacher: It.
+            named: The setting that says what it takes, for messages.
+
+        Raises:
+            TeacherError: Its outputs are not what was stated.
+        """
+        if not self.teacher_checks.trial or not teacher.is_foreign:
+            return
+        if TRIAL_ACCESS not in self.data_accesses:
+            self.data_accesses.append(TRIAL_ACCESS)
+        images = trial_images(self.image_shape, getattr(self.images, "prior", None))
+        for warning in teacher.tried_on(images, named=named):
+            rank_zero_warn(warning)
 
     def on_fit_start(self) -> None:
         """Opens the ledger, takes over what a checkpoint remembers, and refuses a budget in which no step fits."""
@@ -353,6 +394,29 @@ class DataFreeDistillation(LightningModule):
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
         self._open_annotator()
         by_all(self.processes, self._require_a_step)
+        if self.teacher_checks.accuracy:
+            self._show_teacher_accuracy()
+
+    def _show_teacher_accuracy(self) -> None:
+        """On the public test split, by the first process; nothing of it is logged."""
+        if ACCURACY_ACCESS not in self.data_accesses:
+            self.data_accesses.append(ACCURACY_ACCESS)
+        data = datamodule_of(self.trainer)
+        if data is None:
+            raise ValueError(
+                "teacher_checks.accuracy is measured on the test split of a data module: fit with datamodule=..., or "
+                "leave it out"
+            )
+        if not self.trainer.is_global_zero:
+            return
+        data.setup("test")
+        found = measured_on(self.teacher.logits, whole(data.test_dataloader()), self.device)
+        rank_zero_info(
+            f"The teacher's own accuracy on the test split of {data.name}: {100 * found['accuracy']:.2f} %. NOT CHARGED: "
+            "this is a query to the private teacher that no noise covers. Do not publish it, and choose nothing by it."
+        )
+        if not is_dev_run(self.trainer):
+            keep_teacher_accuracy(self.trainer, found)
 
     def _require_a_step(self) -> None:
         calls = self.next_calls

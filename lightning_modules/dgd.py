@@ -30,8 +30,10 @@ from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import stream
 from lightning_modules.runtime.runs import datamodule_of
+from lightning_modules.teachers.checks import CHECKS, TeacherChecks
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import PrivateTeacher
+from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs
 from privacy.annotators import VoteAnnotator
 from privacy.processes import by_all
 
@@ -73,6 +75,10 @@ class DGD(DataFreeDistillation):
         annotator: Mechanism, noise and budget of the votes. Default: `VoteAnnotator`, Laplace of scale 40.
         teacher_network: Builds one teacher where the ensemble's file does not say.
         private_data: Public name of what ensemble and baseline were trained on, where their files do not say.
+        teacher_input: What the ensemble's teachers take, where it is not images in [-1, 1] of the data's size and
+            channels.
+        teacher_outputs: What they give: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
+        teacher_checks: What is found out about the teacher besides what is charged.
         student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
             `SmallCNN`.
         images: Where images come from.
@@ -123,6 +129,9 @@ class DGD(DataFreeDistillation):
         annotator: VoteAnnotator | None = None,
         teacher_network: Callable[..., nn.Module] | None = None,
         private_data: str | None = None,
+        teacher_input: TeacherInput = OURS,
+        teacher_outputs: TeacherOutputs = "logits",
+        teacher_checks: TeacherChecks = CHECKS,
         student: Callable[..., nn.Module] | None = None,
         images: DGDImages = DGDImages(),
         generator_phase: GeneratorPhase = GeneratorPhase(),
@@ -141,6 +150,9 @@ class DGD(DataFreeDistillation):
             teacher=teacher,
             teacher_network=teacher_network,
             private_data=private_data,
+            teacher_input=teacher_input,
+            teacher_outputs=teacher_outputs,
+            teacher_checks=teacher_checks,
             student=student,
             images=settings_of(DGDImages, images, name="images"),
             optimizers=optimizers,
@@ -405,7 +417,17 @@ class DGD(DataFreeDistillation):
             return
         baseline, private_data = self.generator_phase.baseline, self.teacher.private_data
         if self._length("generator") and baseline not in (None, "student"):
-            self._baseline = self._teacher_source.read_teacher(baseline, network=self.generator_phase.baseline_network)
+            settings = self.generator_phase
+            assert baseline is not None
+            found = self._teacher_source.read_teacher(
+                baseline,
+                network=settings.baseline_network,
+                inputs=settings.baseline_input,
+                outputs=settings.baseline_outputs,
+            )
+            found.require_gradients(reason="the generator is trained against generator_phase.baseline")
+            self.try_teacher(found, named="model.generator_phase.baseline_input")
+            self._baseline = found
             if self._baseline.private_data != private_data:
                 raise ValueError(
                     f"teacher is of {private_data!r} and generator_phase.baseline of {self._baseline.private_data!r}: "

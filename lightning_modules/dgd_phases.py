@@ -15,7 +15,9 @@ from lightning_modules.image_source import Images, ImageSource, require_no_pixel
 from lightning_modules.networks import ConvVAE
 from lightning_modules.pool_source import PoolSource
 from lightning_modules.priors import ImagePrior
+from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
+from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs, check_outputs
 
 __all__ = ["DGDImages", "GeneratorPhase", "QueryPhase", "StudentPhase", "VAEPhase"]
 
@@ -84,6 +86,8 @@ class GeneratorPhase:
         baseline: What the generator is trained against: the file of a private classifier, or `student`, which is free
             and is trained with the generator in turn. Needed where `images.source` asks for a generator.
         baseline_network: Builds the baseline where its file holds nothing but weights.
+        baseline_input: What the baseline takes, where it is not images in [-1, 1] of the data's size and channels.
+        baseline_outputs: What it gives: `logits`, `probabilities` or `log_probabilities`.
         steps: Of this phase; 0 leaves the generator as it is made.
         one_hot_weight: Weight of the cross-entropy to the baseline's own decision.
         balance_weight: α, of the negative entropy of the mean prediction.
@@ -93,6 +97,8 @@ class GeneratorPhase:
 
     baseline: str | None = None
     baseline_network: Callable[..., nn.Module] | None = None
+    baseline_input: TeacherInput = OURS
+    baseline_outputs: TeacherOutputs = "logits"
     steps: int = 200
     one_hot_weight: float = 1.0
     balance_weight: float = 5.0
@@ -100,6 +106,10 @@ class GeneratorPhase:
     statistics_weight: float = 0.0
 
     def __post_init__(self) -> None:
+        # Of a checkpoint of a script it is plain values.
+        inputs = settings_of(TeacherInput, self.baseline_input, name="generator_phase.baseline_input")
+        object.__setattr__(self, "baseline_input", inputs)
+        check_outputs(self.baseline_outputs, name="generator_phase.baseline_outputs")
         check_whole_number("generator_phase.steps", self.steps, least=0)
         for name in ("one_hot_weight", "balance_weight", "activation_weight", "statistics_weight"):
             check_number(f"generator_phase.{name}", getattr(self, name))

@@ -19,8 +19,10 @@ from lightning_modules.networks import ScatteringClassifier, build_network, logi
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.processes import share_of
+from lightning_modules.teachers.checks import CHECKS, TeacherChecks
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import PrivateTeacher
+from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs
 from privacy.annotators import MeanResponseAnnotator, ResponseAnnotator
 from privacy.identity import CheckpointError
 
@@ -52,6 +54,9 @@ class Distillation(DataFreeDistillation):
         annotator: Budget and ledger. Default: `ResponseAnnotator`.
         teacher_network: Builds the teacher where its file holds nothing but weights.
         private_data: Public name of the teacher's training data where its file does not say.
+        teacher_input: What the teacher takes, where it is not images in [-1, 1] of the data's size and channels.
+        teacher_outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
+        teacher_checks: What is found out about the teacher besides what is charged.
         student: Builds the student. Default: `SmallCNN`. Of one with a fixed `feature_extractor` and
             `forward_extracted` (such as `ScatteringClassifier`) the features are computed once.
         prior: Where the images come from. Default: `StrokePrior`.
@@ -78,6 +83,9 @@ class Distillation(DataFreeDistillation):
         annotator: ResponseAnnotator | MeanResponseAnnotator | None = None,
         teacher_network: Callable[..., nn.Module] | None = None,
         private_data: str | None = None,
+        teacher_input: TeacherInput = OURS,
+        teacher_outputs: TeacherOutputs = "logits",
+        teacher_checks: TeacherChecks = CHECKS,
         student: Callable[..., nn.Module] | None = None,
         prior: ImagePrior | None = None,
         pool_size: int = 50_000,
@@ -94,6 +102,9 @@ class Distillation(DataFreeDistillation):
             teacher=teacher,
             teacher_network=teacher_network,
             private_data=private_data,
+            teacher_input=teacher_input,
+            teacher_outputs=teacher_outputs,
+            teacher_checks=teacher_checks,
             student=student,
             images=Images(source="prior", prior=prior),
             optimizers=optimizers,

@@ -13,6 +13,8 @@ from lightning_modules.functional.gradient_targets import Annotation, GradientTa
 from lightning_modules.image_source import Images
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
+from lightning_modules.teachers.checks import CHECKS, TeacherChecks
+from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs
 from privacy.annotators import GradientAnnotator
 
 __all__ = ["DPDFD"]
@@ -49,6 +51,9 @@ class DPDFD(DataFreeDistillation):
         annotator: Mechanism, noise and budget. Default: `GradientAnnotator` with C=1e-3, σ=100, `per_sample`.
         teacher_network: Builds the teacher where its file holds nothing but weights.
         private_data: Public name of the teacher's training data where its file does not say.
+        teacher_input: What the teacher takes, where it is not images in [-1, 1] of the data's size and channels.
+        teacher_outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
+        teacher_checks: What is found out about the teacher besides what is charged.
         student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
             `SmallCNN`.
         images: Where synthetic images come from.
@@ -73,6 +78,9 @@ class DPDFD(DataFreeDistillation):
         annotator: GradientAnnotator | None = None,
         teacher_network: Callable[..., nn.Module] | None = None,
         private_data: str | None = None,
+        teacher_input: TeacherInput = OURS,
+        teacher_outputs: TeacherOutputs = "logits",
+        teacher_checks: TeacherChecks = CHECKS,
         student: Callable[..., nn.Module] | None = None,
         images: Images = Images(),
         gradient_targets: GradientTargets = GradientTargets(),
@@ -87,6 +95,9 @@ class DPDFD(DataFreeDistillation):
             teacher=teacher,
             teacher_network=teacher_network,
             private_data=private_data,
+            teacher_input=teacher_input,
+            teacher_outputs=teacher_outputs,
+            teacher_checks=teacher_checks,
             student=student,
             images=settings_of(Images, images, name="images"),
             optimizers=optimizers,

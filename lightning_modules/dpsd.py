@@ -19,6 +19,8 @@ from lightning_modules.image_source import Images
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
+from lightning_modules.teachers.checks import CHECKS, TeacherChecks
+from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.mechanisms.randomized_response import top_k_candidates
 
@@ -66,6 +68,9 @@ class DPSD(DataFreeDistillation):
         privacy: The paper's switch; None takes what the annotator is for.
         teacher_network: Builds the teacher where its file holds nothing but weights.
         private_data: Public name of the teacher's training data where its file does not say.
+        teacher_input: What the teacher takes, where it is not images in [-1, 1] of the data's size and channels.
+        teacher_outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
+        teacher_checks: What is found out about the teacher besides what is charged.
         student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
             `SmallCNN`.
         images: Where synthetic images come from.
@@ -96,6 +101,9 @@ class DPSD(DataFreeDistillation):
         privacy: Literal["data", "label"] | None = None,
         teacher_network: Callable[..., nn.Module] | None = None,
         private_data: str | None = None,
+        teacher_input: TeacherInput = OURS,
+        teacher_outputs: TeacherOutputs = "logits",
+        teacher_checks: TeacherChecks = CHECKS,
         student: Callable[..., nn.Module] | None = None,
         images: Images = Images(),
         discriminator: Literal["student", "teacher"] = "student",
@@ -113,6 +121,9 @@ class DPSD(DataFreeDistillation):
             teacher=teacher,
             teacher_network=teacher_network,
             private_data=private_data,
+            teacher_input=teacher_input,
+            teacher_outputs=teacher_outputs,
+            teacher_checks=teacher_checks,
             student=student,
             images=settings_of(Images, images, name="images"),
             optimizers=optimizers,
@@ -171,6 +182,12 @@ class DPSD(DataFreeDistillation):
         )
         self.log_in_step("train/candidates", sizes.float().mean())
         return top_k_candidates(outputs, k=sizes)
+
+    @property
+    def needs_gradients_of_teacher(self) -> str | None:
+        """See `DataFreeDistillation.needs_gradients_of_teacher`."""
+        against = self.generator is not None and self.discriminator == "teacher"
+        return "discriminator is teacher (DPSD-T)" if against else None
 
     def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """∂L_t/∂Φ_s of Eqs. 2 and 3 of each sample, shape (B, c), float32. **Private** until annotated."""

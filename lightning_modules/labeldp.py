@@ -27,6 +27,8 @@ from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
+from lightning_modules.teachers.checks import CHECKS, TeacherChecks
+from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs
 from privacy.account import BudgetExceeded
 from privacy.annotators import LabelAnnotator
 from privacy.identity import CheckpointError
@@ -124,6 +126,9 @@ class LabelDP(DataFreeDistillation):
             fewest that a threshold leaves.
         teacher_network: Builds the teacher where its file holds nothing but weights.
         private_data: Public name of the teacher's training data where its file does not say.
+        teacher_input: What the teacher takes, where it is not images in [-1, 1] of the data's size and channels.
+        teacher_outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
+        teacher_checks: What is found out about the teacher besides what is charged.
         student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
             `SmallCNN`.
         images: Where synthetic images come from.
@@ -148,6 +153,9 @@ class LabelDP(DataFreeDistillation):
         annotator: LabelAnnotator | None = None,
         teacher_network: Callable[..., nn.Module] | None = None,
         private_data: str | None = None,
+        teacher_input: TeacherInput = OURS,
+        teacher_outputs: TeacherOutputs = "logits",
+        teacher_checks: TeacherChecks = CHECKS,
         student: Callable[..., nn.Module] | None = None,
         images: Images = Images(),
         stages: Stages = Stages(),
@@ -162,6 +170,9 @@ class LabelDP(DataFreeDistillation):
             teacher=teacher,
             teacher_network=teacher_network,
             private_data=private_data,
+            teacher_input=teacher_input,
+            teacher_outputs=teacher_outputs,
+            teacher_checks=teacher_checks,
             student=student,
             images=settings_of(Images, images, name="images"),
             optimizers=optimizers,
@@ -282,6 +293,12 @@ class LabelDP(DataFreeDistillation):
     def _pass_and_call(self) -> tuple[int, int]:
         """Which pass over the stage's images this step is in, and which of its batches it is on."""
         return divmod(self.steps_done - self.stage_begin, max(1, self.labelled_batches))
+
+    @property
+    def needs_gradients_of_teacher(self) -> str | None:
+        """See `DataFreeDistillation.needs_gradients_of_teacher`."""
+        against = self.generator is not None and self.generator_training.discriminator == "teacher"
+        return "generator_training.discriminator is teacher" if against else None
 
     @property
     def next_calls(self) -> int:

@@ -28,16 +28,12 @@ from lightning_modules.runtime.runs import (
     versions,
 )
 from lightning_modules.runtime.validation import validation_metric
+from lightning_modules.teachers.checks import ACCURACY_ACCESS
 from lightning_modules.teachers.dp_sgd import DPSGDTeacher
 from privacy.files import write_atomically
 from privacy.formatting import json_number
 
-__all__ = ["ResultRecord", "role"]
-
-_ACCESS = (
-    "the teacher's accuracy on the test split was measured without noise and stands in private/data_accesses.json: it "
-    "must neither be published nor be used to choose anything"
-)
+__all__ = ["ResultRecord", "keep_teacher_accuracy", "measured_on", "role"]
 
 
 class ResultRecord(Callback):
@@ -68,8 +64,8 @@ class ResultRecord(Callback):
             raise ValueError(
                 "ResultRecord measures on the test split of a data module: fit with datamodule=..., or leave it out"
             )
-        if self.teacher_accuracy and is_data_free(pl_module) and _ACCESS not in pl_module.data_accesses:
-            pl_module.data_accesses.append(_ACCESS)
+        if self.teacher_accuracy and is_data_free(pl_module) and ACCURACY_ACCESS not in pl_module.data_accesses:
+            pl_module.data_accesses.append(ACCURACY_ACCESS)
         self._begun = time.monotonic()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -132,8 +128,7 @@ class ResultRecord(Callback):
         }
         if self.teacher_accuracy and is_data_free(pl_module):
             found = measured_on(pl_module.teacher.logits, loader, pl_module.device)
-            measured = {f"teacher_{name}": value for name, value in found.items()}
-            write_atomically(private_folder(trainer) / "data_accesses.json", json.dumps(measured, indent=2) + "\n")
+            keep_teacher_accuracy(trainer, found)
         write_atomically(self.file_of(trainer), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
     def file_of(self, trainer: Trainer) -> Path:
@@ -162,6 +157,12 @@ def role(record: Mapping[str, Any]) -> str:
         "TeacherEnsemble": "ensemble of teachers, private",
     }
     return teachers.get(record["method"], f"student by {record['method']}")
+
+
+def keep_teacher_accuracy(trainer: Trainer, found: Mapping[str, float]) -> None:
+    """Writes what a non-private access found where nothing is published from."""
+    content = json.dumps({f"teacher_{name}": value for name, value in found.items()}, indent=2)
+    write_atomically(private_folder(trainer) / "data_accesses.json", content + "\n")
 
 
 @torch.no_grad()

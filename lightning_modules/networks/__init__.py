@@ -4,6 +4,7 @@ from lightning_modules.networks.bn_statistics import logits_and_statistics
 from lightning_modules.networks.building import build_network, check_network
 from lightning_modules.networks.classifiers import ImageClassifier
 from lightning_modules.networks.features import logits_and_features
+from lightning_modules.networks.foreign import ForeignNetwork
 from lightning_modules.networks.generators import DAFLGenerator
 from lightning_modules.networks.pixel_statistics import ScaledOutput
 from lightning_modules.networks.refiner import Refiner
@@ -17,6 +18,7 @@ __all__ = [
     "ConvVAE",
     "DAFLGenerator",
     "DataLensClassifier",
+    "ForeignNetwork",
     "ImageClassifier",
     "Refiner",
     "ResNet18",

@@ -84,9 +84,9 @@ def check_network(network: nn.Module, *, num_classes: int, image_shape: tuple[in
 
 
 def _target(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """What is called in the end: jsonargparse wraps a class as `partial(instantiator, cls, **init_args)`."""
+    """What is called in the end: jsonargparse wraps a class as `partial(instantiator, ..., cls, **init_args)`."""
     while isinstance(factory, partial):
-        factory = factory.args[0] if factory.args and isinstance(factory.args[0], type) else factory.func
+        factory = next((argument for argument in factory.args if isinstance(argument, type)), factory.func)
     return factory
 
 

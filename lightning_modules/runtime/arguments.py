@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from lightning_modules.runtime.network_names import find_networks
 from lightning_modules.runtime.paths import find_configs
 from lightning_modules.runtime.renamed import RENAMED, upgrade_arguments
 
@@ -22,8 +23,11 @@ def prepare_arguments(args: Sequence[str]) -> list[str]:
 
     Args:
         args: As they were typed.
+
+    Raises:
+        ValueError: A network that is named cannot be found.
     """
-    return _with_logger_folder(_null_by_configuration(upgrade_arguments(find_configs(args))))
+    return _with_logger_folder(_null_by_configuration(find_networks(upgrade_arguments(find_configs(args)))))
 
 
 _LOGGERS = ("CSVLogger", "TensorBoardLogger", "WandbLogger")

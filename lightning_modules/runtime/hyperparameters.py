@@ -73,7 +73,7 @@ def _as_plain(value: Any) -> Any:
     """Settings of a script as a mapping of their fields, see `settings_of`; everything else as it is."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {field.name: _as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
 
 
 def _plain(value: Any) -> bool:

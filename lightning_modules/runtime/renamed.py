@@ -17,6 +17,7 @@ import yaml
 
 __all__ = [
     "RENAMED",
+    "files_made_absolute",
     "plain_content",
     "upgrade_arguments",
     "upgrade_config",
@@ -198,7 +199,7 @@ def upgrade_arguments(args: Sequence[str]) -> list[str]:
         before = _read(path)
         content, class_name = upgrade_config(before, class_name=class_name, where=path)
         if content is not before:
-            text = json.dumps(_files_made_absolute(content, Path(path).resolve().parent), default=str)
+            text = json.dumps(files_made_absolute(content, Path(path).resolve().parent), default=str)
             upgraded[position] = f"--config={text}" if upgraded[position].startswith("--config=") else text
     for position, argument in enumerate(upgraded):
         name, equals, value = argument.partition("=")
@@ -265,15 +266,15 @@ def _configs(args: Sequence[str]) -> Iterator[tuple[int, str]]:
             yield position + 1, args[position + 1]
 
 
-def _files_made_absolute(value: Any, folder: Path) -> Any:
+def files_made_absolute(value: Any, folder: Path) -> Any:
     """Settings in which files of settings, which a configuration names relative to itself, are found from everywhere.
 
     What is handed on by its content has no folder: the parser would look for them in the working folder.
     """
     if isinstance(value, Mapping):
-        return {key: _files_made_absolute(item, folder) for key, item in value.items()}
+        return {key: files_made_absolute(item, folder) for key, item in value.items()}
     if isinstance(value, list):
-        return [_files_made_absolute(item, folder) for item in value]
+        return [files_made_absolute(item, folder) for item in value]
     if isinstance(value, str) and value and len(value) < 1024 and "\n" not in value:
         file = folder / value
         if file.is_file() and isinstance(_read(str(file)), Mapping):

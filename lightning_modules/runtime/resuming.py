@@ -42,6 +42,8 @@ APPLIED = (
     "annotator.max_responses",
     "annotator.noise",
     "noise",
+    "teacher_checks.trial",
+    "teacher_checks.accuracy",
     "queries",
     "query_phase.queries",
     "workers",
@@ -296,9 +298,9 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping) and "class_path" in value:
             flat[f"{prefix}{name}"] = _class_name(value["class_path"])
             flat |= _flat(value.get("init_args") or {}, prefix=f"{prefix}{name}.")
-        elif isinstance(value, Mapping):
+        elif isinstance(value, Mapping) and name != "arguments":
             flat |= _flat(value, prefix=f"{prefix}{name}.")
-        else:
+        else:  # arguments of a `ForeignNetwork`, which have no defaults here: one that is not there is a difference
             flat[f"{prefix}{name}"] = value
     return flat
 

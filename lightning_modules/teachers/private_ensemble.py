@@ -11,6 +11,7 @@ from torch import nn
 from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.teachers.private_model import PrivateModel, TeacherError, training_of, weights_digest
 from lightning_modules.teachers.private_teacher import architecture
+from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs, adapted, as_logits
 from privacy.identity import Training, UnnamedTraining
 from privacy.mechanisms.vote_counts import vote_counts
 
@@ -33,6 +34,8 @@ class PrivateEnsemble(PrivateModel):
         training: See `PrivateModel`; None takes their weights for their identity.
         num_records: Number of records they were trained on together, where known.
         path: The file they came from.
+        inputs: What the networks take, where it is not images as they are here.
+        outputs: What they give.
     """
 
     def __init__(
@@ -44,6 +47,8 @@ class PrivateEnsemble(PrivateModel):
         training: Training | UnnamedTraining | None = None,
         num_records: int | None = None,
         path: Path | None = None,
+        inputs: TeacherInput = OURS,
+        outputs: TeacherOutputs = "logits",
     ) -> None:
         states = [teachers.network(index).state_dict() for index in range(len(teachers))] if training is None else []
         named = {f"{index}.{name}": value for index, state in enumerate(states) for name, value in state.items()}
@@ -52,7 +57,9 @@ class PrivateEnsemble(PrivateModel):
             training=training or UnnamedTraining(weights_digest(named), kind="networks of a script"),
             num_records=num_records,
             path=path,
+            outputs=outputs,
         )
+        self.inputs = inputs
         self.num_classes = num_classes
         # In a function, see `PrivateTeacher`.
         self._held: Callable[[], NetworkStack] = lambda: teachers
@@ -63,7 +70,7 @@ class PrivateEnsemble(PrivateModel):
         return len(self._held())
 
     def _network_of(self, teacher: int) -> nn.Module:
-        return self._held().network(teacher)
+        return adapted(self._held().network(teacher), inputs=self.inputs, outputs=self.outputs)
 
     @torch.no_grad()
     def each(self, images: torch.Tensor) -> torch.Tensor:
@@ -73,7 +80,7 @@ class PrivateEnsemble(PrivateModel):
         a run that stopped there would have answered. Whatever is computed from them is private until an annotator has
         released it.
         """
-        logits = self._held().logits(images.detach().float())
+        logits = as_logits(self._held().logits(self.inputs(images.detach().float())), self.outputs)
         return torch.where(torch.isfinite(logits).all(dim=2, keepdim=True), logits, torch.zeros_like(logits))
 
     def votes(self, images: torch.Tensor) -> torch.Tensor:
@@ -102,6 +109,8 @@ class PrivateEnsemble(PrivateModel):
         private_data: str | None = None,
         teachers_at_once: int = 25,
         workers: int | None = None,
+        inputs: TeacherInput = OURS,
+        outputs: TeacherOutputs = "logits",
     ) -> PrivateEnsemble:
         """Reads a checkpoint of `TeacherEnsemble`.
 
@@ -113,6 +122,8 @@ class PrivateEnsemble(PrivateModel):
             private_data: Public name of the private data; the checkpoint knows it.
             teachers_at_once: How many are queried in one call on an accelerator: bounds the memory.
             workers: Threads on a CPU; None as many as torch would use.
+            inputs: What the networks take, where it is not images as they are here.
+            outputs: What they give.
 
         Raises:
             TeacherError: Missing file, no ensemble or an unfinished one, other architecture or class count, weights
@@ -140,7 +151,12 @@ class PrivateEnsemble(PrivateModel):
                 f"--config ... --ckpt_path {file}`"
             )
         template = architecture(
-            network, content, file, whose=f"the teachers in {file}", num_classes=num_classes, image_shape=image_shape
+            network,
+            content,
+            file,
+            whose=f"the teachers in {file}",
+            num_classes=num_classes,
+            image_shape=inputs.shape(image_shape),
         )
         try:
             teachers = NetworkStack.from_states(
@@ -160,6 +176,8 @@ class PrivateEnsemble(PrivateModel):
             training=training_of(content, ensemble["weights"], file),
             num_records=None if records is None else int(records),
             path=file,
+            inputs=inputs,
+            outputs=outputs,
         )
         loaded.require_usable(num_classes=num_classes, image_shape=image_shape)
         return loaded

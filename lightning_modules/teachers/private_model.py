@@ -12,16 +12,22 @@ import torch
 from torch import nn
 
 from lightning_modules.networks import check_network
+from lightning_modules.teachers.errors import TeacherError
+from lightning_modules.teachers.onnx_network import OnnxNetwork
+from lightning_modules.teachers.teacher_input import OURS, AdaptedTeacher, TeacherOutputs
+from lightning_modules.teachers.trial import try_teacher
 from privacy.accounting.calibration import max_count
 from privacy.annotators import Annotator
 from privacy.events import Release, SampledGaussian, release_from_dict
 from privacy.identity import Training, UnnamedTraining, ledger_file
 
-__all__ = ["PrivateModel", "TeacherError", "has_finite_weights", "training_of", "weights_digest"]
-
-
-class TeacherError(ValueError):
-    """A teacher that is missing, of another architecture, or unusable."""
+__all__ = [
+    "PrivateModel",
+    "TeacherError",
+    "has_finite_weights",
+    "training_of",
+    "weights_digest",
+]
 
 
 class PrivateModel(ABC):
@@ -35,6 +41,7 @@ class PrivateModel(ABC):
         training: Which training it comes from; None: not known, and nothing bounds what is computed from it.
         num_records: Number of records that were trained on, where known.
         path: The file it came from.
+        outputs: What its networks give.
     """
 
     def __init__(
@@ -44,7 +51,9 @@ class PrivateModel(ABC):
         training: Training | UnnamedTraining | None,
         num_records: int | None = None,
         path: Path | None = None,
+        outputs: TeacherOutputs = "logits",
     ) -> None:
+        self.outputs: TeacherOutputs = outputs
         self.private_data = private_data
         self.training = training
         self.num_records = num_records
@@ -83,11 +92,14 @@ class PrivateModel(ABC):
 
         Raises:
             BudgetExceeded: The target allows no such thing.
+            TeacherError: It is a graph that has outputs alone.
         """
         if self._admitted is None or self._admitted[0] is not annotator:
             self._admitted = (annotator, annotator.admit(self.training))
+        network = self._network_of(teacher)
+        _require_gradients(network, whose=self._name(teacher), reason=reason)
         annotator.charge_nonprivate_access(reason, training=self._admitted[1])
-        return self._network_of(teacher).eval()
+        return network.eval()
 
     @property
     def ledger(self) -> Path | None:
@@ -124,6 +136,43 @@ class PrivateModel(ABC):
             except ValueError as error:
                 raise TeacherError(f"{whose} is of no use here: {error}") from error
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it was not trained here, on images as they are here: it may expect others, and give no logits."""
+        return isinstance(self.training, UnnamedTraining) or isinstance(self._network_of(0), AdaptedTeacher)
+
+    def require_gradients(self, *, reason: str) -> None:
+        """Refuses a graph that has outputs alone where gradients are needed.
+
+        Raises:
+            TeacherError: It is one.
+        """
+        _require_gradients(self._network_of(0), whose=self._name(0), reason=reason)
+
+    def tried_on(self, images: torch.Tensor, *, named: str) -> list[str]:
+        """Looks at what one network gives for public images (N, C, H, W), on the CPU: what its owner should know.
+
+        A non-private access: nothing of it may be published, stored or chosen by.
+
+        Args:
+            images: In [-1, 1].
+            named: The setting that says what it takes, for messages.
+
+        Returns:
+            Warnings that name what to set.
+
+        Raises:
+            TeacherError: Its outputs are not what `teacher_outputs` states.
+        """
+        network = self._network_of(0)
+        inputs, outputs = OURS, self.outputs
+        if isinstance(network, AdaptedTeacher):
+            inputs, network = network.stated, network.network
+        try:
+            return try_teacher(network, images, inputs=inputs, outputs=outputs, whose=self._name(0), named=named)
+        except ValueError as error:
+            raise TeacherError(str(error)) from error
+
     def _name(self, teacher: int) -> str:
         return "the teacher" if self.path is None else f"teacher {self.path}"
 
@@ -131,8 +180,24 @@ class PrivateModel(ABC):
         raise TypeError("a private teacher is never written, copied or sent to another process")
 
 
+def _require_gradients(network: nn.Module, *, whose: str, reason: str) -> None:
+    """Refuses a graph that has outputs alone where gradients or BatchNorm statistics are needed.
+
+    Raises:
+        TeacherError: It is one.
+    """
+    if any(isinstance(module, OnnxNetwork) for module in network.modules()):
+        raise TeacherError(
+            f"{whose} is in ONNX, which gives outputs and no gradients, and they are needed: {reason}. Train the "
+            "generator against the student (discriminator: student, baseline: student), take images.source: prior, or "
+            "give the teacher as weights with model.teacher_network"
+        )
+
+
 def has_finite_weights(network: nn.Module) -> bool:
     """Whether every weight and buffer is finite."""
+    if not all(module.finite for module in network.modules() if isinstance(module, OnnxNetwork)):
+        return False
     values = (value for value in network.state_dict().values() if value.is_floating_point())
     return all(bool(torch.isfinite(value).all()) for value in values)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ import torch
 from jsonargparse import ArgumentParser
 from torch import nn
 
-from lightning_modules.networks import build_network
+from lightning_modules.networks import ForeignNetwork, build_network
 from lightning_modules.networks.comparing import same_module
 from lightning_modules.networks.folding import folded
+from lightning_modules.networks.foreign import named_object
 from lightning_modules.runtime.paths import find_config
+from lightning_modules.teachers.files import is_onnx, read_file
+from lightning_modules.teachers.onnx_network import OnnxNetwork
 from lightning_modules.teachers.private_model import (
     PrivateModel,
     TeacherError,
@@ -21,6 +25,8 @@ from lightning_modules.teachers.private_model import (
     training_of,
     weights_digest,
 )
+from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs, adapted
+from lightning_modules.teachers.weights import fitted_weights, weights_in
 from privacy.identity import LEDGERS, Training, UnnamedTraining, ledger_file
 from privacy.ledger import ledgers_of
 
@@ -36,6 +42,8 @@ class PrivateTeacher(PrivateModel):
         training: See `PrivateModel`; None takes its weights for its identity.
         num_records: Number of records it was trained on, where known.
         path: The file it came from.
+        inputs: What the classifier takes, where it is not images as they are here.
+        outputs: What it gives.
     """
 
     def __init__(
@@ -46,13 +54,17 @@ class PrivateTeacher(PrivateModel):
         training: Training | UnnamedTraining | None = None,
         num_records: int | None = None,
         path: Path | None = None,
+        inputs: TeacherInput = OURS,
+        outputs: TeacherOutputs = "logits",
     ) -> None:
         super().__init__(
             private_data=private_data,
             training=training or UnnamedTraining(weights_digest(network.state_dict()), kind="network of a script"),
             num_records=num_records,
             path=path,
+            outputs=outputs,
         )
+        network = adapted(network, inputs=inputs, outputs=outputs)
         network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
         # In a function: an attribute could be reached, and be registered by whoever copies it.
         self._held: Callable[[], nn.Module] = lambda: network
@@ -114,8 +126,10 @@ class PrivateTeacher(PrivateModel):
         image_shape: tuple[int, int, int],
         network: Callable[..., nn.Module] | None = None,
         private_data: str | None = None,
+        inputs: TeacherInput = OURS,
+        outputs: TeacherOutputs = "logits",
     ) -> PrivateTeacher:
-        """Reads a checkpoint of `Teacher`, or a plain file of weights (`torch.save(model.state_dict())`).
+        """Reads a checkpoint of `Teacher`, weights of anyone's classifier (see `files`, `weights`), or a graph in ONNX.
 
         Args:
             path: The file; read without unpickling code.
@@ -123,38 +137,28 @@ class PrivateTeacher(PrivateModel):
             image_shape: (C, H, W) that the run expects.
             network: Builds the architecture. A checkpoint of `Teacher` knows its own.
             private_data: Public name of the private data; a checkpoint of `Teacher` knows it.
+            inputs: What the classifier takes, where it is not images as they are here.
+            outputs: What it gives.
 
         Raises:
-            TeacherError: Missing file, other architecture or class count, weights that are not finite.
+            TeacherError: Missing file, one that cannot be read without running code, other architecture or class count,
+                weights that are not finite.
         """
         file = Path(path)
         if not file.is_file():
             raise TeacherError(_missing(file))
-        try:
-            content = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise TeacherError(
-                f"teacher {file} cannot be read as plain weights ({type(error).__name__}: {error}). Give a "
-                f"checkpoint of "
-                "`LightningCLI fit` with a Teacher, or a file written by torch.save(model.state_dict(), ...)"
-            ) from error
-        weights = _weights(content, file)
-        built = architecture(
-            network, content, file, whose=f"teacher {file}", num_classes=num_classes, image_shape=image_shape
-        )
-        try:
-            built.load_state_dict(weights)
-        except RuntimeError as error:
-            raise TeacherError(
-                f"the weights in teacher {file} do not fit the architecture {type(built).__name__} with "
-                f"num_classes={num_classes} "
-                f"and image_shape={image_shape}: {error}. Set model.teacher_network to the class that the "
-                f"teacher was trained with, "
-                "or take the data set that it was trained on"
-            ) from error
+        shape = _shape_of(inputs, image_shape)
+        if is_onnx(file):
+            graph = OnnxNetwork(file)
+            built: nn.Module = graph
+            content: Any = {}
+            training: Training | UnnamedTraining = UnnamedTraining(graph.digest, kind="graph in ONNX")
+        else:
+            content = read_file(file)
+            built, weights = _read_network(content, file, network, num_classes=num_classes, image_shape=shape)
+            training = training_of(content, weights, file)
         records = _stated(content, "num_records")
         named = private_data or _stated(content, "private_data")
-        training = training_of(content, weights, file)
         own_name = f"training data of {file.name}"
         known = {} if named else _known_ledgers(training, file)
         # The one of the file's present name goes first, whatever names it had.
@@ -165,15 +169,49 @@ class PrivateTeacher(PrivateModel):
             training=training,
             num_records=None if records is None else int(records),
             path=file,
+            inputs=inputs,
+            outputs=outputs,
         )
         if not named:
             teacher.known_ledger = kept
             teacher.assumptions = (_unnamed([path for path in known if path != kept]),)
         teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
         # Of a file nobody holds the network, to change it later.
-        asked = folded(built).to(memory_format=torch.channels_last)
+        asked = folded(teacher._held()).to(memory_format=torch.channels_last)
         teacher._asked = lambda: asked
         return teacher
+
+
+def _shape_of(inputs: TeacherInput, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    try:
+        return inputs.shape(image_shape)
+    except ValueError as error:
+        raise TeacherError(str(error)) from error
+
+
+def _read_network(
+    content: Any,
+    file: Path,
+    network: Callable[..., nn.Module] | None,
+    *,
+    num_classes: int,
+    image_shape: tuple[int, int, int],
+) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """A network with the weights of a file, and these weights under its names."""
+    held = weights_in(content, file)
+    built = architecture(
+        network, content, file, whose=f"teacher {file}", num_classes=num_classes, image_shape=image_shape
+    )
+    weights = fitted_weights(held, built, file=file)
+    try:
+        built.load_state_dict(weights)
+    except RuntimeError as error:
+        raise TeacherError(
+            f"the weights in teacher {file} do not fit the architecture {type(built).__name__} with "
+            f"num_classes={num_classes} and image_shape={image_shape}: {error}. Set model.teacher_network to the class "
+            "that the teacher was trained with, and its arguments, or take the data set that it was trained on"
+        ) from error
+    return built, weights
 
 
 def _known_ledgers(training: Training | UnnamedTraining, file: Path) -> dict[Path, str]:
@@ -229,7 +267,10 @@ def architecture(
     except TeacherError:
         raise
     except (ValueError, TypeError) as error:
-        raise TeacherError(f"the architecture of {whose} cannot be built: {error}") from error
+        raise TeacherError(
+            f"the architecture of {whose} cannot be built: {error}. Where it was made for images of another size or "
+            "other channels than the data's, state model.teacher_input.size and channels"
+        ) from error
 
 
 def _missing(file: Path) -> str:
@@ -247,8 +288,20 @@ def _missing(file: Path) -> str:
 def _factory(spec: Any, file: Path) -> Callable[..., nn.Module]:
     if not isinstance(spec, dict):
         raise TeacherError(
-            f"{file} does not say which architecture it holds: set model.teacher_network, for example "
-            "{class_path: lightning_modules.networks.ResNet34}"
+            f"{file} does not say which architecture it holds: set model.teacher_network, for example to "
+            "lightning_modules.networks.ResNet34, torchvision.models.resnet18 or path/to/my.py:Net"
+        )
+    named = spec.get("class_path")
+    if _class_name(named) == ForeignNetwork.__name__:
+        foreign = (spec.get("init_args") or {}).get("name")
+        raise TeacherError(
+            f"{file} names {foreign} for its architecture, and code that a file names is not run: say it yourself, "
+            f"model.teacher_network: {foreign}, with the arguments that it was trained with"
+        )
+    # A function would be called by the parser, whatever it does.
+    if "." in str(named) and not _is_network(named_object(str(named))):
+        raise TeacherError(
+            f"{named}, which {file} names for its architecture, is no class of a network: set model.teacher_network"
         )
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--network", type=Callable[..., nn.Module])
@@ -256,28 +309,15 @@ def _factory(spec: Any, file: Path) -> Callable[..., nn.Module]:
     return factory
 
 
+def _is_network(found: Any) -> bool:
+    return inspect.isclass(found) and issubclass(found, nn.Module)
+
+
+def _class_name(path: Any) -> str:
+    return str(path).rsplit(".", 1)[-1]
+
+
 def _stated(content: Any, name: str) -> Any:
     # A plain file of weights might have a weight of that name.
     value = content.get(name) if isinstance(content, dict) else None
     return None if isinstance(value, torch.Tensor) else value
-
-
-def _weights(content: Any, file: Path) -> dict[str, torch.Tensor]:
-    if isinstance(content, dict) and "ensemble" in content:
-        raise TeacherError(
-            f"{file} holds an ensemble, and one teacher was asked for: set model.annotator.release to ensemble for "
-            "DPDFD, or take MeanResponseAnnotator for Distillation or VoteAnnotator for DGD"
-        )
-    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
-        prefix = "network."
-        inside = {key[len(prefix) :]: value for key, value in content["state_dict"].items() if key.startswith(prefix)}
-        weights = inside or content["state_dict"]
-    else:
-        weights = content
-    if (
-        not isinstance(weights, dict)
-        or not weights
-        or not all(isinstance(value, torch.Tensor) for value in weights.values())
-    ):
-        raise TeacherError(f"{file} holds no weights: expected a state_dict or a checkpoint with one")
-    return weights

@@ -111,7 +111,7 @@ class Constant(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         rank = images.flatten(1).mean(dim=1).argsort().argsort().float() / len(images)
-        return torch.nn.functional.one_hot((rank >= 0.9).long(), 10).float()
+        return torch.nn.functional.one_hot((rank >= 0.9).long(), 10).float() * 2
 
 
 def _module(**settings: Any) -> Distillation:

@@ -117,7 +117,7 @@ def test_files_that_an_old_one_names_are_found_beside_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if broken:  # handed on as it is, and looked for in the working folder
-        monkeypatch.setattr("lightning_modules.runtime.renamed._files_made_absolute", lambda value, folder: value)
+        monkeypatch.setattr("lightning_modules.runtime.renamed.files_made_absolute", lambda value, folder: value)
     folder = Path("settings")
     folder.mkdir()
     for file, noise in ((folder / "ann.yaml", 1000), (Path("ann.yaml"), 1)):

@@ -1,0 +1,187 @@
+"""Networks of anyone's on the command line: any class, function or file by its name, with all its arguments.
+
+jsonargparse takes a factory's first argument for one that the caller gives, so that it can never be set, takes no
+untyped ones, and knows no arguments of functions. What it cannot take is handed on as a `ForeignNetwork`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import nn
+
+from lightning_modules.networks.foreign import ForeignNetwork, named_object
+from lightning_modules.runtime.renamed import files_made_absolute
+
+__all__ = ["NETWORKS", "find_networks", "with_networks"]
+
+NETWORKS = (
+    "teacher_network",
+    "student",
+    "network",
+    "images.generator",
+    "generator_phase.baseline_network",
+)
+"""Settings of models that build networks, as dotted names."""
+
+_FOREIGN = f"{ForeignNetwork.__module__}.{ForeignNetwork.__name__}"
+
+
+def find_networks(args: Sequence[str]) -> list[str]:
+    """Arguments of a command in which networks of anyone's are `ForeignNetwork`, in files and flags alike.
+
+    The current folder can be imported from afterwards, behind everything that is installed.
+
+    Args:
+        args: Names of settings are those of today.
+
+    Raises:
+        ValueError: A file that is named does not exist, cannot be imported, or has no such class.
+    """
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    found: list[str] = []
+    known: dict[str, dict[str, Any]] = {}
+    left = list(args)
+    while left:
+        argument = left.pop(0)
+        flag, equals, value = argument.partition("=")
+        if not flag.startswith(("--config", "-c", "--model")) or not (equals or left):
+            found.append(argument)
+            continue
+        words = [argument] if equals else [argument, left[0]]
+        if flag in ("--config", "-c", "--model"):
+            replaced = _content(flag, value if equals else left[0], known)
+        else:
+            replaced = _flag(flag, value if equals else left[0], known)
+        if not equals:
+            left.pop(0)
+        found += words if replaced is None else [f"--config={json.dumps(replaced, default=str)}"]
+    return found
+
+
+def with_networks(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's settings in which networks of anyone's are `ForeignNetwork`."""
+    found = dict(settings)
+    for path in NETWORKS:
+        group, _, name = path.rpartition(".")
+        inner = found.get(group) if group else found
+        if not isinstance(inner, Mapping) or name not in inner:
+            continue
+        spec = _foreign(inner[name])
+        if spec is None:
+            continue
+        if group:
+            found[group] = {**inner, name: spec}
+        else:
+            found[name] = spec
+    return found
+
+
+def _content(flag: str, value: str, known: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """A configuration with its networks replaced; None where it has none to replace."""
+    text = value.lstrip().startswith("{")
+    if flag == "--model" and not text:
+        return None
+    try:
+        content = yaml.safe_load(value if text else Path(value).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None  # the parser says what is wrong with it
+    if flag == "--model":
+        content = {"model": content}
+    model = content.get("model") if isinstance(content, Mapping) else None
+    if not isinstance(model, Mapping):
+        return None
+    inside = isinstance(model.get("init_args"), Mapping)
+    given = model["init_args"] if inside else model
+    settings = with_networks(given)
+    for path in NETWORKS:
+        group, _, name = path.rpartition(".")
+        inner = settings.get(group) if group else settings
+        if isinstance(inner, Mapping) and name in inner:
+            _note(known, path, inner[name])
+    if settings == given:
+        return None
+    changed = {**content, "model": {**model, "init_args": settings} if inside else settings}
+    return changed if text else files_made_absolute(changed, Path(value).resolve().parent)
+
+
+def _flag(flag: str, value: str, known: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """A configuration in place of a flag about a network of anyone's; None for every other flag."""
+    name = flag.removeprefix("--model.").removeprefix("init_args.")
+    path = next((path for path in NETWORKS if name == path or name.startswith(f"{path}.")), None)
+    if path is None or not flag.startswith("--model."):
+        return None
+    rest = name[len(path) + 1 :]
+    if rest in ("", "class_path"):
+        given = yaml.safe_load(value) if value.lstrip().startswith("{") else value
+        spec = _foreign(given)
+        _note(known, path, spec)
+        return None if spec is None else _placed(path, spec)
+    before = known.get(path)
+    if before is None or rest == "help":
+        return None
+    settings = before["init_args"]
+    keys = [key for key in rest.split(".") if key not in ("init_args", "dict_kwargs", "arguments")]
+    arguments = inner = json.loads(json.dumps(settings.get("arguments") or {}))
+    for key in keys[:-1]:
+        inner = inner.setdefault(key, {})
+    inner[keys[-1]] = yaml.safe_load(value)
+    _note(known, path, {"class_path": _FOREIGN, "init_args": {**settings, "arguments": arguments}})
+    return _placed(path, known[path])
+
+
+def _placed(path: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = dict(spec)
+    for name in reversed(path.split(".")):
+        settings = {name: settings}
+    return {"model": {"init_args": settings}}
+
+
+def _note(known: dict[str, dict[str, Any]], path: str, spec: Any) -> None:
+    if isinstance(spec, Mapping) and str(spec.get("class_path", "")).rsplit(".", 1)[-1] == ForeignNetwork.__name__:
+        known[path] = {"class_path": _FOREIGN, "init_args": dict(spec.get("init_args") or {})}
+    else:
+        known.pop(path, None)
+
+
+def _foreign(given: Any) -> dict[str, Any] | None:
+    """What stands for a network of anyone's; None for what the parser takes by itself."""
+    spec: Any = {"class_path": given} if isinstance(given, str) else given
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("class_path"), str):
+        return None
+    name = spec["class_path"]
+    if not _is_foreign(name):
+        return None
+    arguments: dict[str, Any] = {}
+    for group in ("init_args", "dict_kwargs"):
+        arguments |= dict(spec.get(group) or {})
+    arguments |= {key: value for key, value in spec.items() if key not in ("class_path", "init_args", "dict_kwargs")}
+    return {"class_path": _FOREIGN, "init_args": {"name": name, "arguments": arguments}}
+
+
+def _is_foreign(name: str) -> bool:
+    file, colon, _ = name.rpartition(":")
+    if not (colon and file.endswith(".py")) and ("." not in name or name.startswith("lightning_modules.")):
+        return False
+    if not colon and (name.endswith((".yaml", ".yml", ".json")) or Path(name).is_file()):
+        return False  # a file of settings
+    found = named_object(name)
+    if colon or not inspect.isclass(found):
+        return callable(found)
+    return issubclass(found, nn.Module) and not _parser_takes(found)
+
+
+def _parser_takes(network: type) -> bool:
+    """Whether a class has none but annotated keyword-only parameters, of which the first is one that it is given."""
+    parameters = list(inspect.signature(network).parameters.values())
+    return (not parameters or parameters[0].name in ("num_classes", "image_shape")) and all(
+        parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.annotation is not inspect.Parameter.empty
+        for parameter in parameters
+    )

@@ -1,0 +1,9 @@
+"""The error that is about a private teacher."""
+
+from __future__ import annotations
+
+__all__ = ["TeacherError"]
+
+
+class TeacherError(ValueError):
+    """A teacher that is missing, of another architecture, or unusable."""

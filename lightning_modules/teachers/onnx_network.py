@@ -1,0 +1,92 @@
+"""A teacher in ONNX: a graph without code of its maker, run by onnxruntime. It has outputs and no gradients."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_modules.teachers.errors import TeacherError
+
+__all__ = ["OnnxNetwork"]
+
+
+class OnnxNetwork(nn.Module):
+    """The graph of an ONNX file as a network, on the CPU.
+
+    Args:
+        file: The file, with whatever external data it names beside it.
+
+    Raises:
+        TeacherError: The extra `onnx` is not installed, or the graph is not one of images to rows of numbers.
+
+    Attributes:
+        digest: Hash of the graph and its weights. **Private.**
+        finite: Whether all weights are finite.
+    """
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        onnx, runtime = _extra("onnx", file), _extra("onnxruntime", file)
+        try:
+            model = onnx.load(str(file))
+            session: Any = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        except Exception as error:  # each of the two has errors of its own
+            raise TeacherError(
+                f"teacher {file} cannot be read as ONNX ({type(error).__name__}: {str(error)[:300]})"
+            ) from error
+        inputs = session.get_inputs()
+        if len(inputs) != 1 or inputs[0].type != "tensor(float)" or len(inputs[0].shape) != 4:
+            found = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in inputs)
+            raise TeacherError(
+                f"teacher {file} must take images alone, one float32 input of 4 dimensions (N, C, H, W), got {found}"
+            )
+        self._name: str = inputs[0].name
+        batch = inputs[0].shape[0]
+        #: Images in one call where the graph was written for a fixed number; None takes any.
+        self._batch: int | None = batch if isinstance(batch, int) else None
+        # Untyped: it ships no type information.
+        helper: Any = onnx.numpy_helper
+        weights = [helper.to_array(one) for one in model.graph.initializer]
+        self.finite = all(
+            bool(torch.isfinite(torch.from_numpy(one.copy())).all()) for one in weights if one.dtype.kind == "f"
+        )
+        self.digest = hashlib.sha256(model.SerializeToString()).digest()
+        # In a function: an attribute could be copied, and a session cannot.
+        self._session: Callable[[], Any] = lambda: session
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Outputs of images (N, C, H, W), (N, c), on their device.
+
+        Raises:
+            RuntimeError: A gradient is asked for, or the graph does not take such images.
+        """
+        if images.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError("a teacher in ONNX has no gradients")
+        pieces = images.detach().float().cpu().split(self._batch or max(1, len(images)))
+        return torch.cat([self._run(piece) for piece in pieces]).to(images.device)
+
+    def _run(self, piece: torch.Tensor) -> torch.Tensor:
+        count = len(piece)
+        if self._batch is not None and count < self._batch:
+            piece = torch.cat([piece, piece[-1:].expand(self._batch - count, *piece.shape[1:])])
+        try:
+            outputs = self._session().run(None, {self._name: piece.contiguous().numpy()})[0]
+        except Exception as error:  # onnxruntime's own have no common class
+            raise RuntimeError(f"onnxruntime: {str(error)[:300]}") from error
+        return torch.from_numpy(outputs)[:count].float()
+
+
+def _extra(name: str, file: Path) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise TeacherError(
+            f"teacher {file} is in ONNX, and {name} is not installed: pip install 'private-model-transcription[onnx]'"
+        ) from error

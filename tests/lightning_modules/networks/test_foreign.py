@@ -1,0 +1,103 @@
+"""Networks of anyone's by name: classes, functions and files, with all their arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_modules.networks import ForeignNetwork, build_network
+
+NET = """
+import torch
+from torch import nn
+from beside import DEPTH
+
+class Net(nn.Module):
+    def __init__(self, n_out, width=4, *, image_shape, act=nn.ReLU):
+        super().__init__()
+        pixels = image_shape[0] * image_shape[1] * image_shape[2]
+        self.depth = DEPTH
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(pixels, width), act(), nn.Linear(width, n_out))
+
+    def forward(self, images):
+        return self.layers(images)
+
+def make(num_classes, /, scale=1.0):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
+
+def number():
+    return 3
+
+THREE = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "beside.py").write_text("DEPTH = 7\n")
+    (tmp_path / "my.py").write_text(NET)
+    return tmp_path / "my.py"
+
+
+def build(name: str, shape: tuple[int, int, int] = (1, 8, 8), classes: int = 5, **arguments: Any) -> nn.Module:
+    def factory(*, num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
+        return ForeignNetwork(name=name, arguments=arguments, num_classes=num_classes, image_shape=image_shape)
+
+    return build_network(factory, num_classes=classes, image_shape=shape, name="model.teacher_network")
+
+
+def test_a_class_of_a_file_gets_all_its_arguments(file: Path) -> None:
+    network: Any = build(f"{file}:Net", n_out=5, width=9, act="torch.nn.Tanh")
+    assert network.depth == 7 and network.layers[1].out_features == 9 and isinstance(network.layers[2], nn.Tanh)
+    assert network(torch.zeros(2, 1, 8, 8)).shape == (2, 5)
+    assert build(f"{file}:make")(torch.zeros(3, 1, 8, 8)).shape == (3, 5)
+
+
+def test_torchvision_and_timm_by_name() -> None:
+    whole: Any = build(
+        "torchvision.models.ResNet",
+        (3, 32, 32),
+        block="torchvision.models.resnet.BasicBlock",
+        layers=[1, 1, 1, 1],
+        norm_layer="torch.nn.Identity",
+    )
+    assert len(whole.layer1) == 1 and isinstance(whole.bn1, nn.Identity)
+    assert build("torchvision.models.resnet18", (3, 32, 32))(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
+    by_timm = build("timm.create_model", model_name="test_resnet.r160_in1k", in_chans=1)
+    assert by_timm.eval()(torch.zeros(2, 1, 8, 8)).shape == (2, 5)
+
+
+def test_a_file_that_was_changed_is_read_again(file: Path) -> None:
+    build(f"{file}:Net", n_out=5)
+    file.write_text(NET.replace("width=4", "width=6"))
+    network: Any = build(f"{file}:Net", n_out=5)
+    assert network.layers[1].out_features == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("{file}:Ned", {}, r"my\.py:Ned: there is no Ned in it\. Did you mean Net\?"),
+        ("{file}:Net", {}, r"needs n_out: add to its init_args"),
+        ("{file}:Net", {"n_out": 5, "widht": 3}, r"takes no argument 'widht'; it takes .* Did you mean width\?"),
+        ("{file}:number", {}, r"must build a torch\.nn\.Module, got int"),
+        ("{file}:THREE", {}, "is no class or function, got int"),
+        ("{file}.py:Net", {}, r"there is no file .*my\.py\.py"),
+        ("nowhere.at.all.Net", {}, "there is no module nowhere in the current folder or the environment"),
+        ("torchvision.models.resnet81", {}, r"there is no resnet81 in it\. Did you mean resnet18\?"),
+        ("Net", {}, "give package.Name, or path/to/file.py:Name"),
+    ],
+)
+def test_what_is_not_there_is_named(file: Path, name: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(name.format(file=file), **arguments)
+
+
+def test_a_file_that_fails_says_why(file: Path) -> None:
+    file.write_text("import not_installed_anywhere\n")
+    with pytest.raises(ValueError, match=r"my\.py:Net cannot be imported: .*not_installed_anywhere"):
+        build(f"{file}:Net")

@@ -1,0 +1,111 @@
+"""Teachers in ONNX: outputs as torch's, one identity per graph, refused where gradients are needed."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_modules import DGD, DPDFD, DPSD, LabelDP
+from lightning_modules.dgd_phases import DGDImages, GeneratorPhase
+from lightning_modules.image_source import Images
+from lightning_modules.networks import SmallCNN
+from lightning_modules.teachers import onnx_network
+from lightning_modules.teachers.private_teacher import PrivateTeacher, TeacherError
+from lightning_modules.teachers.teacher_input import TeacherInput
+from privacy.identity import UnnamedTraining
+
+SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8)}
+
+
+def export(network: nn.Module, file: str, *, images: torch.Tensor, any_batch: bool = True) -> None:
+    dynamic: Any = ({0: torch.export.Dim("n")},) if any_batch else None
+    torch.onnx.export(network.eval(), (images,), file, dynamo=True, dynamic_shapes=dynamic, verbose=False)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
+    torch.manual_seed(0)
+    network, file = SmallCNN(**SHAPE, width=4, hidden=8), tmp_path_factory.mktemp("onnx") / "teacher.onnx"
+    export(network, str(file), images=torch.zeros(2, 1, 8, 8))
+    return network, file
+
+
+@pytest.fixture
+def network(exported: tuple[nn.Module, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    monkeypatch.chdir(tmp_path)
+    for file in exported[1].parent.iterdir():
+        shutil.copy(file, tmp_path)
+    return copy.deepcopy(exported[0])
+
+
+def test_it_gives_what_torch_gives(network: nn.Module) -> None:
+    teacher = PrivateTeacher.load("teacher.onnx", **SHAPE)
+    images = torch.randn(5, 1, 8, 8)
+    assert torch.allclose(teacher.logits(images), network(images), atol=1e-5)
+    export(network, "fixed.onnx", images=torch.zeros(2, 1, 8, 8), any_batch=False)
+    assert torch.allclose(PrivateTeacher.load("fixed.onnx", **SHAPE).logits(images), network(images), atol=1e-5)
+    stated = PrivateTeacher.load("teacher.onnx", **SHAPE, inputs=TeacherInput(range=[0, 1]))
+    assert torch.allclose(stated.logits(images), network((images + 1) / 2), atol=1e-5)
+
+
+def test_each_graph_is_a_teacher_of_its_own(network: nn.Module) -> None:
+    with torch.no_grad():
+        network.head.bias += 1  # type: ignore[union-attr, operator]
+    export(network, "other.onnx", images=torch.zeros(2, 1, 8, 8))
+    digests = []
+    for file in ("teacher.onnx", "other.onnx", "teacher.onnx"):
+        training = PrivateTeacher.load(file, **SHAPE).training
+        assert isinstance(training, UnnamedTraining)
+        digests.append(training.digest)
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_graphs_that_are_of_no_use(network: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TeacherError, match=r"(?s)of no use here: .*\(3, 8, 8\)"):
+        PrivateTeacher.load("teacher.onnx", num_classes=10, image_shape=(3, 8, 8))
+    with pytest.raises(TeacherError, match=r"one row of 3 logits"):
+        PrivateTeacher.load("teacher.onnx", num_classes=3, image_shape=(1, 8, 8))
+    Path("text.onnx").write_text("hello")
+    with pytest.raises(TeacherError, match=r"text\.onnx cannot be read as ONNX"):
+        PrivateTeacher.load("text.onnx", **SHAPE)
+    with torch.no_grad():
+        network.head.bias[0] = torch.inf  # type: ignore[union-attr, operator, index]
+    export(network, "infinite.onnx", images=torch.zeros(2, 1, 8, 8))
+    with pytest.raises(TeacherError, match="not finite"):
+        PrivateTeacher.load("infinite.onnx", **SHAPE)
+    export(nn.Linear(4, 10), "rows.onnx", images=torch.zeros(2, 4))
+    with pytest.raises(TeacherError, match=r"must take images alone, one float32 input of 4 dimensions"):
+        PrivateTeacher.load("rows.onnx", **SHAPE)
+
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(onnx_network.importlib, "import_module", missing)
+    with pytest.raises(TeacherError, match=r"onnx is not installed: pip install 'private-model-transcription\[onnx\]'"):
+        PrivateTeacher.load("teacher.onnx", **SHAPE)
+
+
+def test_gradients_are_refused_when_it_is_loaded(network: nn.Module) -> None:
+    given: dict[str, Any] = {**SHAPE, "batch_size": 4, "teacher": "teacher.onnx"}
+    for needs in (LabelDP(**given), DPSD(**given, discriminator="teacher")):
+        with pytest.raises(
+            TeacherError, match=r"ONNX, which gives outputs and no gradients.*discriminator.* is teacher"
+        ):
+            needs.setup("fit")
+    # Where outputs are enough it serves.
+    prior = Images(source="prior")
+    for outputs in (DPDFD(**given), DPSD(**given), DPSD(**given, discriminator="teacher", images=prior)):
+        outputs.setup("fit")
+        assert outputs.teacher.logits(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+    phase = GeneratorPhase(baseline="teacher.onnx")
+    ensemble = nn.ModuleList([SmallCNN(**SHAPE) for _ in range(2)])
+    module = DGD(**{**given, "teacher": ensemble}, images=DGDImages(), generator_phase=phase,
+                 private_data="training data of teacher.onnx")  # fmt: skip
+    with pytest.raises(TeacherError, match=r"against generator_phase\.baseline"):
+        module.setup("fit")

@@ -1,0 +1,131 @@
+"""What a teacher is given of this project's images, wherever its images pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torchvision.transforms import v2
+
+from lightning_modules.functional.generator_terms import GeneratorTerms
+from lightning_modules.networks import SmallCNN, logits_and_statistics
+from lightning_modules.networks.stacked import NetworkStack
+from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+from lightning_modules.teachers.private_teacher import PrivateTeacher
+from lightning_modules.teachers.teacher_input import OURS, AdaptedTeacher, TeacherInput, adapted, as_logits
+
+IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+
+
+def ours(pixels: torch.Tensor) -> torch.Tensor:
+    """Images in [-1, 1] of pixels in [0, 1]."""
+    return 2 * pixels - 1
+
+
+def test_ranges_and_normalisation_are_torchvisions() -> None:
+    pixels = torch.rand(4, 3, 8, 8)
+    assert torch.equal(OURS(ours(pixels)), ours(pixels))
+    assert torch.allclose(TeacherInput(range=[0, 1])(ours(pixels)), pixels, atol=1e-6)
+    assert torch.allclose(TeacherInput(range=[0, 255])(ours(pixels)), 255 * pixels, atol=1e-4)
+    expected = v2.Normalize(**IMAGENET)(pixels)
+    assert torch.allclose(TeacherInput(**IMAGENET)(ours(pixels)), expected, atol=1e-5)
+    assert torch.allclose(
+        TeacherInput(mean=[0.5], std=[0.25])(ours(pixels)), v2.Normalize([0.5] * 3, [0.25] * 3)(pixels), atol=1e-5
+    )
+
+
+def test_sizes_and_channels_are_torchvisions() -> None:
+    grey, colours = torch.rand(2, 1, 12, 12), torch.rand(2, 3, 12, 12)
+    assert torch.equal(TeacherInput(channels=3)(grey), grey.repeat(1, 3, 1, 1))
+    as_grey = TeacherInput(channels=1, range=[0, 1])(ours(colours))
+    assert torch.allclose(as_grey, v2.Grayscale()(colours), atol=1e-3)
+    for size in (7, [20, 16]):
+        expected = v2.Resize([7, 7] if size == 7 else size, antialias=True)(colours)
+        found = TeacherInput(size=size)(colours)  # type: ignore[arg-type]
+        assert torch.allclose(found, expected, atol=1e-6)
+    assert TeacherInput(size=[20, 16], channels=3).shape((1, 8, 8)) == (3, 20, 16)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"range": [0, 1], **IMAGENET}, "either range, or mean and std"),
+        ({"mean": [0.5]}, "mean and std belong together"),
+        ({"range": [1, 0]}, r"range must be a lowest and a highest value.*got \[1, 0\]"),
+        ({"range": [0]}, "range must be a lowest and a highest value"),
+        ({"mean": [0.5], "std": [0.0]}, "std must be above 0"),
+        ({"mean": [0.5, 0.5], "std": [0.5]}, "equally many"),
+        ({"mean": [float("nan")], "std": [1.0]}, "mean must be one finite number"),
+        ({"size": 0}, "size must be a side of 1 or more"),
+        ({"size": [8, 8, 8]}, "size must be a side"),
+        ({"channels": 4}, "channels must be 1 or 3, got 4"),
+    ],
+)
+def test_what_has_no_meaning_is_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"teacher_input.*{message}|{message}"):
+        TeacherInput(**given)
+
+
+def test_what_the_images_do_not_allow_is_named() -> None:
+    with pytest.raises(ValueError, match=r"channels=3 can be made of images with 1 or 3 channels, and these have 2"):
+        TeacherInput(channels=3).shape((2, 8, 8))
+    with pytest.raises(ValueError, match=r"mean must be one number or one for each of 1 channels"):
+        TeacherInput(**IMAGENET).shape((1, 8, 8))
+
+
+def test_outputs_become_logits_of_the_same_probabilities() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 5))
+    images = torch.randn(6, 1, 4, 4)
+    expected = network(images).softmax(dim=1)
+    for layer, outputs in ((nn.Softmax(1), "probabilities"), (nn.LogSoftmax(1), "log_probabilities")):
+        whole = adapted(nn.Sequential(network, layer), inputs=OURS, outputs=outputs)  # type: ignore[arg-type]
+        assert torch.allclose(whole(images).softmax(dim=1), expected, atol=1e-6)
+    sure = as_logits(torch.tensor([[0.0, 500.0]]).softmax(dim=1), "probabilities")
+    assert torch.isfinite(sure).all()
+    assert adapted(network, inputs=OURS, outputs="logits") is network
+
+
+def test_gradients_features_and_statistics_are_of_what_it_is_given() -> None:
+    """Losses of a generator against the teacher: each is that of the network itself on what it was trained with."""
+    torch.manual_seed(0)
+    network = SmallCNN(num_classes=4, image_shape=(3, 8, 8)).eval()
+    stated = TeacherInput(range=[0, 1], channels=3, size=8)
+    whole = adapted(network, inputs=stated, outputs="logits")
+    images = torch.randn(6, 1, 10, 10, requires_grad=True)
+    given = ((images + 1) / 2).repeat(1, 3, 1, 1)
+    given = F.interpolate(given, size=(8, 8), mode="bilinear", antialias=True)
+    for one, other in zip(logits_and_statistics(whole, images), logits_and_statistics(network, given), strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
+    as_it_is = logits_and_statistics(network, images[:, :, 1:9, 1:9].repeat(1, 3, 1, 1))[1]
+    assert not torch.allclose(logits_and_statistics(whole, images)[1], as_it_is)
+    terms = GeneratorTerms()
+    loss, expected = terms(whole, images)[0], terms(network, given)[0]
+    assert torch.allclose(loss, expected, atol=1e-4)
+    found, wanted = (torch.autograd.grad(one, images, retain_graph=True)[0] for one in (loss, expected))
+    assert torch.allclose(found, wanted, atol=1e-5) and found.abs().sum() > 0
+
+
+def test_private_teachers_and_ensembles_apply_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    networks = [SmallCNN(num_classes=4, image_shape=(1, 8, 8)).eval() for _ in range(3)]
+    stated, images = TeacherInput(range=[0, 1]), torch.rand(5, 1, 8, 8) * 2 - 1
+    expected = torch.stack([network((images + 1) / 2) for network in networks]).detach()
+    torch.save(networks[0].state_dict(), "weights.pt")
+    shape: dict[str, Any] = {"num_classes": 4, "image_shape": (1, 8, 8)}
+    for teacher in (
+        PrivateTeacher(networks[0], private_data="x", inputs=stated),
+        PrivateTeacher.load("weights.pt", **shape, network=SmallCNN, inputs=stated),
+    ):
+        assert torch.allclose(teacher.logits(images), expected[0], atol=1e-5)
+        assert torch.allclose(teacher._network_of(0)(images), expected[0], atol=1e-5)
+    # It is the same teacher, whatever it is given.
+    assert teacher.training == PrivateTeacher.load("weights.pt", **shape, network=SmallCNN).training
+    ensemble = PrivateEnsemble(NetworkStack(networks), num_classes=4, private_data="x", inputs=stated)
+    assert torch.allclose(ensemble.each(images), expected, atol=1e-5)
+    assert isinstance(ensemble._network_of(1), AdaptedTeacher)
+    assert torch.allclose(ensemble._network_of(1)(images), expected[1], atol=1e-5)

@@ -1,0 +1,287 @@
+"""Teachers of anyone's through the command that a user types: read, tried, told on the page, resumed, compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
+from sklearn.datasets import load_digits
+from support.runs import QUIET, checkpoint, configuration, distil, fit
+from torch import nn
+from torch.nn import functional as F
+
+from lightning_modules import DGD, DPDFD
+from lightning_modules.cli import main
+from lightning_modules.dgd_phases import DGDImages, GeneratorPhase
+from lightning_modules.image_source import Images
+from lightning_modules.networks import SmallCNN
+from lightning_modules.teachers.checks import TRIAL_ACCESS
+from lightning_modules.teachers.private_teacher import TeacherError
+from lightning_modules.teachers.teacher_input import TeacherInput
+from privacy.identity import CheckpointError
+
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, channels, pixels, classes, softmax=False):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(channels, 4, 3, padding=1), nn.ReLU(), nn.Flatten())
+        self.out = nn.Linear(4 * pixels * pixels, classes)
+        self.softmax = softmax
+
+    def forward(self, images):
+        logits = self.out(self.body(images))
+        return logits.softmax(dim=1) if self.softmax else logits
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder, and a network's file in another one."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "net.py").write_text(NET)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path
+
+
+def network_of(place: Path, *args: Any) -> nn.Module:
+    names: dict[str, Any] = {}
+    exec((place / "theirs" / "net.py").read_text(), names)
+    torch.manual_seed(0)
+    network: nn.Module = names["Net"](*args)
+    return network
+
+
+def train(network: nn.Module, scale: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """On digits, whose pixels in [0, 1] are scaled."""
+    digits = load_digits()
+    images, labels = torch.tensor(digits.images[:, None] / 16).float(), torch.tensor(digits.target)
+    optimizer = torch.optim.Adam(network.parameters(), 3e-3)
+    for _ in range(8):
+        for rows in torch.randperm(len(images)).split(64):
+            optimizer.zero_grad()
+            F.cross_entropy(network(scale(images[rows])), labels[rows]).backward()
+            optimizer.step()
+
+
+def settings(place: Path, *, classes: int = 10, channels: int = 1, pixels: int = 8, **more: Any) -> dict[str, Any]:
+    arguments = {"channels": channels, "pixels": pixels, "classes": classes}
+    return {
+        "teacher": "teacher.pt",
+        "teacher_network": {"class_path": "../theirs/net.py:Net", "init_args": arguments},
+        "private_data": "theirs",
+        "images": "prior",
+        **more,
+    }
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr("lightning_modules.base.rank_zero_warn", found.append)
+    return found
+
+
+def test_a_softmax_is_refused_and_served_where_it_is_stated(place: Path) -> None:
+    network = network_of(place, 1, 8, 10)
+    train(network, lambda pixels: 2 * pixels - 1)
+    torch.save(network.state_dict(), "teacher.pt")
+    given = settings(place)
+    given["teacher_network"]["init_args"]["softmax"] = True
+    with pytest.raises(TeacherError, match=r"teacher\.pt gives probabilities, .*model\.teacher_outputs: probabilities"):
+        distil("refused", model=given)
+    assert not Path("refused/public/guarantee.json").exists()
+    served = distil("served", model={**given, "teacher_outputs": "probabilities"})
+    plain = distil("plain", model=settings(place))
+    images = torch.rand(4, 1, 8, 8) * 2 - 1
+    assert torch.allclose(
+        served.model.teacher.logits(images).softmax(1), plain.model.teacher.logits(images).softmax(1), atol=1e-5
+    )
+    assert checkpoint("served")["hyper_parameters"]["teacher_outputs"] == "probabilities"
+
+
+def test_another_range_is_warned_of_and_right_where_it_is_stated(place: Path, said: list[str]) -> None:
+    torch.manual_seed(0)
+    network = SmallCNN(num_classes=10, image_shape=(1, 8, 8))
+    train(network, lambda pixels: pixels)
+    save_file(network.state_dict(), "teacher.safetensors")
+    own = {"teacher": "teacher.safetensors", "teacher_network": {"class_path": "SmallCNN"}, "images": "prior"}
+    checks = {"accuracy": True}
+    distil("silent", model={**own, "teacher_checks": {"trial": False, **checks}})
+    assert said == []
+    distil("unstated", model={**own, "teacher_checks": checks})
+    assert len(said) == 1 and "model.teacher_input.range: [0, 1] its decisions" in said[0]
+    said.clear()
+    stated = distil("stated", model={**own, "teacher_input": {"range": [0, 1]}, "teacher_checks": checks})
+    assert said == []
+    accuracy = {name: _teacher_accuracy(name) for name in ("silent", "stated")}
+    assert accuracy["stated"] > 0.9 > accuracy["silent"] + 0.1
+    # Which images and how many are charged does not depend on it.
+    assert stated.model.annotator.account.queries(scope="run") == 3 * 8
+
+
+def _teacher_accuracy(folder: str) -> float:
+    found: float = json.loads(Path(folder, "private/data_accesses.json").read_text())["teacher_accuracy"]
+    return found
+
+
+def test_what_was_looked_at_is_told_and_what_was_found_is_not(
+    place: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("lightning_modules.base.rank_zero_info", shown.append)
+    accuracy = 0.678912345
+    monkeypatch.setattr("lightning_modules.base.measured_on", lambda *_: {"accuracy": accuracy})
+    torch.save(network_of(place, 1, 8, 10).state_dict(), "teacher.pt")
+    distil("run", model=settings(place, teacher_checks={"accuracy": True}))
+    (line,) = [text for text in shown if "own accuracy" in text]
+    assert "on the test split of Digits: 67.89 %" in line and "NOT CHARGED" in line and "choose nothing by it" in line
+    page = Path("run/public/guarantee.md").read_text()
+    assert f"ACCESSED WITHOUT CHARGE: {TRIAL_ACCESS}" in page and "the teacher's accuracy on the test split" in page
+    assert _teacher_accuracy("run") == accuracy
+    written = [file for file in Path("run").rglob("*") if file.is_file() and "private" not in file.parts]
+    assert not any(one in file.read_bytes() for file in written for one in (b"0.6789", b"67.89"))
+    # Neither what a trial found, nor that it found anything, is anywhere.
+    for text in said:
+        assert not any(text[:60].encode() in file.read_bytes() for file in written)
+    # Without both looks the page says that there were none.
+    distil("none", model=settings(place, teacher_checks={"trial": False}))
+    assert "ACCESSED WITHOUT CHARGE" not in Path("none/public/guarantee.md").read_text()
+    assert not Path("none/private").exists()
+
+
+def test_the_page_says_the_same_whatever_a_trial_found(place: Path, said: list[str]) -> None:
+    """A page, and all else that is published, is the same for a teacher that was warned of and one that was not."""
+    pages = []
+    for name, factor in (("warned", 0.0), ("fine", 1.0)):
+        network = network_of(place, 1, 8, 10)
+        train(network, lambda pixels: 2 * pixels - 1)
+        weights = {key: value * factor for key, value in network.state_dict().items()}
+        torch.save(weights, "teacher.pt")
+        distil(name, model=settings(place, private_data=name))
+        stated = json.loads(Path(name, "public/guarantee.json").read_text())["guarantee"]
+        pages.append([text for text in stated["assumptions"] if "ACCESSED" in text])
+    assert len(said) == 1 and "same outputs" in said[0]
+    assert pages[0] == pages[1] != []
+
+
+def test_a_teacher_trained_here_is_not_tried(folder: Path, said: list[str]) -> None:
+    cli = distil()
+    assert cli.model.data_accesses == [] and said == []
+    distil("stated", model={"teacher_input": {"range": [0, 1]}})
+    assert "with pixels in [-1, 1] its decisions" in said[0]
+
+
+def test_what_it_takes_is_compared_on_resuming(place: Path) -> None:
+    torch.save(network_of(place, 1, 8, 10).state_dict(), "teacher.pt")
+    begun = settings(place, teacher_input={"range": [0, 1]})
+    distil("run", model=begun)
+    again = {"model": begun, "epochs": 2}
+    resume = "--ckpt_path=run/checkpoints/last.ckpt"
+    for name, changed in (
+        ("teacher_input.range", {"teacher_input": {"range": [0, 255]}}),
+        ("teacher_input.range", {"teacher_input": {}}),
+        ("teacher_outputs", {"teacher_outputs": "log_probabilities"}),
+        ("teacher_network.arguments", {"teacher_network": _with(begun["teacher_network"], softmax=True)}),
+    ):
+        with pytest.raises(CheckpointError, match=rf"model\.{name} was "):
+            distil("run", resume, model={**begun, **changed}, epochs=2)
+    gone_on = distil("run", resume, **{**again, "model": {**begun, "teacher_checks": {"trial": False}}})
+    assert gone_on.model.steps_done == 6
+    # That the first part was tried is not forgotten.
+    assert TRIAL_ACCESS in gone_on.model.data_accesses
+
+
+def _with(network: dict[str, Any], **arguments: Any) -> dict[str, Any]:
+    return {**network, "init_args": {**network["init_args"], **arguments}}
+
+
+def test_a_script_saves_and_takes_what_it_stated() -> None:
+    stated = TeacherInput(range=[0, 1], channels=3)
+    given: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 4}
+    module = DPDFD(**given, teacher="x", teacher_input=stated, images=Images(source="prior"))
+    fields = {"range": [0, 1], "mean": None, "std": None, "size": None, "channels": 3}
+    assert module.hparams["teacher_input"] == fields
+    assert DPDFD(**given, teacher="x", teacher_input=fields)._teacher_source.inputs == stated  # type: ignore[arg-type]
+    phase = GeneratorPhase(baseline="x", baseline_input=stated)
+    nested = DGD(**given, teacher="x", images=DGDImages(), generator_phase=phase)
+    assert nested.hparams["generator_phase"]["baseline_input"] == fields
+    again = DGD(**given, teacher="x", generator_phase=nested.hparams["generator_phase"])
+    assert again.generator_phase.baseline_input == stated
+    with pytest.raises(ValueError, match=r"teacher_outputs must be one of logits, .* got 'softmax'"):
+        DPDFD(**given, teacher="x", teacher_outputs="softmax")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dataset", "classes", "channels", "pixels"), [("GreyPairs", 2, 1, 64), ("ColourHundred", 100, 3, 32)]
+)
+def test_a_classifier_of_ones_own_by_settings_alone(
+    place: Path, dataset: str, classes: int, channels: int, pixels: int
+) -> None:
+    network = network_of(place, channels, pixels, classes)
+    torch.save({"model_state_dict": {f"module.{name}": value for name, value in network.state_dict().items()}}, "t.pt")
+    arguments = [
+        "fit", "--model=DPDFD", "--model.teacher=t.pt", "--model.private_data=theirs", "--model.images.source=prior",
+        "--model.teacher_network=../theirs/net.py:Net", f"--model.teacher_network.channels={channels}",
+        f"--model.teacher_network.pixels={pixels}", f"--model.teacher_network.classes={classes}",
+        "--model.teacher_input.mean=[0.5]", "--model.teacher_input.std=[0.25]",
+        "--data=Latent", f"--data.dataset=support.random_images.{dataset}", "--data.batch_size=4",
+        "--data.steps_per_epoch=2", "--trainer.max_epochs=1", "--trainer.default_root_dir=run", *QUIET,
+    ]  # fmt: skip
+    cli = main(arguments)
+    assert cli is not None and cli.model.steps_done == 2
+    images = torch.rand(3, channels, pixels, pixels)
+    expected = network(((images + 1) / 2 - 0.5) / 0.25)
+    assert torch.allclose(cli.model.teacher.logits(images), expected, atol=1e-4)
+    # By its saved configuration alone.
+    again = main(["fit", "--config", "run/config.yaml", "--trainer.default_root_dir=again"])
+    assert again is not None and again.model.steps_done == 2
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "alexnet": {},
+    "vgg19_bn": {},
+    "resnet50": {},
+    "wide_resnet50_2": {},
+    "densenet161": {},
+    "mobilenet_v2": {},
+    "shufflenet_v2_x1_0": {},
+    "googlenet": {"init_weights": False},
+    "vit_b_16": {"image_size": 64},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_nine_families_of_imagenet(place: Path, family: str) -> None:
+    """DPDFD Table 3's teachers, untrained: as a file of torchvision's model zoo, one step of B=2 at 64 pixels."""
+    torch.manual_seed(0)
+    network = getattr(torchvision.models, family)(**FAMILIES[family], num_classes=1000).eval()
+    torch.save(network.state_dict(), "zoo.pth")
+    model = {
+        "teacher": "zoo.pth",
+        "teacher_network": {"class_path": f"torchvision.models.{family}", "init_args": FAMILIES[family]},
+        "teacher_input": {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]},
+        "images": "prior",
+        "private_data": "ImageNet/train",
+        "student": {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}},
+    }
+    config = configuration(model=model, dataset="support.random_images.ColourThousand", steps=1)
+    config["data"]["init_args"]["batch_size"] = 2
+    cli = fit(config)
+    assert cli.model.steps_done == 1 and cli.model.annotator.account.queries() == 2
+    images = torch.rand(2, 3, 64, 64) * 2 - 1
+    stated = TeacherInput(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
+    with torch.no_grad():
+        expected = network(stated(images))
+    assert torch.allclose(cli.model.teacher.logits(images), expected, atol=1e-3, rtol=1e-3)
