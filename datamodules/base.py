@@ -118,7 +118,7 @@ class ImageDataModule(LightningDataModule, ABC):
         self.download = download
         self.verify = verify
         self.name = getattr(self, "name", None) or type(self).__name__
-        self._private_name = self.private_name or self.name
+        self._whole = self._private_name = self.private_name or self.name
         self._choice: ClassChoice | None = None
         if classes is not None:
             self._keep(ClassChoice.of(classes, names=self.class_names, aliases=self.class_aliases, dataset=self.name))
@@ -133,6 +133,17 @@ class ImageDataModule(LightningDataModule, ABC):
         other's releases.
         """
         return f"{self._private_name}/train"
+
+    def may_share_records(self, private_data: str | None) -> bool:
+        """Whether private data of some name may hold records of this private part; of names that look alike it is said.
+
+        Args:
+            private_data: A `private_data`, of this choice of classes, of another or of all; None is of nothing known.
+        """
+        if private_data is None:
+            return False
+        name = private_data.removesuffix("/train")
+        return private_data == self.private_data or name == self._whole or name.startswith(f"{self._whole}-")
 
     @property
     def kept_classes(self) -> tuple[int, ...] | None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules import CIFAR10, Digits, Latent, Planted, Poisson, Shards
+from datamodules import CIFAR10, CelebA, Digits, Latent, Planted, Poisson, Shards
 from datamodules.class_choice import ClassChoice
 
 
@@ -82,3 +82,14 @@ def test_a_canary_is_planted_among_the_chosen_classes() -> None:
     data.setup("fit")
     assert set(data.train_records.labels.tolist()) == {0, 1}
     assert bool((data.train_records.ids == -3).any())
+
+
+@pytest.mark.parametrize("pool", [Digits(), Digits(classes=[3, 7]), Planted(dataset=Digits(classes=[3, 7]))])
+def test_records_may_be_in_another_choice_of_classes(pool: Any) -> None:
+    for private in (Digits(), Digits(classes=[7, 8]), Digits(classes=range(5))):
+        assert pool.may_share_records(private.private_data)
+    assert not pool.may_share_records(CIFAR10().private_data) and not pool.may_share_records(None)
+
+
+def test_both_tasks_of_celeba_are_of_the_same_records() -> None:
+    assert CelebA(task="hair", classes=["black", "brown"]).may_share_records(CelebA().private_data)

@@ -20,6 +20,7 @@ from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.cli import TranscriptionCLI
 from lightning_modules.dgd import DGD
 from lightning_modules.networks import SmallCNN
+from lightning_modules.pool_source import PoolSource
 from lightning_modules.priors import StrokePrior
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import TeacherError
@@ -450,6 +451,13 @@ def test_a_pool_that_is_the_private_data_leaves_no_bound(place: Path, name: str 
     assert model.guarantee().epsilon == math.inf
     assert model.annotator.account.epsilon_published() == pytest.approx(published_dgd_epsilon(QUERIES, 0.05, 1e-5))
     assert "VOID: the pool" in Path("run/public/guarantee.md").read_text()
+
+
+@pytest.mark.parametrize("named", ["Digits-3-7/train", "Digits/train", "Others-3-7/train"])
+def test_a_pool_with_other_classes_of_the_private_data_is_private(named: str) -> None:
+    pool = PoolSource(Digits(classes=[7, 8]), part="train", image_shape=(1, 8, 8), batch_size=4)
+    pool.open(private={named, None})
+    assert pool.is_private is named.startswith("Digits")
 
 
 @pytest.mark.parametrize("part", ["train", pytest.param("test", marks=pytest.mark.slow)])
