@@ -412,8 +412,9 @@ class DataFreeDistillation(LightningModule):
         data.setup("test")
         found = measured_on(self.teacher.logits, whole(data.test_dataloader()), self.device)
         rank_zero_info(
-            f"The teacher's own accuracy on the test split of {data.name}: {100 * found['accuracy']:.2f} %. NOT CHARGED: "
-            "this is a query to the private teacher that no noise covers. Do not publish it, and choose nothing by it."
+            f"The teacher's own accuracy on the test split of {data.name}: {100 * found['accuracy']:.2f} %. NOT "
+            "CHARGED: this is a query to the private teacher that no noise covers. Do not publish it, and choose "
+            "nothing by it."
         )
         if not is_dev_run(self.trainer):
             keep_teacher_accuracy(self.trainer, found)
