@@ -26,6 +26,7 @@ from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.callbacks.summary import NetworksLine
 from lightning_modules.commands.audit import audit
 from lightning_modules.commands.calibrate import calibrate
+from lightning_modules.commands.distill import distill
 from lightning_modules.commands.export import export
 from lightning_modules.commands.ledger import ledger
 from lightning_modules.commands.priors import priors
@@ -78,6 +79,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "pipeline": lambda args: pipeline(args, run=run),
     "render": render,
     "calibrate": lambda args: calibrate(args, build=lambda rest: _cli(rest, run=False)),
+    "distill": lambda args: distill(args, run=run, build=lambda rest: _cli(rest, run=False)),
     "tables": lambda args: tables(args, run=run),
     "sweep": lambda args: sweep(args, run=run),
     "priors": priors,
@@ -340,7 +342,8 @@ def _cli(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
         # Every method makes its own optimizers: `--optimizer` would replace them by a single one.
         auto_configure_optimizers=False,
         parser_kwargs={
-            "description": "Also: `pipeline FILE` runs fits in order, `calibrate --config FILE` shows what they would "
+            "description": "Also: `distill` goes from a teacher to a student's folder, `export RUN` makes such a "
+            "folder of a finished run, `pipeline FILE` runs fits in order, `calibrate --config FILE` shows what they would "
             "cost, `render FILE` writes results into documents, `tables` runs and renders the papers' tables, "
             "`sweep FILE` follows W&B's sweep files without a server, `priors` draws what each image prior draws, "
             "`ledger` shows what was spent on private data, `audit` trains with and without a planted record and "

@@ -19,7 +19,7 @@ from privacy.accounting.composition import compose
 from privacy.annotators import Annotator
 from privacy.published.claims import published_epsilon
 
-__all__ = ["calibrate", "calibration_table"]
+__all__ = ["calibrate", "calibration_table", "planned_cost"]
 
 TARGETS = (0.1, 1.0, 2.0, 5.0, 10.0)
 ACCOUNTINGS: tuple[Accounting, ...] = ("record", "published")
@@ -91,33 +91,48 @@ def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> 
         build: Turns the arguments of `fit` into the model and the data without running anything.
 
     Raises:
-        ValueError: The configuration has no annotator.
+        ValueError: The configuration has no annotator, or does not say how many steps are planned.
     """
     # The rest is for the parser of `fit`, which knows every setting.
     parser = argparse.ArgumentParser(prog="LightningCLI calibrate", description=__doc__, allow_abbrev=False)
     parser.add_argument("--targets", type=float, nargs="+", default=None, help="Targets for epsilon.")
     options, rest = parser.parse_known_args(list(args))
     cli = build(rest)
-    if not isinstance(cli.model, DataFreeDistillation):
-        raise ValueError(f"calibrate needs a model with an annotator, got {type(cli.model).__name__}")
-    annotator = cli.model.annotator
-    calls = cli.model.calls_of(int(cli.trainer.max_epochs) * len(cli.datamodule.train_dataloader()))
-    if calls < 1:
-        raise ValueError("trainer.max_epochs must be set, so that the number of planned steps is known")
     console = Console(width=118)
-    words = annotator.describe()
-    console.print(
-        f"{words.mechanism}.\nUnit: {words.unit}; relation: {words.relation}; δ = {annotator.delta:g}.",
-        highlight=False,
-    )
-    record, published = (epsilon_of(annotator, calls, accounting) for accounting in ACCOUNTINGS)
-    console.print(
-        f"As configured, {calls:,} calls: record-level ε = {record:.6g} (a bound); published ε = {published:.6g} "
-        f"({_claim(words.published_source)}).",
-        highlight=False,
-    )
+    for line in planned_cost(cli):
+        console.print(line, highlight=False)
+    annotator, calls = cli.model.annotator, _planned_calls(cli)
     chosen = options.targets or ([annotator.target_epsilon] if annotator.target_epsilon else TARGETS)
     console.print(calibration_table(annotator, calls=calls, targets=chosen))
+
+
+def planned_cost(cli: Any) -> list[str]:
+    """What a configuration releases and costs, in lines for a person; nothing is run and no teacher read.
+
+    Args:
+        cli: Its model and data, built.
+
+    Raises:
+        ValueError: The configuration has no annotator, or does not say how many steps are planned.
+    """
+    if not isinstance(cli.model, DataFreeDistillation):
+        raise ValueError(f"calibrate needs a model with an annotator, got {type(cli.model).__name__}")
+    annotator, calls = cli.model.annotator, _planned_calls(cli)
+    words = annotator.describe()
+    record, published = (epsilon_of(annotator, calls, accounting) for accounting in ACCOUNTINGS)
+    return [
+        f"{words.mechanism}.",
+        f"Unit: {words.unit}; relation: {words.relation}; δ = {annotator.delta:g}.",
+        f"As configured, {calls:,} calls: record-level ε = {record:.6g} (a bound); published ε = {published:.6g} "
+        f"({_claim(words.published_source)}).",
+    ]
+
+
+def _planned_calls(cli: Any) -> int:
+    calls: int = cli.model.calls_of(int(cli.trainer.max_epochs) * len(cli.datamodule.train_dataloader()))
+    if calls < 1:
+        raise ValueError("trainer.max_epochs must be set, so that the number of planned steps is known")
+    return calls
 
 
 def _claim(source: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from lightning_modules.publishing import export_run
+from lightning_modules.publishing import Exported, export_run
 
-__all__ = ["export"]
+__all__ = ["export", "say_exported"]
 
 
 def export(args: Sequence[str]) -> None:
@@ -55,6 +55,11 @@ def export(args: Sequence[str]) -> None:
         license_name=options.license,
         network=options.network,
     )
+    say_exported(done)
+
+
+def say_exported(done: Exported) -> None:
+    """Says what was written and what it may be used for."""
     for name, difference in done.differences.items():
         print(f"{done.folder / name}: logits within {difference:.1e} of the {done.run.role}'s")
     if done.run.record is None:

@@ -1,0 +1,237 @@
+"""`LightningCLI distill --teacher FILE --data NAME:FOLDER --to DIR`: from a teacher to a folder to hand on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from datamodules.base import require_at_least
+from lightning_modules.commands.calibrate import planned_cost
+from lightning_modules.commands.export import say_exported
+from lightning_modules.publishing import export_run
+from lightning_modules.runtime.runs import is_dev_run, run_folder
+from lightning_modules.teachers.errors import TeacherError
+from lightning_modules.teachers.files import is_onnx, read_file
+from privacy.accounting.composition import compose
+from privacy.formatting import round_up
+from privacy.identity import Training
+
+__all__ = ["PRIORS", "distill", "prior_for"]
+
+PRIORS: Mapping[str, str] = {
+    "Digits": "StrokePrior",
+    "MNIST": "StrokePrior",
+    "FashionMNIST": "SilhouettePrior",
+}
+"""Priors that were drawn with a data set's kind of images in mind; any other data take `GENERAL`."""
+
+GENERAL: Mapping[str, Any] = {
+    "class_path": "MixturePrior",
+    "init_args": {
+        "priors": [{"class_path": "FractalPrior"}, {"class_path": "DeadLeavesPrior"}, {"class_path": "GradientPrior"}],
+        "blend_probability": 0.5,
+    },
+}
+"""Edges, textures and shading at every scale: images of no kind in particular."""
+
+#: Images are drawn and queried in epochs of so many steps, after which a checkpoint is written.
+_STEPS_PER_EPOCH = 100
+
+
+def prior_for(dataset: str) -> dict[str, Any]:
+    """The prior of a data set, by its name alone: trying several on the teacher would be queries that nothing charges.
+
+    >>> prior_for("MNIST")
+    {'class_path': 'StrokePrior'}
+    >>> prior_for("ImageFolder")["class_path"]
+    'MixturePrior'
+    """
+    return {"class_path": PRIORS[dataset]} if dataset in PRIORS else json.loads(json.dumps(GENERAL))
+
+
+def configuration(
+    options: argparse.Namespace, *, bounded: Training | None, network: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The configuration of `fit` that the options stand for.
+
+    Args:
+        options: Of the command.
+        bounded: The teacher's training, where it was by DP-SGD.
+        network: Its architecture as its checkpoint has it, where it does.
+
+    Raises:
+        ValueError: Steps or a batch size below 1.
+    """
+    steps = require_at_least(1, steps=options.steps)
+    per_epoch = math.gcd(steps, _STEPS_PER_EPOCH) if steps >= _STEPS_PER_EPOCH else steps
+    name, _, place = options.data.partition(":")
+    dataset: dict[str, Any] = {"class_path": name, **({"init_args": {"root": place}} if place else {})}
+    prior = {"class_path": options.prior} if options.prior else prior_for(name.rpartition(".")[2])
+    student = {"class_path": options.student} if options.student else None
+    optimizers = {
+        "student": {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}},
+        "student_lr_scheduler": {
+            "class_path": "torch.optim.lr_scheduler.CosineAnnealingLR",
+            "init_args": {"T_max": steps},
+        },
+    }
+    common: dict[str, Any] = {"teacher": options.teacher, "optimizers": optimizers}
+    if options.network:
+        common["teacher_network"] = {"class_path": options.network}
+    if bounded is not None:
+        method = "Distillation"
+        special = {
+            "student": student or network or {"class_path": "SmallCNN"},
+            "prior": prior,
+            "annotator": {"class_path": "ResponseAnnotator", "init_args": {"delta": options.delta}},
+        }
+    else:
+        method = "DPDFD"
+        gradients = {"norm_bound": 1e-3, "stability": 0.3, "noise_multiplier": options.noise_multiplier}
+        special = {
+            "student": student or {"class_path": "SmallCNN"},
+            "images": {"source": "prior", "prior": prior},
+            "gradient_targets": {"student_target": "gradients"},
+            "annotator": {
+                "class_path": "GradientAnnotator",
+                "init_args": {"release": "per_sample", "delta": options.delta, **gradients},
+            },
+        }
+    return {
+        "seed_everything": options.seed,
+        "trainer": {
+            "max_epochs": steps // per_epoch,
+            "accelerator": "auto",
+            "num_sanity_val_steps": 0,
+            "default_root_dir": options.folder
+            or str(Path("runs") / f"distill_{name.lower()}_{Path(options.teacher).stem}"),
+        },
+        "model": {"class_path": method, "init_args": {**common, **special}},
+        "data": {
+            "class_path": "Latent",
+            "init_args": {"dataset": dataset, "steps_per_epoch": per_epoch, "batch_size": options.batch_size},
+        },
+    }
+
+
+def bounded_training(path: Path) -> tuple[Training | None, Mapping[str, Any] | None]:
+    """A teacher's training where its file says that it was by DP-SGD, and the architecture that the file names.
+
+    Raises:
+        TeacherError: The file is not there, or cannot be read without running code of its maker.
+    """
+    if not path.is_file():
+        raise TeacherError(f"--teacher must be a file with a classifier's weights, and {path} is not there")
+    content = None if is_onnx(path) else read_file(path)
+    stated = content.get("training") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or not isinstance(stated, Mapping):
+        return None, None
+    try:
+        training = Training.from_dict(stated)
+    except ValueError as error:
+        raise TeacherError(f"teacher {path}: {error}") from error
+    network = content.get("hyper_parameters", {}).get("network")
+    return (training if training.releases else None), (network if isinstance(network, Mapping) else None)
+
+
+def distill(
+    args: Sequence[str],
+    *,
+    run: Callable[[Sequence[str]], Any],
+    build: Callable[[Sequence[str]], Any],
+) -> None:
+    """The command.
+
+    Args:
+        args: What follows it; settings of `fit` that the command does not know are handed on.
+        run: Runs `fit`.
+        build: Turns the arguments of `fit` into the model and the data without running anything.
+
+    Raises:
+        ValueError: An option out of its range.
+        TeacherError: No teacher of use.
+        ExportError: The student cannot be exported as asked; the run is kept.
+    """
+    options, settings = _parser().parse_known_args(list(args))
+    wrong = [one for one in settings[:1] if not one.startswith("--")]
+    if wrong:
+        raise ValueError(f"distill takes options alone, and {wrong[0]} is none; see LightningCLI distill --help")
+    training, network = bounded_training(Path(options.teacher))
+    config = configuration(options, bounded=training, network=network)
+    line = [f"--config={json.dumps(config)}", *settings]
+    rank_zero_info(_announcement(config, training, delta=options.delta))
+    if training is None:
+        rank_zero_info("\n".join(planned_cost(build(line))))
+    if options.dry_run:
+        return
+    cli = run(["fit", *line, "--ckpt_path=last"])
+    if is_dev_run(cli.trainer) or not cli.trainer.is_global_zero:
+        return
+    say_exported(
+        export_run(
+            run_folder(cli.trainer),
+            to=options.to,
+            onnx=options.onnx,
+            torch_export=options.torch_export,
+            synthetic_images=options.synthetic_images,
+            unprotected=options.unprotected,
+            force=options.force,
+            license_name=options.license,
+        )
+    )
+
+
+def _announcement(config: Mapping[str, Any], training: Training | None, *, delta: float) -> str:
+    settings = config["model"]["init_args"]
+    prior = (settings.get("prior") or settings["images"]["prior"])["class_path"]
+    steps = settings["optimizers"]["student_lr_scheduler"]["init_args"]["T_max"]
+    size = config["data"]["init_args"]["batch_size"]
+    lines = [
+        f"Student {settings['student']['class_path']}, by {config['model']['class_path']}, in {steps:,} steps of "
+        f"{size} procedural images of {prior} (--prior names another); run folder {config['trainer']['default_root_dir']}."
+    ]
+    if training is not None:
+        assert training.releases is not None  # by `bounded_training`
+        epsilon = compose(dict(training.releases), delta).epsilon
+        lines.append(
+            f"The teacher was trained by DP-SGD. Its ε = {round_up(epsilon)} at δ = {delta:g} holds for every training "
+            "record and bounds everything that is computed from the teacher: the student costs nothing more, and the "
+            "teacher itself may be published at that ε as well."
+        )
+    else:
+        lines.append(
+            "Nothing is known to bound the teacher: one training record may change every one of its answers. The "
+            "noise of this run protects single answers, and not a record; see docs/choosing.md for what would."
+        )
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="LightningCLI distill", description=__doc__, allow_abbrev=False)
+    add = parser.add_argument
+    add("--teacher", required=True, metavar="FILE", help="Weights of a classifier, see docs/your_teacher.md.")
+    add("--network", metavar="NAME", help="Its architecture, where the file does not say: my.py:Net, or a class path.")
+    add("--data", required=True, metavar="NAME[:FOLDER]", help="Data set, such as ImageFolder:pictures/ or MNIST:data.")
+    add("--to", required=True, metavar="DIR", help="The folder that is made for the student.")
+    add("--student", metavar="NAME", help="The student's architecture. Default: SmallCNN, or the DP-SGD teacher's own.")
+    add("--prior", metavar="NAME", help="The prior that draws the images. Default: by the data set.")
+    add("--steps", type=int, default=2000, help="Training steps.")
+    add("--batch-size", type=int, default=256, help="Images per step.")
+    add("--noise-multiplier", type=float, default=25.9, help="Noise, where the teacher is not by DP-SGD.")
+    add("--delta", type=float, default=1e-5, help="Below one in the number of private records.")
+    add("--seed", type=int, default=0, help="Of images and initial weights; the noise has none.")
+    add("--folder", metavar="DIR", help="The run's folder, which a second call goes on in. Default: below runs/.")
+    add("--dry-run", action="store_true", help="Say what would be done and what it would cost, and end.")
+    add("--onnx", action="store_true", help="As of `export`, like those that follow.")
+    add("--torch-export", action="store_true")
+    add("--synthetic-images", type=int, default=0, metavar="N")
+    add("--unprotected", action="store_true")
+    add("--force", action="store_true")
+    add("--license", default="other")
+    return parser

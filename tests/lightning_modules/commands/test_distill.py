@@ -1,0 +1,120 @@
+"""`LightningCLI distill`: from a teacher's file to a student's folder in one command."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from support.runs import QUIET
+
+from lightning_modules import load_student
+from lightning_modules.cli import main
+from lightning_modules.commands.distill import PRIORS, prior_for
+from lightning_modules.priors import __all__ as priors
+from lightning_modules.publishing import ExportError
+from lightning_modules.teachers.private_teacher import TeacherError
+
+DIGITS = ("--data", "Digits", "--to", "public", "--steps", "2", "--batch-size", "8")
+NETWORK = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, hidden=4, kinds=2):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, hidden, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        self.head = nn.Linear(4 * hidden, kinds)
+
+    def forward(self, images):
+        return self.head(self.layers(images))
+"""
+
+
+def distil(*arguments: str) -> None:
+    main(["distill", *arguments, *QUIET])
+
+
+def test_a_teacher_of_ones_own_and_pictures_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.chdir(tmp_path)
+    Path("my_own_network.py").write_text(NETWORK)
+    space: dict[str, type[torch.nn.Module]] = {}
+    exec(NETWORK, space)
+    torch.manual_seed(0)
+    torch.save(space["Net"]().state_dict(), "model.pt")
+    for label, colour in (("ants", (200, 30, 30)), ("bees", (20, 20, 220))):
+        Path("pictures", label).mkdir(parents=True)
+        for number in range(12):
+            Image.new("RGB", (20, 18), colour).save(Path("pictures", label, f"{number}.png"))
+    distil(
+        *("--teacher", "model.pt", "--network", "my_own_network.py:Net", "--data", "ImageFolder:pictures/"),
+        *("--to", "public", "--steps", "2", "--batch-size", "8", "--synthetic-images", "4"),
+        *("--data.dataset.size", "16", "--data.dataset.test_fraction", "0.4"),
+    )
+    network = load_student("public")
+    assert network(torch.zeros(3, 3, 16, 16)).shape == (3, 2)
+    config = json.loads(Path("public/config.json").read_text())
+    assert config["class_names"] == ["ants", "bees"] and len(list(Path("public").rglob("*.png"))) == 4
+    assert "model.pt" not in Path("public/config.json").read_text()
+    said = "\n".join(one.message for one in caplog.records)
+    assert "Nothing is known to bound the teacher" in said and "As configured, 2 calls: record-level ε = " in said
+
+
+def test_a_dry_run_says_what_it_would_cost_and_makes_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    before = sorted(path.name for path in Path.cwd().iterdir())
+    distil("--teacher", "teachers/digits.ckpt", *DIGITS, "--dry-run")
+    said = "\n".join(one.message for one in caplog.records)
+    assert "procedural images of StrokePrior" in said and "record-level ε" in said
+    assert sorted(path.name for path in Path.cwd().iterdir()) == before
+
+
+def test_a_second_call_goes_on_and_replaces_the_folder_where_it_is_told_to(folder: Path) -> None:
+    begin = ("--teacher", "teachers/digits.ckpt", *DIGITS)
+    distil(*begin)
+    written = Path("runs/distill_digits_digits/public/guarantee.json").read_text()
+    with pytest.raises(ExportError, match="force"):
+        distil(*begin)
+    # Nothing was left to train, and nothing more was charged.
+    assert Path("runs/distill_digits_digits/public/guarantee.json").read_text() == written
+    distil(*begin, "--force", "--student", "SmallCNN")
+    assert Path("public/student.safetensors").is_file()
+
+
+def test_a_teacher_by_dp_sgd_bounds_its_student(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    small = ("--trainer.max_steps=2", "--trainer.max_epochs=1", "--model.target_epsilon=3")
+    main(["fit", "--config", "sweeps/dp_teacher_digits.yaml", *small, *QUIET])
+    distil("--teacher", "teachers/digits_dp.ckpt", *DIGITS, "--model.pool_size", "64")
+    stated = json.loads(Path("public/guarantee.json").read_text())["guarantee"]
+    assert 0 < stated["epsilon"] <= 3
+    said = "\n".join(one.message for one in caplog.records)
+    assert "The teacher was trained by DP-SGD. Its ε = " in said and "Nothing is known" not in said
+    # The control: of a teacher that was not, no such thing is said, nor given.
+    distil("--teacher", "teachers/digits.ckpt", *DIGITS, "--force")
+    assert json.loads(Path("public/guarantee.json").read_text())["guarantee"]["epsilon"] > 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        (("--teacher", "none.pt", *DIGITS), TeacherError, "--teacher must be a file .* none.pt is not there"),
+        (("--teacher", "teachers/digits.ckpt", *DIGITS, "--steps", "0"), ValueError, "steps must be .* at least 1"),
+        (("--teacher", "teachers/digits.ckpt", *DIGITS, "--delta", "2"), ValueError, "delta must be in"),
+        (("--teacher", "teachers/digits.ckpt", *DIGITS, "more"), ValueError, "more is none"),
+    ],
+)
+def test_what_is_refused(folder: Path, arguments: tuple[str, ...], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        distil(*arguments)
+    assert not Path("public").exists()
+
+
+def test_every_prior_that_is_chosen_exists() -> None:
+    assert set(PRIORS.values()) <= set(priors)
+    assert {one["class_path"] for one in prior_for("anything")["init_args"]["priors"]} <= set(priors)
