@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from datamodules.class_choice import ClassChoice
 from datamodules.images import ImageDataset, keep_batch
 from datamodules.shares import own_share
 from datamodules.splits import id_fraction
 from privacy.processes import share_size
 
-Part = Literal["train", "test"]
+Part = Literal["train", "validation", "test"]
 Split = Literal["train", "validation", "test"]
 
 _STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
@@ -42,23 +44,37 @@ class ImageDataModule(LightningDataModule, ABC):
     test       the official test part                       everyone: public by assumption
     ========== ============================================ ======================================================
 
+    Some data sets have an official validation part (`official_validation`): it is then the validation split, whole, and
+    the train split is the whole official training part.
+
     Opening the test split never reads the training part. Images come as float32 in [-1, 1], labels as int64 scalars.
 
-    To bring a data set of your own, derive from this class, state the class attributes and write `read`.
+    To bring a data set of your own, derive from this class, state the attributes and write `read`. Attributes that
+    follow from settings are set in `__init__`, before the base class's is called.
 
     Attributes:
-        num_classes: c. Known without files, as are the three that follow.
+        num_classes: c. Known when the object is built, without opening an image, as are the three that follow.
         image_shape: (channels, height, width).
-        num_records: public size N of the private (official training) part; a sound δ lies below 1/N.
+        num_records: public size N of the private (official training) part, or a bound on it; a sound δ lies below 1/N.
         class_names: one name per class.
-        name: class name, by which results and the private data are known.
+        class_aliases: other names of the classes, which `classes` takes as well; empty where there are none.
+        name: by which results are known; the class's where nothing else is set.
+        private_name: by which the private data are known, where several data sets are made of the same records; else
+            empty, and it is `name`.
+        metrics: what is measured on held-out and test images: `accuracy`, and `auroc` where the field asks for it.
+        official_validation: whether `read` has a part `validation`.
+        kept_classes: positions among the official classes of those that `classes` keeps, in its order; None keeps all.
     """
 
-    num_classes: ClassVar[int]
-    image_shape: ClassVar[tuple[int, int, int]]
-    num_records: ClassVar[int]
-    class_names: ClassVar[tuple[str, ...]]
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    num_records: int
+    class_names: tuple[str, ...]
+    class_aliases: tuple[str, ...] = ()
     name: str
+    private_name: str = ""
+    metrics: tuple[str, ...] = ("accuracy",)
+    official_validation: bool = False
 
     def __init__(
         self,
@@ -69,16 +85,22 @@ class ImageDataModule(LightningDataModule, ABC):
         val_fraction: float = 0.1,
         num_workers: int = 0,
         download: bool = False,
+        verify: bool = True,
+        classes: Sequence[int | str] | None = None,
     ) -> None:
-        """Remembers the settings; no file is touched.
+        """Remembers the settings; no image is opened.
 
         Args:
             root: Folder that holds the data set's own folder. Data sets that come with a package ignore it.
             batch_size: Images per training batch.
             eval_batch_size: Images per validation and test batch.
-            val_fraction: Share of the official training part that is held out for validation, between 0 and 1.
+            val_fraction: Share of the official training part that is held out for validation, between 0 and 1. Has no
+                effect where there is an official validation part.
             num_workers: Loader processes. A batch is one index operation on data in memory, so 0 is usually fastest.
             download: Fetch missing files from the data set's own site.
+            verify: Compare files with the published MD5 sums, where there are any, before they are read.
+            classes: Keep these classes alone, by name or by position from 0 (a name counts first), and number them
+                anew in the order given. What is left is private data of another name, with a ledger of its own.
 
         Raises:
             ValueError: A setting is outside its range.
@@ -94,26 +116,64 @@ class ImageDataModule(LightningDataModule, ABC):
         self.num_workers = require_at_least(0, num_workers=num_workers)
         self.val_fraction = val_fraction
         self.download = download
-        self.name = type(self).__name__
+        self.verify = verify
+        self.name = getattr(self, "name", None) or type(self).__name__
+        self._whole = self._private_name = self.private_name or self.name
+        self._choice: ClassChoice | None = None
+        if classes is not None:
+            self._keep(ClassChoice.of(classes, names=self.class_names, aliases=self.class_aliases, dataset=self.name))
         self._splits: dict[Split, ImageDataset] = {}
 
     @property
     def private_data(self) -> str:
         """Public name of what teachers are trained on: two runs on the same private data give the same one.
 
-        A name and never a hash of content, which would itself be an answer about the private records.
+        A name and never a hash of content, which would itself be an answer about the private records. Data with
+        another choice of classes have another name, though records may be in both: their ledgers do not count each
+        other's releases.
         """
-        return f"{self.name}/train"
+        return f"{self._private_name}/train"
+
+    def may_share_records(self, private_data: str | None) -> bool:
+        """Whether private data of some name may hold records of this private part; of names that look alike it is said.
+
+        Args:
+            private_data: A `private_data`, of this choice of classes, of another or of all; None is of nothing known.
+        """
+        if private_data is None:
+            return False
+        name = private_data.removesuffix("/train")
+        return private_data == self.private_data or name == self._whole or name.startswith(f"{self._whole}-")
+
+    @property
+    def kept_classes(self) -> tuple[int, ...] | None:
+        """See the class."""
+        return None if self._choice is None else self._choice.kept
 
     @abstractmethod
     def read(self, part: Part) -> ImageDataset:
-        """Reads one official part, `train` (with the validation records) or `test`, and nothing of the other.
+        """Reads one official part, and nothing of the others, with the official classes.
 
-        Ids must be stable: stored with the record, unchanged when other records go.
+        Ids must be stable: stored with the record, unchanged when other records go. Classes that are not among
+        `kept_classes` may be left out, which saves reading them.
+
+        Args:
+            part: `train` (with the records that are held out by `val_fraction`), `test`, or where the data set has it
+                `validation`.
 
         Raises:
             MissingDataError: Its files are not there.
         """
+
+    def records(self, part: Part) -> ImageDataset:
+        """Returns one official part with the classes that were chosen.
+
+        Raises:
+            MissingDataError: Its files are not there.
+            ValueError: It has no record of the classes that were chosen.
+        """
+        records = self.read(part)
+        return records if self._choice is None else self._choice.of_records(records, dataset=self.name, part=part)
 
     def read_private(self) -> ImageDataset:
         """Reads the official training part, whose size a guarantee relies on.
@@ -122,7 +182,7 @@ class ImageDataModule(LightningDataModule, ABC):
             MissingDataError: Its files are not there.
             ValueError: It holds more records than are stated.
         """
-        records = self.read("train")
+        records = self.records("train")
         if len(records) > self.num_records:
             raise ValueError(
                 f"num_records of {self.name} is {self.num_records}, and its private part holds {len(records)} "
@@ -142,7 +202,7 @@ class ImageDataModule(LightningDataModule, ABC):
         if not self.download:
             return
         stage = self.trainer.state.fn if self.trainer is not None else None
-        for part in _parts(_STAGE_SPLITS[stage] if stage is not None else ("train", "test")):
+        for part in self._parts(_STAGE_SPLITS[stage] if stage is not None else ("train", "validation", "test")):
             self.fetch(part)
 
     def setup(self, stage: str) -> None:
@@ -158,10 +218,10 @@ class ImageDataModule(LightningDataModule, ABC):
         if stage not in _STAGE_SPLITS:
             raise ValueError(f"stage must be one of {', '.join(_STAGE_SPLITS)}, got {stage!r}")
         needed = [split for split in _STAGE_SPLITS[stage] if split not in self._splits]
-        for part in _parts(needed):
-            records = self.read(part) if part == "test" else self.read_private()
-            if part == "test":
-                self._splits["test"] = records
+        for part in self._parts(needed):
+            records = self.read_private() if part == "train" else self.records(part)
+            if part != "train" or self.official_validation:
+                self._splits[part] = records
                 continue
             held_out = id_fraction(records.ids, purpose="validation") < self.val_fraction
             for split, mask in (("train", ~held_out), ("validation", held_out)):
@@ -217,6 +277,22 @@ class ImageDataModule(LightningDataModule, ABC):
         """Returns batches of some of the records, in order, loaded as the test batches are."""
         return self._loader(records, self.eval_batch_size)
 
+    def _keep(self, choice: ClassChoice) -> None:
+        """Makes this the data set of some of the classes."""
+        self._choice = choice
+        self.num_classes = len(choice.kept)
+        self.class_names = choice.names
+        self.class_aliases = ()
+        self.name = f"{self.name}-{choice.label}"
+        self._private_name = f"{self._private_name}-{choice.label}"
+
+    def _parts(self, splits: Sequence[Split]) -> list[Part]:
+        """Returns the official parts that hold `splits`: train and validation may share one."""
+        if self.official_validation:
+            return list(splits)
+        held = {split: "train" if split == "validation" else split for split in splits}
+        return [part for part in ("train", "test") if part in held.values()]
+
     def _opened(self, split: Split, *, stage: str) -> ImageDataset:
         if split not in self._splits:
             raise RuntimeError(f"the {split} split of {self.name} is not open: call setup({stage!r}) first")
@@ -247,13 +323,3 @@ def require_at_least(least: int, **setting: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
     return value
-
-
-def _parts(splits: tuple[Split, ...] | list[Split]) -> list[Part]:
-    """Returns the official parts that hold `splits`: train and validation share one."""
-    parts: list[Part] = []
-    if "train" in splits or "validation" in splits:
-        parts.append("train")
-    if "test" in splits:
-        parts.append("test")
-    return parts

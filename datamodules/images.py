@@ -24,9 +24,12 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         images: (N, C, H, W) uint8.
         labels: (N,) int64.
         peak: the pixel value that maps to 1 (0 maps to -1).
+        identities: (N,) int64, whom each record is of, where the data set says; records of one person share theirs.
     """
 
-    def __init__(self, *, images: Tensor, labels: Tensor, ids: Tensor, peak: int = 255) -> None:
+    def __init__(
+        self, *, images: Tensor, labels: Tensor, ids: Tensor, peak: int = 255, identities: Tensor | None = None
+    ) -> None:
         """Holds the records.
 
         Args:
@@ -34,13 +37,16 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
             labels: (N,) int64.
             ids: (N,) int64, distinct.
             peak: largest possible pixel value, 1 to 255. A property of the file format, never of the images at hand.
+            identities: (N,) int64, or None.
 
         Raises:
             ValueError: A shape, type or range is not as above.
         """
         if images.dim() != 4 or images.dtype != torch.uint8:
             raise ValueError(f"images must be (N, C, H, W) uint8, got {tuple(images.shape)} of {images.dtype}")
-        for name, values in (("labels", labels), ("ids", ids)):
+        for name, values in (("labels", labels), ("ids", ids), ("identities", identities)):
+            if values is None:
+                continue
             if values.shape != (len(images),) or values.dtype != torch.int64:
                 raise ValueError(
                     f"{name} must be ({len(images)},) int64 for {len(images)} images, "
@@ -50,12 +56,14 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
             raise ValueError("ids must be distinct: an id names one record")
         if not 1 <= peak <= 255:
             raise ValueError(f"peak must be 1 to 255, got {peak}")
-        if images.numel() and int(images.max()) > peak:
+        # A byte never exceeds 255: images on disk, mapped into memory, are not all read for it.
+        if peak < 255 and images.numel() and int(images.max()) > peak:
             raise ValueError(f"images must not exceed peak={peak}, got a pixel of {int(images.max())}")
         self.images = images
         self.labels = labels
         self.ids = ids
         self.peak = peak
+        self.identities = identities
 
     def __len__(self) -> int:
         """Returns the number of records."""
@@ -78,12 +86,27 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         """
         if mask.shape != (len(self),) or mask.dtype != torch.bool:
             raise ValueError(f"mask must be ({len(self)},) bool, got {tuple(mask.shape)} of {mask.dtype}")
-        return ImageDataset(images=self.images[mask], labels=self.labels[mask], ids=self.ids[mask], peak=self.peak)
+        return self.at(torch.nonzero(mask).flatten())
+
+    def at(self, rows: Tensor) -> ImageDataset:
+        """Returns a copy of the records at positions `rows` (M,) int64, in their order, ids kept."""
+        return ImageDataset(
+            images=self.images[rows],
+            labels=self.labels[rows],
+            ids=self.ids[rows],
+            peak=self.peak,
+            identities=None if self.identities is None else self.identities[rows],
+        )
+
+    def relabelled(self, labels: Tensor) -> ImageDataset:
+        """Returns the same records, images shared, with other labels (N,) int64."""
+        return ImageDataset(images=self.images, labels=labels, ids=self.ids, peak=self.peak, identities=self.identities)
 
     def to(self, device: torch.device) -> ImageDataset:
         """Returns a copy on a device, so that batches are put together there."""
         images, labels, ids = (values.to(device) for values in (self.images, self.labels, self.ids))
-        return ImageDataset(images=images, labels=labels, ids=ids, peak=self.peak)
+        identities = None if self.identities is None else self.identities.to(device)
+        return ImageDataset(images=images, labels=labels, ids=ids, peak=self.peak, identities=identities)
 
     def _normalise(self, pixels: Tensor) -> Tensor:
         # Dividing by half the peak is exact at both ends: 0 becomes -1 and the peak becomes 1, to the last bit.

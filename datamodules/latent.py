@@ -104,6 +104,7 @@ class Latent(LightningDataModule):
         self.image_shape = dataset.image_shape
         self.num_records = dataset.num_records
         self.class_names = dataset.class_names
+        self.metrics = dataset.metrics
 
     @property
     def private_data(self) -> str:

@@ -62,7 +62,8 @@ class Planted(ImageDataModule):
             raise ValueError(f"kind must be mislabelled or pattern, got {kind!r}")
         if label is not None and not 0 <= label < dataset.num_classes:
             raise ValueError(f"label must lie in [0, {dataset.num_classes}), got {label}")
-        if id_fraction(torch.tensor([record_id]), purpose="validation").item() < dataset.val_fraction:
+        fraction = id_fraction(torch.tensor([record_id]), purpose="validation").item()
+        if fraction < dataset.val_fraction and not dataset.official_validation:
             raise ValueError(
                 f"record_id {record_id} would be held out at val_fraction={dataset.val_fraction}, and trained on by "
                 "nobody: choose another"
@@ -74,15 +75,21 @@ class Planted(ImageDataModule):
         self.label = label
         self.record_id = record_id
         self.name = dataset.name
-        self.num_classes = dataset.num_classes  # type: ignore[misc]
-        self.image_shape = dataset.image_shape  # type: ignore[misc]
-        self.num_records = dataset.num_records + 1  # type: ignore[misc]
-        self.class_names = dataset.class_names  # type: ignore[misc]
+        self.num_classes = dataset.num_classes
+        self.image_shape = dataset.image_shape
+        self.num_records = dataset.num_records + 1
+        self.class_names = dataset.class_names
+        self.metrics = dataset.metrics
+        self.official_validation = dataset.official_validation
 
     @property
     def private_data(self) -> str:
         """That of the wrapped data set."""
         return self.dataset.private_data
+
+    def may_share_records(self, private_data: str | None) -> bool:
+        """As the wrapped data set."""
+        return self.dataset.may_share_records(private_data)
 
     def fetch(self, part: Part) -> None:
         """Downloads as the wrapped data set does."""
@@ -94,7 +101,7 @@ class Planted(ImageDataModule):
         Raises:
             ValueError: The test part has no image number `source`, or the canary's label is the right one.
         """
-        test = self.dataset.read("test")
+        test = self.dataset.records("test")
         if self.kind == "pattern":
             rows, columns = torch.arange(self.image_shape[1]), torch.arange(self.image_shape[2])
             board = (rows[:, None] + columns).remainder(2) * test.peak
@@ -118,8 +125,8 @@ class Planted(ImageDataModule):
         Raises:
             ValueError: A record of the data set has the canary's id.
         """
-        records = self.dataset.read(part)
-        if part == "test":
+        records = self.dataset.records(part)
+        if part != "train":
             return records
         if bool((records.ids == self.record_id).any()):
             raise ValueError(f"record_id must be an id that no record of {self.name} has, got {self.record_id}")
@@ -131,4 +138,6 @@ class Planted(ImageDataModule):
             labels=torch.cat([records.labels, one.labels]),
             ids=torch.cat([records.ids, one.ids]),
             peak=records.peak,
+            # The canary is of nobody else.
+            identities=None if records.identities is None else torch.cat([records.identities, one.ids]),
         )

@@ -148,6 +148,7 @@ class Poisson(LightningDataModule):
         self.num_records = dataset.num_records
         self.name = dataset.name
         self.private_data = dataset.private_data
+        self.metrics = dataset.metrics
         self._mapped: dict[str, MappedRecords] = {}
 
     def prepare_data(self) -> None:

@@ -18,6 +18,8 @@ from datamodules.splits import id_fraction
 
 __all__ = ["ShardedRecords", "Shards", "shard_of"]
 
+ShardBy = Literal["record", "identity"]
+
 
 def shard_of(ids: Tensor, *, num_shards: int) -> Tensor:
     """Returns the shard of each record, decided by its stable id and the public number of shards, and by nothing else.
@@ -52,16 +54,24 @@ class ShardedRecords:
     starts: Tensor
 
     @classmethod
-    def of(cls, records: ImageDataset, *, num_shards: int) -> ShardedRecords:
-        """Sort records into `num_shards` shards."""
+    def of(cls, records: ImageDataset, *, num_shards: int, shard_by: ShardBy = "record") -> ShardedRecords:
+        """Sorts records into `num_shards` shards, by their own ids or by those of whom they are of.
+
+        Raises:
+            ValueError: By identity, and the records have none.
+        """
+        if shard_by == "identity" and records.identities is None:
+            raise ValueError(
+                "shard_by='identity' needs records that say whom they are of, as those of CelebA do where "
+                "identity_CelebA.txt is there, and these do not: set data.shard_by=record"
+            )
+        deciding = records.ids if records.identities is None or shard_by == "record" else records.identities
         by_id = torch.argsort(records.ids)
-        shards = shard_of(records.ids[by_id], num_shards=num_shards)
+        shards = shard_of(deciding[by_id], num_shards=num_shards)
         order = by_id[torch.argsort(shards, stable=True)]
         counts = torch.bincount(shards, minlength=num_shards)
         return cls(
-            records=ImageDataset(
-                images=records.images[order], labels=records.labels[order], ids=records.ids[order], peak=records.peak
-            ),
+            records=records.at(order),
             starts=torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]),
         )
 
@@ -111,6 +121,7 @@ class Shards(LightningDataModule):
         steps_per_epoch: int = 100,
         require_all_classes: bool = True,
         evaluation: Literal["test", "validation"] = "test",
+        shard_by: ShardBy = "record",
     ) -> None:
         """Remembers the settings; no file is touched.
 
@@ -122,6 +133,8 @@ class Shards(LightningDataModule):
             require_all_classes: Refuse a shard in which a class is missing: its teacher could never vote for it.
             evaluation: What is evaluated while fitting. `test`: the public test split, and teachers are trained on
                 all private records. `validation`: records that are held out of the teachers' training.
+            shard_by: `identity` puts all records of one person into one shard, so that taking the person out changes
+                one teacher alone. Guarantees are stated for one record all the same, which is the weaker claim.
 
         Raises:
             ValueError: A setting is outside its range.
@@ -131,7 +144,10 @@ class Shards(LightningDataModule):
             raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
         if evaluation not in ("test", "validation"):
             raise ValueError(f"evaluation must be 'test' or 'validation', got {evaluation!r}")
+        if shard_by not in ("record", "identity"):
+            raise ValueError(f"shard_by must be 'record' or 'identity', got {shard_by!r}")
         self.dataset = dataset
+        self.shard_by = shard_by
         self.num_teachers = require_at_least(1, num_teachers=num_teachers)
         self.batch_size = require_at_least(1, batch_size=batch_size)
         self.steps_per_epoch = require_at_least(1, steps_per_epoch=steps_per_epoch)
@@ -142,6 +158,7 @@ class Shards(LightningDataModule):
         self.image_shape = dataset.image_shape
         self.num_records = dataset.num_records
         self.class_names = dataset.class_names
+        self.metrics = dataset.metrics
         self._shards: ShardedRecords | None = None
 
     @property
@@ -174,7 +191,7 @@ class Shards(LightningDataModule):
             else:
                 self.dataset.setup("fit")
                 records = self.dataset.train_records
-            shards = ShardedRecords.of(records, num_shards=self.num_teachers)
+            shards = ShardedRecords.of(records, num_shards=self.num_teachers, shard_by=self.shard_by)
             self._check(shards)
             self._shards = shards
         looks_at_validation = self.evaluation == "validation" and stage in ("fit", "validate")

@@ -9,6 +9,7 @@ from lightning_modules.dpdfd import DPDFD
 from lightning_modules.dpsd import DPSD
 from lightning_modules.labeldp import LabelDP
 from lightning_modules.moved import MOVED
+from lightning_modules.publishing import load_student
 from lightning_modules.teachers import DPSGDTeacher, Teacher, TeacherEnsemble
 from privacy.deprecation import alias_modules
 
@@ -24,4 +25,5 @@ __all__ = [
     "LabelDP",
     "Teacher",
     "TeacherEnsemble",
+    "load_student",
 ]

@@ -17,7 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from datamodules.shares import whole
 from lightning_modules.callbacks.defaults import default_callbacks
-from lightning_modules.callbacks.record import accuracy_on, keep_teacher_accuracy
+from lightning_modules.callbacks.record import keep_teacher_figures, measured_on
 from lightning_modules.functional.gradient_targets import Annotation
 from lightning_modules.functional.rows import joined
 from lightning_modules.image_source import ImageSettings
@@ -25,7 +25,9 @@ from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.optimizers import Optimizers, adam
 from lightning_modules.query_plan import QueryPlan
+from lightning_modules.runtime.area_under_curve import AreaUnderCurve, log_auroc
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, require_given, settings_of
+from lightning_modules.runtime.predictions import images_of
 from lightning_modules.runtime.processes import (
     average_gradients,
     broadcast_tensors,
@@ -36,7 +38,7 @@ from lightning_modules.runtime.randomness import Draws
 from lightning_modules.runtime.renamed import plain_content, upgraded_checkpoint
 from lightning_modules.runtime.resuming import take_back_unfinished_step
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
-from lightning_modules.runtime.validation import log_validation_accuracy
+from lightning_modules.runtime.validation import log_validation_accuracy, validation_metric
 from lightning_modules.teachers.checks import ACCURACY_ACCESS, CHECKS, TRIAL_ACCESS, TeacherChecks
 from lightning_modules.teachers.private_model import PrivateModel
 from lightning_modules.teachers.source import TeacherSource
@@ -46,7 +48,7 @@ from privacy.annotators import Annotator
 from privacy.deprecation import renamed_attribute
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
-from privacy.processes import Processes, by_all, share_size
+from privacy.processes import Processes, ProcessesError, by_all, share_size
 
 __all__ = ["DataFreeDistillation"]
 
@@ -137,6 +139,7 @@ class DataFreeDistillation(LightningModule):
         self.optimizer_settings = settings_of(Optimizers, optimizers or Optimizers(), name="optimizers")
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.val_auroc, self.test_auroc = AreaUnderCurve(num_classes), AreaUnderCurve(num_classes)
         self.plan = QueryPlan()
         self.data_accesses: list[str] = []
         self.steps_done = 0
@@ -354,8 +357,11 @@ class DataFreeDistillation(LightningModule):
     def _prepare_fit(self) -> None:
         """What may fail in one process alone, and then has to fail in all of them."""
         self.images.rows = share_size(self.batch_size, self.processes.size)
-        if self.images.kind == "both":
-            share_size(self.batch_size // 2, self.processes.size)
+        if self.images.kind == "both" and (self.batch_size // 2) % self.processes.size:
+            raise ProcessesError(
+                "half of data.batch_size is generated for images.source='both', and each process makes an equal share "
+                f"of it: it must be a multiple of 2 x {self.processes.size} processes, got {self.batch_size}"
+            )
         if self._teacher is None:
             source = self._teacher_source
             teacher = source.load_ensemble() if self.of_ensemble else source.load_teacher()
@@ -404,13 +410,14 @@ class DataFreeDistillation(LightningModule):
         if not self.trainer.is_global_zero:
             return
         data.setup("test")
-        accuracy = accuracy_on(self.teacher.logits, whole(data.test_dataloader()), self.device)
+        found = measured_on(self.teacher.logits, whole(data.test_dataloader()), self.device)
         rank_zero_info(
-            f"The teacher's own accuracy on the test split of {data.name}: {100 * accuracy:.2f} %. NOT CHARGED: this "
-            "is a query to the private teacher that no noise covers. Do not publish it, and choose nothing by it."
+            f"The teacher's own accuracy on the test split of {data.name}: {100 * found['accuracy']:.2f} %. NOT "
+            "CHARGED: this is a query to the private teacher that no noise covers. Do not publish it, and choose "
+            "nothing by it."
         )
         if not is_dev_run(self.trainer):
-            keep_teacher_accuracy(self.trainer, accuracy)
+            keep_teacher_figures(self.trainer, found)
 
     def _require_a_step(self) -> None:
         calls = self.next_calls
@@ -477,14 +484,14 @@ class DataFreeDistillation(LightningModule):
                 broadcast_tensors(self.generator.state_dict().values(), self.processes)
 
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
-        """Remembers where a step begins, to know one that was cut short; the generator begins anew where it is to."""
+        """Remembers where a step begins, to know one that was cut short, and resets the generator where it is due."""
         self._steps_before_batch = self.steps_done
         every = self.images.reset_every
         if every and self.steps_done and self.steps_done % every == 0:
             self.reset_generator()
 
     def reset_generator(self) -> None:
-        """Begins the generator anew, and forgets the moments of its optimizer."""
+        """Gives the generator new random weights, and clears the state of its optimizer."""
         self.images.reset(self.steps_done, self.draws)
         self.optimizer("generator").optimizer.state.clear()
 
@@ -531,8 +538,11 @@ class DataFreeDistillation(LightningModule):
             artefacts=self.published_artefacts,
             planned=self.plan.covered,
             data_accesses=self.data_accesses,
-            assumptions=[*self.assumptions(), *(() if self._teacher is None else self._teacher.assumptions)],
-            not_covered=("the teacher, unless it has a guarantee of its own",),
+            assumptions=[
+                *self.assumptions(),
+                *self.images.assumptions,
+                *(() if self._teacher is None else self._teacher.assumptions),
+            ],
         )
 
     def covered_epsilon(self) -> float:
@@ -556,8 +566,13 @@ class DataFreeDistillation(LightningModule):
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """The student's accuracy on public images (N, C, H, W) and labels (N,)."""
         images, labels = batch
-        self.val_accuracy(self(images), labels)
+        self.validate_logits(self(images), labels)
+
+    def validate_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Logs what is measured of the student's logits (N, c) on images with these labels (N,)."""
+        self.val_accuracy(logits, labels)
         log_validation_accuracy(self, self.val_accuracy)
+        log_auroc(self, self.val_auroc, logits, labels, beside=validation_metric(self.trainer))
 
     def on_validation_epoch_end(self) -> None:
         """Logs the figures beside the accuracy they were paid for, whatever `log_every_n_steps` leaves out."""
@@ -567,8 +582,15 @@ class DataFreeDistillation(LightningModule):
     def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """The student's accuracy on the public test split."""
         images, labels = batch
-        self.test_accuracy(self(images), labels)
+        logits = self(images)
+        self.test_accuracy(logits, labels)
         self.log("test/accuracy", self.test_accuracy)
+        log_auroc(self, self.test_auroc, logits, labels, beside="test/accuracy")
+
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """The student's probabilities, (N, C, H, W) → (N, c); of images alone, or of a batch with labels."""
+        probabilities: torch.Tensor = self(images_of(batch)).float().softmax(dim=1)
+        return probabilities
 
     # --- checkpoints ---
 

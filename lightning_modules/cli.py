@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,32 +12,37 @@ from typing import Any
 import yaml
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 # Importing makes the short class names of the configuration files known.
 import privacy.annotators  # noqa: F401
-from datamodules import MissingDataError
-from lightning_modules.callbacks.compiled import CompileError
 from lightning_modules.callbacks.config import SaveConfig
 from lightning_modules.callbacks.failures import NoLonelyCheckpoint
+from lightning_modules.callbacks.progress import progress
 from lightning_modules.callbacks.record import ResultRecord
-from lightning_modules.commands.audit import AuditError, audit
+from lightning_modules.callbacks.summary import NetworksLine
+from lightning_modules.commands.audit import audit
 from lightning_modules.commands.calibrate import calibrate
+from lightning_modules.commands.export import export
 from lightning_modules.commands.ledger import ledger
 from lightning_modules.commands.priors import priors
 from lightning_modules.runtime.arguments import given_settings, prepare_arguments
 from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO
 from lightning_modules.runtime.csv_logger import ContinuedCSVLogger, RunCSVLogger
+from lightning_modules.runtime.errors import EXPECTED, message_of
 from lightning_modules.runtime.interruption import exit_status, how_to_resume, say_how_to_resume
+from lightning_modules.runtime.loggers import name_runs
+from lightning_modules.runtime.outcome import outcome
 from lightning_modules.runtime.processes import (
     allow_tensor_cores,
     check_kind_of_strategy,
     check_launcher,
     check_strategy,
 )
+from lightning_modules.runtime.quiet import quiet
 from lightning_modules.runtime.renamed import upgrade_settings
 from lightning_modules.runtime.resuming import (
     find_checkpoint,
@@ -54,20 +60,16 @@ from lightning_modules.runtime.run_folder import (
     own_folder,
     storage_failed,
 )
-from lightning_modules.runtime.runs import run_folder
+from lightning_modules.runtime.runs import callbacks_of, run_folder
+from lightning_modules.runtime.trainer_settings import check_trainer_settings
+from lightning_modules.runtime.usage import UsageParser, unknown_command
 from lightning_modules.runtime.wandb_runs import describe_runs
-from lightning_modules.teachers.private_teacher import TeacherError
-from privacy.account import BudgetExceeded
 from privacy.identity import CheckpointError
-from privacy.ledger import LedgerError
-from privacy.neighbours import IncompatibleNeighbours
-from privacy.processes import ProcessesError, failed_everywhere
-from sweeps.runner.documents import DocumentError, render
-from sweeps.runner.engines import EngineError
-from sweeps.runner.pipeline import PipelineError, pipeline
-from sweeps.runner.sweep import SweepError, sweep
+from privacy.processes import failed_everywhere
+from sweeps.runner.documents import render
+from sweeps.runner.pipeline import pipeline
+from sweeps.runner.sweep import sweep
 from sweeps.runner.tables.commands import tables
-from sweeps.runner.tables.spec import SpecError
 from sweeps.runner.work import worker
 
 __all__ = ["TranscriptionCLI", "main", "run"]
@@ -81,28 +83,10 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "priors": priors,
     "ledger": ledger,
     "audit": lambda args: audit(args, run=run),
+    "export": export,
     "work": lambda args: worker(args, run=run),
 }
 """Commands beside LightningCLI's own, each with a parser of its own since they need no model."""
-
-EXPECTED = (
-    TeacherError,
-    MissingDataError,
-    BudgetExceeded,
-    LedgerError,
-    PipelineError,
-    DocumentError,
-    SpecError,
-    SweepError,
-    CheckpointError,
-    IncompatibleNeighbours,
-    AuditError,
-    EngineError,
-    ProcessesError,
-    CompileError,
-    RunFolderError,
-)
-"""Errors that say all there is to say: on the command line they need no traceback."""
 
 LINKED = ("num_classes", "image_shape", "batch_size")
 """What the data tell the model."""
@@ -196,6 +180,7 @@ class TranscriptionCLI(LightningCLI):
         if settings.logger is None:
             kwargs["logger"] = self._default_logger(settings.default_root_dir)
         else:
+            name_runs(_listed(settings.logger), name=self._run_name)
             describe_runs(_listed(settings.logger), model=self.model, dataset=self._dataset)
         if self.subcommand == "fit" and not settings.fast_dev_run:
             callbacks = _listed(settings.callbacks)
@@ -204,9 +189,14 @@ class TranscriptionCLI(LightningCLI):
                 callbacks.append(ModelCheckpoint(filename="last", enable_version_counter=False, save_on_exception=True))
             if ResultRecord not in present:
                 callbacks.append(ResultRecord())
+            if settings.enable_model_summary is None and not any(issubclass(kind, ModelSummary) for kind in present):
+                callbacks.append(NetworksLine())
+            if settings.enable_progress_bar is None and not any(issubclass(kind, ProgressBar) for kind in present):
+                callbacks.append(progress())
             kwargs["callbacks"] = [*callbacks, NoLonelyCheckpoint()]
         if not any(isinstance(plugin, CheckpointIO) for plugin in _listed(settings.plugins)):
             kwargs["plugins"] = [*_listed(settings.plugins), WholeCheckpointIO()]
+        check_trainer_settings(settings, automatic_optimization=self.model.automatic_optimization)
         # Here as well as in the modules: before processes are started and data are read.
         check_kind_of_strategy(settings.strategy)
         if settings.devices == settings.strategy == "auto":
@@ -221,7 +211,7 @@ class TranscriptionCLI(LightningCLI):
         # A resumed run stays where it began.
         folder = folder or (None if self._begun_in is None else str(self._begun_in))
         if folder is None:
-            return RunCSVLogger(save_dir="runs", name=f"{type(self.model).__name__}_{self._dataset}".lower())
+            return RunCSVLogger(save_dir="runs", name=self._run_name)
         if self.subcommand == "fit" and not self.config_init[self.subcommand].get("ckpt_path"):
             return RunCSVLogger(save_dir=folder, name="", version="")
         return ContinuedCSVLogger(save_dir=folder, name="", version="", before_step=self._begun_steps)
@@ -241,9 +231,11 @@ class TranscriptionCLI(LightningCLI):
             folder = self._folder()
             if folder is None:
                 self._fit()
+                self._say_outcome(run_folder(self.trainer))
                 return
             with own_folder(folder, made=getattr(self.trainer.logger, "made", ())):
                 self._fit()
+            self._say_outcome(folder)
         except RuntimeError as error:
             if checkpoint is None or not str(error).startswith("Error(s) in loading state_dict"):
                 raise
@@ -269,10 +261,22 @@ class TranscriptionCLI(LightningCLI):
                 say_how_to_resume(error, line)
             raise
 
+    def _say_outcome(self, folder: Path) -> None:
+        recorder = next(one for one in callbacks_of(self.trainer) if isinstance(one, ResultRecord))
+        written = recorder.file_of(self.trainer)
+        if written.is_file():
+            saved = getattr(self.trainer.checkpoint_callback, "_last_checkpoint_saved", "")
+            record = json.loads(written.read_text(encoding="utf-8"))
+            rank_zero_info(outcome(record, folder=folder, checkpoint=Path(saved) if saved else None))
+
     def _folder(self) -> Path | None:
         """The run's; None before W&B has named it, which no other run's is."""
         logger = self.trainer.logger
         return None if isinstance(logger, WandbLogger) and logger.version is None else run_folder(self.trainer)
+
+    @property
+    def _run_name(self) -> str:
+        return f"{type(self.model).__name__}_{self._dataset}".lower()
 
     @property
     def _dataset(self) -> str:
@@ -311,11 +315,17 @@ def _counted_steps(content: Mapping[str, Any]) -> int | None:
 
 
 def run(args: Sequence[str]) -> TranscriptionCLI | None:
-    """Runs one command in this process and lets its errors through."""
+    """Runs one command in this process and lets its errors through.
+
+    Raises:
+        ValueError: There is no such command.
+    """
     command = next((argument for argument in args if not argument.startswith("-")), None)
     if command in COMMANDS:
         COMMANDS[command](list(args)[1:])
         return None
+    if args and command == args[0] and command not in LightningCLI.subcommands():
+        raise ValueError(unknown_command(command, [*COMMANDS, *LightningCLI.subcommands()]))
     return _cli(args)
 
 
@@ -336,6 +346,7 @@ def _cli(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
             "`ledger` shows what was spent on private data, `audit` trains with and without a planted record and "
             "bounds epsilon from below; each has its own --help."
         },
+        parser_class=UsageParser,
         args=prepare_arguments(args),
         run=run,
     )
@@ -350,15 +361,20 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
     """
     if args is not None:
         return run(args)
-    # Library warnings address developers, not users of the command line.
-    for message in ("LightningCLI.s args", ".*LeafSpec", ".*does not have many workers", "The number of training"):
-        warnings.filterwarnings("ignore", message=message)
+    given = sys.argv[1:]
+    debug = "--debug" in given
+    if debug:
+        given = [argument for argument in given if argument != "--debug"]
+        os.environ["JSONARGPARSE_DEBUG"] = "true"  # its errors too are raised where they are found
+    quiet()
     try:
-        run(sys.argv[1:])
+        run(given)
     except EXPECTED as error:
+        if debug:
+            raise
         # One of several processes speaks for all.
         another_speaks = failed_everywhere(error) and not first_process()
-        sys.exit(1 if another_speaks else "\n".join([f"error: {error}", *getattr(error, "__notes__", ())]))
+        sys.exit(1 if another_speaks else "\n".join([f"error: {message_of(error)}", *getattr(error, "__notes__", ())]))
     except (KeyboardInterrupt, SystemExit) as error:
         sys.exit(exit_status(error))
     return None

@@ -5,9 +5,7 @@ Also its peers of its Fig. 7: DGD+ (Gaussian votes), PATE and PATE+ (a public po
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
-from itertools import pairwise
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -26,6 +24,7 @@ from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.vae import negative_elbo, sample_codes
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.pool_source import PoolSource
+from lightning_modules.query_rounds import QueryRounds
 from lightning_modules.query_set import QuerySet
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
@@ -220,7 +219,7 @@ class DGD(DataFreeDistillation):
     @property
     def _round_is_over(self) -> bool:
         """Whether these queries have ended a round; a round that is to begin has none of them."""
-        return self.phase_step > 0 and len(self.query_set) in self._ends_of_rounds
+        return self.phase_step > 0 and len(self.query_set) in self._rounds.ends
 
     @property
     def _is_between_rounds(self) -> bool:
@@ -230,16 +229,15 @@ class DGD(DataFreeDistillation):
             self.phase == "student"
             and settings.rounds > 1
             and self.phase_step <= settings.steps_between
-            and len(self.query_set) < self._ends_of_rounds[-1]
+            and len(self.query_set) < self._rounds.queries
         )
 
     @property
-    def _ends_of_rounds(self) -> list[int]:
-        """How many queries have been made when each round ends: rounds are of those that the plan covers."""
+    def _rounds(self) -> QueryRounds:
+        """The rounds; several divide the queries that the plan covers."""
         queries, rounds = self.query_phase.queries, self.query_phase.rounds
-        if rounds > 1:
-            queries = min(queries, self.plan.calls or queries)
-        return [queries * (number + 1) // rounds for number in range(rounds)]
+        covered = min(queries, self.plan.calls or queries) if rounds > 1 else queries
+        return QueryRounds(queries=covered, rounds=rounds)
 
     def _can_ask(self) -> bool:
         return self.annotator.affordable(limit=1) > 0
@@ -253,12 +251,11 @@ class DGD(DataFreeDistillation):
         settings, asked = self.query_phase, len(self.query_set)
         if self.phase == "student" and not self._is_between_rounds:
             return 0
-        ends = sorted({asked, *(end for end in self._ends_of_rounds if end > asked)})
-        queries = sum(math.ceil((end - start) / self.batch_size) for start, end in pairwise(ends))
-        between = settings.steps_between * (len(ends) - (1 if self.phase == "student" else 2))
+        queries = self._rounds.steps(asked, batch_size=self.batch_size)
+        between = settings.steps_between * (self._rounds.pauses(asked) + (self.phase == "student"))
         before = sum(self._length(phase) for phase in PHASES[self.phase_index : PHASES.index("query")])
         # The query phase's own steps are in how many labels there are.
-        return before + queries + max(0, between) - (0 if self.phase == "query" else self.phase_step)
+        return before + queries + between - (0 if self.phase == "query" else self.phase_step)
 
     # --- Eq. 2: the generator ---
 
@@ -317,7 +314,7 @@ class DGD(DataFreeDistillation):
     def choose_queries(self) -> torch.Tensor:
         """Images to query in this round, (n, C, H, W), chosen without the ensemble."""
         settings, asked = self.query_phase, len(self.query_set)
-        number, end = next((number, end) for number, end in enumerate(self._ends_of_rounds) if end > asked)
+        number, end = self._rounds.current(asked)
         count, draw = end - asked, self.draws.stream(number, "queries")
         chooses = settings.selection == "spread" or (settings.selection == "confident" and asked > 0)
         wanted = count * (settings.candidates if chooses else 1)
@@ -486,8 +483,7 @@ class DGD(DataFreeDistillation):
         """Queries of the next step, as far as the budget allows them; 0 outside of their phase."""
         if self.phase != "query":
             return 0
-        asked = len(self.query_set)
-        left = min(self.batch_size, next((end for end in self._ends_of_rounds if end > asked), asked) - asked)
+        left = min(self.batch_size, self._rounds.left_in_round(len(self.query_set)))
         return self.annotator.affordable(limit=left) if left > 0 else 0
 
     def optimized(self) -> dict[str, tuple[Iterable[nn.Parameter], Any, Any]]:

@@ -11,16 +11,18 @@ from torch import nn
 
 from datamodules import ImageDataModule
 from lightning_modules.functional.generator_terms import GeneratorTerms
-from lightning_modules.image_source import Images, ImageSource
+from lightning_modules.image_source import Images, ImageSource, require_no_pixel_statistics
 from lightning_modules.networks import ConvVAE
 from lightning_modules.pool_source import PoolSource
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.hyperparameters import settings_of
+from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs, check_outputs
 
 __all__ = ["DGDImages", "GeneratorPhase", "QueryPhase", "StudentPhase", "VAEPhase"]
 
 Source = Literal["generator", "prior", "both", "pool"]
+Selection = Literal["random", "spread", "confident"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,23 +45,26 @@ class DGDImages:
     generator: Callable[..., nn.Module] | None = None
     pool: ImageDataModule | None = None
     pool_part: Literal["test", "train"] = "test"
-    pixel_mean: list[float] | None = None
-    pixel_std: list[float] | None = None
+    pixel_mean: float | list[float] | None = None
+    pixel_std: float | list[float] | None = None
 
     def __post_init__(self) -> None:
         if self.source not in get_args(Source):
             raise ValueError(f"images.source must be one of {', '.join(get_args(Source))}, got {self.source!r}")
         if (self.pool is not None) != (self.source == "pool"):
             raise ValueError(
-                f"images.pool must be given for images.source='pool', and for no other, got {self.source!r}"
+                f"images.pool must be given for images.source='pool', and for no other, got {self.source!r} "
+                f"{'without' if self.pool is None else 'with'} a pool"
             )
-        if self.source == "pool" and (self.pixel_mean is not None or self.pixel_std is not None):
-            raise ValueError(
-                "images.pixel_mean and pixel_std are of a generator's pixels: images.source='pool' has none"
-            )
+        if self.source == "pool":
+            require_no_pixel_statistics(self)
 
     def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
-        """The source."""
+        """The source that these settings describe, for images (C, H, W) in batches of `batch_size`.
+
+        Raises:
+            ValueError: A setting that has no meaning.
+        """
         if self.source == "pool":
             assert self.pool is not None
             return PoolSource(self.pool, part=self.pool_part, image_shape=image_shape, batch_size=batch_size)
@@ -101,11 +106,13 @@ class GeneratorPhase:
     statistics_weight: float = 0.0
 
     def __post_init__(self) -> None:
+        check_whole_number("generator_phase.steps", self.steps, least=0)
+        for name in ("one_hot_weight", "balance_weight", "activation_weight", "statistics_weight"):
+            check_number(f"generator_phase.{name}", getattr(self, name))
         # Of a checkpoint of a script it is plain values.
         inputs = settings_of(TeacherInput, self.baseline_input, name="generator_phase.baseline_input")
         object.__setattr__(self, "baseline_input", inputs)
         check_outputs(self.baseline_outputs, name="generator_phase.baseline_outputs")
-        _at_least("generator_phase", self, 0, "steps")
 
     @property
     def terms(self) -> GeneratorTerms:
@@ -132,7 +139,7 @@ class VAEPhase:
     optimizer: OptimizerCallable | None = None
 
     def __post_init__(self) -> None:
-        _at_least("vae_phase", self, 0, "steps")
+        check_whole_number("vae_phase.steps", self.steps, least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,21 +152,22 @@ class QueryPhase:
             rounds: the first is of random images, and each other of those that the student, trained on the labels so
             far, is surest of, with as many of each class. It reads released labels and synthetic images alone, so it
             costs nothing.
-        candidates: Images that `spread` and `confident` choose each query from, on the average.
-        rounds: Rounds of about one size, of the queries that a target allows; more than 1 for `confident` alone.
+        candidates: Images drawn for each query that `spread` or `confident` chooses.
+        rounds: Number of rounds, of nearly equal size; 2 or more for `confident`, 1 for every other. Where a target
+            allows fewer than N queries, the rounds divide those that it allows.
         steps_between: Steps of the student after each round but the last.
     """
 
     queries: int = 1000
-    selection: Literal["random", "spread", "confident"] = "random"
+    selection: Selection = "random"
     candidates: int = 10
     rounds: int = 1
     steps_between: int = 100
 
     def __post_init__(self) -> None:
-        _at_least("query_phase", self, 1, "queries", "candidates", "rounds", "steps_between")
-        if self.selection not in ("random", "spread", "confident"):
-            raise ValueError(f"query_phase.selection must be random, spread or confident, got {self.selection!r}")
+        for name in ("queries", "candidates", "rounds", "steps_between"):
+            check_whole_number(f"query_phase.{name}", getattr(self, name), least=1)
+        check_choice("query_phase.selection", self.selection, get_args(Selection))
         if (self.selection == "confident") != (self.rounds > 1):
             raise ValueError(
                 "query_phase.rounds must be 2 or more for query_phase.selection='confident', and 1 for every other, "
@@ -187,10 +195,5 @@ class StudentPhase:
     query_distortion: float = 0.0
 
     def __post_init__(self) -> None:
-        _at_least("student_phase", self, 0, "pseudo_label_weight", "distortion", "query_distortion")
-
-
-def _at_least(group: str, settings: object, least: int, *names: str) -> None:
-    for name in names:
-        if getattr(settings, name) < least:
-            raise ValueError(f"{group}.{name} must be {least} or more, got {getattr(settings, name)}")
+        for name in ("pseudo_label_weight", "distortion", "query_distortion"):
+            check_number(f"student_phase.{name}", getattr(self, name), least=0)

@@ -19,7 +19,6 @@ from lightning_modules.networks import ScatteringClassifier, build_network, logi
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.processes import share_of
-from lightning_modules.runtime.validation import log_validation_accuracy
 from lightning_modules.teachers.checks import CHECKS, TeacherChecks
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import PrivateTeacher
@@ -269,8 +268,7 @@ class Distillation(DataFreeDistillation):
         images, labels = batch
         if batch_idx not in self._evaluated:
             self._evaluated[batch_idx] = extract(images)
-        self.val_accuracy(self._forward_extracted(self._evaluated[batch_idx]), labels)
-        log_validation_accuracy(self, self.val_accuracy)
+        self.validate_logits(self._forward_extracted(self._evaluated[batch_idx]), labels)
 
     def on_fit_start(self) -> None:
         """Also lets go of what a fit before has evaluated: this one may have other images."""

@@ -53,7 +53,7 @@ class DPSD(DataFreeDistillation):
 
     - *Outputs are logits* and gradients are of each sample's own loss, as in `DPDFD`; Eq. 3's one noised mean for the
       whole batch is `release: batch_mean_rows`, which distils nothing. `sweeps/dpsd_mnist_paper.yaml` is as printed.
-    - *Eq. 2* differs from the loss that it names; `gradient_targets.loss: dkd_as_printed` is its letter.
+    - *Eq. 2* differs from the loss that it names; `gradient_targets.loss: dkd_as_printed` is Eq. 2 to the letter.
     - *k from the first step on* (`FixedCandidates`) collapses; the default schedule begins with all classes.
     - *Z alone* shows the student the same few images again and again; `fresh_latents` draws new ones each step, as
       `DPDFD` does.
@@ -168,7 +168,7 @@ class DPSD(DataFreeDistillation):
             return self.gradient_targets.annotation(outputs, released, norm_bound=annotator.norm_bound)
         candidates = self.candidates(outputs)
         # One size for all: the step alone fixes it.
-        size = int(candidates[0].sum()) if self.schedule.fixed_beforehand and len(candidates) else None
+        size = int(candidates[0].sum()) if self.schedule.fixed_beforehand else None
         labels = annotator.annotate(self.teacher.logits(images), candidates, size=size)
         if self.label_targets.noise_correction:
             return Annotation(expected_labels(outputs.float(), labels, candidates, epsilon=annotator.epsilon))

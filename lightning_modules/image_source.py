@@ -5,11 +5,10 @@ None of it reads private data: what an image costs is what is asked about it.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import nn
@@ -20,12 +19,15 @@ from lightning_modules.networks.refiner import check_refiner
 from lightning_modules.priors import ImagePrior, StrokePrior
 from lightning_modules.priors.warm_start import fit_generator
 from lightning_modules.runtime.randomness import Draws, key, stream
+from lightning_modules.setting_checks import check_number, check_whole_number
 
-__all__ = ["ImageSettings", "ImageSource", "Images", "SyntheticSource"]
+__all__ = ["ImageSettings", "ImageSource", "Images", "SyntheticSource", "require_no_pixel_statistics"]
 
 _STATISTICS_IMAGES = 512
 #: For a prior whose pixels are all alike in a channel.
-_LEAST_STD = 1e-3
+_SMALLEST_STD = 1e-3
+#: Far beyond the images' range of [-1, 1]; nothing that float32 cannot hold follows from it.
+_LARGEST_PIXEL = 1e3
 
 _Source = Literal["generator", "prior", "both", "refined"]
 
@@ -41,15 +43,16 @@ class Images:
         generator: Builds the generator, called with `image_shape`. Default: `DAFLGenerator`; for `refined` `Refiner`.
         warm_start_steps: Steps for which the generator is fitted to images of the prior before the first annotated
             step, once in a run. Neither teacher nor data are queried; it costs time alone.
-        reset_every: Steps after which the generator, or the refiner, begins anew with fresh weights; null is never. One
-            that is trained for long makes the few kinds of images that its discriminator is sure of; a sequence of new
-            ones shows the student many.
-        pixel_mean: Mean of the generator's pixels, one number or one for each channel; null is that of the prior's
-            images. A teacher's input has one, and a generator like DAFL's, which ends in BatchNorm without weights,
-            has 0 by itself.
-        pixel_std: Standard deviation of its pixels, likewise; 1 by itself. The refiner's images have those of the prior
-            by themselves, and a generator that does not say that its output is `standardised` has its own: where a
-            number is given, they are brought to it as well.
+        reset_every: The generator, or the refiner, is reset to new random weights after every so many steps; null is
+            never. A generator that is trained for long collapses to a few kinds of images, and a sequence of new ones
+            shows the student many. The state of its optimizer is cleared; its learning-rate schedule goes on.
+        pixel_mean: Mean that the generator's pixels are shifted to, one number or a list of one for each channel; null
+            is the mean of the prior's images. DAFL's generator ends in BatchNorm without weights, so its own is 0.
+        pixel_std: Standard deviation that they are scaled to, in the same form; null is that of the prior's images.
+            DAFL's own is 1. A refiner, and a generator without an attribute `standardised`, keep the statistics that
+            they have where both settings are null; else their images are standardised first. Neither number is noised
+            or charged for: take those of the public pre-processing, and do not measure them on the private data. The
+            guarantee says that this is assumed.
     """
 
     source: _Source = "generator"
@@ -57,8 +60,8 @@ class Images:
     generator: Callable[..., nn.Module] | None = None
     warm_start_steps: int = 0
     reset_every: int | None = None
-    pixel_mean: list[float] | None = None
-    pixel_std: list[float] | None = None
+    pixel_mean: float | list[float] | None = None
+    pixel_std: float | list[float] | None = None
 
     def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
         """The source that these settings describe, for images (C, H, W) in batches of `batch_size`.
@@ -67,6 +70,19 @@ class Images:
             ValueError: A setting that has no meaning.
         """
         return SyntheticSource(self, image_shape=image_shape, batch_size=batch_size)
+
+
+def require_no_pixel_statistics(settings: Any) -> None:
+    """Refuses `pixel_mean` and `pixel_std` in settings of images that no generator makes.
+
+    Raises:
+        ValueError: One of them is given.
+    """
+    for name in ("pixel_mean", "pixel_std"):
+        if (given := getattr(settings, name)) is not None:
+            raise ValueError(
+                f"images.{name} must be null for images.source={settings.source!r}, which has no generator, got {given}"
+            )
 
 
 class ImageSettings(Protocol):
@@ -89,7 +105,8 @@ class ImageSource(ABC):
         generator: What makes or changes images; None where there is none.
         published: What of it a student's owner may publish, in words.
         warm_start_steps: Steps that the generator takes before the first query.
-        reset_every: Steps after which the generator begins anew; None is never.
+        reset_every: Steps after which the generator is reset; None is never.
+        assumptions: What a guarantee of its images rests on.
     """
 
     kind: str
@@ -98,6 +115,7 @@ class ImageSource(ABC):
     published: tuple[str, ...] = ()
     warm_start_steps: int = 0
     reset_every: int | None = None
+    assumptions: tuple[str, ...] = ()
 
     @property
     def generated(self) -> int:
@@ -115,7 +133,7 @@ class ImageSource(ABC):
 
     @abstractmethod
     def images(self, step: int, latents: torch.Tensor | None, draws: Draws) -> torch.Tensor:
-        """A batch of images, shape (rows, C, H, W), in [-1, 1], generated ones first."""
+        """A batch of images, shape (rows, C, H, W), generated ones first; a prior's are in [-1, 1]."""
 
     @abstractmethod
     def grid(self, count: int, *, seed: int, device: torch.device) -> torch.Tensor:
@@ -126,8 +144,8 @@ class ImageSource(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no generator to start")
 
     def reset(self, step: int, draws: Draws) -> None:
-        """Begins the generator anew; its weights follow from the seed and the step, in each process alike."""
-        raise NotImplementedError(f"{type(self).__name__} has no generator to begin anew")
+        """Gives the generator new weights, which follow from the seed and the step: the same ones in each process."""
+        raise NotImplementedError(f"{type(self).__name__} has no generator to reset")
 
     def networks(self) -> dict[str, nn.Module]:
         """Networks of it that are published, by name."""
@@ -165,13 +183,18 @@ class SyntheticSource(ImageSource):
         self._check_warm_start()
         self.reset_every = settings.reset_every
         self._check_reset()
+        given = [f"images.{name}" for name in ("pixel_mean", "pixel_std") if getattr(settings, name) is not None]
+        if given:
+            self.assumptions = (
+                f"{' and '.join(given)} {'was' if len(given) == 1 else 'were'} not measured on the private data",
+            )
         made = {"refined": ("refiner",), "prior": ()}.get(self.kind, ("generator",))
         self.published: tuple[str, ...] = (*made, "synthetic images")
 
     def _build_generator(self, factory: Callable[..., nn.Module] | None) -> nn.Module | None:
         """What makes or changes images, checked before anything is spent on it."""
         if self.kind == "prior":
-            self._require_no_statistics()
+            require_no_pixel_statistics(self._settings)
             return None
         if self.kind == "refined":
             refiner = (factory or Refiner)(image_shape=self.image_shape)
@@ -188,16 +211,15 @@ class SyntheticSource(ImageSource):
     def _with_statistics(self, network: nn.Module) -> nn.Module:
         """The network, whose images have the statistics that are wanted."""
         settings = self._settings
-        standardised = bool(getattr(network, "standardised", False))
+        # No layer of that name, which would be true as well.
+        standardised = getattr(network, "standardised", False) is True
         if settings.pixel_mean is None and settings.pixel_std is None and not standardised:
             return network
-        mean = self._per_channel("pixel_mean", settings.pixel_mean)
-        std = self._per_channel("pixel_std", settings.pixel_std)
+        mean = self._per_channel("images.pixel_mean", settings.pixel_mean)
+        std = self._per_channel("images.pixel_std", settings.pixel_std, least=_SMALLEST_STD)
         if mean is None or std is None:
             of_prior = self._prior_statistics()
             mean, std = mean or of_prior[0], std or of_prior[1]
-        if min(std) <= 0:
-            raise ValueError(f"images.pixel_std must be above 0 in each channel, got {std}")
         return ScaledOutput(network, scale=std, shift=mean, standardise=not standardised)
 
     def _prior_statistics(self) -> tuple[list[float], list[float]]:
@@ -208,28 +230,23 @@ class SyntheticSource(ImageSource):
             generator=stream(0, 0, 0, "statistics"),
             device=torch.device("cpu"),
         ).double()
-        std = images.std(dim=(0, 2, 3)).clamp_min(_LEAST_STD)
+        std = images.std(dim=(0, 2, 3)).clamp_min(_SMALLEST_STD)
         return images.mean(dim=(0, 2, 3)).tolist(), std.tolist()
 
-    def _per_channel(self, name: str, given: list[float] | None) -> list[float] | None:
+    def _per_channel(self, name: str, given: Any, *, least: float = -_LARGEST_PIXEL) -> list[float] | None:
         if given is None:
             return None
         channels = self.image_shape[0]
-        if len(given) not in (1, channels) or not all(math.isfinite(value) for value in given):
-            raise ValueError(
-                f"images.{name} must be one finite number, or one for each of {channels} channels, got {given}"
-            )
-        return [float(value) for value in given] * (channels if len(given) == 1 else 1)
-
-    def _require_no_statistics(self) -> None:
-        for name in ("pixel_mean", "pixel_std"):
-            if getattr(self._settings, name) is not None:
-                raise ValueError(f"images.{name} is of a generator's pixels, and images.source='prior' has none")
+        values = list(given) if isinstance(given, (list, tuple)) else [given]
+        if len(values) not in (1, channels):
+            raise ValueError(f"{name} must be one number, or one for each of {channels} channels, got {given!r}")
+        for value in values:
+            check_number(name, value, least=least, most=_LARGEST_PIXEL)
+        return [float(value) for value in values] * (channels if len(values) == 1 else 1)
 
     def _check_warm_start(self) -> None:
         steps = self.warm_start_steps
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-            raise ValueError(f"images.warm_start_steps must be 0 or more steps, got {steps!r}")
+        check_whole_number("images.warm_start_steps", steps, least=0)
         if steps and self.kind not in ("generator", "both"):
             raise ValueError(
                 f"images.warm_start_steps={steps} needs a generator to start: images.source must be generator or both, "
@@ -240,11 +257,8 @@ class SyntheticSource(ImageSource):
 
     def _check_reset(self) -> None:
         every = self.reset_every
-        if every is None:
-            return
-        if isinstance(every, bool) or every < 1:
-            raise ValueError(f"images.reset_every must be 1 or more steps, or null for never, got {every!r}")
-        if self.generator is None or self.warm_start_steps:
+        check_whole_number("images.reset_every", every, least=1, null="never")
+        if every is not None and (self.generator is None or self.warm_start_steps):
             raise ValueError(
                 f"images.reset_every={every} needs a generator that begins with random weights: images.source must not "
                 f"be prior, and images.warm_start_steps must be 0, got {self.kind!r} and {self.warm_start_steps}"
@@ -309,7 +323,7 @@ class SyntheticSource(ImageSource):
         )
 
     def reset(self, step: int, draws: Draws) -> None:
-        """Begins the generator anew; its weights follow from the seed and the step, in each process alike."""
+        """See `ImageSource.reset`."""
         assert self.generator is not None
         network = self.generator.network if isinstance(self.generator, ScaledOutput) else self.generator
         make = self._settings.generator or (Refiner if self.kind == "refined" else DAFLGenerator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -15,7 +15,6 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.functional.gradient_targets import Annotation
 from lightning_modules.functional.losses import (
     Logarithm,
-    check_logarithm,
     class_balance,
     expected_labels,
     one_hot_loss,
@@ -27,6 +26,7 @@ from lightning_modules.networks.bn_statistics import logits_and_statistics
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
+from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.checks import CHECKS, TeacherChecks
 from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs
 from privacy.account import BudgetExceeded
@@ -63,10 +63,8 @@ class Stages:
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise ValueError(f"stages.threshold must lie in [0, 1] or be null for 1/(2c), got {self.threshold}")
-        if self.train_on not in ("stage", "union"):
-            raise ValueError(f"stages.train_on must be stage or union, got {self.train_on!r}")
-        if self.passes < 1:
-            raise ValueError(f"stages.passes must be 1 or more, got {self.passes}")
+        check_choice("stages.train_on", self.train_on, ("stage", "union"))
+        check_whole_number("stages.passes", self.passes, least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +91,11 @@ class GeneratorTraining:
     balance_logarithm: Logarithm = "natural"
 
     def __post_init__(self) -> None:
-        check_logarithm("generator_training.balance_logarithm", self.balance_logarithm)
-        if self.discriminator not in ("teacher", "student"):
-            raise ValueError(f"generator_training.discriminator must be teacher or student, got {self.discriminator!r}")
-        if self.pretraining_steps < 0:
-            raise ValueError(f"generator_training.pretraining_steps must be 0 or more, got {self.pretraining_steps}")
+        check_choice("generator_training.balance_logarithm", self.balance_logarithm, get_args(Logarithm))
+        check_choice("generator_training.discriminator", self.discriminator, ("teacher", "student"))
+        check_whole_number("generator_training.pretraining_steps", self.pretraining_steps, least=0)
+        for name in ("one_hot_weight", "balance_weight", "statistics_weight", "student_loss_weight"):
+            check_number(f"generator_training.{name}", getattr(self, name))
 
 
 class LabelDP(DataFreeDistillation):
@@ -121,7 +119,8 @@ class LabelDP(DataFreeDistillation):
     Args:
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
-        batch_size: Images per step; a stage has as many times more as an epoch has steps. Linked from the data.
+        batch_size: Images per step; a stage has as many batches as an epoch has steps, over `stages.passes`. Linked
+            from the data.
         teacher: The private teacher's checkpoint, or a network in a script.
         annotator: ε of one label and budget. Default: `LabelAnnotator` with ε=1, charged for two candidates, the
             fewest that a threshold leaves.
@@ -231,7 +230,7 @@ class LabelDP(DataFreeDistillation):
         self.end_step()
 
     def reset_generator(self) -> None:
-        """See `DataFreeDistillation.reset_generator`; it is pretrained again."""
+        """See `DataFreeDistillation.reset_generator`; the new generator is pretrained."""
         super().reset_generator()
         if self.generator_training.discriminator == "teacher":
             with self.draws.seeded(self.steps_done):
@@ -309,10 +308,15 @@ class LabelDP(DataFreeDistillation):
         return self.stage_calls if self.stage_end else 1
 
     def affordable_calls(self, steps: int) -> int:
-        """See `DataFreeDistillation.affordable_calls`; only whole stages are begun."""
-        yet = max(0, steps - max(self.steps_done, self.stage_end)) // self.stages.passes
-        left = self.annotator.affordable(limit=yet)
-        return left - left % max(1, self.stage_calls)
+        """See `DataFreeDistillation.affordable_calls`; only whole stages are begun.
+
+        Those of a resumed run need not end with its epochs: a stage that is begun is paid for, whether or not the run
+        reaches its end.
+        """
+        calls = max(1, self.stage_calls)
+        yet = max(0, steps - max(self.steps_done, self.stage_end))
+        left = self.annotator.affordable(limit=-(-yet // (calls * self.stages.passes)) * calls)
+        return left - left % calls
 
     def calls_of(self, steps: int) -> int:
         """See `DataFreeDistillation.calls_of`: one step in `stages.passes` labels a batch."""
@@ -395,7 +399,7 @@ class LabelDP(DataFreeDistillation):
 
         Args:
             images: Generated images with their graph, shape (n, C, H, W).
-            targets: Noisy labels as one-hot rows, shape (n, c); no rows in pretraining.
+            targets: Noisy labels as one-hot rows, or soft labels, shape (n, c); no rows in pretraining.
         """
         settings, statistics = self.generator_training, images.new_zeros(())
         if settings.discriminator == "student":
@@ -420,11 +424,11 @@ class LabelDP(DataFreeDistillation):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """With the stage's images and labels, which a resumed run must not draw again."""
         super().on_save_checkpoint(checkpoint)
-        rows = slice(None) if self.stages.train_on == "union" or self.steps_done < self.stage_end else slice(0)
+        needed = self.stages.train_on == "union" or self.steps_done < self.stage_end
+        kept = {"images": self.stage_images, "labels": self.stage_labels, "candidates": self.stage_candidates}
         checkpoint["stage"] = {
-            "images": self.stage_images[rows],
-            "labels": self.stage_labels[rows],
-            "candidates": self.stage_candidates[rows],
+            # Not slices: a file holds all that a slice is cut from.
+            **{name: value if needed else torch.empty_like(value[:0]) for name, value in kept.items()},
             "begin": self.stage_begin,
             "end": self.stage_end,
             "labelled_batches": self.labelled_batches,

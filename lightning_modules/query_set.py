@@ -57,7 +57,8 @@ class QuerySet:
     def state(self, *, of_pool: bool) -> dict[str, Any]:
         """For a checkpoint."""
         return {
-            "query_images": self.images[: 0 if of_pool else None],
+            # Not a slice: a file holds all that a slice is cut from.
+            "query_images": torch.empty_like(self.images[:0]) if of_pool else self.images,
             "query_positions": self.positions,
             "query_labels": self.labels,
         }

@@ -87,6 +87,11 @@ class PrivacyAccount:
         """Record-level ε at δ of these releases alone."""
         return compose(releases, self.delta).epsilon
 
+    def epsilon_of_training(self) -> float:
+        """Record-level ε at δ of the training that this run's charges are about, by itself; `inf` if unbounded."""
+        bound = self._trained(self.training)
+        return math.inf if bound is None else compose(bound, self.delta).epsilon
+
     def epsilon_of_ledger(self) -> float:
         """Record-level ε at δ of everything that the ledger holds: trainings by DP-SGD and all runs' plans together."""
         # Queries of a teacher whose training is counted itself are post-processing of it.

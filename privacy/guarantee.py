@@ -17,7 +17,7 @@ from privacy.ledger import Charge
 from privacy.mechanisms.description import MechanismDescription
 from privacy.neighbours import Relation, Unit
 
-__all__ = ["POST_PROCESSING", "RELATIONS", "Guarantee"]
+__all__ = ["MEANINGFUL_EPSILON", "POST_PROCESSING", "RELATIONS", "Guarantee"]
 
 _PUBLIC = (
     "public by assumption: the number of private records, the number of classes, image shape and normalisation, the "
@@ -37,6 +37,10 @@ _NOISE_CHANGED = (
     "own noise, as if these noises had been fixed beforehand; noise that is chosen by results needs a budget that was "
     "fixed before the first release (a privacy filter: Rogers et al. 2016; Feldman and Zrnic 2021), which this is not"
 )
+
+
+MEANINGFUL_EPSILON = 20.0
+"""A record-level ε above it protects no record in any meaningful sense."""
 
 
 _GENERATOR = "noise came from the operating system's cryptographic generator"
@@ -89,6 +93,9 @@ class Guarantee:
         claimed_epsilon: What the paper's theorem gives for the same releases: a claim, not a bound.
         claimed_source: That theorem.
         run: Identity of the run that made the artefacts.
+        queries_of_run: Inputs that this run alone queried the teachers with.
+        teacher_epsilon: Record-level ε of the teacher's own training, at which the teacher itself may be published;
+            `inf` where nothing bounds that training.
     """
 
     epsilon: float
@@ -110,6 +117,8 @@ class Guarantee:
     claimed_epsilon: float = math.inf
     claimed_source: str = ""
     run: str = ""
+    queries_of_run: int = 0
+    teacher_epsilon: float = math.inf
 
     @classmethod
     @renamed_arguments(looks="data_accesses")
@@ -181,7 +190,12 @@ class Guarantee:
         own = account.training == account.ledger.run
         if by_bound and not own:
             holds.append(_DP_SGD_ASSUMPTION)
-        outside = list(not_covered)
+        teacher_epsilon = account.epsilon_of_training()
+        outside = []
+        if not own:
+            alone = {charge.training for charge, count in covered.items() if count} <= {account.training}
+            outside.append(_about_teacher(teacher_epsilon, account.delta, covers_it=alone))
+        outside += not_covered
         outside.append("what the ledger does not hold: copies of a teacher that were used elsewhere")
         stated = account.epsilon(counts=covered) if epsilon is None else epsilon
         if account.scope == "run" or account.epsilon_of_ledger() > stated:
@@ -210,6 +224,8 @@ class Guarantee:
             claimed_epsilon=account.epsilon_published(),
             claimed_source=words.published_source,
             run=account.ledger.run,
+            queries_of_run=account.queries(scope="run"),
+            teacher_epsilon=teacher_epsilon,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -260,16 +276,28 @@ class Guarantee:
             "",
         ]
         if self.claimed_source:
-            lines += [
-                "## The paper's own figure for the same releases",
-                "",
-                f"ε = {_figure(self.claimed_epsilon)} at δ = {self.delta:g}, by {self.claimed_source}. This is a claim "
-                "of the paper, **not** a guarantee, and no part of the statement above: it does not count that one "
-                "private record may have changed a teacher that was trained without privacy, and with it every "
-                "response. It is given so that results can be compared with the papers' tables.",
-                "",
-            ]
+            lines += ["## The paper's own figure for the same releases", "", self._claim(), ""]
         return "\n".join(lines)
+
+    def _claim(self) -> str:
+        """What the paper says of the same releases, and why that is no bound."""
+        if math.isinf(self.claimed_epsilon):
+            return (
+                f"There is none: {self.claimed_source}, is about noised releases of one kind, and these were made "
+                "without noise, or are of several kinds."
+            )
+        left_out = (
+            "it does not count that one private record may have changed a teacher that was trained without privacy, "
+            "and with it every response"
+            if math.isinf(self.teacher_epsilon)
+            else "it counts what this run asked, as if a record touched one response, and not the teacher's own "
+            "training, which was by DP-SGD and bounds whatever is asked"
+        )
+        return (
+            f"ε = {_figure(self.claimed_epsilon)} at δ = {self.delta:g}, by {self.claimed_source}. This is a claim of "
+            f"the paper, **not** a guarantee, and no part of the statement above: {left_out}. It is given so that "
+            "results can be compared with the papers' tables."
+        )
 
     def headline(self) -> str:
         """One sentence on what ε means here."""
@@ -278,7 +306,7 @@ class Guarantee:
                 "Nothing bounds what these artefacts reveal about a single record of the private data "
                 "(record-level ε is infinite)."
             )
-        if self.epsilon > 20:
+        if self.epsilon > MEANINGFUL_EPSILON:
             return (
                 f"Record-level ε = {round_up(self.epsilon)} at δ = {self.delta:g}: a bound so large that it protects "
                 "no record in any meaningful sense (a ratio of e^ε between what two neighbouring data sets may give)."
@@ -292,6 +320,23 @@ class Guarantee:
         return write_atomically(where / "guarantee.json", text), write_atomically(
             where / "guarantee.md", self.to_markdown()
         )
+
+
+def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:
+    """What becomes of the teacher: its own training decides, whatever was asked of it.
+
+    Args:
+        epsilon: Record-level ε of that training.
+        delta: δ.
+        covers_it: Whether everything that a guarantee is about was computed from this teacher alone.
+    """
+    if math.isinf(epsilon):
+        return "a teacher itself, which must stay private: nothing bounds what it reveals about a record"
+    together = ". Published beside what is covered here it costs no more: all of that is computed from it"
+    return (
+        "the teacher itself, which has a guarantee of its own: it was trained by DP-SGD and may be published at its "
+        f"ε = {round_up(epsilon)} (δ = {delta:g}), under the assumptions stated there{together if covers_it else ''}"
+    )
 
 
 def _figure(value: float) -> str:

@@ -7,5 +7,15 @@ from lightning_modules.callbacks.defaults import default_callbacks
 from lightning_modules.callbacks.guarantee import GuaranteeWriter
 from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.callbacks.synthetic_images import SyntheticImages
+from lightning_modules.runtime.predictions import PredictionWriter
 
-__all__ = ["BudgetStop", "Compile", "Curves", "GuaranteeWriter", "ResultRecord", "SyntheticImages", "default_callbacks"]
+__all__ = [
+    "BudgetStop",
+    "Compile",
+    "Curves",
+    "GuaranteeWriter",
+    "PredictionWriter",
+    "ResultRecord",
+    "SyntheticImages",
+    "default_callbacks",
+]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -43,7 +45,7 @@ class GuaranteeWriter(Callback):
             where = f"\nThe whole statement: {guarantee.write(folder)[1]}"
             publish(folder, guarantee, module.published_networks())
         claim = ""
-        if guarantee.claimed_source:
+        if guarantee.claimed_source and math.isfinite(guarantee.claimed_epsilon):
             claim = (
                 f"\nPublished epsilon = {round_up(guarantee.claimed_epsilon)} at delta = {guarantee.delta:g} "
                 f"({guarantee.claimed_source}): the figure that the paper's tables are indexed by, a claim that bounds "

@@ -16,6 +16,7 @@ from datamodules.shares import whole
 from lightning_modules.callbacks.config import resolved_config
 from lightning_modules.callbacks.curves import Curves
 from lightning_modules.callbacks.data_free import is_data_free
+from lightning_modules.runtime.area_under_curve import AUROC, AreaUnderCurve, asks_for_auroc
 from lightning_modules.runtime.publication import private_folder
 from lightning_modules.runtime.runs import (
     callbacks_of,
@@ -32,7 +33,7 @@ from lightning_modules.teachers.dp_sgd import DPSGDTeacher
 from privacy.files import write_atomically
 from privacy.formatting import json_number
 
-__all__ = ["ResultRecord", "accuracy_on", "keep_teacher_accuracy", "role"]
+__all__ = ["ResultRecord", "keep_teacher_figures", "measured_on", "role"]
 
 
 class ResultRecord(Callback):
@@ -85,7 +86,7 @@ class ResultRecord(Callback):
             guarantee = pl_module.guarantee()
             curves = next((callback for callback in callbacks_of(trainer) if isinstance(callback, Curves)), None)
             record |= {
-                "accuracy": accuracy_on(pl_module.student, loader, pl_module.device),
+                **measured_on(pl_module.student, loader, pl_module.device, auroc=asks_for_auroc(trainer)),
                 "uncharged_accesses": list(pl_module.data_accesses),
                 "epsilon_record": json_number(guarantee.epsilon),
                 "epsilon_published": json_number(guarantee.claimed_epsilon),
@@ -102,13 +103,13 @@ class ResultRecord(Callback):
                 ],
             }
         else:
-            accuracy = accuracy_on(pl_module, loader, pl_module.device)
+            measured = measured_on(pl_module, loader, pl_module.device, auroc=asks_for_auroc(trainer))
             bound = pl_module.guarantee() if isinstance(pl_module, DPSGDTeacher) else None
             epsilon = "inf" if bound is None else json_number(bound.epsilon)
             # A teacher by DP-SGD may be measured on public images: its guarantee covers that.
-            uncharged = pl_module.data_accesses if isinstance(pl_module, DPSGDTeacher) else ["accuracy"]
+            uncharged = pl_module.data_accesses if isinstance(pl_module, DPSGDTeacher) else list(measured)
             record |= {
-                "accuracy": accuracy,
+                **measured,
                 "uncharged_accesses": list(uncharged),
                 "epsilon_record": epsilon,
                 "epsilon_published": epsilon,
@@ -126,9 +127,12 @@ class ResultRecord(Callback):
             "config": resolved_config(trainer),
         }
         if self.teacher_accuracy and is_data_free(pl_module):
-            keep_teacher_accuracy(trainer, accuracy_on(pl_module.teacher.logits, loader, pl_module.device))
-        path = Path(self.path) if self.path else run_folder(trainer) / "result.json"
-        write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+            keep_teacher_figures(trainer, measured_on(pl_module.teacher.logits, loader, pl_module.device))
+        write_atomically(self.file_of(trainer), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+    def file_of(self, trainer: Trainer) -> Path:
+        """Where the record of a run is written."""
+        return Path(self.path) if self.path else run_folder(trainer) / "result.json"
 
     @property
     def seconds(self) -> float:
@@ -154,22 +158,28 @@ def role(record: Mapping[str, Any]) -> str:
     return teachers.get(record["method"], f"student by {record['method']}")
 
 
-def keep_teacher_accuracy(trainer: Trainer, accuracy: float) -> None:
+def keep_teacher_figures(trainer: Trainer, found: Mapping[str, float]) -> None:
     """Writes what a non-private access found where nothing is published from."""
-    content = json.dumps({"teacher_accuracy": accuracy}, indent=2)
+    content = json.dumps({f"teacher_{name}": value for name, value in found.items()}, indent=2)
     write_atomically(private_folder(trainer) / "data_accesses.json", content + "\n")
 
 
 @torch.no_grad()
-def accuracy_on(classify: Any, loader: Any, device: torch.device) -> float:
-    """Share of right decisions of a network, or of any function from images to logits, between 0 and 1."""
+def measured_on(classify: Any, loader: Any, device: torch.device, *, auroc: bool = False) -> dict[str, float]:
+    """Accuracy of a network, or of any function from images to logits, and on request the area under its ROC curves."""
     training = classify.training if isinstance(classify, nn.Module) else None
     if isinstance(classify, nn.Module):
         classify.eval()
     hits = total = 0
+    area: AreaUnderCurve | None = None
     for images, labels in loader:
-        hits += int((classify(images.to(device)).argmax(dim=1).cpu() == labels).sum())
+        logits = classify(images.to(device)).cpu()
+        hits += int((logits.argmax(dim=1) == labels).sum())
         total += len(labels)
+        if auroc:
+            if area is None:
+                area = AreaUnderCurve(logits.shape[1])
+            area.add(logits, labels)
     if isinstance(classify, nn.Module) and training is not None:
         classify.train(training)
-    return hits / total
+    return {"accuracy": hits / total, **({} if area is None else {AUROC: float(area.compute())})}

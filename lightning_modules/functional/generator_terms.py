@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 
 from lightning_modules.functional.losses import (
     Logarithm,
     activation,
-    check_logarithm,
     class_balance,
     one_hot_loss,
     soft_cross_entropy,
 )
 from lightning_modules.networks.features import logits_and_features
+from lightning_modules.setting_checks import check_choice, check_number
 
 __all__ = ["GeneratorTerms"]
 
@@ -44,7 +44,10 @@ class GeneratorTerms:
     balance_logarithm: Logarithm = "natural"
 
     def __post_init__(self) -> None:
-        check_logarithm("generator_terms.balance_logarithm", self.balance_logarithm)
+        for name in ("one_hot_weight", "balance_weight", "activation_weight", "student_loss_weight"):
+            check_number(f"generator_terms.{name}", getattr(self, name))
+        check_choice("generator_terms.activation_norm", self.activation_norm, ("l1", "l2"))
+        check_choice("generator_terms.balance_logarithm", self.balance_logarithm, get_args(Logarithm))
 
     def __call__(self, discriminator: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted sum of the discriminator's terms and the logits (n, c) that it is of, both with their graph.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -18,11 +17,12 @@ from lightning_modules.functional.losses import (
     soft_cross_entropy,
     surrogate_loss,
 )
+from lightning_modules.setting_checks import check_choice, check_number
 
 __all__ = ["Annotation", "GradientTargets"]
 
-_LEAST = 1e-12
-"""What a probability counts as where it is less: its gradient, about one over it, stays finite in float32."""
+_SMALLEST_PROBABILITY = 1e-12
+"""Smaller probabilities are raised to it: the gradient, about one over the probability, stays finite in float32."""
 
 
 class Annotation(NamedTuple):
@@ -50,8 +50,8 @@ class GradientTargets:
 
     Both papers print y_s = φ_s(D) − γ·g̃ with g = ∂L_T/∂φ_s(D), and do not say what φ_s(D) is. Their entropy terms
     φ_s·log φ_s, and DPSD's Eq. 2 with p = Φ_s(x), take it for probabilities; that is `outputs: probabilities`, where
-    the gradient is with respect to the probabilities as well. Of what norm a gradient is, the annotator alone decides:
-    neither this nor any other of these settings changes a price.
+    the gradient is with respect to the probabilities as well. The annotator alone bounds the norm of a gradient:
+    none of these settings changes a price.
 
     Attributes:
         loss: Distillation loss whose gradient is annotated: `dkd` decoupled (Zhao et al. 2022), `dkd_as_printed` as
@@ -78,18 +78,13 @@ class GradientTargets:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.loss not in ("kd", "dkd", "dkd_as_printed"):
-            raise ValueError(f"gradient_targets.loss must be kd or dkd or dkd_as_printed, got {self.loss!r}")
-        if self.outputs not in ("logits", "probabilities"):
-            raise ValueError(f"gradient_targets.outputs must be logits or probabilities, got {self.outputs!r}")
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"gradient_targets.temperature must be above 0 and finite, got {self.temperature}")
-        if self.gamma is not None and not self.gamma > 0:
-            raise ValueError(f"gradient_targets.gamma must be above 0 or null for 1/norm_bound, got {self.gamma}")
-        if self.student_target not in ("targets", "gradients"):
-            raise ValueError(
-                f"gradient_targets.student_target must be targets or gradients, got {self.student_target!r}"
-            )
+        check_choice("gradient_targets.loss", self.loss, ("kd", "dkd", "dkd_as_printed"))
+        check_choice("gradient_targets.outputs", self.outputs, ("logits", "probabilities"))
+        check_choice("gradient_targets.student_target", self.student_target, ("targets", "gradients"))
+        check_number("gradient_targets.temperature", self.temperature, above=0)
+        check_number("gradient_targets.gamma", self.gamma, above=0, null="1/norm_bound")
+        for name in ("dkd_alpha", "dkd_beta"):
+            check_number(f"gradient_targets.{name}", getattr(self, name))
         if self.student_target == "gradients" and self.outputs != "logits":
             raise ValueError(
                 "gradient_targets.student_target='gradients' needs gradient_targets.outputs='logits', which gradients "
@@ -115,7 +110,7 @@ class GradientTargets:
         student = outputs.expand_as(responses).reshape(-1, classes)
         if self.outputs == "logits":
             return output_gradients(student, lambda free: self._loss(free, teacher)).view_as(responses)
-        probabilities = functional.softmax(student.float(), dim=1).clamp_min(_LEAST)
+        probabilities = functional.softmax(student.float(), dim=1).clamp_min(_SMALLEST_PROBABILITY)
         # Logs of probabilities are logits of them, whatever they add up to.
         return output_gradients(probabilities, lambda free: self._loss(free.log(), teacher)).view_as(responses)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lightning_modules.setting_checks import check_choice, check_number
 from privacy.deprecation import renamed_arguments, renamed_names
 
 Logarithm = Literal["natural", "decimal"]
@@ -98,8 +99,8 @@ def decoupled_kd_as_printed(
                + beta sum over j ≠ r of p_j / (1 - p_j) · log(p_j (1 - q_j) / (q_j (1 - p_j)))
 
     Zhao et al. divide by 1 - p_r, the same for all j, which makes a distribution of the other classes (`decoupled_kd`).
-    Odds p_j / (1 - p_j) are none: the second term is no divergence, may be negative and has no minimum where q is p,
-    but falls for as long as the other classes gain. (The first term prints `1 - p_{t,i}`, without the class, which is
+    The odds p_j / (1 - p_j) are not one: the second term is no divergence, may be negative, has no minimum where q is
+    p, and keeps falling as the other classes gain. (The first term prints `1 - p_{t,i}`, without the class, which is
     read as 1 - p_r.)
 
     Args:
@@ -141,14 +142,13 @@ def _binary_divergence(teacher: Tensor, student: Tensor) -> Tensor:
     ) * (functional.logsigmoid(-teacher) - functional.logsigmoid(-student))
 
 
-def _check_pair(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float) -> None:
+def _check_pair(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1.0) -> None:
     if student_logits.dim() != 2 or student_logits.shape != teacher_logits.shape:
         raise ValueError(
             "student_logits and teacher_logits must have one shape (B, c), got"
             f" {tuple(student_logits.shape)} and {tuple(teacher_logits.shape)}"
         )
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature must be above 0 and finite, got {temperature}")
+    check_number("temperature", temperature, above=0)
 
 
 def soft_cross_entropy(logits: Tensor, target_probabilities: Tensor) -> Tensor:
@@ -200,20 +200,14 @@ def class_balance(logits: Tensor, *, logarithm: Logarithm = "natural") -> Tensor
 
     Returns:
         Scalar.
+
+    Raises:
+        ValueError: Another logarithm.
     """
+    check_choice("logarithm", logarithm, get_args(Logarithm))
     log_mean = torch.logsumexp(functional.log_softmax(logits, 1) - torch.tensor(float(len(logits))).log(), 0)
     negative_entropy = (log_mean.exp() * log_mean).sum()
     return negative_entropy if logarithm == "natural" else negative_entropy / math.log(10)
-
-
-def check_logarithm(name: str, given: str) -> None:
-    """Refuses what is no `Logarithm`.
-
-    Raises:
-        ValueError: It is another word.
-    """
-    if given not in get_args(Logarithm):
-        raise ValueError(f"{name} must be natural or decimal, got {given!r}")
 
 
 def activation(features: Tensor, *, norm: Literal["l1", "l2"] = "l1") -> Tensor:
@@ -314,11 +308,7 @@ def logit_distance(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
     Raises:
         ValueError: The shapes differ or are not (B, c).
     """
-    if student_logits.dim() != 2 or student_logits.shape != teacher_logits.shape:
-        raise ValueError(
-            "student_logits and teacher_logits must have one shape (B, c), got"
-            f" {tuple(student_logits.shape)} and {tuple(teacher_logits.shape)}"
-        )
+    _check_pair(student_logits, teacher_logits)
     difference = student_logits - teacher_logits
     return (difference - difference.mean(dim=1, keepdim=True)).square().mean(dim=1)
 

@@ -12,11 +12,11 @@ class DAFLGenerator(nn.Module):
 
     Dense to `width` x (H/4) x (W/4), BN, double, conv 3x3 (width), BN, LeakyReLU 0.2, double, conv 3x3 (width/2), BN,
     LeakyReLU 0.2, conv 3x3 (C), tanh, BN without weights. The last layer standardises each channel over the batch
-    (`standardised`), which is what makes data-free training work; DAFL's data are standardised as well. Methods bring
-    its pixels to the mean and standard deviation of images in [-1, 1] (`Images.pixel_mean`, `ScaledOutput`), to which
-    they are **not** confined. The two inner BN layers have
-    DAFL's epsilon of 0.8. Doubling is by nearest neighbour; a side that is no multiple of 4 starts at its quarter
-    rounded up and is resized to half (rounded up) and to the full side instead.
+    (`standardised`), which is what makes data-free training work; DAFL's data are standardised as well. `ScaledOutput`
+    then brings pixels to the mean and standard deviation of images in [-1, 1] (`Images.pixel_mean`); single pixels may
+    lie outside of that range. The two inner BN layers have DAFL's epsilon of 0.8. Doubling is by nearest neighbour; a
+    side that is no multiple of 4 starts at its quarter rounded up and is resized to half (rounded up) and to the full
+    side instead.
 
     Args:
         image_shape: channels, height, width of the images.

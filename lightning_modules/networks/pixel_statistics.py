@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +16,11 @@ class ScaledOutput(nn.Module):
     """Scales and shifts each channel of a network's images: x · scale + shift.
 
     A generator that ends in BatchNorm without weights, as DAFL's does, gives pixels of mean 0 and standard deviation 1
-    whatever it learns, and images in [-1, 1] have other ones (MNIST: -0.74 and 0.62). With `scale` their standard
-    deviation and `shift` their mean it can make them.
+    whatever it learns, and those of images in [-1, 1] differ (MNIST: -0.74 and 0.62). It can make such images where
+    `scale` is their standard deviation and `shift` their mean.
 
-    Both are buffers: a checkpoint keeps those that its run had. One that was written before there were any is read as 1
-    and 0, which is what its run had.
+    Both are buffers: a checkpoint keeps those of its run. Weights that were saved without this module are read with
+    `scale` 1 and `shift` 0, which change nothing.
 
     Args:
         network: Gives images (N, C, H, W).
@@ -29,7 +30,7 @@ class ScaledOutput(nn.Module):
             batch; for a network that does not end so by itself.
 
     Raises:
-        ValueError: Other numbers of factors and summands, or a factor that is not positive.
+        ValueError: Other numbers of factors and summands, a factor that is not positive, or one that is not finite.
     """
 
     scale: Tensor
@@ -41,8 +42,8 @@ class ScaledOutput(nn.Module):
         super().__init__()
         if len(scale) != len(shift) or not scale:
             raise ValueError(f"scale and shift must have one number for each channel, got {scale!r} and {shift!r}")
-        if min(scale) <= 0:
-            raise ValueError(f"scale must be above 0 in each channel, got {scale!r}")
+        if not all(math.isfinite(value) for value in (*scale, *shift)) or min(scale) <= 0:
+            raise ValueError(f"scale must be above 0, and scale and shift finite, got {scale!r} and {shift!r}")
         self.network = network
         self.standardised = nn.BatchNorm2d(len(scale), affine=False) if standardise else nn.Identity()
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32)[:, None, None])

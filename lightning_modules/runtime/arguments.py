@@ -27,7 +27,32 @@ def prepare_arguments(args: Sequence[str]) -> list[str]:
     Raises:
         ValueError: A network that is named cannot be found.
     """
-    return _null_by_configuration(find_networks(upgrade_arguments(find_configs(args))))
+    return _with_logger_folder(_null_by_configuration(find_networks(upgrade_arguments(find_configs(args)))))
+
+
+_LOGGERS = ("CSVLogger", "TensorBoardLogger", "WandbLogger")
+
+
+def _with_logger_folder(args: Sequence[str]) -> list[str]:
+    """Has a logger that is named without a folder write below `runs/`, or into the run's own, as the default one does.
+
+    TensorBoard's demands a folder, and the others would take the current one.
+    """
+    named = _value(args, "--trainer.logger")
+    stated = ("--trainer.logger.save_dir", "--trainer.logger.init_args.save_dir", "--trainer.logger.dir")
+    if named is None or named.rpartition(".")[2] not in _LOGGERS or any(_value(args, one) for one in stated):
+        return list(args)
+    return [*args, f"--trainer.logger.save_dir={_value(args, '--trainer.default_root_dir') or 'runs'}"]
+
+
+def _value(args: Sequence[str], option: str) -> str | None:
+    """The last value of an option, written with or without `=`."""
+    found = None
+    for position, argument in enumerate(args):
+        name, equals, value = argument.partition("=")
+        if name == option:
+            found = value if equals else next(iter(args[position + 1 :]), None)
+    return found
 
 
 def _null_by_configuration(args: Sequence[str]) -> list[str]:

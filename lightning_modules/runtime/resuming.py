@@ -68,7 +68,10 @@ _CHECKED_OTHERWISE = (
 _LEFT_OPEN = {"clipping": "auto"}
 
 
-APPLIED_OF_DATA = ("root", "download", "num_workers", "eval_batch_size", "batch_size", "steps_per_epoch", "evaluation")
+APPLIED_OF_DATA = (
+    *("root", "download", "verify", "cache", "num_workers", "eval_batch_size"),
+    *("batch_size", "steps_per_epoch", "evaluation"),
+)
 """The same of the data, of a wrapped data set as well: where its files lie, how it is read and evaluated, and sizes
 that are applied from the next step on, or that a teacher's own checks refuse."""
 
@@ -123,7 +126,7 @@ def read_checkpoint(path: str | Path, *, command: str) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(
-            f"ckpt_path {path} cannot be read as a checkpoint ({type(error).__name__}: {str(error)[:300]}). It is cut "
+            f"ckpt_path {path} cannot be read as a checkpoint ({type(error).__name__}): it is cut "
             "short, damaged or a file of another kind: give checkpoints/last.ckpt of a run's folder"
         ) from error
     needed = {"state_dict", "pytorch-lightning_version", "loops"} | (

@@ -16,7 +16,6 @@ from datamodules import Poisson
 from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, is_dev_run
-from lightning_modules.runtime.validation import log_validation_accuracy
 from lightning_modules.teachers.augmentation import random_views
 from lightning_modules.teachers.dp_optimizers import ExactNoise
 from lightning_modules.teachers.dp_sgd_checks import check_settings, require_records_apart
@@ -476,8 +475,7 @@ class DPSGDTeacher(Teacher):
         """Accuracy on held-out private records, on which the bound says nothing."""
         inputs, labels = batch
         logits = self.forward_train(inputs) if self.trainer.state.fn == "fit" else self(inputs)
-        self.val_accuracy(logits, labels)
-        log_validation_accuracy(self, self.val_accuracy)
+        self.validate_logits(logits, labels)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The user's optimizer inside Opacus's, with noise from the operating system."""

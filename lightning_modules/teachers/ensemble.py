@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
-from lightning import LightningModule
+from lightning import Callback, LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -22,11 +22,13 @@ from lightning_modules.networks.stacked import (
     with_feature_extractor,
     without_feature_extractor,
 )
+from lightning_modules.runtime.area_under_curve import AreaUnderCurve, asks_for_auroc, auroc_name
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
+from lightning_modules.runtime.predictions import images_of, prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy, processes_of, share_of
 from lightning_modules.runtime.randomness import key, stream
 from lightning_modules.runtime.runs import is_dev_run
-from lightning_modules.runtime.validation import log_validation_accuracy
+from lightning_modules.runtime.validation import log_validation_accuracy, validation_metric
 from lightning_modules.teachers.augmentation import shifted
 from lightning_modules.teachers.joint_training import (
     JointOptimizer,
@@ -492,6 +494,7 @@ class TeacherEnsemble(LightningModule):
             self.log("ensemble/mean_accuracy", mean, prog_bar=True)
             self.log("ensemble/vote_accuracy", vote, prog_bar=True)
             log_validation_accuracy(self, vote)
+            self._log_auroc(beside=validation_metric(self.trainer))
             if new:
                 rank_zero_info(
                     f"{len(self.trained)} teachers done: mean accuracy {mean:.4f}, accuracy of their vote {vote:.4f}"
@@ -517,7 +520,21 @@ class TeacherEnsemble(LightningModule):
         mean, vote = self._accuracies()
         self.log("test/accuracy", vote)
         self.log("test/mean_accuracy", mean)
+        self._log_auroc(beside="test/accuracy")
         self._tallies, self._asked = {}, None
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Shares of the teachers' votes, (N, C, H, W) → (N, c): private, for no noise is on them.
+
+        Raises:
+            RuntimeError: No teacher is trained.
+        """
+        shares: Tensor = self(images_of(batch)).double() / len(self.trained)
+        return shares
+
+    def configure_callbacks(self) -> list[Callback]:
+        """What writes predictions."""
+        return [*prediction_callbacks(self.trainer)]
 
     def _tally(self, teachers: NetworkStack, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, labels = batch
@@ -529,10 +546,24 @@ class TeacherEnsemble(LightningModule):
             counts, hits = before + counts, torch.cat([hits_before, hits])
         self._tallies[batch_idx] = (counts, hits, labels.cpu())
 
-    def _accuracies(self) -> tuple[float, float]:
-        """Mean of the teachers' accuracies, and accuracy of their vote."""
+    def _gathered(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Counts of votes, hits of each teacher, and labels, of the batches of all processes."""
         tallies = [own for given in self.processes.gather(list(self._tallies.values())) for own in given]
         counts, hits, labels = (list(values) for values in zip(*tallies, strict=True))
+        return counts, hits, labels
+
+    def _log_auroc(self, *, beside: str) -> None:
+        """Logs the area under the curve of the shares of votes, where the data ask for it."""
+        if not asks_for_auroc(self.trainer):
+            return
+        counts, _, labels = self._gathered()
+        area = AreaUnderCurve(self.num_classes)
+        area.add(torch.cat(counts), torch.cat(labels))
+        self.log(auroc_name(beside), area.compute())
+
+    def _accuracies(self) -> tuple[float, float]:
+        """Mean of the teachers' accuracies, and accuracy of their vote."""
+        counts, hits, labels = self._gathered()
         total = sum(len(values) for values in labels)
         mean = torch.stack(hits).sum(dim=0).double().mean() / total
         vote = sum(int((c.argmax(dim=1) == right).sum()) for c, right in zip(counts, labels, strict=True)) / total

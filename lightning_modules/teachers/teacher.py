@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning import LightningModule
+from lightning import Callback, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
@@ -14,9 +14,12 @@ from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_modules.networks import SmallCNN, build_network
+from lightning_modules.runtime.area_under_curve import AreaUnderCurve, log_auroc
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
+from lightning_modules.runtime.predictions import images_of, prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.runs import is_dev_run
+from lightning_modules.runtime.validation import log_validation_accuracy, validation_metric
 from lightning_modules.teachers.own_training import OwnTraining
 from privacy.identity import CheckpointError
 
@@ -70,6 +73,7 @@ class Teacher(LightningModule):
         self.label_smoothing = label_smoothing
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.val_auroc, self.test_auroc = AreaUnderCurve(num_classes), AreaUnderCurve(num_classes)
         self.own_training = OwnTraining(type(self).__name__)
         #: Steps of the one-cycle schedule, of this fit and of the checkpoint that it goes on from.
         self._cycle: int | None = None
@@ -114,14 +118,30 @@ class Teacher(LightningModule):
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """Accuracy on held-out private records."""
         images, labels = batch
-        self.val_accuracy(self(images), labels)
-        self.log("val/accuracy", self.val_accuracy, prog_bar=True)
+        self.validate_logits(self(images), labels)
+
+    def validate_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Logs what is measured of logits (N, c) on images with these labels (N,)."""
+        self.val_accuracy(logits, labels)
+        log_validation_accuracy(self, self.val_accuracy)
+        log_auroc(self, self.val_auroc, logits, labels, beside=validation_metric(self.trainer))
 
     def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """Accuracy on the public test split."""
         images, labels = batch
-        self.test_accuracy(self(images), labels)
+        logits = self(images)
+        self.test_accuracy(logits, labels)
         self.log("test/accuracy", self.test_accuracy)
+        log_auroc(self, self.test_auroc, logits, labels, beside="test/accuracy")
+
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """Probabilities, (N, C, H, W) → (N, c): private, unless the training was by DP-SGD."""
+        probabilities: torch.Tensor = self(images_of(batch)).float().softmax(dim=1)
+        return probabilities
+
+    def configure_callbacks(self) -> list[Callback]:
+        """What writes predictions."""
+        return [*prediction_callbacks(self.trainer)]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimizer, one schedule."""

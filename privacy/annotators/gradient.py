@@ -237,15 +237,17 @@ class GradientAnnotator(Annotator):
     def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
         batch_size, _ = self.shape
-        released = self.mechanism.words(self.mechanism.noise_std(batch_size, self.noise_multiplier))
+        noisy = bool(self.noise_multiplier)
+        std = self.mechanism.noise_std(batch_size, self.noise_multiplier)
+        released = f"released as {self.mechanism.words(std)}" if noisy else "released without noise"
         masked = "" if self.top_k is None else f"their {self.top_k} largest entries kept, "
         many = self.mechanism.of_ensemble
         return MechanismDescription(
             assumption=DISJOINT_SHARDS if many else "",
-            noise=FLOATS if self.granularity is None else LATTICE,
+            noise="" if not noisy else FLOATS if self.granularity is None else LATTICE,
             mechanism=(
                 "gradients of the distillation loss with respect to the student's outputs, "
-                f"{masked}{self.bounded_by.words.format(C=self.norm_bound)}, released as {released} "
+                f"{masked}{self.bounded_by.words.format(C=self.norm_bound)}, {released} "
                 f"(sigma={self.noise_multiplier:g}, B={batch_size}, release={self.release})"
             ),
             unit="one training record of one teacher" if many else "one training record of the teacher",

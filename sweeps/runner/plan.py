@@ -74,8 +74,8 @@ class Progress:
     now: tuple[str, ...] = ()
 
     @property
-    def over(self) -> int:
-        """Fits that need nothing more, made or failed."""
+    def ended(self) -> int:
+        """Fits that are over, made or failed."""
         return self.done + self.failed
 
     @property

@@ -39,7 +39,7 @@ def run_plan(
         plan: The fits.
         run: Takes the arguments of one command; used where there is no engine.
         since: Failures before this time (seconds since the epoch) are tried again.
-        until: No fit is begun whose estimate ends after this time; those that run are waited for.
+        until: No fit is begun that its estimate says would end after this time; those that run are waited for.
         engine: What runs the workers; None is this process.
         say: Takes lines for a person.
         after: Called when fits have ended, made or failed.
@@ -75,7 +75,7 @@ def _run_workers(
     workers = None
     try:
         workers = engine.start(["work", str(path), "--since", repr(since), "--until", repr(until)], path)
-        shown, over = "", plan.progress(since=since).over
+        shown, ended_fits = "", plan.progress(since=since).ended
         while True:
             begun = time.monotonic()
             ended = not workers.running()
@@ -83,8 +83,8 @@ def _run_workers(
             if (line := progress.line(plan.title)) != shown:
                 say(line)
                 shown = line
-            if progress.over != over:
-                over = progress.over
+            if progress.ended != ended_fits:
+                ended_fits = progress.ended
                 after()
             if ended:
                 break

@@ -15,7 +15,7 @@ def schedule(plan: Plan, *, jobs: int, seconds: float = math.inf) -> dict[str, f
     Args:
         plan: The fits.
         jobs: Processes that share them.
-        seconds: Time that there is.
+        seconds: Time limit.
 
     Returns:
         Seconds from now at which each fit has ended, by name: 0 for those that are done. Those that would not end in

@@ -101,8 +101,8 @@ def work(
         plan: The fits.
         run: Takes the arguments of one command.
         since: Failures before this time are tried again.
-        until: No fit is begun whose estimate ends after this time (seconds since the epoch); one without an estimate
-            counts as none of it, and one with a checkpoint as a whole one.
+        until: No fit is begun that its estimate says would end after this time (seconds since the epoch). A fit without
+            an estimate counts as 0 s, and one that has a checkpoint as if it had none.
         say: Takes lines for a person.
         after: Called after each fit, made or failed.
         strict: Let the first error of a fit through, and end with it.
@@ -152,13 +152,13 @@ def work(
             pause(time.monotonic() - begun)
 
 
-def pause(looked: float) -> None:
+def pause(look_seconds: float) -> None:
     """Waits before the next look at a plan; at a large one that looks cost little beside the fits.
 
     Args:
-        looked: Seconds that the last look took.
+        look_seconds: How long the last look took.
     """
-    time.sleep(max(POLL_SECONDS, min(50 * looked, LONGEST_PAUSE)))
+    time.sleep(max(POLL_SECONDS, min(50 * look_seconds, LONGEST_PAUSE)))
 
 
 def _helps(plan: Plan) -> bool:

@@ -9,8 +9,9 @@ import pytest
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringModel
+from support.data_files import write_folders
 
-from datamodules import MNIST, Digits, FashionMNIST, Latent
+from datamodules import CIFAR10, MNIST, CelebA, Digits, FashionMNIST, Latent
 
 
 def data_from(arguments: list[str]) -> LightningDataModule:
@@ -91,3 +92,47 @@ def test_public_facts_link_to_the_model_without_files() -> None:
         args=["--data", "Latent", "--data.dataset", "Digits", "--data.batch_size", "5"],
     )
     assert cli.model.given == (10, (1, 8, 8), 5)
+
+
+def linked(*arguments: str) -> LinkedCLI:
+    return LinkedCLI(
+        Shaped,
+        LightningDataModule,
+        subclass_mode_data=True,
+        run=False,
+        save_config_callback=None,
+        trainer_defaults={"logger": False, "accelerator": "cpu", "enable_checkpointing": False},
+        args=list(arguments),
+    )
+
+
+def test_pictures_of_one_s_own_link_to_the_model_by_settings_alone(tmp_path: Path) -> None:
+    write_folders(tmp_path / "insects", classes=("ants", "bees", "wasps"), count=2)
+    for path in (tmp_path / "insects").rglob("*.png"):
+        path.write_bytes(b"unread")
+    own = ["--data.dataset", "ImageFolder", f"--data.dataset.root={tmp_path}/insects", "--data.dataset.size", "48"]
+    own += ["--data.dataset.channels", "1", "--data.dataset.test_fraction", "0.5"]
+    cli = linked("--data", "Latent", *own, "--data.batch_size", "5")
+    assert cli.model.given == (3, (1, 48, 48), 5)
+    cli = linked("--data", "Latent", *own, "--data.batch_size", "5", "--data.dataset.classes=[wasps, ants]")
+    assert cli.model.given == (2, (1, 48, 48), 5) and cli.datamodule.name == "insects-ants-wasps"
+
+
+def test_facts_that_follow_from_settings_link_to_the_model() -> None:
+    assert linked("--data=CelebA", "--data.task=hair", "--data.size=32").model.given == (3, (3, 32, 32), 128)
+    assert linked("--data=MedMNIST", "--data.subset=pathmnist", "--data.size=64").model.given == (9, (3, 64, 64), 128)
+    assert linked("--data=COVIDx", "--data.channels=3").model.given == (4, (3, 64, 64), 128)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("[cat, dog]", (3, 5)), ("[5, 3]", (5, 3)), ('["truck", 0]', (9, 0)), ("null", None)]
+)
+def test_classes_are_given_by_name_or_position(given: str, kept: tuple[int, ...] | None) -> None:
+    data = data_from(["--data", "CIFAR10", f"--data.classes={given}"])
+    assert isinstance(data, CIFAR10) and data.kept_classes == kept
+
+
+@pytest.mark.parametrize(("given", "cache"), [("true", True), ("false", False), ("elsewhere", "elsewhere")])
+def test_a_cache_is_a_choice_or_a_folder(given: str, cache: bool | str) -> None:
+    data = data_from(["--data", "CelebA", f"--data.cache={given}"])
+    assert isinstance(data, CelebA) and data.cache == cache

@@ -20,6 +20,7 @@ from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.cli import TranscriptionCLI
 from lightning_modules.dgd import DGD
 from lightning_modules.networks import SmallCNN
+from lightning_modules.pool_source import PoolSource
 from lightning_modules.priors import StrokePrior
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import TeacherError
@@ -275,6 +276,21 @@ def test_a_pool_is_asked_about_each_image_once_in_all_rounds(place: Path) -> Non
     assert torch.equal(model.query_set.images, model.images.pixels[positions].half())
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_later_round_leaves_out_what_was_asked_about(known: bool) -> None:
+    """Of twelve images six are left; where nobody knows which were asked about, some are chosen again."""
+    torch.manual_seed(0)
+    confident = {"selection": "confident", "candidates": 2, "rounds": 2}
+    module = _module(images="pool", pool=Digits(), vae_steps=0, queries=12, query_phase=confident)
+    module.draw_seed = 1
+    module.images.pixels = torch.rand(12, 1, 8, 8)  # type: ignore[union-attr]
+    module.query_set.labels = torch.arange(6)
+    module.query_set.images = module.images.pixels[:6].half()  # type: ignore[union-attr]
+    module.query_set.positions = torch.arange(6 if known else 0)
+    module.choose_queries()
+    assert (set(module.query_set.positions[-6:].tolist()) == set(range(6, 12))) is known
+
+
 @pytest.mark.parametrize("selection", ["confident", "random"])
 def test_later_rounds_are_of_what_the_student_is_sure_of_and_balanced(selection: str) -> None:
     def chosen(seed: int) -> tuple[DGD, torch.Tensor]:
@@ -437,6 +453,13 @@ def test_a_pool_that_is_the_private_data_leaves_no_bound(place: Path, name: str 
     assert "VOID: the pool" in Path("run/public/guarantee.md").read_text()
 
 
+@pytest.mark.parametrize("named", ["Digits-3-7/train", "Digits/train", "Others-3-7/train"])
+def test_a_pool_with_other_classes_of_the_private_data_is_private(named: str) -> None:
+    pool = PoolSource(Digits(classes=[7, 8]), part="train", image_shape=(1, 8, 8), batch_size=4)
+    pool.open(private={named, None})
+    assert pool.is_private is named.startswith("Digits")
+
+
 @pytest.mark.parametrize("part", ["train", pytest.param("test", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("vae", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_private_pool_is_neither_kept_nor_drawn(place: Path, part: str, vae: int) -> None:
@@ -448,6 +471,8 @@ def test_a_private_pool_is_neither_kept_nor_drawn(place: Path, part: str, vae: i
     kept = [value for value in _tensors(checkpoint()) if value.dtype == torch.float16 and value.ndim == 4]
     found = {tuple(row) for value in kept for row in value.flatten(1).tolist()}
     assert not found & {tuple(row) for row in images.tolist()}
+    written = Path("run/checkpoints/last.ckpt").read_bytes()
+    assert not any(row.numpy().tobytes() in written for row in images)
     assert len(checkpoint()["dgd"]["query_positions"]) == QUERIES
     page = Path("run/public/guarantee.md").read_text()
     assert ("is public and was there without the private data" in page) is (part == "test")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -16,8 +17,10 @@ from lightning_modules.functional.generator_terms import GeneratorTerms
 from lightning_modules.functional.gradient_targets import GradientTargets
 from lightning_modules.functional.losses import activation, class_balance, one_hot_loss, soft_cross_entropy
 from lightning_modules.networks import logits_and_features
+from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy import output_gradient_mu
 from privacy.annotators import GradientAnnotator
+from privacy.processes import ProcessesError
 
 
 def _snapshot(module: torch.nn.Module) -> list[torch.Tensor]:
@@ -239,3 +242,25 @@ def test_what_the_student_follows(follows: Literal["targets", "gradients"]) -> N
 def test_a_student_follows_something_known() -> None:
     with pytest.raises(ValueError, match=r"gradient_targets\.student_target must be targets or .*'nothing'"):
         _module(student_follows="nothing")
+
+
+def test_half_a_batch_that_processes_cannot_share_is_refused_by_the_batch_size_that_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = _module(images="both")
+    monkeypatch.setattr(DPDFD, "processes", SimpleNamespace(size=2))
+    with pytest.raises(ProcessesError, match="must be a multiple of 2 x 2 processes, got 6"):
+        module._prepare_fit()
+    module.batch_size = 8
+    teacher = PrivateTeacher(torch.nn.Identity(), private_data="digits/train")
+    monkeypatch.setattr(module._teacher_source, "load_teacher", lambda: teacher)
+    module._prepare_fit()
+    assert module._teacher is teacher and module.images.rows == 4
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_guarantee_says_that_given_pixel_statistics_are_public(folder: Path, given: bool) -> None:
+    """Those of the prior are drawn without any data, and nothing is assumed about them."""
+    distil("run", *(["--model.images.pixel_mean=[0.1]"] if given else []), steps=1)
+    page = Path("run/public/guarantee.md").read_text(encoding="utf-8")
+    assert ("- images.pixel_mean was not measured on the private data" in page) is given

@@ -81,8 +81,8 @@ def test_the_switch_chooses_the_annotator_and_refuses_the_other_one() -> None:
     [
         ({"privacy": "images"}, "privacy must be data or label"),
         ({"discriminator": "nobody"}, "discriminator must be student or teacher"),
-        ({"distillation": "none"}, "gradient_targets.loss must be kd or dkd"),
-        ({"gamma": 0.0}, "gamma must be above 0"),
+        ({"distillation": "none"}, "gradient_targets.loss must be kd, dkd or dkd_as_printed"),
+        ({"gamma": 0.0}, "gradient_targets.gamma must be above 0 and finite, or null for 1/norm_bound, got 0.0"),
         ({"annotator": LabelAnnotator(labels="soft")}, "annotator.labels must be hard for DPSD"),
         ({"images": "real"}, "images.source must be one of generator, prior, both"),
     ],

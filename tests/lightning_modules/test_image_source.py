@@ -1,4 +1,4 @@
-"""Statistics of a generator's pixels: a setting, and the prior's where it is not given."""
+"""Settings of a generator's images: the statistics of its pixels, by default the prior's, and resets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_is_given_counts() -> None:
     images = _pixels(_source(source="generator", pixel_mean=[0.25], pixel_std=[0.5]))
     assert float(images.mean()) == pytest.approx(0.25, abs=0.01)
     assert float(images.std()) == pytest.approx(0.5, rel=0.02)
-    as_dafl = _source((3, 16, 16), source="generator", pixel_mean=[0.0], pixel_std=[1.0]).generator
+    as_dafl = _source((3, 16, 16), source="generator", pixel_mean=0.0, pixel_std=[1.0]).generator
     assert isinstance(as_dafl, ScaledOutput)
     assert torch.equal(as_dafl.scale, torch.ones(3, 1, 1)) and torch.equal(as_dafl.shift, torch.zeros(3, 1, 1))
 
@@ -81,16 +81,25 @@ def test_a_generator_of_ones_own_and_the_refiner_are_left_as_they_are_unless_it_
     assert float(images.mean()) == pytest.approx(0.0, abs=0.01) and float(images.std()) == pytest.approx(0.5, rel=0.02)
 
 
+def test_a_layer_named_standardised_is_no_promise_about_images() -> None:
+    def scaled(*, image_shape: tuple[int, int, int]) -> nn.Module:
+        return ScaledOutput(_Own(image_shape=image_shape), scale=[3.0], shift=[1.0])
+
+    images = _pixels(_source(source="generator", generator=scaled, pixel_mean=-0.5, pixel_std=0.25))
+    assert float(images.mean()) == pytest.approx(-0.5, abs=0.01) and float(images.std()) == pytest.approx(
+        0.25, rel=0.02
+    )
+
+
 def _weights(network: nn.Module | None) -> Tensor:
     assert network is not None
     return torch.cat([value.flatten() for value in network.parameters()]).detach().clone()
 
 
 @pytest.mark.parametrize("kind", ["generator", "refined"])
-def test_a_generator_begins_anew_with_weights_of_its_step(kind: Any) -> None:
-    source = _source(
-        source=kind, reset_every=5, pixel_mean=[-0.2], **({"generator": None} if kind == "refined" else {})
-    )
+def test_a_reset_gives_new_weights_that_follow_from_the_step(kind: Any) -> None:
+    own: dict[str, Any] = {"generator": None} if kind == "refined" else {}
+    source = _source(source=kind, reset_every=5, pixel_mean=[-0.2], **own)
     assert isinstance(source.generator, ScaledOutput)
     shift, state = source.generator.shift.clone(), torch.get_rng_state()
     drawn = []
@@ -107,16 +116,48 @@ def test_a_generator_begins_anew_with_weights_of_its_step(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"source": "generator", "reset_every": 0}, "reset_every must be 1 or more"),
+        (
+            {"source": "generator", "reset_every": 0},
+            "reset_every must be 1 or more and a whole number, or null for never",
+        ),
+        (
+            {"source": "generator", "reset_every": 2.5},
+            "a whole number, or null for never, got 2.5",
+        ),
         ({"source": "prior", "reset_every": 5}, "source must not be prior"),
         ({"source": "both", "reset_every": 5, "warm_start_steps": 3}, "warm_start_steps must be 0"),
-        ({"source": "generator", "pixel_mean": [0.1, 0.2]}, "pixel_mean must be one finite number, or one for each"),
-        ({"source": "generator", "pixel_mean": [float("nan")]}, "pixel_mean must be one finite"),
-        ({"source": "generator", "pixel_std": [0.0]}, "pixel_std must be above 0"),
-        ({"source": "generator", "pixel_std": []}, "pixel_std must be one finite"),
-        ({"source": "prior", "pixel_std": [1.0]}, "source='prior' has none"),
+        (
+            {"source": "generator", "pixel_mean": [0.1, 0.2]},
+            "pixel_mean must be one number, or one for each of 1 channels, got",
+        ),
+        (
+            {"source": "generator", "pixel_mean": [float("nan")]},
+            "pixel_mean must be a number between -1000 and 1000, got nan",
+        ),
+        ({"source": "generator", "pixel_std": [0.0]}, "pixel_std must be a number between 0.001 and 1000, got 0.0"),
+        ({"source": "generator", "pixel_std": []}, "pixel_std must be one number"),
+        (
+            {"source": "prior", "pixel_std": [1.0]},
+            "pixel_std must be null for images.source='prior', which has no generator, got",
+        ),
     ],
 )
-def test_bad_statistics_are_named(settings: dict[str, Any], named: str) -> None:
+def test_bad_settings_are_named(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         _source(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, ()),
+        ({"pixel_mean": [0.1]}, ("images.pixel_mean was not measured on the private data",)),
+        (
+            {"pixel_mean": [0.1], "pixel_std": [0.5]},
+            ("images.pixel_mean and images.pixel_std were not measured on the private data",),
+        ),
+    ],
+)
+def test_numbers_that_were_given_are_said_to_be_public(settings: dict[str, Any], said: tuple[str, ...]) -> None:
+    """Those of the prior, which is drawn without any data, need no such assumption."""
+    assert _source(source="generator", **settings).assumptions == said

@@ -139,7 +139,7 @@ def test_what_was_looked_at_is_told_and_what_was_found_is_not(
     shown: list[str] = []
     monkeypatch.setattr("lightning_modules.base.rank_zero_info", shown.append)
     accuracy = 0.678912345
-    monkeypatch.setattr("lightning_modules.base.accuracy_on", lambda *_: accuracy)
+    monkeypatch.setattr("lightning_modules.base.measured_on", lambda *_: {"accuracy": accuracy})
     torch.save(network_of(place, 1, 8, 10).state_dict(), "teacher.pt")
     distil("run", model=settings(place, teacher_checks={"accuracy": True}))
     (line,) = [text for text in shown if "own accuracy" in text]
@@ -216,7 +216,7 @@ def test_a_script_saves_and_takes_what_it_stated() -> None:
     assert nested.hparams["generator_phase"]["baseline_input"] == fields
     again = DGD(**given, teacher="x", generator_phase=nested.hparams["generator_phase"])
     assert again.generator_phase.baseline_input == stated
-    with pytest.raises(ValueError, match=r"teacher_outputs must be one of logits, .* got 'softmax'"):
+    with pytest.raises(ValueError, match=r"teacher_outputs must be logits, .* got 'softmax'"):
         DPDFD(**given, teacher="x", teacher_outputs="softmax")  # type: ignore[arg-type]
 
 

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
+from privacy.events import Release, SampledGaussian, Unbounded
 from privacy.files import write_atomically
 from privacy.formatting import json_number, round_up, short_figure
 from privacy.guarantee import Guarantee
-from privacy.mechanisms.noise import ReproducibleNoise
+from privacy.identity import Training
+from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
 
 
 def annotator(
@@ -172,6 +175,53 @@ def test_the_headline_says_what_the_figure_is_worth(epsilon: float, words: str) 
     )
     assert words in made.headline()
     assert ("protects no record" in made.headline()) == (epsilon == 28.8)
+
+
+def of_dp_sgd(*, noise: NoiseSource | None = None, released: Release | None = None, **settings: Any) -> Guarantee:
+    """Of one call about a teacher that was trained by DP-SGD."""
+    steps = {released or SampledGaussian(noise_multiplier=2.0, sample_rate=0.1): 20}
+    made = GradientAnnotator(**{"release": "per_sample_full", "noise_multiplier": 100.0, "noise": noise, **settings})
+    made.bind(batch_size=256, num_classes=10)
+    made.open(private_data="digits/train", num_records=1500, training=Training("ab" * 16, releases=steps))
+    made.annotate(torch.zeros(256, 10))
+    return statement(made)
+
+
+def test_a_teacher_by_dp_sgd_may_be_published_and_no_other() -> None:
+    steps = compose({SampledGaussian(noise_multiplier=2.0, sample_rate=0.1): 20}, 1e-5).epsilon
+    bounded = of_dp_sgd()
+    assert bounded.teacher_epsilon == pytest.approx(steps)
+    page = bounded.to_markdown()
+    assert f"may be published at its ε = {round_up(steps)} (δ = 1e-05)" in page and "costs no more" in page
+    assert "must stay private" not in page
+    # Whatever the queries cost: a student of one step costs less than its teacher.
+    assert of_dp_sgd(noise_multiplier=1e6).epsilon < of_dp_sgd(noise_multiplier=1e6).teacher_epsilon
+    for private in (statement(annotator(calls=1)), of_dp_sgd(released=Unbounded("its noise can be drawn again"))):
+        assert private.teacher_epsilon == math.inf
+        assert "a teacher itself, which must stay private" in private.to_markdown()
+        assert "may be published" not in private.to_markdown()
+
+
+def test_what_the_papers_figure_leaves_out_of_a_teacher_by_dp_sgd() -> None:
+    private, bounded = statement(annotator(calls=1)).to_markdown(), of_dp_sgd().to_markdown()
+    assert "trained without privacy" in private and "the teacher's own training, which was by DP-SGD" not in private
+    assert "trained without privacy" not in bounded and "the teacher's own training, which was by DP-SGD" in bounded
+
+
+def test_releases_without_noise_have_no_figure_of_a_paper() -> None:
+    page = of_dp_sgd(noise_multiplier=0.0).to_markdown()
+    assert "There is none: DPDFD (Liu et al. 2023, arXiv:2304.12528), Theorem 3, is about noised releases" in page
+    assert "released without noise" in page
+    assert "ε = infinite" not in page and "cryptographic generator" not in page and "Gaussian noise" not in page
+    noised = of_dp_sgd().to_markdown()
+    assert "There is none" not in noised and "cryptographic generator" in noised
+
+
+def test_queries_of_this_run_stand_apart(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    annotator(ledger=path, calls=3).close()
+    guarantee = statement(annotator(ledger=path, calls=1))
+    assert (guarantee.queries_of_run, guarantee.queries) == (256, 4 * 256)
 
 
 def test_writing(tmp_path: Path) -> None:

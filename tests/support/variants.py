@@ -43,6 +43,18 @@ class TwoClasses(ImageDataModule):
         return ImageDataset(images=images, labels=labels, ids=torch.arange(count), peak=255)
 
 
+class AskingDigits(Digits):
+    """Asks for the area under the ROC curve, too."""
+
+    metrics = ("accuracy", "auroc")
+
+
+class AskingTwoClasses(TwoClasses):
+    """Asks for the area under the ROC curve, too."""
+
+    metrics = ("accuracy", "auroc")
+
+
 class LeakyDPDFD(DPDFD):
     """Holds its teacher as a submodule."""
 

@@ -264,6 +264,39 @@ def test_dry_run_shows_the_order_and_what_the_time_is_enough_for(
     assert not Path("runs").exists() and not Path("results").exists()
 
 
+class IdleWorkers:
+    """An engine whose workers end at once, with nothing made."""
+
+    jobs = 1
+
+    def start(self, arguments: Sequence[str], plan: Path) -> IdleWorkers:
+        return self
+
+    def running(self) -> bool:
+        return False
+
+    def complaints(self) -> list[str]:
+        return []
+
+    def stop(self) -> None:
+        pass
+
+
+def test_workers_that_end_too_early_are_an_error_and_time_that_is_over_is_none(
+    specs: list[TableSpec], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sweeps.runner.tables.commands.engine_of", lambda options: IdleWorkers())
+    with pytest.raises(SystemExit, match="10 fits were not made: workers ended too early"):
+        main(["tables", "all", "none.yaml", "low.yaml", "high.yaml"])
+    main(["tables", "all", "none.yaml", "low.yaml", "high.yaml", "--hours", "0.02"])  # the teacher takes 100 s
+    assert "10 fits are left that would not end in 0.02 h" in capsys.readouterr().out
+
+
+def test_a_preset_that_no_table_has_is_refused() -> None:
+    with pytest.raises(SystemExit, match="--preset must be one of cpu, paper, smoke, got 'big'"):
+        main(["tables", "all", "--preset", "big", "--dry-run"])
+
+
 @pytest.mark.parametrize("hours", ["0", "-1", "many", "nan"])
 def test_hours_are_more_than_none(specs: list[TableSpec], hours: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from medmnist import INFO
+from support.data_files import write_cifar10, write_medmnist
 from support.idx_files import write_mnist
 from support.runs import QUIET
 
@@ -59,6 +61,13 @@ def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.Mo
     for name in ("MNIST", "FashionMNIST"):
         if not (teachers / "data" / name).exists():
             write_mnist(teachers / "data", name=name)
+    if not (teachers / "data" / "medmnist").exists():
+        write_cifar10(teachers / "data")
+        write_medmnist(teachers / "data")
+    # The files are small ones that were made here, and not those that were published.
+    monkeypatch.setattr("datamodules.cifar.require_md5", lambda *_: None)
+    monkeypatch.setattr("datamodules.medmnist.require_md5", lambda *_: None)
+    monkeypatch.setitem(INFO["pneumoniamnist"], "n_samples", {"train": 60, "val": 20, "test": 30})
     config = yaml.safe_load(path.read_text())
     arguments = ["--data.batch_size=4", f"--trainer.default_root_dir=runs/{path.stem}", *TINY]
     if config["data"]["class_path"] == "Shards":

@@ -126,6 +126,18 @@ def test_points_without_a_meaning_are_left_out(spec: TableSpec) -> None:
     assert {tuple(cell.labels.values()) for cell in spec.cells("cpu")} == points | {("FashionMNIST", "10")}
 
 
+def test_a_preset_leaves_points_out_that_the_others_keep(spec: TableSpec) -> None:
+    presets = copy.deepcopy(SPEC["presets"])
+    presets["larger"] = copy.deepcopy(presets["cpu"])
+    presets["cpu"]["skip"] = [{"dataset": "FashionMNIST", "epsilon": 10}]
+    some = written({**SPEC, "presets": presets})
+    points = {tuple(cell.labels.values()) for cell in some.cells("cpu")}
+    assert points == {("MNIST", "1"), ("MNIST", "10"), ("FashionMNIST", "1")}
+    assert {tuple(cell.labels.values()) for cell in some.cells("larger")} == points | {("FashionMNIST", "10")}
+    digests = {cell.name: cell.fit.digest for cell in spec.cells("cpu")}
+    assert {cell.name: cell.fit.digest for cell in some.cells("cpu")}.items() <= digests.items()
+
+
 def test_a_combination_changes_what_its_values_do_not(spec: TableSpec) -> None:
     before = {(*cell.labels.values(), cell.seed): cell.fit.digest for cell in spec.cells("cpu")}
     some = written({
@@ -204,6 +216,7 @@ def test_what_changes_a_fit_and_what_does_not(spec: TableSpec) -> None:
         ({"skip": [{"size": "1"}]}, "allowed keys"),
         ({"skip": [{"epsilon": "3"}]}, "skip: needs values"),
         ({"skip": [{}]}, "skip: needs values"),
+        ({"presets": {"cpu": {"skip": [{"epsilon": "3"}]}}}, "preset cpu, skip: needs values"),
         ({"exceptions": [{"when": {"epsilon": "3"}, "set": {"student": {"a": 1}}}]}, "when: needs values"),
         ({"exceptions": [{"set": {"student": {}}}]}, "when: allowed keys"),
         ({"exceptions": [{"when": {"epsilon": "1"}}]}, "`set` needed"),
@@ -246,12 +259,13 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
         ("d1", "c1", 24),  # all of DPDFD Table 1
         ("d3", "d1", 9),
         ("d9", "d1", 24),  # two budgets of five
-        ("d-fig6", "d1", 24),  # decoupled distillation
-        ("d6", "d1", 6),
-        ("d-discriminator", "d6", 6),
-        ("d-fig5-k", "d4", 12),
+        ("d-fig6", "d1", 15),  # decoupled distillation; of the generator one budget on MNIST
+        ("d6", "d1", 3),
+        ("d-discriminator", "d6", 3),
+        ("d-fig5-k", "d4", 6),
         ("a2", "a1", 18),
-        ("a3", "a1", 6),
+        ("a3", "a1", 3),
+        ("a-fig2", "a1", 3),  # 10 stages of 150
     ],
 )
 def test_tables_share_the_cells_that_they_have_in_common(first: str, second: str, shared: int) -> None:
@@ -273,6 +287,26 @@ def test_all_tables_have_one_teacher_of_a_kind_for_each_data_set(preset: str) ->
     }
     of_fixed_features = [("FashionMNIST", True)] if preset == "cpu" else []
     assert sorted(teachers.values()) == sorted([("FashionMNIST", False), ("MNIST", False), *of_fixed_features])
+
+
+@pytest.mark.parametrize(("name", "preset"), [(name, preset) for name in ("a1", "a2") for preset in ("cpu", "paper")])
+def test_as_printed_labels_have_the_papers_threshold_and_no_correction(name: str, preset: str) -> None:
+    def settings(variant: str) -> list[tuple[Any, Any]]:
+        cells = TableSpec.read(name).cells(preset, seeds=[0])
+        found = [cell.fit.fit.set for cell in cells if cell.labels["variant"] == variant]
+        return [
+            tuple(each.get(f"model.stages.{key}", "file") for key in ("threshold", "noise_correction"))
+            for each in found
+        ]
+
+    assert set(settings("as_printed")) == {(None, False)}  # null is 1/(2c)
+    assert set(settings("generator")) == {("file", "file")}
+
+
+@pytest.mark.parametrize("name", ["d1", "d3", "d4", "d-fig5-k"])
+def test_as_printed_dpsd_makes_the_papers_200_steps(name: str) -> None:
+    cells = [cell for cell in TableSpec.read(name).cells("cpu", seeds=[0]) if cell.labels["variant"] == "as_printed"]
+    assert cells and all(cell.fit.fit.set["trainer.max_epochs"] == 2 for cell in cells)  # of 100 steps each
 
 
 BUDGET = ("noise_multiplier", "norm_bound", "target_epsilon")

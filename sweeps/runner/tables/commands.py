@@ -105,7 +105,11 @@ def _hours(given: str) -> float:
 def _specs(names: Sequence[str], preset: str) -> list[TableSpec]:
     if names:
         return [TableSpec.read(name) for name in names]
-    return [spec for spec in list_specs() if preset in spec.presets]
+    installed = list_specs()
+    if chosen := [spec for spec in installed if preset in spec.presets]:
+        return chosen
+    known = sorted({name for spec in installed for name in spec.presets})
+    sys.exit(f"error: --preset must be one of {', '.join(known)}, got {preset!r}")
 
 
 def _list(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
@@ -176,12 +180,12 @@ def _all(options: argparse.Namespace, run: Callable[[list[str]], Any]) -> None:
     print(outcome.line(f"tables {options.preset}"))
     plan = plan_of_turns(turns, Store(options.folder), preset=options.preset)
     rest = begun + 3600 * options.hours - time.time()
-    forgotten = [
+    unmade = [
         name for name in schedule(plan, jobs=1, seconds=rest) if plan.state(plan.tasks[name], since=begun) == "left"
     ]
-    if late := outcome.left - len(forgotten):
+    if late := outcome.left - len(unmade):
         print(f"{late} fits are left that would not end in {options.hours:g} h: the same command goes on")
-    _complain(failed=outcome.failed, left=len(forgotten), folder=options.folder)
+    _complain(failed=outcome.failed, left=len(unmade), folder=options.folder)
 
 
 def _share(turns: Sequence[Turn], records: Mapping[str, Mapping[str, Any]], options: argparse.Namespace) -> None:

@@ -46,7 +46,7 @@ def run_tables(
         folder: Where fits lie, shared by all tables.
         results: Where records and rendered tables go.
         engine: What runs the fits; None is this process.
-        hours: Time that there is: no fit is begun whose estimate ends after it.
+        hours: Time limit: no fit is begun that its estimate says would end later.
         say: Takes lines for a person.
 
     Returns:
@@ -65,7 +65,7 @@ def run_tables(
 
 
 class _Records:
-    """Copies the record of each cell once it is there, and renders its table again."""
+    """Keeps the records and rendered tables up with the fits."""
 
     def __init__(
         self,
@@ -85,16 +85,17 @@ class _Records:
         self.sizes = {name: len(cells) for name, cells in self.left.items()}
 
     def follow(self) -> None:
+        """Copies and renders what has ended since the last call."""
         for name, spec in self.specs.items():
             cells = self.left[name]
-            if over := [cell for cell in cells if self._over(cell)]:
-                collect(spec, over, self.plan, preset=self.preset, results=self.results, since=self.since)
-                self.left[name] = [cell for cell in cells if cell not in over]
+            if ended := [cell for cell in cells if self._ended(cell)]:
+                collect(spec, ended, self.plan, preset=self.preset, results=self.results, since=self.since)
+                self.left[name] = [cell for cell in cells if cell not in ended]
                 files = render_table(spec, preset=self.preset, results=self.results)
                 page = next(file for file in files if file.suffix == ".md")
-                self.say(f"[{self.plan.title}] {len(over)} more of the {self.sizes[name]} cells of {name}: {page}")
+                self.say(f"[{self.plan.title}] {len(ended)} more of the {self.sizes[name]} cells of {name}: {page}")
 
-    def _over(self, cell: Cell) -> bool:
+    def _ended(self, cell: Cell) -> bool:
         name = cell.fit.folder_name
         done = self.plan.current(self.plan.tasks[name]) is not None
         return done or self.plan.store.failure(name, since=self.since) is not None

@@ -13,7 +13,7 @@
         FashionMNIST: {teacher: {config: sweeps/teacher_fashionmnist.yaml}, student: {...}}
       epsilon:
         "1": {student: {model.annotator.target_epsilon: 1.0}}
-    skip:                       # points of the grid that have no meaning
+    skip:                       # points of the grid that have no meaning; a preset may leave out more
       - {dataset: FashionMNIST, epsilon: "10"}
     exceptions:                 # what a combination of values changes, after each of them; a preset may have its own
       - {when: {dataset: FashionMNIST, epsilon: "1"}, set: {student: {trainer.max_epochs: 40}}}
@@ -56,7 +56,7 @@ KEYS = {
     "title", "kind", "paper", "published", "method", "note", "fits", "axes", "skip", "seeds", "presets", "figure",
     "seeded", "selection", "compare_with", "exceptions", "value",
 }  # fmt: skip
-PRESET_KEYS = {"seeds", "axes", "set", "seconds", "note", "exceptions"}
+PRESET_KEYS = {"seeds", "axes", "set", "seconds", "note", "exceptions", "skip"}
 FIGURE_KEYS = {"x", "log", "label"}
 
 
@@ -80,6 +80,7 @@ class Preset:
         seconds: Estimated wall time of each fit.
         note: What is not as in the paper.
         exceptions: What combinations of values change in this preset alone, after the spec's own.
+        skip: Values of axes whose combination this preset alone leaves out, beside the spec's own.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Preset:
     seconds: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
     exceptions: Sequence[tuple[Mapping[str, str], Patch]] = ()
+    skip: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,7 @@ class TableSpec:
         cells = [
             self._cell(chosen, point, seed)
             for point in points
-            if not any(_holds(left_out, point) for left_out in self.skip)
+            if not any(_holds(left_out, point) for left_out in [*self.skip, *chosen.skip])
             for seed in (chosen.seeds if seeds is None else seeds)
         ]
         if len({cell.name for cell in cells}) < len(cells):
@@ -368,6 +370,7 @@ def _preset(
         seconds=entry.get("seconds") or {},
         note=entry.get("note", ""),
         exceptions=_exceptions(entry.get("exceptions") or [], chosen, fits, place),
+        skip=[_point(left_out, chosen, f"{place}, skip") for left_out in entry.get("skip") or []],
     )
 
 

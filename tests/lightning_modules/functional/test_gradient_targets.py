@@ -188,7 +188,7 @@ def test_the_printed_loss_refuses_what_does_not_fit() -> None:
     ("given", "message"),
     [
         ({"outputs": "scores"}, "gradient_targets.outputs must be logits or probabilities, got 'scores'"),
-        ({"loss": "zhao"}, "gradient_targets.loss must be kd or dkd or dkd_as_printed, got 'zhao'"),
+        ({"loss": "zhao"}, "gradient_targets.loss must be kd, dkd or dkd_as_printed, got 'zhao'"),
         ({"temperature": 0.0}, "gradient_targets.temperature must be above 0 and finite, got 0.0"),
         ({"temperature": math.nan}, "gradient_targets.temperature"),
         ({"outputs": "probabilities", "student_target": "gradients"}, "needs gradient_targets.outputs='logits'"),

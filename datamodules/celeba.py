@@ -1,0 +1,205 @@
+"""CelebA's faces by gender or hair colour, in torchvision's folders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+from torchvision import datasets
+
+from datamodules.base import ImageDataModule, Part
+from datamodules.errors import MissingDataError
+from datamodules.images import ImageDataset
+from datamodules.pictures import Preparation, cache_folder, read_pictures
+from datamodules.published_files import DOWNLOAD_ERRORS, missing_files, require_md5
+
+__all__ = ["CelebA"]
+
+_PARTS: dict[Part, int] = {"train": 0, "validation": 1, "test": 2}
+_ATTRIBUTES, _PARTITION, _IDENTITIES = "list_attr_celeba.txt", "list_eval_partition.txt", "identity_CelebA.txt"
+_PICTURES = "img_align_celeba"
+_HAIR = ("Black_Hair", "Blond_Hair", "Brown_Hair")
+_WIDTH = 178
+
+Value = TypeVar("Value")
+
+
+class CelebA(ImageDataModule):
+    """Faces of celebrities, aligned and cropped by its authors (Liu et al. 2015): 162 770 private, 19 962 test.
+
+    `task: gender` is CelebA-G, female and male by the attribute Male. `task: hair` is CelebA-H, black, blonde and
+    brown; faces with none of these attributes or with several are left out. The official partition is used: its
+    validation part of 19 867 faces is held out, private as well.
+
+    Files are looked for where torchvision puts them: `root/celeba/img_align_celeba/*.jpg` of 178×218 pixels, beside it
+    `list_attr_celeba.txt`, `list_eval_partition.txt` and, for shards by identity (`data.shard_by`),
+    `identity_CelebA.txt`. A square is cut out of the middle (`crop`) and shrunk. A record's id is the number in its
+    file name. The text files hold all parts; those lines are kept that are of the part that is read.
+
+    Both tasks are of the same faces: the private data have one name and one ledger.
+    """
+
+    num_records = 162_770  # CelebA-H has fewer
+    official_validation = True
+    private_name = "CelebA"
+
+    def __init__(
+        self,
+        *,
+        task: Literal["gender", "hair"] = "gender",
+        size: int = 64,
+        crop: int = _WIDTH,
+        cache: bool | str = True,
+        **settings: Any,
+    ) -> None:
+        """Remembers the settings; no file is touched.
+
+        Args:
+            task: What is told apart.
+            size: Height and width of the images.
+            crop: Side of the square that is cut out of the middle, in pixels of the files, which are 178 wide. The
+                default keeps all hair; 108 leaves the face alone.
+            cache: Whether decoded images are kept beside the pictures in `.decoded`, or the folder where they are. All
+                faces at 64 pixels take 2.5 GB. They are decoded once for both tasks.
+            settings: As for every data set.
+
+        Raises:
+            ValueError: A setting is outside its range.
+        """
+        if task not in ("gender", "hair"):
+            raise ValueError(f"task must be 'gender' or 'hair', got {task!r}")
+        if not 1 <= crop <= _WIDTH:
+            raise ValueError(f"crop must lie between 1 and {_WIDTH}, the width of the files, got {crop}")
+        self.preparation = Preparation(size=size, channels=3, crop=crop)
+        self.image_shape = self.preparation.shape
+        self.task = task
+        self.cache = cache
+        self.class_names = ("female", "male") if task == "gender" else ("black", "blonde", "brown")
+        self.num_classes = len(self.class_names)
+        self.name = "CelebA-G" if task == "gender" else "CelebA-H"
+        super().__init__(**settings)
+        cache_folder(cache, beside=self.folder)
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are expected."""
+        return self.root / str(datasets.CelebA.base_folder)
+
+    def read(self, part: Part) -> ImageDataset:
+        """Decodes the pictures of one part, in threads, and takes those that the task has a class for.
+
+        Raises:
+            MissingDataError: Files are not there.
+            ValueError: A file is not the published one, or not what its name says.
+        """
+        needed = [_ATTRIBUTES, _PARTITION]
+        if missing_files(self.folder, needed) or not (self.folder / _PICTURES).is_dir():
+            raise self._missing_data()
+        if self.verify:
+            for name, published in self._checksums().items():
+                if name in needed or (self.folder / name).is_file():
+                    require_md5(self.folder / name, published)
+        parts = self._table(_PARTITION, lambda words: int(words[0]))
+        names = sorted(name for name, number in parts.items() if number == _PARTS[part])
+        files = [self.folder / _PICTURES / name for name in names]
+        there = {file.name for file in (self.folder / _PICTURES).iterdir()}
+        if not set(names) <= there:
+            raise self._missing_data([f"{_PICTURES}/{name}" for name in names if name not in there])
+        ids, labels, identities = _numbers(names), self._labels(names), self._identities(names)
+        cache = cache_folder(self.cache, beside=self.folder)
+        key = f"CelebA-{part}-{self.preparation.size}-{self.preparation.crop}"
+        images = read_pictures(files, self.preparation, cache=cache, name=key)
+        everyone = ImageDataset(images=images, labels=labels.clamp_min(0), ids=ids, identities=identities)
+        return everyone.at(torch.nonzero(labels >= 0).flatten()) if bool((labels < 0).any()) else everyone
+
+    def fetch(self, part: Part) -> None:
+        """Downloads all parts by torchvision from Google Drive where files are missing, checksums verified.
+
+        Raises:
+            MissingDataError: They cannot be had: without a network, without the package gdown, or because Google Drive
+                has served them too often.
+        """
+        if not missing_files(self.folder, [_ATTRIBUTES, _PARTITION]) and (self.folder / _PICTURES).is_dir():
+            return
+        try:
+            datasets.CelebA(str(self.root), split="test", download=True)
+        except DOWNLOAD_ERRORS as error:
+            raise self._missing_data(failure=str(error)) from error
+
+    def _labels(self, names: list[str]) -> Tensor:
+        """(N,) int64; -1 for a face that the task has no class for."""
+        path = self.folder / _ATTRIBUTES
+        with path.open(encoding="utf-8") as handle:
+            handle.readline()
+            header = handle.readline().split()
+        wanted = ("Male",) if self.task == "gender" else _HAIR
+        absent = [name for name in wanted if name not in header]
+        if absent:
+            raise ValueError(
+                f"{path} has no attribute {', '.join(absent)} in its second line: delete it and get it anew"
+            )
+        columns = [header.index(name) for name in wanted]
+        rows = self._table(_ATTRIBUTES, lambda words: [int(words[column]) == 1 for column in columns], skip=2)
+        absent = [name for name in names if name not in rows]
+        if absent:
+            raise ValueError(f"{path} has no line for {absent[0]} (and {len(absent) - 1} more)")
+        has = torch.tensor([rows[name] for name in names], dtype=torch.bool).reshape(len(names), len(wanted))
+        if self.task == "gender":
+            return has[:, 0].long()
+        return torch.where(has.sum(dim=1) == 1, has.long().argmax(dim=1), -1)
+
+    def _identities(self, names: list[str]) -> Tensor | None:
+        if not (self.folder / _IDENTITIES).is_file():
+            return None
+        people = self._table(_IDENTITIES, lambda words: int(words[0]))
+        absent = [name for name in names if name not in people]
+        if absent:
+            raise ValueError(f"{self.folder / _IDENTITIES} has no line for {absent[0]} (and {len(absent) - 1} more)")
+        return torch.tensor([people[name] for name in names], dtype=torch.int64)
+
+    def _table(self, file: str, value: Callable[[list[str]], Value], *, skip: int = 0) -> dict[str, Value]:
+        """By file name what a function makes of the words that follow it."""
+        found: dict[str, Value] = {}
+        with (self.folder / file).open(encoding="utf-8") as handle:
+            for number, line in enumerate(handle, start=1):
+                if number <= skip or not line.strip():
+                    continue
+                name, *words = line.split()
+                try:
+                    found[name] = value(words)
+                except (ValueError, IndexError) as error:
+                    raise ValueError(
+                        f"{self.folder / file} has a damaged line {number}, {line.strip()[:80]!r}: delete it and get "
+                        "it anew"
+                    ) from error
+        return found
+
+    @staticmethod
+    def _checksums() -> dict[str, str]:
+        wanted = (_ATTRIBUTES, _PARTITION, _IDENTITIES)
+        return {name: published for _, published, name in datasets.CelebA.file_list if name in wanted}
+
+    def _missing_data(self, missing: list[str] | None = None, *, failure: str = "") -> MissingDataError:
+        if missing is None:
+            missing = missing_files(self.folder, [_ATTRIBUTES, _PARTITION])
+            missing += [] if (self.folder / _PICTURES).is_dir() else [f"{_PICTURES}/"]
+        archive = self.folder / f"{_PICTURES}.zip"
+        return MissingDataError(
+            dataset=self.name,
+            folder=self.folder,
+            missing=missing,
+            source="https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
+            hint=f"The archive {archive} is there (unpack it)." if archive.is_file() else "",
+            failure=failure,
+        )
+
+
+def _numbers(names: list[str]) -> Tensor:
+    stems = [name.partition(".")[0] for name in names]
+    strange = next((name for name, stem in zip(names, stems, strict=True) if not stem.isdecimal()), None)
+    if strange is not None:
+        raise ValueError(f"{_PARTITION} names {strange}, expected numbers such as 000001.jpg")
+    return torch.tensor([int(stem) for stem in stems], dtype=torch.int64)

@@ -1,0 +1,175 @@
+"""CIFAR-10 and CIFAR-100, in torchvision's folders; files are read without running what they may hold."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torchvision import datasets
+from torchvision.datasets.utils import download_and_extract_archive
+
+from datamodules.base import ImageDataModule, Part
+from datamodules.errors import MissingDataError
+from datamodules.images import ImageDataset
+from datamodules.published_files import DOWNLOAD_ERRORS, missing_files, require_md5
+from datamodules.splits import ids_of_names
+
+__all__ = ["CIFAR10", "CIFAR100"]
+
+
+class CIFAR10(ImageDataModule):
+    """60 000 colour photographs of 32×32 pixels in 10 classes (Krizhevsky 2009): 50 000 private, 10 000 test.
+
+    Files are looked for where torchvision puts them, `root/cifar-10-batches-py/data_batch_1` to `_5` and `test_batch`.
+    The two parts are independent: whoever only evaluates needs `test_batch` alone. A record's id is a hash of the file
+    name that is stored with it. The files are pickled; nothing but NumPy arrays, text and numbers is taken from them.
+    """
+
+    num_classes = 10
+    image_shape = (3, 32, 32)
+    num_records = 50_000
+    class_names: tuple[str, ...] = (
+        *("airplane", "automobile", "bird", "cat", "deer"),
+        *("dog", "frog", "horse", "ship", "truck"),
+    )
+    source: ClassVar[Any] = datasets.CIFAR10  # the torchvision class whose folder, address and checksums are used
+    label_key: ClassVar[str] = "labels"
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are expected."""
+        return self.root / str(self.source.base_folder)
+
+    def read(self, part: Part) -> ImageDataset:
+        """Reads the files of one part.
+
+        Raises:
+            MissingDataError: A file is not there.
+            ValueError: A file is not the published one, or not what its name says.
+        """
+        checksums = self._checksums(part)
+        if missing_files(self.folder, list(checksums)):
+            raise self._missing_data(part)
+        images, labels, names = [], [], []
+        for name, published in checksums.items():
+            path = self.folder / name
+            if self.verify:
+                require_md5(path, published)
+            content = _read_pickle(path)
+            images.append(_pixels(path, content, self.image_shape))
+            labels += _listed(path, content, self.label_key, int, count=len(images[-1]))
+            names += _listed(path, content, "filenames", str, count=len(images[-1]))
+            if not all(0 <= label < self._classes for label in labels):
+                raise ValueError(f"{path} holds labels outside 0 to {self._classes - 1}")
+        return ImageDataset(
+            images=torch.from_numpy(np.concatenate(images)),
+            labels=torch.tensor(labels, dtype=torch.int64),
+            ids=ids_of_names(names),
+        )
+
+    def fetch(self, part: Part) -> None:
+        """Downloads and unpacks the one archive of both parts where files of this one are missing.
+
+        Raises:
+            MissingDataError: It cannot be had, for instance without a network.
+        """
+        if not missing_files(self.folder, list(self._checksums(part))):
+            return
+        source = self.source
+        try:
+            download_and_extract_archive(source.url, str(self.root), filename=source.filename, md5=source.tgz_md5)
+        except DOWNLOAD_ERRORS as error:
+            raise self._missing_data(part, failure=f"{source.url}: {error}") from error
+
+    @property
+    def _classes(self) -> int:
+        return len(type(self).class_names)
+
+    def _checksums(self, part: Part) -> dict[str, str]:
+        return dict(self.source.train_list if part == "train" else self.source.test_list)
+
+    def _missing_data(self, part: Part, *, failure: str = "") -> MissingDataError:
+        archive = self.root / str(self.source.filename)
+        return MissingDataError(
+            dataset=self.name,
+            folder=self.folder,
+            missing=missing_files(self.folder, list(self._checksums(part))),
+            source=self.source.url,
+            hint=f"The archive {archive} is there (unpack with tar -xzf)." if archive.is_file() else "",
+            failure=failure,
+        )
+
+
+class CIFAR100(CIFAR10):
+    """60 000 colour photographs of 32×32 pixels in 100 fine classes (Krizhevsky 2009): 50 000 private, 10 000 test.
+
+    Files as for `CIFAR10`, in `root/cifar-100-python`: `train` and `test`.
+    """
+
+    num_classes = 100
+    class_names = (
+        *("apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle"),
+        *("bowl", "boy", "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle"),
+        *("chair", "chimpanzee", "clock", "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur"),
+        *("dolphin", "elephant", "flatfish", "forest", "fox", "girl", "hamster", "house", "kangaroo", "keyboard"),
+        *("lamp", "lawn_mower", "leopard", "lion", "lizard", "lobster", "man", "maple_tree", "motorcycle", "mountain"),
+        *("mouse", "mushroom", "oak_tree", "orange", "orchid", "otter", "palm_tree", "pear", "pickup_truck"),
+        *("pine_tree", "plain", "plate", "poppy", "porcupine", "possum", "rabbit", "raccoon", "ray", "road"),
+        *("rocket", "rose", "sea", "seal", "shark", "shrew", "skunk", "skyscraper", "snail", "snake"),
+        *("spider", "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank", "telephone"),
+        *("television", "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale"),
+        *("willow_tree", "wolf", "woman", "worm"),
+    )
+    source = datasets.CIFAR100
+    label_key = "fine_labels"
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Builds NumPy arrays and nothing else: other pickles may name any function to be called."""
+
+    _ALLOWED: ClassVar[frozenset[tuple[str, str]]] = frozenset(
+        {
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+            ("_codecs", "encode"),
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self._ALLOWED:
+            raise pickle.UnpicklingError(f"it would call {module}.{name}, which no file of CIFAR does")
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def _read_pickle(path: Path) -> Mapping[str, Any]:
+    try:
+        with path.open("rb") as handle:
+            content = _PlainUnpickler(handle, encoding="latin1").load()
+    # A damaged file ends in whatever its bytes happen to ask for.
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged or no file of CIFAR ({error}): delete it and get it anew") from error
+    if not isinstance(content, dict) or not {"data", "filenames"} <= content.keys():
+        raise ValueError(f"{path} is no file of CIFAR: it holds no `data` and `filenames`")
+    return content
+
+
+def _pixels(path: Path, content: Mapping[str, Any], shape: tuple[int, int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    data = content["data"]
+    size = int(np.prod(shape))
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != size:
+        found = f"{data.dtype} of {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise ValueError(f"{path} holds {found} as data, expected uint8 of (N, {size})")
+    return data.reshape(-1, *shape)
+
+
+def _listed(path: Path, content: Mapping[str, Any], key: str, kind: type, *, count: int) -> list[Any]:
+    values = content.get(key)
+    if not isinstance(values, list) or len(values) != count or not all(isinstance(value, kind) for value in values):
+        raise ValueError(f"{path} must hold a list `{key}` of {count} values of {kind.__name__}, one for each image")
+    return values

@@ -1,0 +1,100 @@
+"""Some of a data set's classes, numbered anew: another data set, with a name of its own."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from datamodules.images import ImageDataset
+
+__all__ = ["ClassChoice"]
+
+_SPELLED_OUT = 4
+
+
+@dataclass(frozen=True)
+class ClassChoice:
+    """Which classes are kept, in the order of their new labels.
+
+    Attributes:
+        kept: their official labels.
+        names: their names.
+        label: what a data set's name is extended by; the same for the same classes in any order.
+    """
+
+    kept: tuple[int, ...]
+    names: tuple[str, ...]
+    label: str
+
+    @classmethod
+    def of(
+        cls, classes: Sequence[int | str], *, names: Sequence[str], aliases: Sequence[str] = (), dataset: str
+    ) -> ClassChoice:
+        """Finds classes by name, alias or position.
+
+        Args:
+            classes: What is kept; a value that is a name is meant as one, digits or not.
+            names: The names of all classes, in the order of their labels.
+            aliases: Other names, in the same order; may be empty.
+            dataset: Name of the data set.
+
+        Raises:
+            ValueError: A class that is not there, that is named twice or that shares its name with another; fewer than
+                two classes.
+        """
+        if isinstance(classes, (str, int)):
+            raise ValueError(f"classes must be a list of names or positions, got {classes!r}")
+        kept = [_position(one, names, aliases, dataset) for one in classes]
+        if len(kept) < 2:
+            raise ValueError(f"classes must keep at least 2 classes of {dataset}, got {list(classes)}")
+        repeated = next((one for one in kept if kept.count(one) > 1), None)
+        if repeated is not None:
+            raise ValueError(f"classes must name each class once, got {names[repeated]!r} of {dataset} twice")
+        ordered = sorted(kept)
+        if len(kept) <= _SPELLED_OUT:
+            label = "-".join(re.sub(r"\W+", "_", names[one]) for one in ordered)
+        else:
+            digest = hashlib.blake2b(repr(ordered).encode(), digest_size=4).hexdigest()
+            label = f"{len(kept)}of{len(names)}-{digest}"
+        return cls(kept=tuple(kept), names=tuple(names[one] for one in kept), label=label)
+
+    def of_records(self, records: ImageDataset, *, dataset: str, part: str) -> ImageDataset:
+        """Returns the records of the kept classes with their new labels, ids as they were.
+
+        Raises:
+            ValueError: There are none.
+        """
+        labels = torch.full_like(records.labels, -1)
+        for new, old in enumerate(self.kept):
+            labels[records.labels == old] = new
+        mask = labels >= 0
+        if not mask.any():
+            raise ValueError(f"classes={list(self.names)} leaves the {part} part of {dataset} empty")
+        return records.select(mask).relabelled(labels[mask])
+
+
+def _position(wanted: int | str, names: Sequence[str], aliases: Sequence[str], dataset: str) -> int:
+    text = str(wanted)
+    for known in (names, aliases):
+        found = [position for position, name in enumerate(known) if name == text]
+        if len(found) > 1:
+            raise ValueError(
+                f"classes: {dataset} has {len(found)} classes of the name {text!r}, at positions "
+                f"{', '.join(map(str, found))}: give the position"
+            )
+        if found:
+            return found[0]
+    if text.isdecimal() and int(text) < len(names):
+        return int(text)
+    near = difflib.get_close_matches(text, [*names, *aliases], n=3)
+    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    raise ValueError(
+        f"classes must be names or positions from 0 to {len(names) - 1} of {dataset}'s classes ({listed}), "
+        f"got {wanted!r}.{hint}"
+    )

@@ -1,0 +1,179 @@
+"""A user's own pictures, by settings alone: a folder for each class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from datamodules.base import ImageDataModule, Part, require_at_least
+from datamodules.errors import MissingDataError
+from datamodules.folders import Listing, pictures_below, subfolders
+from datamodules.images import ImageDataset
+from datamodules.pictures import SUFFIXES, Preparation, cache_folder
+from datamodules.splits import id_fraction
+
+__all__ = ["ImageFolder"]
+
+_PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
+
+
+class ImageFolder(ImageDataModule):
+    """Pictures of one's own, in a folder for each class, whose name is the class's.
+
+    Either `root/train/CLASS/*` (private) and `root/test/CLASS/*` (public by assumption), of which one may be absent
+    where it is not needed; or `root/CLASS/*` with `test_fraction`, and a picture's part is decided by a hash of its
+    path in `root`. Folders below a class's are searched as well. Pictures of any size become squares; see
+    `Preparation`.
+
+    When the object is built folders are listed, and no picture is opened. A record's id is a hash of its path, so that
+    a picture that is renamed is another record. Whatever is measured or shown of the test pictures is published, so
+    that they must be of nobody who is to be protected.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str | os.PathLike[str],
+        size: int = 64,
+        channels: Literal[1, 3] = 3,
+        resize: Literal["crop", "stretch"] = "crop",
+        test_fraction: float | None = None,
+        name: str | None = None,
+        num_records: int | None = None,
+        cache: bool | str = False,
+        **settings: Any,
+    ) -> None:
+        """Lists the folders.
+
+        Args:
+            root: The folder.
+            size: Height and width of the images.
+            channels: 1 makes them grey, 3 colour.
+            resize: `crop` cuts out the middle as a square, `stretch` squeezes all of a picture into one.
+            test_fraction: Share of the pictures that are for testing, where there are no folders `train` and `test`.
+            name: By which the private data are known, in results and in their ledger; by default the folder's own. Two
+                folders of the same pictures need the same one.
+            num_records: A bound on the number of private records, public. Default: how many pictures there are now,
+                which by itself tells whether one was added.
+            cache: Whether decoded pictures are kept beside them in `.decoded`, or the folder where they are. They are
+                as private as the pictures.
+            settings: As for every data set.
+
+        Raises:
+            MissingDataError: The folder is not there, or holds no folders with pictures.
+            ValueError: A setting is outside its range, or it cannot be told which pictures are for testing.
+        """
+        self.preparation = Preparation(size=size, channels=channels, resize=resize)
+        self.image_shape = self.preparation.shape
+        self.test_fraction = test_fraction
+        self.cache = cache
+        place = Path(root).expanduser()
+        self.name = name or place.resolve().name
+        self._layout = self._layout_of(place)
+        self.class_names = self._classes_of(place)
+        self.num_classes = len(self.class_names)
+        self.num_records = self._bound(place, num_records)
+        super().__init__(root=place, **settings)
+        cache_folder(cache, beside=place)
+
+    def read(self, part: Part) -> ImageDataset:
+        """Decodes the pictures of one part, in threads.
+
+        Raises:
+            MissingDataError: Its folder is not there.
+            ValueError: A file is no picture that can be read, or the part has none.
+        """
+        listing = self._listing(part)
+        if not len(listing):
+            raise ValueError(f"{self.root} has no pictures for its {part} part: add some, or change test_fraction")
+        cache = cache_folder(self.cache, beside=self.root)
+        return listing.read(self.preparation, cache=cache, name=f"{self.name}-{part}")
+
+    def fetch(self, part: Part) -> None:
+        """Nobody else has these pictures: what is missing is said when they are read."""
+
+    def _listing(self, part: Part) -> Listing:
+        if self._layout == "parts":
+            folder = self.root / part
+            if not folder.is_dir():
+                raise self._missing(self.root, [f"{part}/"])
+            return Listing.of(self._folders(folder), relative_to=folder)
+        everything = Listing.of(self._folders(self.root), relative_to=self.root)
+        assert self.test_fraction is not None
+        is_test = id_fraction(everything.ids, purpose="folder-test") < self.test_fraction
+        wanted = is_test if part == "test" else ~is_test
+        return everything.at(torch.nonzero(wanted).flatten().tolist())
+
+    def _folders(self, folder: Path) -> list[tuple[int, Path]]:
+        official = self._official
+        kept = range(len(official)) if self.kept_classes is None else self.kept_classes
+        return [(label, folder / official[label]) for label in sorted(kept) if (folder / official[label]).is_dir()]
+
+    def _layout_of(self, place: Path) -> Literal["parts", "classes"]:
+        if not place.is_dir():
+            raise self._missing(place.parent, [f"{place.name}/"])
+        found = subfolders(place)
+        has_parts = any(part in found for part in _PARTS)
+        if self.test_fraction is None:
+            if has_parts:
+                return "parts"
+            raise ValueError(
+                f"{place} has no folders train and test ({_some(found)}): set test_fraction (--data.test_fraction 0.2) "
+                "to test on a share of the pictures, or sort them into train/CLASS and test/CLASS"
+            )
+        if not 0 < self.test_fraction < 1:
+            raise ValueError(f"test_fraction must lie between 0 and 1, both excluded, got {self.test_fraction}")
+        if set(found) <= {*_PARTS, "val", "valid", "validation"} and has_parts:
+            raise ValueError(f"{place} has folders for its parts ({_some(found)}): leave test_fraction out")
+        return "classes"
+
+    def _classes_of(self, place: Path) -> tuple[str, ...]:
+        folders = [place] if self._layout == "classes" else [place / part for part in _PARTS if (place / part).is_dir()]
+        classes = subfolders(folders[0])
+        if len(classes) < 2:
+            raise ValueError(
+                f"{folders[0]} must have a folder with pictures for each class, and at least 2 ({_some(classes)})"
+            )
+        for folder in folders[1:]:
+            unknown = [name for name in subfolders(folder) if name not in classes]
+            if unknown:
+                raise ValueError(f"{folder} has folders that {folders[0]} has not: {_some(unknown)}")
+        for name in classes:
+            if not pictures_below(folders[0] / name):
+                raise ValueError(
+                    f"{folders[0] / name} holds no picture: add some or take the folder out. Pictures are files that "
+                    f"end in {', '.join(sorted(SUFFIXES))}"
+                )
+        self._official = classes
+        return classes
+
+    def _bound(self, place: Path, stated: int | None) -> int:
+        if stated is not None:
+            return require_at_least(1, num_records=stated)
+        private = place if self._layout == "classes" else place / "train"
+        if not private.is_dir():
+            raise ValueError(
+                f"{private} is not here, so that nobody can count its pictures: state how many private records there "
+                "are at most with num_records (--data.num_records, with the Latent data module "
+                "--data.dataset.num_records)"
+            )
+        return sum(len(pictures_below(private / name)) for name in self._official)
+
+    def _missing(self, folder: Path, missing: Sequence[str]) -> MissingDataError:
+        return MissingDataError(
+            dataset=self.name or "ImageFolder",
+            folder=folder,
+            missing=missing,
+            source="your own pictures",
+            downloadable=False,
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    if not names:
+        return "there are no folders in it"
+    return f"its folders are {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"

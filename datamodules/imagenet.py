@@ -1,0 +1,128 @@
+"""ImageNet, or some of its classes, in a folder for each WordNet id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from datamodules.base import ImageDataModule, Part
+from datamodules.errors import MissingDataError
+from datamodules.folders import Listing, subfolders
+from datamodules.images import ImageDataset
+from datamodules.pictures import Preparation, cache_folder
+
+__all__ = ["ImageNet"]
+
+_FOLDERS: dict[Part, str] = {"train": "train", "test": "val"}
+_LARGEST_CLASS = 1300
+_ALL_RECORDS = 1_281_167
+
+
+class ImageNet(ImageDataModule):
+    """ImageNet's 1000 classes, or as many as are there (Russakovsky et al. 2015): `train` private, `val` test.
+
+    Files are looked for as `root/<folder>/train/<wnid>/*` and `root/<folder>/val/<wnid>/*`; the labels of the official
+    test part were never published. Classes are the folders, in the order of their WordNet ids, and have names where
+    `LOC_synset_mapping.txt` (`n01440764 tench, Tinca tinca`) or `classes.tsv` (id, tab, name) lies beside `train`;
+    `classes` takes either. A record's id is a hash of `<wnid>/<file name>`.
+
+    No class of the official training part has more than 1300 images, so that `num_records` is known without counting.
+
+    There is no download: it takes an account at https://image-net.org, and its terms allow non-commercial research.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int = 64,
+        resize: Literal["crop", "stretch"] = "crop",
+        folder: str = "imagenet",
+        cache: bool | str = True,
+        **settings: Any,
+    ) -> None:
+        """Lists the folders; no picture is opened.
+
+        Args:
+            size: Height and width of the images.
+            resize: `crop` cuts out the middle as a square, `stretch` squeezes all of a picture into one.
+            folder: The data set's own folder in `root`. A part of ImageNet in a folder of another name is known by that
+                name.
+            cache: Whether decoded images are kept beside the pictures in `.decoded`, or the folder where they are. All
+                of ImageNet at 64 pixels takes 15.7 GB.
+            settings: As for every data set.
+
+        Raises:
+            MissingDataError: Neither part is there.
+            ValueError: A setting is outside its range, or there are no two classes.
+        """
+        self.preparation = Preparation(size=size, channels=3, resize=resize)
+        self.image_shape = self.preparation.shape
+        self.cache = cache
+        cache_folder(cache, beside=Path())
+        if not folder or Path(folder).name != folder:
+            raise ValueError(f"folder must be the name of a folder in root, got {folder!r}")
+        self._folder = folder
+        self.name = "ImageNet" if folder == "imagenet" else folder
+        place = Path(settings.get("root", "data")).expanduser() / folder
+        self.wnids = self._listed(place)
+        names = _names(place)
+        self.class_aliases = self.wnids
+        self.class_names = tuple(names.get(wnid, wnid) for wnid in self.wnids)
+        self.num_classes = len(self.wnids)
+        self.num_records = min(_ALL_RECORDS, _LARGEST_CLASS * len(self.wnids))
+        super().__init__(**settings)
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are expected."""
+        return self.root / self._folder
+
+    def read(self, part: Part) -> ImageDataset:
+        """Decodes the pictures of one part, in threads, of the chosen classes alone.
+
+        Raises:
+            MissingDataError: Folders are not there.
+            ValueError: A file is no picture that can be read.
+        """
+        kept = range(len(self.wnids)) if self.kept_classes is None else sorted(self.kept_classes)
+        place = self.folder / _FOLDERS[part]
+        missing = [self.wnids[label] for label in kept if not (place / self.wnids[label]).is_dir()]
+        if missing:
+            raise self._missing(place, [f"{wnid}/" for wnid in missing])
+        listing = Listing.of([(label, place / self.wnids[label]) for label in kept], relative_to=place)
+        cache = cache_folder(self.cache, beside=self.folder)
+        return listing.read(self.preparation, cache=cache, name=f"{self.name}-{_FOLDERS[part]}-{self.image_shape[1]}")
+
+    def fetch(self, part: Part) -> None:
+        """Nothing to do: see the class."""
+
+    def _listed(self, place: Path) -> tuple[str, ...]:
+        parts = [place / name for name in ("train", "val") if (place / name).is_dir()]
+        if not parts:
+            raise self._missing(place, ["train/", "val/"])
+        wnids = subfolders(parts[0])
+        if len(wnids) < 2:
+            raise ValueError(f"{parts[0]} must have a folder for each class, and at least 2, got {len(wnids)}")
+        unknown = sorted(set(subfolders(parts[-1])) - set(wnids))
+        if unknown:
+            raise ValueError(f"{parts[-1]} has folders that {parts[0]} has not: {', '.join(unknown[:10])}")
+        return wnids
+
+    def _missing(self, folder: Path, missing: list[str]) -> MissingDataError:
+        return MissingDataError(
+            dataset=self.name,
+            folder=folder,
+            missing=missing,
+            source="https://image-net.org/download.php",
+            downloadable=False,
+        )
+
+
+def _names(place: Path) -> dict[str, str]:
+    """Names by WordNet id, of the files that may say them."""
+    for file, mark in (("LOC_synset_mapping.txt", " "), ("classes.tsv", "\t")):
+        path = place / file
+        if path.is_file():
+            lines = (line.partition(mark) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+            return {wnid: name.strip() for wnid, _, name in lines if name.strip()}
+    return {}

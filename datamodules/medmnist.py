@@ -1,0 +1,172 @@
+"""MedMNIST's two-dimensional data sets, by the package `medmnist` (an extra)."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torchvision.datasets.utils import download_url
+
+from datamodules.base import ImageDataModule, Part
+from datamodules.errors import MissingDataError, MissingExtraError
+from datamodules.images import ImageDataset
+from datamodules.published_files import DOWNLOAD_ERRORS, require_md5
+
+__all__ = ["MedMNIST"]
+
+_KEYS: dict[Part, str] = {"train": "train", "validation": "val", "test": "test"}
+_SINGLE_LABEL = ("binary-class", "multi-class", "ordinal-regression")
+
+
+class MedMNIST(ImageDataModule):
+    """Medical images of one size, with official training, validation and test parts (Yang et al. 2023).
+
+    Files are looked for as `root/medmnist/<subset>.npz`, or `<subset>_<size>.npz` for sizes above 28. The official
+    training part is private, and all of it is trained on; the official validation part is held out, private as well;
+    the official test part is public. Classes, channels, counts and checksums are the package's.
+
+    Supported are the subsets of one label for each image, with two or more classes. RetinaMNIST's grades are ordered;
+    they are taken as classes, as MedMNIST's own baselines do. ChestMNIST, of many labels for each image, and the
+    subsets of volumes are refused.
+
+    A record's id is its index in its part. Images of another size are of the same records: the private data have the
+    same name, and one ledger.
+    """
+
+    metrics = ("accuracy", "auroc")
+    official_validation = True
+
+    def __init__(
+        self, *, subset: str = "pneumoniamnist", size: Literal[28, 64, 128, 224] = 28, **settings: Any
+    ) -> None:
+        """Looks the subset up; no file is touched.
+
+        Args:
+            subset: Name of the subset, such as `pneumoniamnist` or `pathmnist`.
+            size: Height and width, of files of their own.
+            settings: As for every data set.
+
+        Raises:
+            MissingExtraError: The package `medmnist` is not installed.
+            ValueError: There is no such subset or size, or it is one that is not supported.
+        """
+        known = _package().INFO
+        flat = [name for name in known if not name.endswith("3d")]
+        supported = [name for name in flat if known[name]["task"] in _SINGLE_LABEL]
+        if subset not in flat:
+            kind = "holds volumes" if subset in known else "is none of MedMNIST's"
+            raise ValueError(f"subset must be one of {', '.join(supported)}; {subset!r} {kind}")
+        self._info: dict[str, Any] = known[subset]
+        if self._info["task"] not in _SINGLE_LABEL:
+            raise ValueError(
+                f"subset {subset!r} is {self._info['task']}: each image has several labels at once, and all methods "
+                f"here are of one class for each image. Supported are {', '.join(supported)}"
+            )
+        if size not in (28, 64, 128, 224):
+            raise ValueError(f"size must be 28, 64, 128 or 224, got {size!r}")
+        self.subset = subset
+        self.size = size
+        names = self._info["label"]
+        self.class_names = tuple(names[str(label)] for label in range(len(names)))
+        self.num_classes = len(names)
+        self.image_shape = (int(self._info["n_channels"]), size, size)
+        self.num_records = int(self._info["n_samples"]["train"])
+        self.name = str(self._info["python_class"])
+        super().__init__(**settings)
+
+    @property
+    def folder(self) -> Path:
+        """Where the file is expected."""
+        return self.root / "medmnist"
+
+    @property
+    def file(self) -> Path:
+        """The file of all parts."""
+        return self.folder / f"{self.subset}{self._suffix}.npz"
+
+    def read(self, part: Part) -> ImageDataset:
+        """Reads the arrays of one part; those of the others stay unread.
+
+        The checksum is of the whole file, so that it is compared where the training part is read. The test part alone
+        has the checksums of its own arrays in the file, and the official number of images.
+
+        Raises:
+            MissingDataError: The file is not there.
+            ValueError: It is not the published one, or not what its name says.
+        """
+        if not self.file.is_file():
+            raise self._missing_data()
+        if self.verify and part == "train":
+            require_md5(self.file, self._info[f"MD5{self._suffix}"])
+        key = _KEYS[part]
+        try:
+            with np.load(self.file, allow_pickle=False) as arrays:
+                images, labels = arrays[f"{key}_images"], arrays[f"{key}_labels"]
+        # NumPy and zlib meet a damaged file with whatever their parsing happens to hit.
+        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+            raise ValueError(
+                f"{self.file} is damaged or no file of MedMNIST ({error}): delete it and get it anew"
+            ) from error
+        return self._records(part, images, labels)
+
+    def fetch(self, part: Part) -> None:
+        """Downloads the file where it is missing, its checksum verified.
+
+        Raises:
+            MissingDataError: It cannot be had, for instance without a network.
+        """
+        if self.file.is_file():
+            return
+        url, published = self._info[f"url{self._suffix}"], self._info[f"MD5{self._suffix}"]
+        try:
+            download_url(url, str(self.folder), self.file.name, published)
+        except DOWNLOAD_ERRORS as error:
+            self.file.unlink(missing_ok=True)  # what came is not the file
+            raise self._missing_data(failure=f"{url}: {error}") from error
+
+    @property
+    def _suffix(self) -> str:
+        return "" if self.size == 28 else f"_{self.size}"
+
+    def _records(self, part: Part, images: Any, labels: Any) -> ImageDataset:
+        expected = int(self._info["n_samples"][_KEYS[part]])
+        channels, classes = int(self._info["n_channels"]), len(self._info["label"])
+        shape = (len(images), self.size, self.size, *((3,) if channels == 3 else ()))
+        if images.dtype != np.uint8 or images.shape != shape or labels.size != len(images):
+            raise ValueError(
+                f"{self.file} holds {part} images as {images.dtype} of {images.shape} with {labels.size} labels, "
+                f"expected uint8 of {shape} with one label each"
+            )
+        if self.verify and len(images) != expected:
+            raise ValueError(
+                f"{self.file} holds {len(images)} {part} images, and the published file {expected}: delete it and get "
+                "it anew; for a copy that you have changed yourself set verify to false"
+            )
+        if labels.size and not (labels.min() >= 0 and labels.max() < classes):
+            raise ValueError(f"{self.file} holds {part} labels outside 0 to {classes - 1}")
+        pixels = torch.from_numpy(images)
+        pixels = pixels.unsqueeze(1) if channels == 1 else pixels.permute(0, 3, 1, 2).contiguous()
+        targets = torch.from_numpy(labels.reshape(-1).astype(np.int64))
+        return ImageDataset(images=pixels, labels=targets, ids=torch.arange(len(targets)))
+
+    def _missing_data(self, *, failure: str = "") -> MissingDataError:
+        return MissingDataError(
+            dataset=self.name,
+            folder=self.folder,
+            missing=[self.file.name],
+            source=self._info[f"url{self._suffix}"],
+            failure=failure,
+        )
+
+
+def _package() -> ModuleType:
+    try:
+        import medmnist
+    except ImportError as error:
+        raise MissingExtraError(dataset="MedMNIST", package="medmnist", extra="medmnist") from error
+    module: ModuleType = medmnist
+    return module

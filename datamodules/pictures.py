@@ -1,0 +1,230 @@
+"""Picture files of any size, decoded once to one array of bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import secrets
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from rich.progress import track
+from torch import Tensor
+
+__all__ = ["SUFFIXES", "Preparation", "cache_folder", "read_pictures"]
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
+"""Endings of names, in lower case, that count as pictures."""
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+_PIECE = 1024
+_WORTH_A_BAR = 5000
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How a picture becomes an image of a data set.
+
+    Turned upright as its EXIF says, cut or squeezed to a square, and shrunk or enlarged by Pillow's bilinear filter,
+    which averages over all pixels when it shrinks. Of a colour picture one channel is its luma; of a grey one three
+    channels are equal; transparency is dropped; of an animation the first picture is taken.
+
+    Attributes:
+        size: Height and width that come out.
+        channels: 1 or 3.
+        resize: `crop` cuts out the middle as a square, `stretch` squeezes all of it into one.
+        crop: Side of the square that is cut out, in pixels of the file; None is the shorter side.
+    """
+
+    size: int
+    channels: int
+    resize: Literal["crop", "stretch"] = "crop"
+    crop: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the settings.
+
+        Raises:
+            ValueError: A setting is outside its range.
+        """
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
+            raise ValueError(f"size must be an integer of at least 1, got {self.size!r}")
+        if self.channels not in (1, 3):
+            raise ValueError(f"channels must be 1 (grey) or 3 (colour), got {self.channels!r}")
+        if self.resize not in ("crop", "stretch"):
+            raise ValueError(f"resize must be 'crop' or 'stretch', got {self.resize!r}")
+        if self.crop is not None and self.crop < 1:
+            raise ValueError(f"crop must be at least 1, got {self.crop}")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+        return (self.channels, self.size, self.size)
+
+    def __call__(self, path: Path) -> Pixels:
+        """Returns the picture as (C, H, W) uint8.
+
+        Raises:
+            ValueError: It is no picture, is damaged, or holds pixels whose range is not known.
+        """
+        try:
+            with Image.open(path) as picture:
+                if self.crop is None:
+                    # A JPEG may be decoded at an 8th to a half of its size, where twice what is needed is left.
+                    picture.draft(picture.mode, (2 * self.size, 2 * self.size))
+                upright = ImageOps.exif_transpose(picture)
+                image = _eight_bits(upright).convert("L" if self.channels == 1 else "RGB")
+                return self._array(self._squared(image))
+        except (OSError, SyntaxError, EOFError, ValueError, Image.DecompressionBombError) as error:
+            raise ValueError(f"{path} cannot be read as a picture ({error}): take it out or get it anew") from error
+
+    def _squared(self, image: Image.Image) -> Image.Image:
+        if self.resize == "crop" or self.crop is not None:
+            side = min(*image.size, self.crop or max(image.size))
+            left, top = ((length - side) // 2 for length in image.size)
+            image = image.crop((left, top, left + side, top + side))
+        return image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+
+    def _array(self, image: Image.Image) -> Pixels:
+        array: Pixels = np.asarray(image, dtype=np.uint8)
+        return array[None] if self.channels == 1 else array.transpose(2, 0, 1)
+
+
+def cache_folder(cache: bool | str | os.PathLike[str], *, beside: Path) -> Path | None:
+    """Returns where decoded arrays are kept: in a hidden folder beside the pictures, in another one, or nowhere."""
+    if isinstance(cache, bool):
+        return beside / ".decoded" if cache else None
+    if not os.fspath(cache):
+        raise ValueError("cache must be true, false or a folder, got an empty path")
+    return Path(cache).expanduser()
+
+
+def read_pictures(files: Sequence[Path], prepare: Preparation, *, cache: Path | None = None, name: str = "") -> Tensor:
+    """Decodes pictures in threads, or takes the array that was kept when they were decoded before.
+
+    A kept array is used as long as the files have the names, sizes and times of change that they had, and the
+    preparation is the same. It holds private pictures, and is readable for its owner alone. It is mapped into memory:
+    pixels are read from disk when they are used.
+
+    Args:
+        files: N pictures.
+        prepare: How each becomes an image.
+        cache: Folder of kept arrays; None keeps none.
+        name: What a kept array is called. One of the same name is replaced.
+
+    Returns:
+        (N, C, H, W) uint8.
+
+    Raises:
+        ValueError: A file is no picture that can be read.
+        OSError: A kept array cannot be written to the end, for instance on a full disk.
+    """
+    shape = (len(files), *prepare.shape)
+    if cache is None or not files:
+        pixels = np.empty(shape, dtype=np.uint8)
+        for start, piece in _decoded(files, prepare):
+            pixels[start : start + len(piece)] = piece
+        return torch.from_numpy(pixels)
+    name = re.sub(r"[^\w.-]+", "_", name)
+    kept = cache / f"{name}-{_digest(files, prepare)}.npy"
+    if not kept.is_file():
+        try:
+            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+            temporary = cache / f".{kept.name}.{secrets.token_hex(4)}"
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as error:
+            warnings.warn(
+                f"decoded pictures cannot be kept in {cache} ({error}), and are decoded again by every run: set cache "
+                "to a folder that can be written to, or to false",
+                stacklevel=2,
+            )
+            return read_pictures(files, prepare)
+        _write(temporary, descriptor, kept, files, prepare, shape)
+        for old in cache.glob(f"{name}-{'?' * 16}.npy"):
+            if old != kept:
+                old.unlink(missing_ok=True)
+    try:
+        # Copy on write: what is changed in memory never reaches the file.
+        mapped = np.load(kept, mmap_mode="c", allow_pickle=False)
+    except (EOFError, ValueError) as error:
+        raise ValueError(f"{kept} is damaged ({error}): delete it") from error
+    if mapped.shape != shape or mapped.dtype != np.uint8:
+        raise ValueError(
+            f"{kept} is damaged, it holds {mapped.dtype} of {mapped.shape} and not uint8 of {shape}: delete it"
+        )
+    return torch.from_numpy(mapped)
+
+
+def _write(
+    temporary: Path, descriptor: int, kept: Path, files: Sequence[Path], prepare: Preparation, shape: tuple[int, ...]
+) -> None:
+    """Writes beside the target, syncs and renames: a crash leaves no half array under its name."""
+    try:
+        with os.fdopen(descriptor, "wb") as handle:
+            _header(handle, shape)
+            for _, piece in _decoded(files, prepare):
+                handle.write(np.ascontiguousarray(piece).data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, kept)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(
+            error.errno,
+            f"decoded pictures cannot be kept ({error.strerror}, {np.prod(shape) / 2**30:.1f} GiB are needed): set "
+            "cache to a folder with room, or to false",
+            str(kept),
+        ) from error
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _header(handle: BinaryIO, shape: tuple[int, ...]) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    handle.write(header.getvalue())
+
+
+def _decoded(files: Sequence[Path], prepare: Preparation) -> Iterator[tuple[int, Pixels]]:
+    """Pieces of the array, and where each begins. Pillow decodes without holding Python's lock."""
+    starts = range(0, len(files), _PIECE)
+    shown = track(starts, description="Decoding pictures", disable=len(files) < _WORTH_A_BAR, transient=True)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for start in shown:
+            yield start, np.stack(list(pool.map(prepare, files[start : start + _PIECE])))
+
+
+def _digest(files: Sequence[Path], prepare: Preparation) -> str:
+    digest = hashlib.blake2b(repr(prepare).encode(), digest_size=8)
+    for file in files:
+        about = file.stat()
+        # With the folder that it lies in, which is its class; the way there may change.
+        digest.update(
+            f"\n{file.parent.name}/{file.name}\0{about.st_size}\0{about.st_mtime_ns}".encode(errors="replace")
+        )
+    return digest.hexdigest()
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """The image with pixels of at most a byte; Pillow would clip deeper ones to white.
+
+    Raises:
+        ValueError: Pixels of 32 bits, which have no common range.
+    """
+    if image.mode.startswith("I;16"):
+        array = np.asarray(image).astype(np.uint16) >> 8
+        return Image.fromarray(array.astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"pixels of mode {image.mode!r} have no known range: save it with 8 or 16 bits")
+    return image

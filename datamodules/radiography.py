@@ -1,0 +1,94 @@
+"""Chest radiographs of COVID-19 and other findings, as the COVID-19 Radiography Database has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from datamodules.base import ImageDataModule, Part
+from datamodules.errors import MissingDataError
+from datamodules.folders import Listing
+from datamodules.images import ImageDataset
+from datamodules.pictures import Preparation, cache_folder
+from datamodules.splits import id_fraction, ids_of_names
+
+__all__ = ["COVIDx"]
+
+TEST_FRACTION = 0.2
+
+
+class COVIDx(ImageDataModule):
+    """21 165 chest radiographs of 299×299 pixels in 4 classes (Chowdhury et al. 2020, Rahman et al. 2021).
+
+    Files are looked for as Kaggle's "COVID-19 Radiography Database" unpacks them, `root/COVID-19_Radiography_Dataset/
+    <class>/images/*.png`, with the classes COVID, Lung_Opacity, Normal and Viral Pneumonia; masks are not used. The
+    papers, which call it COVIDx, have 19 700 images: `classes: [COVID, Lung_Opacity, Normal]` comes to 19 820.
+
+    There is no official split. About 4 of 5 radiographs are private and 1 of 5 for testing, by hash of the file name,
+    which is a record's id; several may be of one patient, of whom the database does not tell.
+
+    There is no download: it takes an account at Kaggle.
+    """
+
+    num_classes = 4
+    num_records = 21_165  # all of them, which the private part is less than
+    class_names = ("COVID", "Lung_Opacity", "Normal", "Viral Pneumonia")
+    metrics = ("accuracy", "auroc")
+
+    def __init__(
+        self, *, size: int = 64, channels: Literal[1, 3] = 1, cache: bool | str = True, **settings: Any
+    ) -> None:
+        """Remembers the settings; no file is touched.
+
+        Args:
+            size: Height and width of the images; the files are square.
+            channels: 1, as radiographs are; 3 makes three equal ones, for a network that takes colour.
+            cache: Whether decoded images are kept beside the pictures in `.decoded`, or the folder where they are.
+            settings: As for every data set.
+
+        Raises:
+            ValueError: A setting is outside its range.
+        """
+        self.preparation = Preparation(size=size, channels=channels)
+        self.image_shape = self.preparation.shape
+        self.cache = cache
+        super().__init__(**settings)
+        cache_folder(cache, beside=self.folder)
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are expected."""
+        return self.root / "COVID-19_Radiography_Dataset"
+
+    def read(self, part: Part) -> ImageDataset:
+        """Decodes the pictures of one part, in threads, of the chosen classes alone.
+
+        Raises:
+            MissingDataError: Folders are not there.
+            ValueError: A file is no picture that can be read.
+        """
+        official = type(self).class_names
+        kept = range(len(official)) if self.kept_classes is None else sorted(self.kept_classes)
+        folders = [(label, self.folder / official[label] / "images") for label in kept]
+        missing = [f"{place.parent.name}/images/" for _, place in folders if not place.is_dir()]
+        if missing:
+            raise MissingDataError(
+                dataset=self.name,
+                folder=self.folder,
+                missing=missing,
+                source="https://www.kaggle.com/datasets/tawsifurrahman/covid19-radiography-database",
+                downloadable=False,
+            )
+        found = Listing.of(folders, relative_to=self.folder)
+        named = Listing(files=found.files, labels=found.labels, names=tuple(file.name for file in found.files))
+        is_test = id_fraction(ids_of_names(named.names), purpose="covidx-test") < TEST_FRACTION
+        listing = named.at(torch.nonzero(is_test if part == "test" else ~is_test).flatten().tolist())
+        cache = cache_folder(self.cache, beside=self.folder)
+        return listing.read(
+            self.preparation, cache=cache, name=f"{self.name}-{part}-{'x'.join(map(str, self.image_shape))}"
+        )
+
+    def fetch(self, part: Part) -> None:
+        """Nothing to do: see the class."""

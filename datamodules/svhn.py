@@ -1,0 +1,89 @@
+"""Street View House Numbers, the cropped digits, in the MATLAB files of their site."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
+from torchvision import datasets
+from torchvision.datasets.utils import download_url
+
+from datamodules.base import ImageDataModule, Part
+from datamodules.errors import MissingDataError
+from datamodules.images import ImageDataset
+from datamodules.published_files import DOWNLOAD_ERRORS, missing_files, require_md5
+
+__all__ = ["SVHN"]
+
+
+class SVHN(ImageDataModule):
+    """99 289 digits of house numbers, 32×32 colour pixels (Netzer et al. 2011): 73 257 private, 26 032 test.
+
+    Files are looked for as `root/SVHN/train_32x32.mat` and `root/SVHN/test_32x32.mat`; `extra_32x32.mat` is not used.
+    The files call the digit 0 by the label 10; here a digit's label is the digit. A record's id is its index in the
+    file.
+    """
+
+    num_classes = 10
+    image_shape = (3, 32, 32)
+    num_records = 73_257
+    class_names = tuple("0123456789")
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are expected."""
+        return self.root / "SVHN"
+
+    def read(self, part: Part) -> ImageDataset:
+        """Reads the file of one part.
+
+        Raises:
+            MissingDataError: It is not there.
+            ValueError: It is not the published one, or not what its name says.
+        """
+        _, name, published = datasets.SVHN.split_list[part]
+        path = self.folder / name
+        if missing_files(self.folder, [name]):
+            raise self._missing_data(part)
+        if self.verify:
+            require_md5(path, published)
+        try:
+            content = loadmat(path, variable_names=["X", "y"])
+            pixels, digits = content["X"], content["y"].reshape(-1)
+        # scipy meets a damaged file with whatever its parsing happens to hit.
+        except (MatReadError, KeyError, IndexError, TypeError, ValueError, OSError, NotImplementedError) as error:
+            raise ValueError(
+                f"{path} is damaged or no MATLAB file with X and y ({error}): delete it and get it anew"
+            ) from error
+        if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape != (32, 32, 3, len(digits)):
+            raise ValueError(
+                f"{path} holds X as {pixels.dtype} of {pixels.shape} and {len(digits)} labels y, expected uint8 of "
+                f"(32, 32, 3, {len(digits)})"
+            )
+        if len(digits) and not (digits.min() >= 1 and digits.max() <= 10):
+            raise ValueError(f"{path} holds labels outside 1 to 10")
+        images = np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))
+        labels = torch.from_numpy(digits.astype(np.int64)) % 10
+        return ImageDataset(images=torch.from_numpy(images), labels=labels, ids=torch.arange(len(labels)))
+
+    def fetch(self, part: Part) -> None:
+        """Downloads the file of one part where it is missing, its checksum verified.
+
+        Raises:
+            MissingDataError: It cannot be had, for instance without a network.
+        """
+        url, name, published = datasets.SVHN.split_list[part]
+        if not missing_files(self.folder, [name]):
+            return
+        try:
+            download_url(url, str(self.folder), name, published)
+        except DOWNLOAD_ERRORS as error:
+            (self.folder / name).unlink(missing_ok=True)  # what came is not the file
+            raise self._missing_data(part, failure=f"{url}: {error}") from error
+
+    def _missing_data(self, part: Part, *, failure: str = "") -> MissingDataError:
+        url, name, _ = datasets.SVHN.split_list[part]
+        return MissingDataError(dataset=self.name, folder=self.folder, missing=[name], source=url, failure=failure)

@@ -1,0 +1,63 @@
+"""`LightningCLI export RUN --to DIR`: a finished run as a folder that may be published."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from lightning_modules.publishing import export_run
+
+__all__ = ["export"]
+
+
+def export(args: Sequence[str]) -> None:
+    """The command `export RUN --to DIR [--onnx] [--torch-export] [--synthetic-images N] [--unprotected] [--force]`.
+
+    Args:
+        args: What follows the command.
+
+    Raises:
+        ExportError: The run must not, or cannot, be exported as asked; nothing was written.
+    """
+    parser = argparse.ArgumentParser(prog="LightningCLI export", description=__doc__, allow_abbrev=False)
+    parser.add_argument("run", metavar="RUN", help="A run's folder (runs/NAME/version_0), or a checkpoint of one.")
+    parser.add_argument("--to", required=True, metavar="DIR", help="The folder that is made.")
+    parser.add_argument("--onnx", action="store_true", help="Write ONNX as well; needs the extra `onnx`.")
+    parser.add_argument("--torch-export", action="store_true", help="Write a torch.export program as well.")
+    parser.add_argument(
+        "--synthetic-images",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Write N images of the run's source, in folders by the student's decisions, where the guarantee allows.",
+    )
+    parser.add_argument(
+        "--unprotected",
+        action="store_true",
+        help="Export a student also where its record-level epsilon is infinite; the card then begins with that.",
+    )
+    parser.add_argument("--force", action="store_true", help="Replace an earlier export.")
+    parser.add_argument(
+        "--license", default="other", help="Hugging Face's identifier of the model's licence, for the card."
+    )
+    parser.add_argument(
+        "--network", default=None, metavar="CLASS_PATH", help="The network's class, where a script gave an object."
+    )
+    options = parser.parse_args(list(args))
+    done = export_run(
+        options.run,
+        to=options.to,
+        onnx=options.onnx,
+        torch_export=options.torch_export,
+        synthetic_images=options.synthetic_images,
+        unprotected=options.unprotected,
+        force=options.force,
+        license_name=options.license,
+        network=options.network,
+    )
+    for name, difference in done.differences.items():
+        print(f"{done.folder / name}: logits within {difference:.1e} of the {done.run.role}'s")
+    if done.run.record is None:
+        print("No record of a finished fit is of this state of the network: the card states no accuracy.")
+    print(f"Record-level epsilon = {done.run.stated['epsilon']} at delta = {done.run.stated['delta']:g}.")
+    print(f"Read it before you hand it on: {done.folder / 'README.md'}", flush=True)

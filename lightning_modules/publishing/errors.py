@@ -1,0 +1,9 @@
+"""What cannot be exported, and why."""
+
+from __future__ import annotations
+
+__all__ = ["ExportError"]
+
+
+class ExportError(ValueError):
+    """A run that must not, or cannot, be exported as asked; nothing was written."""

@@ -1,0 +1,107 @@
+"""Writing a finished run down as a folder that may be published."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_modules.publishing.agreement import require_agreement
+from lightning_modules.publishing.description import CONFIG, describe
+from lightning_modules.publishing.errors import ExportError
+from lightning_modules.publishing.images import IMAGES, image_source, write_images
+from lightning_modules.publishing.loading import load_student
+from lightning_modules.publishing.model_card import CARD, card_name, model_card
+from lightning_modules.publishing.onnx_format import ONNX, require_onnx, write_onnx
+from lightning_modules.publishing.run import FinishedRun, read_run
+from lightning_modules.publishing.snippet import SNIPPET, snippet
+from lightning_modules.publishing.staging import check_target, staged
+from lightning_modules.publishing.torch_export import PROGRAM, write_program
+from lightning_modules.publishing.weights import WEIGHTS, weights_of
+
+__all__ = ["Exported", "export_run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        folder: Where.
+        run: Of what.
+        differences: For each file that holds the network, the largest difference of a logit from it.
+    """
+
+    folder: Path
+    run: FinishedRun
+    differences: dict[str, float]
+
+
+def export_run(
+    given: str | Path,
+    *,
+    to: str | Path,
+    onnx: bool = False,
+    torch_export: bool = False,
+    synthetic_images: int = 0,
+    unprotected: bool = False,
+    force: bool = False,
+    license_name: str = "other",
+    network: str | None = None,
+) -> Exported:
+    """Writes the student of a run, or a teacher by DP-SGD, with its guarantee and a model card; whole or not at all.
+
+    Args:
+        given: A run's folder, or a checkpoint of one.
+        to: The folder that is made.
+        onnx: Write ONNX as well; needs the extra `onnx`.
+        torch_export: Write a `torch.export` program as well.
+        synthetic_images: So many images of the run's source, labelled by the student; 0 for none.
+        unprotected: Export also where nothing bounds what the student reveals; the card then begins with that.
+        force: Replace an earlier export.
+        license_name: Hugging Face's identifier of the licence.
+        network: See `read_run`.
+
+    Raises:
+        ExportError: It must not, or cannot, be exported as asked; nothing was written.
+    """
+    target = Path(to)
+    if synthetic_images < 0:
+        raise ExportError(f"--synthetic-images must be 0 or more, got {synthetic_images}")
+    check_target(target, force=force)
+    if onnx:
+        require_onnx()
+    run = read_run(given, network=network)
+    if math.isinf(run.epsilon) and not unprotected:
+        raise ExportError(
+            f"nothing bounds what this student reveals about a record of {run.stated['private_data']} (record-level "
+            "epsilon is infinite). Add --unprotected to export it all the same: its card will begin with that. A "
+            "student of a teacher by DP-SGD (DPSGDTeacher) has a bound"
+        )
+    source = image_source(run) if synthetic_images else None
+    with staged(target, force=force) as folder:
+        (folder / WEIGHTS).write_bytes(weights_of(run.network))
+        _write_json(folder / CONFIG, describe(run))
+        _write_json(folder / "guarantee.json", run.guarantee)
+        (folder / "guarantee.md").write_text(run.page, encoding="utf-8")
+        loaded = load_student(folder, trust_code=True)  # its class was built a moment ago
+        shape = run.image_shape
+        differences = {WEIGHTS: require_agreement(loaded, run.network, image_shape=shape, name=WEIGHTS)}
+        if torch_export:
+            differences[PROGRAM] = write_program(run.network, folder, image_shape=shape)
+        if onnx:
+            differences[ONNX] = write_onnx(run.network, folder, image_shape=shape)
+        if source is not None:
+            write_images(run, source, folder, count=synthetic_images)
+        if (text := snippet(run.architecture, program=torch_export, onnx=onnx)) is not None:
+            (folder / SNIPPET).write_text(text, encoding="utf-8")
+        files = sorted(path.name for path in folder.iterdir())
+        card = model_card(run, name=card_name(target), license_name=license_name, files=files)
+        (folder / CARD).write_text(card, encoding="utf-8")
+    assert IMAGES in files or not synthetic_images
+    return Exported(folder=target, run=run, differences=differences)
+
+
+def _write_json(path: Path, values: object) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

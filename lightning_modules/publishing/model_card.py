@@ -1,0 +1,249 @@
+"""`README.md` of a published folder: a model card in Hugging Face's format."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_modules.publishing.agreement import TOLERANCE
+from lightning_modules.publishing.architecture import foreign_classes
+from lightning_modules.publishing.images import IMAGES
+from lightning_modules.publishing.onnx_format import ONNX
+from lightning_modules.publishing.run import FinishedRun
+from lightning_modules.publishing.snippet import SNIPPET
+from lightning_modules.publishing.torch_export import PROGRAM
+from lightning_modules.publishing.weights import WEIGHTS
+from privacy.formatting import round_up
+from privacy.guarantee import MEANINGFUL_EPSILON
+
+__all__ = ["CARD", "model_card"]
+
+CARD = "README.md"
+
+
+def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[str]) -> str:
+    """Its text.
+
+    Args:
+        run: What is published.
+        name: Of the model.
+        license_name: Hugging Face's identifier of its licence.
+        files: What else lies in the folder, relative to it.
+    """
+    front = yaml.safe_dump(
+        _front_matter(run, name=name, license_name=license_name), sort_keys=False, allow_unicode=True
+    )
+    sections = [
+        f"# {name}",
+        _warning(run),
+        _what(run),
+        "## Privacy",
+        _privacy(run),
+        "## Accuracy",
+        _accuracy(run),
+        "## Data",
+        _data(run),
+        "## Intended use and limits",
+        _use(run),
+        "## Input and output",
+        _preprocessing(run),
+        "## Loading it",
+        _loading(run, files),
+        "## Files",
+        "\n".join(f"- `{file}`: {words}" for file, words in _FILES.items() if file in files),
+    ]
+    return f"---\n{front}---\n\n" + "\n\n".join(section for section in sections if section) + "\n"
+
+
+_FILES = {
+    WEIGHTS: "the weights",
+    "config.json": "architecture, classes, shape and preprocessing",
+    "guarantee.md": "what is guaranteed about the private data, for people",
+    "guarantee.json": "the same for machines",
+    PROGRAM: "the network as a `torch.export` program",
+    ONNX: "the network as ONNX",
+    SNIPPET: "loads it without private-model-transcription",
+    IMAGES: "synthetic images; folders and `labels.csv` hold the student's own decisions, which nobody checked",
+}
+
+
+def _front_matter(run: FinishedRun, *, name: str, license_name: str) -> dict[str, Any]:
+    tags = ["image-classification", "pytorch"]
+    tags += ["data-free-distillation", "knowledge-distillation"] if run.role == "student" else []
+    # A tag is read without the figure beside it.
+    tags += ["differential-privacy"] if run.epsilon <= MEANINGFUL_EPSILON else []
+    front: dict[str, Any] = {
+        "license": license_name,
+        "library_name": "pytorch",
+        "pipeline_tag": "image-classification",
+        "tags": tags,
+        "datasets": [run.data],
+        "metrics": ["accuracy"],
+    }
+    if run.record is not None:
+        front["model-index"] = [
+            {
+                "name": name,
+                "results": [
+                    {
+                        "task": {"type": "image-classification", "name": "Image Classification"},
+                        "dataset": {"type": run.data.lower(), "name": run.data, "split": "test"},
+                        "metrics": [{"type": "accuracy", "name": "Accuracy", "value": float(run.record["accuracy"])}],
+                    }
+                ],
+            }
+        ]
+    return front
+
+
+def _warning(run: FinishedRun) -> str:
+    data = run.stated["private_data"]
+    if math.isinf(run.epsilon):
+        return (
+            f"> **NOT PROTECTED: nothing bounds what this model reveals about a single record of {data}** "
+            "(record-level ε is infinite). It was exported in spite of that, by explicit wish. Treat it "
+            "like the private model that it was made from."
+        )
+    if run.epsilon > MEANINGFUL_EPSILON:
+        return (
+            f"> **NOT PROTECTED in any meaningful sense: record-level ε = {round_up(run.epsilon)}** (δ = "
+            f"{run.stated['delta']:g}) bounds nothing that would matter to a record of {data}. Treat it like the "
+            "private model that it was made from."
+        )
+    return ""
+
+
+def _what(run: FinishedRun) -> str:
+    shape = "×".join(map(str, run.image_shape))
+    kind = str(run.architecture["class_path"]).rsplit(".", 1)[-1]
+    made = (
+        f"A student that learnt from a private model's responses ({run.method}, {run.steps:,} steps)"
+        if run.role == "student"
+        else f"A classifier that was trained on the private images by DP-SGD ({run.method}, {run.steps:,} steps)"
+    )
+    return (
+        f"{made}. It tells {run.num_classes} classes apart in images of {shape} (channels × height × width): "
+        f"{', '.join(run.class_names[:20])}{' …' if run.num_classes > 20 else ''}. Architecture: `{kind}`."
+    )
+
+
+def _privacy(run: FinishedRun) -> str:
+    stated, claim = run.stated, run.guarantee.get("published_claim")
+    lines = [
+        "| | |",
+        "|---|---|",
+        f"| **record-level ε (a bound)** | {_figure(run.epsilon)} |",
+        f"| δ | {stated['delta']:g} |",
+        f"| unit | {stated['unit']} |",
+        f"| neighbouring relation | {stated['relation']} |",
+        f"| private data | {stated['private_data']} |",
+        f"| derived from | {stated['source']} |",
+    ]
+    claimed = math.inf if claim is None else float(claim["epsilon"])
+    said = (
+        f"{round_up(claimed)}, by {claim['source']}"
+        if claim is not None and math.isfinite(claimed)
+        else "none: no paper's theorem is about these releases"
+    )
+    lines += [
+        f"| ε of everything in the data's ledger together | {_figure(float(stated['epsilon_all_runs']))} |",
+        f"| ε published by the method's paper (**a claim, not a guarantee**: it bounds no record) | {said} |",
+        "",
+        "It holds if:",
+        *(f"- {text}" for text in stated["assumptions"]),
+        "",
+        "It does not cover:",
+        *(f"- {text}" for text in stated["not_covered"]),
+        "",
+        "The whole statement is in `guarantee.md`.",
+    ]
+    return "\n".join(lines)
+
+
+def _accuracy(run: FinishedRun) -> str:
+    if run.record is None:
+        return (
+            "Not known. No record of a finished fit is of this state of the network: the fit was interrupted, or this "
+            "is not its last step."
+        )
+    data = (run.record.get("config") or {}).get("data") or {}
+    half = (data.get("init_args") or {}).get("evaluation") == "selection"
+    part = "one half of the test split; the other half may have been selected by" if half else "the whole test split"
+    return (
+        f"**{100 * float(run.record['accuracy']):.2f} %** of the images of {run.data}, on {part}, at the last step of "
+        "the fit: no checkpoint was chosen by it within the run. The test split is public by assumption."
+    )
+
+
+def _data(run: FinishedRun) -> str:
+    if run.role == "teacher":
+        return f"Trained on {run.stated['private_data']}, which is private; judged on the public test split."
+    artefacts = ", ".join(run.stated["artefacts"])
+    return (
+        f"Private: {run.stated['private_data']}, which the teacher was trained on. Between it and the student lay: "
+        f"{run.stated['mechanism']} ({int(run.stated.get('queries_of_run', run.stated['queries'])):,} "
+        f"queries). Computed from that: {artefacts}. The teacher is not part of this folder."
+    )
+
+
+def _use(run: FinishedRun) -> str:
+    told = (
+        "It must be treated like the private model itself"
+        if run.epsilon > MEANINGFUL_EPSILON
+        else "The bound is about this folder; other models of the same private data compose with it"
+    )
+    return (
+        f"For classifying images like those of {run.data}, and for research on private learning. It was measured on "
+        "that data set's test split alone: nothing is known of other images, of rare classes, or of how errors fall on "
+        f"groups of people. It is no medical device and no ground for decisions about people. {told}."
+    )
+
+
+def _preprocessing(run: FinishedRun) -> str:
+    channels, height, width = run.image_shape
+    colours = {1: "grey", 3: "RGB"}.get(channels, f"{channels} channels")
+    return (
+        f"Input: float32, shape (N, {channels}, {height}, {width}), {colours}, values in [-1, 1]: an image `x` in "
+        "[0, 1], as torchvision's `ToTensor` gives it, becomes `2 * x - 1`. Resize images of another size. "
+        f"Output: logits, shape (N, {run.num_classes}), in the order of `class_names` in `config.json`; `softmax` "
+        "makes probabilities of them."
+    )
+
+
+def _loading(run: FinishedRun, files: list[str]) -> str:
+    trusted = ", trust_code=True" if foreign_classes(run.architecture) else ""
+    ways = [
+        "With the package private-model-transcription:",
+        f'```python\nfrom lightning_modules import load_student\n\nnetwork = load_student("."{trusted})\n```',
+    ]
+    if PROGRAM in files:
+        ways += [
+            "Without it, with torch alone:",
+            f'```python\nimport torch\n\nnetwork = torch.export.load("{PROGRAM}").module()\n```',
+        ]
+    if ONNX in files:
+        ways += [
+            "Without torch:",
+            f'```python\nimport onnxruntime\n\nsession = onnxruntime.InferenceSession("{ONNX}")\n'
+            'logits = session.run(["logits"], {"images": images})[0]  # numpy, float32\n```',
+        ]
+    if SNIPPET in files and PROGRAM not in files and ONNX not in files:
+        ways += [
+            f"Without it, by the network's own class (`{SNIPPET}`):",
+            "```python\nfrom load_student import load_student\n\nnetwork = load_student()\n```",
+        ]
+    if PROGRAM in files or ONNX in files:
+        ways.append(f"Each of them was held against the network itself when it was written: within {TOLERANCE:g}.")
+    return "\n\n".join(ways)
+
+
+def _figure(value: float) -> str:
+    return "infinite (nothing bounds it)" if math.isinf(value) else round_up(value)
+
+
+def card_name(target: Path) -> str:
+    """Name of the model, after its folder."""
+    return target.resolve().name or "student"

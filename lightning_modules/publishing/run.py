@@ -1,0 +1,331 @@
+"""The run that is to be published: its network, what was measured, and the guarantee that covers it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+from lightning import LightningDataModule
+from torch import nn
+
+from lightning_modules.networks import SmallCNN
+from lightning_modules.publishing.architecture import build, with_all_arguments
+from lightning_modules.publishing.errors import ExportError
+from lightning_modules.publishing.wording import without_folders
+from lightning_modules.runtime.resuming import hyperparameters, noted_by_run
+from lightning_modules.runtime.run_folder import LOCK, folder_of_checkpoint
+from privacy.accounting.composition import compose
+from privacy.charge import Charge
+from privacy.identity import Training
+
+__all__ = ["FinishedRun", "read_run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """What of a run may be written down elsewhere.
+
+    Attributes:
+        network: The student, or a teacher by DP-SGD, in eval mode.
+        architecture: `class_path` and all `init_args` of it.
+        num_classes: c.
+        image_shape: (C, H, W).
+        class_names: One for each class.
+        role: `student` or `teacher`.
+        method: Class that trained it.
+        guarantee: `guarantee.json` of the run.
+        page: `guarantee.md` of the run.
+        record: Its `result.json`; None where there is none of this state, so that nothing is known to be measured.
+        steps: Steps that were made.
+        checkpoint: The file.
+        content: What the file holds. It stays here.
+    """
+
+    network: nn.Module
+    architecture: dict[str, Any]
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    class_names: tuple[str, ...]
+    role: str
+    method: str
+    guarantee: Mapping[str, Any]
+    page: str
+    record: Mapping[str, Any] | None
+    steps: int
+    checkpoint: Path
+    content: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def stated(self) -> Mapping[str, Any]:
+        """The guarantee without the paper's claim."""
+        found: Mapping[str, Any] = self.guarantee["guarantee"]
+        return found
+
+    @property
+    def epsilon(self) -> float:
+        """Record-level ε; `inf` where nothing bounds it."""
+        return float(self.stated["epsilon"])
+
+    @property
+    def data(self) -> str:
+        """Name of the data set."""
+        return str(self.record["dataset"]) if self.record else str(self.stated["private_data"]).split("/")[0]
+
+
+def read_run(given: str | Path, *, network: str | None = None) -> FinishedRun:
+    """Reads what is to be published.
+
+    Args:
+        given: A run's folder, or a checkpoint of one.
+        network: Class path of the network where a script has built it, so that the checkpoint does not say.
+
+    Raises:
+        ExportError: It is no run, is of a private teacher, is still running, or went on after its guarantee.
+    """
+    checkpoint, folder = _places(Path(given))
+    content = _read(checkpoint)
+    folder = folder or folder_of_checkpoint(checkpoint, noted=noted_by_run(content).get("folder"))
+    role = _role(content, checkpoint)
+    if folder is None:
+        raise ExportError(
+            f"the folder of the run that {checkpoint} is of is not known, and with it no guarantee: give the folder "
+            "(runs/NAME/version_0), or a checkpoint inside it"
+        )
+    _refuse_running(folder)
+    guarantee, page = _guarantee(folder)
+    steps = int(content["distillation"]["steps_done"] if role == "student" else content["global_step"])
+    record = _record(folder, content, guarantee["guarantee"], steps=steps)
+    _refuse_uncovered(content, guarantee["guarantee"], role=role, folder=folder, record=record)
+    settings = hyperparameters(content)
+    num_classes = int(settings["num_classes"])
+    shape = tuple(int(size) for size in settings["image_shape"])
+    image_shape = (shape[0], shape[1], shape[2])
+    spec = with_all_arguments(
+        _architecture(content, settings, role=role, given=network), num_classes=num_classes, image_shape=image_shape
+    )
+    return FinishedRun(
+        network=_filled(spec, content, role=role, num_classes=num_classes, image_shape=image_shape),
+        architecture=spec,
+        num_classes=num_classes,
+        image_shape=image_shape,
+        class_names=_class_names(noted_by_run(content).get("data"), num_classes),
+        role=role,
+        method=str(settings.get("_class_path", "DPSGDTeacher" if role == "teacher" else "a script")).rsplit(".", 1)[-1],
+        guarantee=guarantee,
+        page=page,
+        record=record,
+        steps=steps,
+        checkpoint=checkpoint,
+        content=content,
+    )
+
+
+def _places(given: Path) -> tuple[Path, Path | None]:
+    """Checkpoint, and the run's folder where it is known without reading the checkpoint."""
+    if given.is_file():
+        beside = given.resolve().parent
+        return given, beside.parent if beside.name == "checkpoints" and (beside.parent / "public").is_dir() else None
+    if not given.is_dir():
+        raise ExportError(f"RUN must be a run's folder or a checkpoint of one, and {given} is not there")
+    last = given / "checkpoints" / "last.ckpt"
+    found = [last] if last.is_file() else sorted((given / "checkpoints").glob("*.ckpt"))
+    for settings in _callbacks(given, "ModelCheckpoint"):
+        if not found and settings.get("dirpath"):
+            place = Path(settings["dirpath"]) / f"{settings.get('filename') or 'last'}.ckpt"
+            found = [place] if place.is_file() else []
+    if len(found) == 1:
+        return found[0], given
+    runs = sorted(path.parents[1] for path in given.glob("*/checkpoints/*.ckpt"))
+    if runs:
+        raise ExportError(f"{given} holds several runs or one: give its folder, for example {runs[-1]}")
+    if found:
+        raise ExportError(f"{given} holds several checkpoints: give one ({', '.join(map(str, found))})")
+    raise ExportError(
+        f"{given} holds no checkpoint: give the folder of a run (runs/NAME/version_0) or its file (checkpoints/"
+        "last.ckpt); a fit that was interrupted before its first checkpoint has nothing to export"
+    )
+
+
+def _read(checkpoint: Path) -> dict[str, Any]:
+    try:
+        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ExportError(
+            f"{checkpoint} cannot be read as a checkpoint ({type(error).__name__}: {str(error)[:200]}): it is cut "
+            "short, damaged or a file of another kind"
+        ) from error
+    if not isinstance(content, dict) or "state_dict" not in content:
+        raise ExportError(f"{checkpoint} is no checkpoint of a run: give checkpoints/last.ckpt of a run's folder")
+    return content
+
+
+def _role(content: Mapping[str, Any], checkpoint: Path) -> str:
+    if "distillation" in content:
+        return "student"
+    if "ensemble" in content:
+        raise ExportError(
+            f"{checkpoint} is of an ensemble of teachers, which is never exported: nothing bounds what its networks "
+            "reveal. Export a student of it"
+        )
+    if "dp_sgd" in content:
+        return "teacher"
+    raise ExportError(
+        f"{checkpoint} is of a private teacher, which is never exported: nothing bounds what it reveals about a "
+        "record. Export a student of it, or train a teacher by DP-SGD (DPSGDTeacher), which may be published itself"
+    )
+
+
+def _refuse_running(folder: Path) -> None:
+    try:
+        handle = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ExportError(f"the fit in {folder} is still running: export it when it has ended") from None
+    finally:
+        os.close(handle)
+
+
+def _guarantee(folder: Path) -> tuple[dict[str, Any], str]:
+    public = folder / "public"
+    try:
+        values = json.loads((public / "guarantee.json").read_text(encoding="utf-8"))
+        page = (public / "guarantee.md").read_text(encoding="utf-8")
+        float(values["guarantee"]["epsilon"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ExportError(
+            f"{public} holds no guarantee that can be read ({error}), without which nothing is exported: a fit writes "
+            "it when it ends. Resume the fit to its end"
+        ) from error
+    found: dict[str, Any] = without_folders(values)
+    return found, str(without_folders(page))
+
+
+def _refuse_uncovered(
+    content: Mapping[str, Any], stated: Mapping[str, Any], *, role: str, folder: Path, record: Mapping[str, Any] | None
+) -> None:
+    """Refuses a guarantee that is of another run, or from before what the checkpoint holds."""
+    late = (
+        f"the checkpoint's fit went on after {folder / 'public/guarantee.json'} was written and did not come to its "
+        "end: what that states does not cover it. Resume the fit to its end"
+    )
+    if role == "teacher":
+        training = Training.from_dict(content["training"])
+        own: str | None = training.id
+        if training.releases is None:
+            raise ExportError("the teacher's checkpoint does not say what its training released: nothing bounds it")
+        if compose(training.releases, float(stated["delta"])).epsilon > float(stated["epsilon"]) * (1 + 1e-9):
+            raise ExportError(late)
+    else:
+        state = content["distillation"].get("annotator")
+        own = None if state is None else state["run"]
+        asked = sum(Charge.from_dict(charge).queries * int(count) for charge, count in (state or {}).get("charges", ()))
+        # One that was written before version 0.2 does not say: a record of this very state then has to.
+        if asked > int(stated.get("queries_of_run", 0 if record is None else asked)):
+            raise ExportError(late)
+    accesses = content["distillation" if role == "student" else "dp_sgd"].get("looks", ())
+    if any(not any(without_folders(access) in text for text in stated["assumptions"]) for access in accesses):
+        raise ExportError(late)
+    if stated.get("run") != own:
+        raise ExportError(
+            f"the guarantee in {folder / 'public'} is of run {stated.get('run')}, and the checkpoint is of {own}: it "
+            "says nothing about it. Give a checkpoint of that run"
+        )
+    if role == "teacher" and math.isinf(float(stated["epsilon"])):
+        raise ExportError(
+            "nothing bounds what this teacher reveals (its noise or its sampling can be drawn again): it is private, "
+            "and never exported"
+        )
+
+
+def _architecture(content: Mapping[str, Any], settings: Mapping[str, Any], *, role: str, given: str | None) -> Any:
+    if given is not None:
+        return {"class_path": given}
+    name = "student" if role == "student" else "network"
+    if name in settings and isinstance(settings[name], Mapping):
+        return settings[name]
+    was_object = name in content.get("distillation", {}).get("objects", ())
+    if was_object or (role == "teacher" and name not in settings):
+        raise ExportError(
+            f"a script gave model.{name} as an object, so that the checkpoint does not say of which class it is: add "
+            "--network CLASS_PATH, of a class that num_classes and image_shape are enough for"
+        )
+    return {"class_path": f"{SmallCNN.__module__}.{SmallCNN.__name__}"}
+
+
+def _filled(
+    spec: dict[str, Any],
+    content: Mapping[str, Any],
+    *,
+    role: str,
+    num_classes: int,
+    image_shape: tuple[int, int, int],
+) -> nn.Module:
+    prefix = "student." if role == "student" else "network."
+    weights = {
+        name.removeprefix(prefix): value for name, value in content["state_dict"].items() if name.startswith(prefix)
+    }
+    try:
+        built = build(spec, num_classes=num_classes, image_shape=image_shape)
+        built.load_state_dict(weights)
+    except (ValueError, RuntimeError) as error:
+        raise ExportError(f"the network {spec['class_path']} cannot be built with its weights: {error}") from error
+    if not all(bool(torch.isfinite(value).all()) for value in weights.values() if value.is_floating_point()):
+        raise ExportError("the network's weights are not finite: it is of no use, and nothing was exported")
+    return built.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
+
+
+def _class_names(spec: Any, num_classes: int) -> tuple[str, ...]:
+    """Those of the data where they are known without a file, else numbers."""
+    names: Any = None
+    try:
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_subclass_arguments(LightningDataModule, "data")
+        data = parser.instantiate_classes(parser.parse_object({"data": spec})).data
+        names = getattr(data, "class_names", None) or getattr(getattr(data, "dataset", None), "class_names", None)
+    except Exception:  # whatever a data module wants that is not here
+        names = None
+    if names is None or len(names) != num_classes:
+        return tuple(str(label) for label in range(num_classes))
+    return tuple(str(name) for name in names)
+
+
+def _record(
+    folder: Path, content: Mapping[str, Any], stated: Mapping[str, Any], *, steps: int
+) -> Mapping[str, Any] | None:
+    """What was measured of this very state."""
+    places = [folder / "result.json"]
+    places += [Path(settings["path"]) for settings in _callbacks(folder, "ResultRecord") if settings.get("path")]
+    seed = content.get("distillation", {}).get("draw_seed")
+    for place in places:
+        try:
+            record = json.loads(place.read_text(encoding="utf-8"))
+            same = record["steps"] == steps and record["epsilon_record"] == stated["epsilon"]
+            if same and seed in (None, record["seed"]):
+                float(record["accuracy"])
+                return dict(record)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def _callbacks(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Settings of a run's callbacks of one kind."""
+    try:
+        given = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["trainer"]["callbacks"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return []
+    listed = given if isinstance(given, list) else [given]
+    found = [one for one in listed if isinstance(one, dict) and str(one.get("class_path")).endswith(kind)]
+    return [one.get("init_args") or {} for one in found]

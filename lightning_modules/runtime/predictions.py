@@ -1,0 +1,146 @@
+"""What a network decides about the images that `predict` is given, as a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_modules.runtime.processes import processes_of
+from lightning_modules.runtime.run_folder import folder_of_checkpoint
+from lightning_modules.runtime.runs import callbacks_of, datamodule_of, run_folder
+from privacy.files import write_atomically
+
+__all__ = ["PredictionWriter", "images_of", "prediction_callbacks"]
+
+_UNDEFINED = LightningDataModule.predict_dataloader
+_PRIVATE = (
+    "PRIVATE: these are responses of a teacher that nothing bounds. No ledger counts them, and they must neither be "
+    "published nor be used to choose anything"
+)
+
+
+class PredictionWriter(BasePredictionWriter):
+    """Writes `predictions.csv`: the id or position of an image, class, name of the class, probability of each class.
+
+    It goes into the folder of the run that the checkpoint is of. Predictions of a private teacher go into `private/`
+    there: nothing bounds what they reveal.
+
+    Args:
+        path: The file; None is `predictions.csv` in that folder.
+    """
+
+    def __init__(self, *, path: str | None = None) -> None:
+        super().__init__(write_interval="batch")
+        self.path = path
+        self._rows: list[tuple[int, list[float]]] = []
+        #: What rows are numbered by: ids that are stored with the records, or positions.
+        self._named_by = "index"
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Lets data that offer no batches to predict give their test batches."""
+        super().setup(trainer, pl_module, stage)
+        data = datamodule_of(trainer)
+        # Lightning finds none by asking whether the method was overridden.
+        if stage == "predict" and getattr(type(data), "predict_dataloader", None) is _UNDEFINED:
+            assert data is not None
+            data.predict_dataloader = data.test_dataloader
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begins with an empty table."""
+        self._rows = []
+
+    def write_on_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        prediction: Any,
+        batch_indices: Sequence[int] | None,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
+        """Keeps the probabilities of one batch, shape (B, c)."""
+        if dataloader_idx:
+            raise ValueError("predict writes one table, and the data give more than one loader: predict each by itself")
+        rows = prediction.detach().double().cpu().tolist()
+        positions = list(batch_indices) if batch_indices else range(len(self._rows), len(self._rows) + len(rows))
+        ids = _ids_of(trainer)
+        self._named_by = "index" if ids is None else "id"
+        names = positions if ids is None else ids[torch.as_tensor(positions)].tolist()
+        self._rows += zip(map(int, names), rows, strict=True)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the table of all processes."""
+        rows = [row for given in processes_of(trainer).gather(self._rows) for row in given]
+        self._rows = []
+        if not trainer.is_global_zero:
+            return
+        private = not _may_be_shown(pl_module)
+        path = Path(self.path) if self.path else _folder(trainer) / ("private" if private else "") / "predictions.csv"
+        write_atomically(path, _table(sorted(rows), named_by=self._named_by, class_names=_class_names(trainer, rows)))
+        rank_zero_info(f"{len(rows):,} predictions: {path}" + (f"\n{_PRIVATE}." if private else ""))
+
+
+def images_of(batch: Any) -> torch.Tensor:
+    """The images (N, C, H, W) of a batch, which may hold labels as well.
+
+    Raises:
+        ValueError: It holds no images.
+    """
+    images = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
+    if not isinstance(images, torch.Tensor):
+        raise ValueError(f"predict needs batches of images, or of images and labels, got {type(batch).__name__}")
+    return images
+
+
+def prediction_callbacks(trainer: Trainer) -> list[PredictionWriter]:
+    """One, unless the trainer has its own."""
+    return [] if any(isinstance(own, PredictionWriter) for own in callbacks_of(trainer)) else [PredictionWriter()]
+
+
+def _ids_of(trainer: Trainer) -> torch.Tensor | None:
+    """Stable ids of the records that are predicted, shape (N,); None where they have none."""
+    loaders = trainer.predict_dataloaders
+    loader = loaders[0] if isinstance(loaders, (list, tuple)) and loaders else loaders
+    found = getattr(getattr(loader, "dataset", None), "ids", None)
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _may_be_shown(module: LightningModule) -> bool:
+    """Whether a guarantee covers what the network computes, or will be asked about it: a student's, or DP-SGD's."""
+    if not hasattr(module, "own_training"):
+        return True
+    epsilon = getattr(module, "epsilon", None)
+    return epsilon is not None and math.isfinite(float(epsilon()))
+
+
+def _folder(trainer: Trainer) -> Path:
+    given = trainer.ckpt_path
+    found = None if given is None else folder_of_checkpoint(Path(given), noted=None)
+    return found or run_folder(trainer)
+
+
+def _class_names(trainer: Trainer, rows: Sequence[tuple[int, list[float]]]) -> list[str]:
+    data = datamodule_of(trainer)
+    names = getattr(data, "class_names", None) or getattr(getattr(data, "dataset", None), "class_names", None)
+    count = len(rows[0][1]) if rows else len(names or ())
+    return list(names) if names is not None and len(names) == count else [str(label) for label in range(count)]
+
+
+def _table(rows: Sequence[tuple[int, list[float]]], *, named_by: str, class_names: Sequence[str]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([named_by, "class", "class_name", *(f"p({name})" for name in class_names)])
+    for name, probabilities in rows:
+        label = max(range(len(probabilities)), key=probabilities.__getitem__)
+        writer.writerow([name, label, class_names[label], *(f"{value:.6g}" for value in probabilities)])
+    return text.getvalue()

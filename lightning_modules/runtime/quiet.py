@@ -1,0 +1,59 @@
+"""Leaves out what Lightning says of itself, so that what a run says can be read."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+
+__all__ = ["quiet"]
+
+_SAID = re.compile(
+    "|".join(
+        (
+            "Tip: For seamless cloud",  # advertisements
+            "(GPU|TPU|HPU) available:",
+            "Loading `train_dataloader` to estimate",
+            r"`Trainer\.fit` stopped: `max_(epochs|steps)=",
+            "Restored all states from the checkpoint",
+            "Restoring states from the checkpoint path",
+            "Seed set to",
+            "Trainer already configured with model summary",
+        )
+    )
+)
+# What addresses developers, or what this project decides on purpose.
+_WARNED = (
+    "LightningCLI.s args",
+    ".*LeafSpec",
+    ".*does not have many workers",
+    "The number of training",
+    r"Checkpoint directory .* exists and is not empty",
+    r"Experiment logs directory .* exists and is not empty",
+)
+_LOGGERS = (
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning.fabric.utilities.rank_zero",
+    "lightning.fabric.utilities.seed",
+)
+
+
+class _Filter(logging.Filter):
+    """Drops messages by their beginnings."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not _SAID.search(record.getMessage())
+
+
+def quiet() -> None:
+    """Called by the command line alone: scripts keep all that Lightning says."""
+    for name in (
+        "lightning.pytorch.utilities.rank_zero",
+        "lightning.fabric.utilities.seed",
+        "lightning.fabric.utilities.rank_zero",
+    ):
+        logger = logging.getLogger(name)
+        if not any(isinstance(one, _Filter) for one in logger.filters):
+            logger.addFilter(_Filter())
+    for message in _WARNED:
+        warnings.filterwarnings("ignore", message=message)

@@ -1,0 +1,74 @@
+"""Checks of single settings: each error names the setting, what is allowed and what was given.
+
+A configuration file may hold what its types allow and no run can use, such as `.nan`: it is refused before anything is
+charged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+__all__ = ["check_choice", "check_number", "check_whole_number"]
+
+
+def check_choice(name: str, given: Any, allowed: Sequence[str]) -> None:
+    """Refuses a word that is not among those allowed.
+
+    Raises:
+        ValueError: It is another.
+    """
+    if given not in allowed:
+        raise ValueError(f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {given!r}")
+
+
+def check_whole_number(name: str, given: Any, *, least: int, null: str = "") -> None:
+    """Refuses what is no count of at least `least`: fractions, NaN, words and truth values.
+
+    Args:
+        name: Of the setting.
+        given: Its value.
+        least: The smallest that is allowed.
+        null: What null stands for, where it is allowed.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if given is None and null:
+        return
+    if isinstance(given, bool) or not isinstance(given, Integral) or int(given) < least:
+        raise ValueError(f"{name} must be {least} or more and a whole number{_or(null)}, got {given!r}")
+
+
+def check_number(
+    name: str, given: Any, *, least: float = -math.inf, above: float = -math.inf, most: float = math.inf, null: str = ""
+) -> None:
+    """Refuses what is not a finite number in range.
+
+    Args:
+        name: Of the setting.
+        given: Its value.
+        least: The smallest that is allowed.
+        above: What it must exceed.
+        most: The largest that is allowed.
+        null: What null stands for, where it is allowed.
+
+    Raises:
+        ValueError: It is none.
+    """
+    number = isinstance(given, Real) and not isinstance(given, bool)
+    if (given is None and null) or (number and math.isfinite(given) and least <= given <= most and given > above):
+        return
+    if most < math.inf:
+        allowed = f"a number between {least:g} and {most:g}"
+    elif least > -math.inf:
+        allowed = f"{least:g} or more and finite"
+    else:
+        allowed = "a finite number" if above == -math.inf else f"above {above:g} and finite"
+    raise ValueError(f"{name} must be {allowed}{_or(null)}, got {given!r}")
+
+
+def _or(null: str) -> str:
+    return f", or null for {null}" if null else ""

@@ -1,0 +1,95 @@
+"""Some of a data set's classes: found by name or position, numbered anew, known by a name of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from datamodules import CIFAR10, CelebA, Digits, Latent, Planted, Poisson, Shards
+from datamodules.class_choice import ClassChoice
+
+
+def test_records_of_other_classes_are_left_out_and_the_rest_numbered_anew() -> None:
+    whole, chosen = Digits(), Digits(classes=[7, "3"])
+    for data in (whole, chosen):
+        data.setup("fit")
+        data.setup("test")
+    for split in ("train_records", "validation_records", "test_records"):
+        before, after = getattr(whole, split), getattr(chosen, split)
+        kept = (before.labels == 7) | (before.labels == 3)
+        assert torch.equal(after.ids, before.ids[kept]) and torch.equal(after.images, before.images[kept])
+        assert torch.equal(after.labels, (before.labels[kept] == 3).long())
+    assert (chosen.num_classes, chosen.class_names, chosen.kept_classes) == (2, ("7", "3"), (7, 3))
+    assert (whole.num_classes, whole.kept_classes, Digits.num_classes) == (10, None, 10)
+
+
+def test_the_private_data_have_another_name_whatever_the_order() -> None:
+    names = [Digits(classes=classes).private_data for classes in ([7, 3], [3, 7], [3, 8], None)]
+    assert names == ["Digits-3-7/train", "Digits-3-7/train", "Digits-3-8/train", "Digits/train"]
+    long = [Digits(classes=classes).name for classes in (range(5), [4, 3, 2, 1, 0], range(1, 6))]
+    assert long[0].startswith("Digits-5of10-") and long[0] == long[1] != long[2]
+    assert CIFAR10(classes=["cat", "dog"]).name == "CIFAR10-cat-dog"
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        ([3], r"classes must keep at least 2 classes of Digits, got \[3\]"),
+        ([], "at least 2 classes"),
+        ([3, 4, 3], "name each class once, got '3' of Digits twice"),
+        ([3, 10], r"positions from 0 to 9 of Digits's classes \(0, 1, .*\), got 10"),
+        ([3, -1], "got -1"),
+        ("37", "must be a list of names or positions, got '37'"),
+    ],
+)
+def test_a_choice_of_no_use_is_refused(classes: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Digits(classes=classes)
+
+
+def test_near_names_are_suggested() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'automobile'"):
+        CIFAR10(classes=["cat", "automobil"])
+
+
+def test_names_count_before_positions_and_aliases_are_taken() -> None:
+    found = ClassChoice.of([1, "n2"], names=("5", "1", "0"), aliases=("n1", "n3", "n2"), dataset="x")
+    assert found.kept == (1, 2) and found.names == ("1", "0")
+    with pytest.raises(ValueError, match="x has 2 classes of the name 'crane', at positions 0, 2: give the position"):
+        ClassChoice.of(["crane", "dog"], names=("crane", "dog", "crane"), dataset="x")
+    assert ClassChoice.of([0, 2], names=("crane", "dog", "crane"), dataset="x").kept == (0, 2)
+
+
+def test_a_part_without_the_classes_is_refused() -> None:
+    records = Digits().read("test")
+    choice = ClassChoice.of([3, 7], names=Digits.class_names, dataset="Digits")
+    others = records.select((records.labels != 3) & (records.labels != 7))
+    with pytest.raises(ValueError, match=r"classes=\['3', '7'\] leaves the test part of Digits empty"):
+        choice.of_records(others, dataset="Digits", part="test")
+
+
+@pytest.mark.parametrize("wrap", [Latent, Poisson, Shards, Planted])
+def test_wrapped_data_sets_follow(wrap: Any) -> None:
+    wrapped = wrap(dataset=Digits(classes=[7, 3]))
+    assert (wrapped.num_classes, wrapped.name, wrapped.private_data) == (2, "Digits-3-7", "Digits-3-7/train")
+    assert wrapped.metrics == ("accuracy",)
+
+
+def test_a_canary_is_planted_among_the_chosen_classes() -> None:
+    data = Planted(dataset=Digits(classes=[7, 3]))
+    data.setup("fit")
+    assert set(data.train_records.labels.tolist()) == {0, 1}
+    assert bool((data.train_records.ids == -3).any())
+
+
+@pytest.mark.parametrize("pool", [Digits(), Digits(classes=[3, 7]), Planted(dataset=Digits(classes=[3, 7]))])
+def test_records_may_be_in_another_choice_of_classes(pool: Any) -> None:
+    for private in (Digits(), Digits(classes=[7, 8]), Digits(classes=range(5))):
+        assert pool.may_share_records(private.private_data)
+    assert not pool.may_share_records(CIFAR10().private_data) and not pool.may_share_records(None)
+
+
+def test_both_tasks_of_celeba_are_of_the_same_records() -> None:
+    assert CelebA(task="hair", classes=["black", "brown"]).may_share_records(CelebA().private_data)

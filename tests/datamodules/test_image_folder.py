@@ -1,0 +1,190 @@
+"""A user's own pictures: classes, shape and size by settings and folder names, before a picture is opened."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.data_files import picture, write_folders
+
+from datamodules import ImageFolder, MissingDataError
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """40 pictures of each of two classes."""
+    return write_folders(tmp_path / "insects")
+
+
+@pytest.fixture
+def parted(tmp_path: Path) -> Path:
+    """The same in folders for training and testing."""
+    write_folders(tmp_path / "insects" / "train")
+    write_folders(tmp_path / "insects" / "test", count=10)
+    return tmp_path / "insects"
+
+
+def opened(place: Path, **settings: Any) -> ImageFolder:
+    data = ImageFolder(root=place, **{"size": 16, "channels": 1, **settings})
+    data.setup("fit")
+    data.setup("test")
+    return data
+
+
+def test_what_a_model_needs_is_known_before_a_picture_is_opened(place: Path) -> None:
+    for path in place.rglob("*.png"):
+        path.write_bytes(b"unread")
+    data = ImageFolder(root=place, size=48, channels=1, test_fraction=0.2)
+    assert (data.num_classes, data.image_shape, data.num_records) == (2, (1, 48, 48), 80)
+    assert (data.class_names, data.name, data.private_data) == (("ants", "bees"), "insects", "insects/train")
+    with pytest.raises(ValueError, match="cannot be read as a picture"):
+        data.setup("test")
+
+
+def test_folders_for_training_and_testing(parted: Path) -> None:
+    data = opened(parted)
+    assert data.num_records == 80 == len(data.train_records) + len(data.validation_records)
+    assert data.test_records.labels.tolist() == [0] * 10 + [1] * 10
+    assert data.train_records.images.shape[1:] == (1, 16, 16)
+    image, _ = data.test_records[0]
+    assert image.min() >= -1 and image.max() <= 1 and image.max() > 0.5
+
+
+def test_a_share_for_testing_is_drawn_by_the_path(place: Path) -> None:
+    data = opened(place, test_fraction=0.3)
+    test, private = data.test_records.ids, data.read("train").ids
+    assert 10 <= len(test) <= 38 and len(test) + len(private) == 80 and not set(test.tolist()) & set(private.tolist())
+    gone = next(path for path in sorted(place.rglob("*.png")) if opened_ids(place, path) & set(private.tolist()))
+    gone.unlink()
+    after = opened(place, test_fraction=0.3)
+    assert torch.equal(after.test_records.ids, test)
+    assert len(set(private.tolist()) - set(after.read("train").ids.tolist())) == 1
+
+
+def opened_ids(place: Path, path: Path) -> set[int]:
+    from datamodules.splits import ids_of_names
+
+    return set(ids_of_names([path.relative_to(place).as_posix()]).tolist())
+
+
+def test_ids_do_not_depend_on_where_the_folder_lies(place: Path, tmp_path: Path) -> None:
+    before = opened(place, test_fraction=0.3)
+    moved = shutil.copytree(place, tmp_path / "elsewhere" / "insects")
+    after = opened(moved, test_fraction=0.3)
+    assert torch.equal(before.train_records.ids, after.train_records.ids)
+    assert before.private_data == after.private_data
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_part_is_read_without_the_other(parted: Path, part: str) -> None:
+    other = "test" if part == "train" else "train"
+    for path in (parted / other).rglob("*.png"):
+        path.write_bytes(b"private")
+    data = ImageFolder(root=parted, size=16, channels=1)
+    data.setup("fit" if part == "train" else "test")
+    with pytest.raises(ValueError, match="cannot be read as a picture"):
+        data.setup("test" if part == "train" else "fit")
+
+
+def test_the_test_pictures_alone_need_a_stated_number(parted: Path) -> None:
+    shutil.rmtree(parted / "train")
+    with pytest.raises(ValueError, match=r"insects/train is not here, .* state how many .* with num_records"):
+        ImageFolder(root=parted)
+    data = ImageFolder(root=parted, num_records=1000, size=16)
+    data.setup("test")
+    assert data.num_records == 1000 and len(data.test_records) == 20
+    with pytest.raises(MissingDataError, match=r"(?s)insects:\n  train/\n(?!.*download)"):
+        data.setup("fit")
+
+
+def test_more_records_than_stated_are_refused(parted: Path) -> None:
+    with pytest.raises(ValueError, match="num_records of insects is 79, and its private part holds 80"):
+        ImageFolder(root=parted, num_records=79, size=16).setup("fit")
+    ImageFolder(root=parted, num_records=80, size=16).setup("fit")
+
+
+def test_any_sizes_kinds_and_depths(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for number, (name, shape) in enumerate(
+        {"a/x.jpg": (40, 30, 3), "a/deep/er/y.webp": (9, 60), "b/z.PNG": (17, 17, 3), "b/w.bmp": (8, 8)}.items()
+    ):
+        picture(draw.integers(0, 256, shape, dtype=np.uint8), tmp_path / "p" / "train" / name)
+        picture(draw.integers(0, 256, (5 + number, 7), dtype=np.uint8), tmp_path / "p" / "test" / name)
+    (tmp_path / "p" / "train" / "a" / "notes.txt").write_text("no picture")
+    (tmp_path / "p" / "train" / "a" / ".hidden.png").write_text("no picture")
+    (tmp_path / "p" / "train" / ".git").mkdir()
+    data = ImageFolder(root=tmp_path / "p", size=20, channels=3)
+    records = data.read("train")
+    assert (data.num_classes, data.num_records) == (2, 4)
+    assert records.images.shape == (4, 3, 20, 20) and sorted(records.labels.tolist()) == [0, 0, 1, 1]
+
+
+def test_a_choice_of_classes(tmp_path: Path) -> None:
+    place = write_folders(tmp_path / "insects", classes=("ants", "bees", "wasps"), count=20)
+    for path in (place / "bees").iterdir():
+        path.write_bytes(b"left out, and so not opened")
+    data = opened(place, test_fraction=0.3, classes=["wasps", "ants"])
+    assert (data.num_classes, data.class_names, data.private_data) == (2, ("wasps", "ants"), "insects-ants-wasps/train")
+    assert len(data.read("train")) + len(data.read("test")) == 40
+    whole = ImageFolder(root=place, size=16, test_fraction=0.3)
+    with pytest.raises(ValueError, match=r"bees/.*\.png cannot be read"):
+        whole.setup("fit")
+
+
+def test_names_are_given_or_the_folder_s(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ImageFolder(root=place, test_fraction=0.2, name="ours").private_data == "ours/train"
+    monkeypatch.chdir(place)
+    assert ImageFolder(root=".", test_fraction=0.2).private_data == "insects/train"
+
+
+def test_decoded_pictures_are_kept_where_asked_for(place: Path, tmp_path: Path) -> None:
+    opened(place, test_fraction=0.2)
+    assert not (place / ".decoded").exists()
+    opened(place, test_fraction=0.2, cache=True)
+    assert len(list((place / ".decoded").iterdir())) == 2
+    opened(place, test_fraction=0.2, cache=str(tmp_path / "kept"))
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+    assert ImageFolder(root=place, test_fraction=0.2).class_names == ("ants", "bees")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, r"has no folders train and test \(its folders are ants, bees\): set test_fraction"),
+        ({"test_fraction": 0.0}, "test_fraction must lie between 0 and 1, both excluded, got 0.0"),
+        ({"test_fraction": 0.2, "channels": 4}, "channels must be 1"),
+        ({"test_fraction": 0.2, "size": 0}, "size must be"),
+        ({"test_fraction": 0.2, "num_records": 0}, "num_records must be an integer of at least 1"),
+        ({"test_fraction": 0.2, "cache": ""}, "cache must be"),
+        ({"test_fraction": 0.2, "classes": ["ants", "wasps"]}, r"insects's classes \(ants, bees\), got 'wasps'"),
+    ],
+)
+def test_wrong_settings_are_refused(place: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ImageFolder(root=place, **settings)
+
+
+def test_folders_of_no_use_are_refused(parted: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has folders for its parts \(.*test, train\): leave test_fraction out"):
+        ImageFolder(root=parted, test_fraction=0.2)
+    (parted / "test" / "wasps").mkdir()
+    with pytest.raises(ValueError, match=r"test has folders that .*train has not: its folders are wasps"):
+        ImageFolder(root=parted)
+    (parted / "train" / "wasps").mkdir()
+    with pytest.raises(ValueError, match=r"train/wasps holds no picture.*\.png"):
+        ImageFolder(root=parted)
+    with pytest.raises(MissingDataError, match=r"nowhere/\n") as caught:
+        ImageFolder(root=tmp_path / "nowhere")
+    assert "your own pictures" in str(caught.value) and "download" not in str(caught.value)
+    (tmp_path / "one" / "train" / "ants").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"at least 2 \(its folders are ants\)"):
+        ImageFolder(root=tmp_path / "one")
+
+
+def test_a_part_without_pictures_is_refused(place: Path) -> None:
+    with pytest.raises(ValueError, match="has no pictures for its test part: add some, or change test_fraction"):
+        ImageFolder(root=place, test_fraction=1e-9, size=8).setup("test")

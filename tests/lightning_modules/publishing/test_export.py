@@ -1,0 +1,392 @@
+"""A published folder holds the network and what is said of it, loads without this package, and nothing else leaves."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from support.ensembles import ensemble_file
+from support.runs import configuration, distil, fit, leaks, teacher_weights
+from torchvision.datasets import ImageFolder
+
+from lightning_modules import load_student
+from lightning_modules.cli import main
+from lightning_modules.networks import SmallCNN
+from lightning_modules.publishing import ExportError, export, onnx_format
+from lightning_modules.runtime.run_folder import LOCK
+from privacy.guarantee import MEANINGFUL_EPSILON
+
+ALONE = """
+import json, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("lightning_modules", "privacy", "datamodules", "sweeps", "lightning"):
+            raise ImportError(f"{name} is not installed here")
+
+sys.meta_path.insert(0, Blocked())
+try:
+    import lightning_modules
+except ImportError:
+    pass
+else:
+    sys.exit("this package can be imported")
+import numpy, onnxruntime, torch
+
+folder = sys.argv[1]
+images = torch.from_numpy(numpy.load(sys.argv[2]))
+sys.path.insert(0, folder)
+from load_student import load_student
+
+session = onnxruntime.InferenceSession(f"{folder}/student.onnx")
+with torch.no_grad():
+    given = {
+        "program": torch.export.load(f"{folder}/student.pt2").module()(images),
+        "snippet": load_student()(images),
+        "onnx": torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0]),
+    }
+print(json.dumps({name: logits.tolist() for name, logits in given.items()}))
+"""
+
+
+def run_export(run: str, *arguments: str, to: str = "out") -> Path:
+    main(["export", run, "--to", to, *arguments])
+    return Path(to)
+
+
+def trained(run: str, prefix: str = "student.") -> dict[str, torch.Tensor]:
+    state = torch.load(f"{run}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def student(run: str) -> SmallCNN:
+    network = SmallCNN(image_shape=(1, 8, 8), width=4, hidden=16)
+    network.load_state_dict(trained(run))
+    return network.eval()
+
+
+def card(folder: Path) -> ModelCard:
+    return ModelCard.load(folder / "README.md")
+
+
+def test_it_loads_with_this_package_and_where_it_cannot_be_imported(runs: Path) -> None:
+    folder = run_export("generated", "--onnx", "--torch-export")
+    images = 2 * torch.rand(37, 1, 8, 8, generator=torch.Generator().manual_seed(1)) - 1
+    with torch.no_grad():
+        expected = student("generated")(images)
+        loaded = load_student(folder)
+        assert not loaded.training and torch.equal(loaded(images), expected)
+    np.save(runs / "images.npy", images.numpy())
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", ALONE, str(folder.resolve()), str(runs / "images.npy")],
+        capture_output=True, text=True, cwd="/", env={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    given = json.loads(done.stdout)
+    assert set(given) == {"program", "snippet", "onnx"}
+    for logits in given.values():
+        assert torch.allclose(torch.tensor(logits), expected, atol=1e-4)
+    # The mutant: another student is no closer than this.
+    with torch.no_grad():
+        assert not torch.allclose(torch.tensor(given["onnx"]), student("bounded")(images), atol=1e-2)
+
+
+def test_nothing_but_the_student_leaves(runs: Path) -> None:
+    folder = run_export("generated", "--onnx", "--torch-export", "--synthetic-images", "5")
+    content = torch.load("generated/checkpoints/last.ckpt", weights_only=True)
+    private = teacher_weights("dp/checkpoints/last.ckpt")
+    moments = [
+        value
+        for optimizer in content["optimizer_states"]
+        for state in optimizer["state"].values()
+        for value in state.values()
+        if value.numel() >= 4 and value.abs().sum() > 0
+    ]
+    generator = [v for v in trained("generated", "generator.").values() if v.is_floating_point() and v.numel() >= 4]
+    generator = [value for value in generator if value.unique().numel() > 1]
+    own = [value for value in trained("generated").values() if value.is_floating_point() and value.numel() >= 4]
+    assert private and moments and generator
+    assert leaks(folder, private) == leaks(folder, moments) == leaks(folder, generator) == []
+    # The same search finds what is there: the student in its own folder, the others in the run's.
+    files = {Path(file).name for file in leaks(folder, own)}
+    assert files >= {"student.safetensors", "student.onnx", "student.pt2"}
+    assert leaks("generated", moments) and leaks("generated", generator) and leaks("dp", private)
+    words = ("last.ckpt", str(runs), "dp/checkpoints", str(Path(__file__).parents[3]))
+    for file in (path for path in folder.rglob("*") if path.is_file()):
+        found = [word for word in words if word.encode() in file.read_bytes()]
+        assert not found, f"{file}: {found}"
+    assert b"dp/checkpoints/last.ckpt" in Path("generated/config.yaml").read_bytes()
+    assert {path.name for path in folder.iterdir()} == {
+        "README.md", "config.json", "guarantee.json", "guarantee.md", "load_student.py", "student.onnx", "student.pt2",
+        "student.safetensors", "synthetic_images",
+    }  # fmt: skip
+
+
+def test_the_card_of_a_bounded_student(runs: Path) -> None:
+    folder = run_export("bounded", "--license", "mit", to="my-digits")
+    found, record = card(folder), json.loads(Path("bounded/result.json").read_text())
+    (result,) = found.data.eval_results
+    assert (result.metric_type, result.dataset_name, result.task_type) == ("accuracy", "Digits", "image-classification")
+    assert result.metric_value == record["accuracy"]
+    assert (found.data.license, found.data.library_name, found.data.model_name) == ("mit", "pytorch", "my-digits")
+    assert "differential-privacy" in found.data.tags
+    stated = json.loads((folder / "guarantee.json").read_text())["guarantee"]
+    text = found.text
+    for part in (
+        "| **record-level ε (a bound)** | 3 |",
+        f"| unit | {stated['unit']} |",
+        f"| neighbouring relation | {stated['relation']} |",
+        f"| δ | {stated['delta']:g} |",
+        "**a claim, not a guarantee**",
+        "Theorem 3",
+        f"**{100 * record['accuracy']:.2f} %**",
+        "2 * x - 1",
+        *stated["assumptions"],
+        *stated["not_covered"],
+    ):
+        assert part in text
+    assert "NOT PROTECTED" not in text and "torch.export" not in text and "onnx" not in text
+
+
+def test_an_unbounded_student_needs_a_flag_and_its_card_begins_with_that(runs: Path) -> None:
+    with pytest.raises(ExportError, match="--unprotected"):
+        run_export("private")
+    assert not Path("out").exists()
+    found = card(run_export("private", "--unprotected"))
+    first = [line for line in found.text.splitlines() if line][1]
+    assert first.startswith("> **NOT PROTECTED: nothing bounds what this model reveals")
+    assert "differential-privacy" not in found.data.tags
+    assert "| **record-level ε (a bound)** | infinite (nothing bounds it) |" in found.text
+
+
+def test_a_bound_that_protects_nobody_is_no_tag(runs: Path) -> None:
+    for name in ("guarantee.json", "guarantee.md"):
+        file = Path("bounded/public", name)
+        file.write_text(file.read_text().replace('"epsilon": 2.99', '"epsilon": 3366491.99'))
+    Path("bounded/result.json").unlink()
+    found = card(run_export("bounded"))
+    assert "NOT PROTECTED in any meaningful sense: record-level ε = 3" in found.text
+    assert "differential-privacy" not in found.data.tags
+    assert MEANINGFUL_EPSILON == 20
+
+
+def test_a_teacher_by_dp_sgd_is_exported_itself(runs: Path) -> None:
+    folder = run_export("dp", "--torch-export")
+    network = load_student(folder)
+    assert all(torch.equal(value, trained("dp", "network.")[name]) for name, value in network.state_dict().items())
+    found = card(folder)
+    assert "by DP-SGD" in found.text and "| **record-level ε (a bound)** | 3 |" in found.text
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["role"], config["method"]) == ("teacher", "DPSGDTeacher")
+    with pytest.raises(ExportError, match="has no synthetic images"):
+        run_export("dp", "--synthetic-images", "3", to="other")
+
+
+def test_what_the_config_holds(runs: Path) -> None:
+    config = json.loads((run_export("bounded") / "config.json").read_text())
+    assert config["architecture"] == {
+        "class_path": "lightning_modules.networks.SmallCNN",
+        "init_args": {
+            "image_shape": [1, 8, 8], "width": 4, "depth": 2, "hidden": 16, "norm": "batch", "activation": "relu",
+            "num_classes": 10,
+        },
+    }  # fmt: skip
+    assert config["class_names"] == [str(label) for label in range(10)]
+    assert config["preprocessing"]["range"] == [-1.0, 1.0] and config["versions"]["torch"]
+
+
+@pytest.mark.parametrize(("run", "flags"), [("generated", []), ("bounded", []), ("prior", ["--unprotected"])])
+def test_synthetic_images_by_the_students_decisions(runs: Path, run: str, flags: list[str]) -> None:
+    root = run_export(run, "--synthetic-images", "300", *flags) / "synthetic_images"
+    images = ImageFolder(str(root))
+    assert len(images) == 300
+    rows = [line.split(",") for line in (root / "labels.csv").read_text().splitlines()[1:]]
+    assert len(rows) == 300 and all((root / file).is_file() for file, _, _ in rows)
+    network, agreeing = student(run), 0
+    with torch.no_grad():
+        for file, label, name in rows:
+            assert Path(file).parent.name == name == label  # of the digits
+            path = root / file
+            grey = torch.tensor(np.asarray(images.loader(str(path)).convert("L"))).view(1, 1, 8, 8) / 127.5 - 1
+            agreeing += int(network(grey).argmax()) == int(label)
+    # PNG has 256 levels: a decision may fall otherwise, but hardly one.
+    assert agreeing >= 290
+    drawn = {(root / file).read_bytes() for file, _, _ in rows}
+    assert len(drawn) > 250  # each piece of 256 is drawn anew
+
+
+def test_images_of_a_network_that_no_guarantee_covers_are_refused(runs: Path) -> None:
+    with pytest.raises(ExportError, match="the guarantee does not cover them"):
+        run_export("private", "--synthetic-images", "3", "--unprotected")
+    assert not Path("out").exists()
+    # Nor where the guarantee does not name them.
+    file = Path("generated/public/guarantee.json")
+    file.write_text(file.read_text().replace('"synthetic images"', '"something else"'))
+    with pytest.raises(ExportError, match="the guarantee does not cover them"):
+        run_export("generated", "--synthetic-images", "3")
+    run_export("generated")
+
+
+def test_images_of_a_pool_are_somebodys(runs: Path) -> None:
+    network = {"class_path": "SmallCNN", "init_args": {"width": 2, "hidden": 4}}
+    os.rename(ensemble_file(runs, network=network, num_teachers=4, steps=2), "teachers/four.ckpt")
+    settings = configuration("pool", class_path="DGD", epochs=2)
+    settings["model"]["init_args"] = {
+        "teacher": "teachers/four.ckpt",
+        "student": {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}},
+        "images": {"source": "pool", "pool": {"class_path": "Digits"}},
+        "query_phase": {"queries": 8},
+    }
+    fit(settings)
+    with pytest.raises(ExportError, match="learnt from a pool of real images"):
+        run_export("pool", "--synthetic-images", "3")
+    folder = run_export("pool")
+    assert all(torch.equal(value, trained("pool")[name]) for name, value in load_student(folder).state_dict().items())
+
+
+def test_private_teachers_are_never_exported(runs: Path) -> None:
+    for flags in ([], ["--unprotected"]):
+        with pytest.raises(ExportError, match="private teacher, which is never exported"):
+            run_export("teachers/digits.ckpt", *flags)
+    torch.save({"state_dict": {}, "ensemble": {}}, "teachers/many.ckpt")
+    with pytest.raises(ExportError, match="ensemble of teachers, which is never exported"):
+        run_export("teachers/many.ckpt", "--unprotected")
+    assert not Path("out").exists()
+
+
+def test_a_teacher_whose_noise_can_be_drawn_again_is_private(runs: Path) -> None:
+    file = Path("dp/public/guarantee.json")
+    values = json.loads(file.read_text())
+    values["guarantee"]["epsilon"] = "inf"
+    file.write_text(json.dumps(values))
+    with pytest.raises(ExportError, match="it is private, and never exported"):
+        run_export("dp", "--unprotected")
+
+
+def edited(folder: str, /, **values: Any) -> None:
+    file = Path(folder, "public/guarantee.json")
+    content = json.loads(file.read_text())
+    content["guarantee"].update(values)
+    file.write_text(json.dumps(content))
+
+
+def accessed(run: str) -> None:
+    path = f"{run}/checkpoints/last.ckpt"
+    content = torch.load(path, weights_only=True)
+    content["distillation"]["looks"] = ["something that was accessed after the guarantee"]
+    torch.save(content, path)
+
+
+@pytest.mark.parametrize(
+    ("run", "spoil", "message"),
+    [
+        ("bounded", lambda: edited("bounded", queries_of_run=1), "went on after"),
+        ("bounded", lambda: accessed("bounded"), "went on after"),
+        ("bounded", lambda: edited("bounded", run="ab" * 16), "is of run abab"),
+        ("bounded", lambda: Path("bounded/public/guarantee.json").unlink(), "holds no guarantee"),
+        ("dp", lambda: edited("dp", epsilon=2.5), "went on after"),
+        ("dp", lambda: edited("dp", run="ab" * 16), "is of run abab"),
+        ("bounded", lambda: Path("bounded/checkpoints/last.ckpt").write_bytes(b"PK"), "cannot be read"),
+        ("bounded", lambda: Path("bounded/checkpoints/last.ckpt").unlink(), "holds no checkpoint"),
+        ("nowhere", lambda: None, "is not there"),
+        (".", lambda: None, "holds several runs or one"),
+    ],
+)
+def test_what_no_guarantee_covers_is_refused(runs: Path, run: str, spoil: Callable[[], Any], message: str) -> None:
+    spoil()
+    with pytest.raises(ExportError, match=message):
+        run_export(run)
+    assert not Path("out").exists() and not list(Path(".").glob(".out*"))
+
+
+def test_a_fit_that_went_on_and_was_killed_is_refused_until_it_has_ended(runs: Path) -> None:
+    settings = {"teacher": "dp/checkpoints/last.ckpt", "images": "prior"}
+    resume = "--ckpt_path=bounded/checkpoints/last.ckpt"
+    shutil.copytree("bounded/public", "before")
+    distil("bounded", resume, model=settings, epochs=2)
+    shutil.copytree("bounded/public", "after")
+    shutil.copytree("before", "bounded/public", dirs_exist_ok=True)
+    with pytest.raises(ExportError, match="Resume the fit to its end"):
+        run_export("bounded")
+    shutil.copytree("after", "bounded/public", dirs_exist_ok=True)
+    run_export("bounded")
+
+
+def test_a_running_fit_is_refused_and_one_that_was_killed_is_not(runs: Path) -> None:
+    with Path("bounded", LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ExportError, match="still running"):
+            run_export("bounded")
+    run_export("bounded")  # a lock that nobody holds
+
+
+def test_an_interrupted_fit_has_no_accuracy(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads(Path("bounded/result.json").read_text())
+    Path("bounded/result.json").write_text(json.dumps({**record, "steps": record["steps"] - 1}))
+    found = card(run_export("bounded"))
+    assert "Not known. No record of a finished fit is of this state" in found.text
+    assert found.data.eval_results is None
+    assert "the card states no accuracy" in capsys.readouterr().out
+    Path("bounded/result.json").write_text(json.dumps(record))
+    assert "Not known" not in card(run_export("bounded", "--force")).text
+
+
+def test_what_is_there_is_not_replaced_unasked(runs: Path) -> None:
+    folder = run_export("bounded")
+    with pytest.raises(ExportError, match="Add --force"):
+        run_export("dp")
+    run_export("dp", "--force")
+    assert json.loads((folder / "config.json").read_text())["role"] == "teacher"
+    (runs / "mine").mkdir()
+    (runs / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(ExportError, match="files that no export has written"):
+        run_export("dp", "--force", to="mine")
+    assert (runs / "mine" / "letter.txt").read_text() == "dear"
+    assert not list(runs.glob(".*.part")) and not list(runs.glob(".*.old"))
+
+
+def test_an_export_appears_whole_or_not_at_all(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (run_export("dp") / "README.md").read_text()
+
+    def full(*_: Any, **__: Any) -> str:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(export, "model_card", full)
+    for to, flags in (("out", ["--force"]), ("new", [])):
+        with pytest.raises(OSError, match="no space left"):
+            run_export("bounded", *flags, to=to)
+    assert (runs / "out" / "README.md").read_text() == before
+    assert not (runs / "new").exists() and not list(runs.glob(".*.part"))
+
+
+def test_onnx_without_its_extra_names_it(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_format, "_PACKAGES", ("onnx", "a_package_that_is_not_there"))
+    with pytest.raises(ExportError, match=r"private-model-transcription\[onnx\]"):
+        run_export("bounded", "--onnx")
+    assert not Path("out").exists()
+
+
+def test_a_script_names_the_class_that_it_gave_as_an_object(runs: Path) -> None:
+    path = "bounded/checkpoints/last.ckpt"
+    content = torch.load(path, weights_only=True)
+    content["distillation"]["objects"] = ["student"]
+    del content["hyper_parameters"]["student"]
+    network = SmallCNN(image_shape=(1, 8, 8))
+    content["state_dict"] = {f"student.{name}": value for name, value in network.state_dict().items()}
+    torch.save(content, path)
+    with pytest.raises(ExportError, match="--network CLASS_PATH"):
+        run_export("bounded")
+    run_export("bounded", "--network", "lightning_modules.networks.SmallCNN")
+    assert math.isfinite(float(json.loads(Path("out/guarantee.json").read_text())["guarantee"]["epsilon"]))

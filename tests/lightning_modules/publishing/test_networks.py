@@ -1,0 +1,110 @@
+"""Each kind of network is exported, takes batches of any size, and gives the logits that it gives here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_modules.networks import ResNet18, ScatteringClassifier, SmallCNN, WhitenedScatteringClassifier
+from lightning_modules.networks.pooling import MaxPool2x2
+from lightning_modules.networks.scattering import Scattering2d
+from lightning_modules.publishing import ExportError
+from lightning_modules.publishing.agreement import TOLERANCE, require_agreement
+from lightning_modules.publishing.onnx_format import write_onnx
+from lightning_modules.publishing.portable import PortableScattering, portable
+from lightning_modules.publishing.torch_export import write_program
+
+GREY, COLOUR = (1, 8, 8), (3, 12, 10)
+
+
+def network(kind: type[nn.Module], shape: tuple[int, int, int]) -> nn.Module:
+    torch.manual_seed(0)
+    settings = {"images": 20} if kind is WhitenedScatteringClassifier else {}
+    made = kind(num_classes=4, image_shape=shape, **settings)
+    # Statistics and weights as after a training.
+    for name, value in made.state_dict().items():
+        if name.endswith("running_mean"):
+            value.normal_()
+    return made.eval()
+
+
+@pytest.mark.parametrize("kind", [ScatteringClassifier, WhitenedScatteringClassifier])
+def test_scattering_as_onnx_and_as_a_program(tmp_path: Path, quick_whitening: None, kind: type[nn.Module]) -> None:
+    made = network(kind, GREY)
+    assert write_program(made, tmp_path, image_shape=GREY) <= TOLERANCE
+    assert write_onnx(made, tmp_path, image_shape=GREY) <= TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+@pytest.mark.parametrize("kind", [SmallCNN, ResNet18, ScatteringClassifier, WhitenedScatteringClassifier])
+def test_all_kinds_at_their_sizes(
+    tmp_path: Path, quick_whitening: None, kind: type[nn.Module], shape: tuple[int, int, int]
+) -> None:
+    made = network(kind, shape)
+    assert write_program(made, tmp_path, image_shape=shape) <= TOLERANCE
+    assert write_onnx(made, tmp_path, image_shape=shape) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("shape", "scales", "angles"), [((1, 8, 8), 2, 8), ((3, 12, 10), 1, 4), ((1, 28, 28), 2, 8), ((2, 30, 26), 3, 6)]
+)
+def test_portable_scattering_is_scattering(shape: tuple[int, int, int], scales: int, angles: int) -> None:
+    fast = Scattering2d(image_shape=shape, scales=scales, angles=angles)
+    exact = PortableScattering(fast)
+    images = 2 * torch.rand(5, *shape, generator=torch.Generator().manual_seed(0)) - 1
+    given, expected = exact(images), fast(images)
+    assert given.shape == expected.shape and given.dtype == expected.dtype
+    assert torch.allclose(given, expected, atol=2e-6)
+    # The mutant: wavelets of one scale in another order.
+    exact.register_buffer("wavelets_0", exact.get_buffer("wavelets_0").flip(0))
+    assert not torch.allclose(exact(images), expected, atol=1e-3)
+
+
+def test_a_portable_copy_leaves_the_network_as_it_is() -> None:
+    made = SmallCNN(num_classes=4, image_shape=GREY).to(memory_format=torch.channels_last)
+    copied = portable(made)
+    assert any(isinstance(module, MaxPool2x2) for module in made.modules()) and made.training
+    assert not any(isinstance(module, MaxPool2x2) for module in copied.modules()) and not copied.training
+    assert all(parameter.requires_grad for parameter in made.parameters())
+
+
+def test_logits_that_differ_are_refused() -> None:
+    made = network(SmallCNN, GREY)
+    with torch.no_grad():
+        least = float(made(torch.zeros(1, *GREY)).abs().max())
+    assert least < 1  # so that the tolerance is absolute
+    assert require_agreement(made, made, image_shape=GREY, name="it") == 0
+    assert require_agreement(lambda x: made(x) + 0.9e-4, made, image_shape=GREY, name="it") == pytest.approx(9e-5, 0.1)
+    for wrong in (1e-2, float("nan")):
+        with pytest.raises(ExportError, match="it gives other logits"):
+            require_agreement(lambda x, wrong=wrong: made(x) + wrong, made, image_shape=GREY, name="it")  # type: ignore[misc]
+
+    def of_two(images: torch.Tensor) -> torch.Tensor:
+        if len(images) != 2:
+            raise RuntimeError("batch size must be 2")
+        logits: torch.Tensor = made(images)
+        return logits
+
+    with pytest.raises(ExportError, match="does not take 1 images"):
+        require_agreement(of_two, made, image_shape=GREY, name="it")
+
+
+class Unruly(nn.Module):
+    """What it does depends on what it is given."""
+
+    def __init__(self, *, num_classes: int = 4) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(images.flatten(1))
+        return -logits if float(images.mean()) > 0 else logits
+
+
+def test_a_network_that_cannot_be_traced_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"Unruly cannot be exported by torch\.export"):
+        write_program(Unruly().eval(), tmp_path, image_shape=GREY)

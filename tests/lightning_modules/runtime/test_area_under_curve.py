@@ -1,0 +1,105 @@
+"""The area under the ROC curve: its value, and where it is logged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from support.runs import QUIET, distil
+
+from lightning_modules.cli import main
+from lightning_modules.runtime.area_under_curve import AreaUnderCurve
+
+
+def area_of(answers: torch.Tensor, labels: torch.Tensor, *, pieces: int = 3) -> float:
+    area = AreaUnderCurve(answers.shape[1])
+    for part, right in zip(answers.chunk(pieces), labels.chunk(pieces), strict=True):
+        area.add(part, right)
+    return float(area.compute())
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("scale", [0.05, 1.0])
+def test_it_is_scikit_learn_s_one_against_the_rest(classes: int, scale: float) -> None:
+    draw = torch.Generator().manual_seed(classes)
+    labels = torch.randint(classes, (300,), generator=draw)
+    logits = (torch.randn(300, classes, generator=draw) + torch.eye(classes)[labels]) * scale
+    shares = logits.double().softmax(dim=1).numpy()
+    expected = roc_auc_score(labels, shares[:, 1]) if classes == 2 else roc_auc_score(labels, shares, multi_class="ovr")
+    assert area_of(logits, labels) == pytest.approx(expected, abs=1e-6)
+    assert 0.6 < expected < 0.95
+
+
+def test_confident_answers_keep_their_order() -> None:
+    """All probabilities are 1 in single precision, and the area would be a half."""
+    margin = torch.arange(20, 34).float()
+    logits = torch.stack([torch.zeros(14), margin], dim=1)
+    labels = (margin > 26).long()
+    assert area_of(logits, labels, pieces=2) == pytest.approx(1, abs=1e-6)
+    single = AreaUnderCurve(2)
+    single.update(logits.softmax(dim=1)[:, [1, 1]], labels)
+    assert float(single.compute()) == pytest.approx(0.5)
+
+
+def test_votes_are_ordered_by_their_share() -> None:
+    votes = torch.tensor([[7, 1, 2], [5, 5, 0], [4, 3, 3], [0, 2, 8]])
+    labels = torch.tensor([0, 0, 1, 2])
+    expected = roc_auc_score(labels, votes.double() / 10, multi_class="ovr")
+    assert area_of(votes, labels, pieces=1) == pytest.approx(expected, abs=1e-6)
+
+
+def test_classes_without_images_are_left_out() -> None:
+    logits, labels = torch.tensor([[3.0, 0, 0], [0, 3, 0], [1, 2, 0]]), torch.tensor([0, 1, 1])
+    assert area_of(logits, labels, pieces=1) == pytest.approx(1, abs=1e-6)
+    assert torch.isnan(torch.tensor(area_of(logits, torch.zeros(3).long(), pieces=1)))
+
+
+def record(folder: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((Path(folder) / "result.json").read_text())
+    return content
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_student_s_area_is_logged_where_the_data_ask_for_it(folder: Path, asks: bool) -> None:
+    dataset = "support.variants.AskingDigits" if asks else "Digits"
+    cli = distil(model={"images": "prior", "generator": None}, dataset=dataset)
+    logged = cli.trainer.callback_metrics
+    assert ("test_split/auroc" in logged) is asks and ("auroc" in record("run")) is asks
+    tested = cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)[0]
+    assert ("test/auroc" in tested) is asks
+    if asks:
+        assert tested["test/auroc"] == pytest.approx(record("run")["auroc"], abs=1e-4)
+        assert float(logged["test_split/auroc"]) == pytest.approx(tested["test/auroc"], abs=1e-4)
+
+
+TEACHERS = {
+    "Teacher": ["--model", "Teacher", "--data", "DATA"],
+    "DPSGDTeacher": [
+        *("--model", "DPSGDTeacher", "--model.target_epsilon", "5", "--data", "Poisson"),
+        *("--model.network", "SmallCNN", "--model.network.norm", "group", "--model.network.activation", "tanh"),
+        *("--data.dataset", "DATA", "--data.batch_size", "50", "--data.steps_per_epoch", "2"),
+    ],
+    "TeacherEnsemble": [
+        *("--model", "TeacherEnsemble", "--model.steps", "5", "--data", "Shards", "--data.dataset", "DATA"),
+        *("--data.num_teachers", "3", "--data.batch_size", "8", "--data.steps_per_epoch", "5"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", TEACHERS)
+def test_a_teacher_s_area_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["support.variants.AskingTwoClasses" if argument == "DATA" else argument for argument in TEACHERS[kind]]
+    epochs = "-1" if kind == "TeacherEnsemble" else "1"
+    cli = main(["fit", *arguments, f"--trainer.max_epochs={epochs}", "--trainer.default_root_dir=run", *QUIET])
+    assert cli is not None
+    logged = cli.trainer.callback_metrics
+    name = "val/auroc" if kind == "Teacher" else "test_split/auroc"
+    assert 0 <= float(logged[name]) <= 1
+    tested = cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)[0]
+    assert tested["test/auroc"] == pytest.approx(record("run")["auroc"], abs=1e-4)
+    assert not any("auroc" in key for key in cli.model.state_dict())

@@ -1,0 +1,121 @@
+"""What a fit says while it runs and when it ends, and where its loggers write."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from support.runs import configuration, fit
+
+from lightning_modules.callbacks.progress import ProgressLines, ShortProgressBar, progress
+from lightning_modules.cli import main
+from lightning_modules.runtime.arguments import prepare_arguments
+from lightning_modules.runtime.loggers import name_runs
+from lightning_modules.runtime.outcome import outcome
+from lightning_modules.runtime.quiet import quiet
+
+
+def said_by_outcome(caplog: pytest.LogCaptureFixture) -> str:
+    return next(one.message for one in caplog.records if "of the test split after" in one.message)
+
+
+@pytest.mark.slow
+def test_the_commands_that_a_fit_ends_with_run(folder: Path) -> None:
+    Path("student.yaml").write_text(yaml.safe_dump(configuration(steps=2)))
+    command = [sys.executable, "-m", "lightning_modules"]
+    shown = subprocess.run([*command, "fit", "--config", "student.yaml"], capture_output=True, text=True, check=True)
+    lines = (shown.stdout + shown.stderr).splitlines()
+    found = [line.split("LightningCLI ", 1)[1] for line in lines if "LightningCLI " in line]
+    assert [line.split()[0] for line in found] == ["test", "fit", "export"]
+    for line in found:
+        words = line.replace(" N", " 2").replace(" DIR", " public").split()
+        subprocess.run([*command, *words], capture_output=True, text=True, check=True)
+    assert Path("public/student.safetensors").is_file()
+
+
+def test_a_fit_ends_with_its_accuracy_and_the_commands_that_go_on(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    fit(configuration(steps=1))
+    record = json.loads(Path("run/result.json").read_text())
+    text = said_by_outcome(caplog)
+    assert f"{100 * record['accuracy']:.2f} % of the test split after 1 steps" in text
+    assert "--ckpt_path" in text and "LightningCLI export run --to DIR" in text and "its teacher" not in text
+
+
+def test_what_must_stay_private_is_not_offered_for_publication(tmp_path: Path) -> None:
+    private = {"method": "Teacher", "dataset": "Digits", "accuracy": 0.5, "steps": 3, "epsilon_record": "inf"}
+    bounded = {**private, "method": "DPSGDTeacher", "epsilon_record": 2.0, "delta": 1e-5}
+    checkpoint = tmp_path / "last.ckpt"
+    unbounded = outcome({**private, "method": "DPDFD"}, folder=tmp_path, checkpoint=checkpoint)
+    assert unbounded.endswith("--to DIR --unprotected")  # the export asks for it
+    text = outcome(private, folder=tmp_path, checkpoint=checkpoint)
+    assert "must stay private" in text and "export" not in text
+    text = outcome(bounded, folder=tmp_path, checkpoint=checkpoint)
+    assert "record-level ε: 2 at δ = 1e-05" in text and "export" in text and "stay private" not in text
+
+
+def test_a_teachers_accuracy_is_shown_where_it_was_asked_for(tmp_path: Path) -> None:
+    record = {"method": "DPDFD", "dataset": "Digits", "accuracy": 0.5, "steps": 3, "epsilon_record": "inf"}
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "data_accesses.json").write_text('{"teacher_accuracy": 0.987}')
+    text = outcome(record, folder=tmp_path, checkpoint=None)
+    assert "its teacher: 98.70 %, asked without noise: keep this figure private" in text
+
+
+def test_lines_where_nobody_watches_and_a_bar_on_a_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration(steps=1, epochs=3)
+    del config["trainer"]["enable_progress_bar"], config["trainer"]["enable_model_summary"]
+    run = fit(config)
+    assert isinstance(run.trainer.progress_bar_callback, ProgressLines)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
+    assert len(lines) == 1 and lines[0].startswith("epoch 3/3, step 3: ε record ")  # the two before took no time
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert isinstance(progress(), ShortProgressBar)
+
+
+def test_what_lightning_says_of_itself_is_left_out_and_what_matters_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    quiet()
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    with caplog.at_level(logging.INFO):
+        for text in ("GPU available: False, used: False", "Tip: For seamless cloud logging", "a figure that counts"):
+            logger.info(text)
+    assert [one.message for one in caplog.records] == ["a figure that counts"]
+
+
+def test_every_logger_writes_below_runs_unless_it_is_told_otherwise() -> None:
+    added = prepare_arguments(["fit", "--trainer.logger", "TensorBoardLogger"])
+    assert added[-1] == "--trainer.logger.save_dir=runs"
+    own = prepare_arguments(["fit", "--trainer.logger=WandbLogger", "--trainer.default_root_dir=here"])
+    assert own[-1] == "--trainer.logger.save_dir=here"
+    for stated in (["--trainer.logger.save_dir", "mine"], ["--trainer.logger.init_args.save_dir=mine"]):
+        given = ["fit", "--trainer.logger=CSVLogger", *stated]
+        assert prepare_arguments(given) == given
+    assert prepare_arguments(["fit", "--trainer.logger=false"]) == ["fit", "--trainer.logger=false"]
+
+
+def test_runs_without_a_name_are_named_by_method_and_data(tmp_path: Path) -> None:
+    board, named = TensorBoardLogger(tmp_path), TensorBoardLogger(tmp_path, name="mine")
+    wandb, project = WandbLogger(save_dir=tmp_path, offline=True), WandbLogger(project="mine", offline=True)
+    name_runs([board, named, wandb, project], name="dpdfd_digits")
+    assert [one.name for one in (board, named, wandb, project)] == ["dpdfd_digits", "mine", "dpdfd_digits", "mine"]
+
+
+def test_a_run_by_tensorboard_has_the_folder_of_any_other(folder: Path) -> None:
+    config = configuration(steps=1)
+    del config["trainer"]["default_root_dir"]
+    Path("student.yaml").write_text(yaml.safe_dump(config))
+    before = {path.name for path in Path.cwd().iterdir()}
+    main(["fit", "--config", "student.yaml", "--trainer.logger", "TensorBoardLogger"])
+    assert Path("runs/dpdfd_digits/version_0/result.json").is_file()
+    assert list(Path("runs/dpdfd_digits/version_0").glob("events.out*"))
+    assert {path.name for path in Path.cwd().iterdir()} - before == {"runs"}

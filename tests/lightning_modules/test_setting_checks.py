@@ -1,0 +1,77 @@
+"""Values that a type allows and no run can use are refused when settings are made, by name and with what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
+from lightning_modules.functional.generator_terms import GeneratorTerms
+from lightning_modules.functional.gradient_targets import GradientTargets
+from lightning_modules.functional.losses import class_balance
+from lightning_modules.labeldp import GeneratorTraining, Stages
+from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
+
+COUNTS = [
+    (GeneratorPhase, "generator_phase", "steps", 0),
+    (VAEPhase, "vae_phase", "steps", 0),
+    *((QueryPhase, "query_phase", name, 1) for name in ("queries", "candidates", "rounds", "steps_between")),
+    (Stages, "stages", "passes", 1),
+    (GeneratorTraining, "generator_training", "pretraining_steps", 0),
+]
+WEIGHTS = [
+    (GeneratorPhase, "generator_phase", "activation_weight"),
+    (StudentPhase, "student_phase", "query_distortion"),
+    (GeneratorTraining, "generator_training", "statistics_weight"),
+    (GeneratorTerms, "generator_terms", "student_loss_weight"),
+    (GradientTargets, "gradient_targets", "dkd_beta"),
+    (GradientTargets, "gradient_targets", "gamma"),
+    (GradientTargets, "gradient_targets", "temperature"),
+]
+
+
+@pytest.mark.parametrize(("kind", "group", "name", "least"), COUNTS)
+@pytest.mark.parametrize("given", [-1, 1.5, math.nan, True, "2"])
+def test_a_count_is_a_whole_number(kind: Callable[..., Any], group: str, name: str, least: int, given: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{group}\.{name} must be {least} or more and a whole number, got {given!r}"):
+        kind(**{name: given})
+
+
+@pytest.mark.parametrize(("kind", "group", "name"), WEIGHTS)
+@pytest.mark.parametrize("given", [math.nan, math.inf, "1"])
+def test_a_weight_is_a_finite_number(kind: Callable[..., Any], group: str, name: str, given: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{group}\.{name} must be .*finite.*, got {given!r}"):
+        kind(**{name: given})
+    assert getattr(kind(**{name: 0.5}), name) == 0.5
+
+
+def test_a_word_is_one_of_those_that_are_named() -> None:
+    with pytest.raises(ValueError, match=r"generator_terms\.activation_norm must be l1 or l2, got 'l3'"):
+        GeneratorTerms(activation_norm="l3")  # type: ignore[arg-type]
+    # It would be taken for the decimal one.
+    with pytest.raises(ValueError, match="logarithm must be natural or decimal, got 'binary'"):
+        class_balance(torch.zeros(2, 3), logarithm="binary")  # type: ignore[arg-type]
+
+
+def test_what_is_allowed_is_let_through_up_to_its_bounds() -> None:
+    check_choice("x", "b", ("a", "b", "c"))
+    check_whole_number("x", 3, least=3)
+    for given, bounds in ((-5, {}), (0, {"least": 0}), (2.0, {"least": 1, "most": 2}), (1e-9, {"above": 0})):
+        check_number("x", given, **bounds)
+    check_number("x", None, null="1")
+    check_whole_number("x", None, least=0, null="never")
+    for given, bounds, words in (
+        (-1, {"least": 0}, "0 or more and finite"),
+        (2.1, {"least": 1, "most": 2}, "a number between 1 and 2"),
+        (0, {"above": 0}, "above 0 and finite"),
+    ):
+        with pytest.raises(ValueError, match=f"x must be {words}, got {given}"):
+            check_number("x", given, **bounds)
+    with pytest.raises(ValueError, match="x must be a finite number, got None"):
+        check_number("x", None)
+    with pytest.raises(ValueError, match="x must be 0 or more and a whole number, or null for never, got -1"):
+        check_whole_number("x", -1, least=0, null="never")
