@@ -100,7 +100,7 @@ class ImageDataModule(LightningDataModule, ABC):
             download: Fetch missing files from the data set's own site.
             verify: Compare files with the published MD5 sums, where there are any, before they are read.
             classes: Keep these classes alone, by name or by position from 0 (a name counts first), and number them
-                anew in the order given. What is left is private data of another name, with a ledger of its own.
+                anew in the order given. The private data keep their name and ledger, which counts every choice's runs.
 
         Raises:
             ValueError: A setting is outside its range.
@@ -118,7 +118,7 @@ class ImageDataModule(LightningDataModule, ABC):
         self.download = download
         self.verify = verify
         self.name = getattr(self, "name", None) or type(self).__name__
-        self._whole = self._private_name = self.private_name or self.name
+        self._private_name = self.private_name or self.name
         self._choice: ClassChoice | None = None
         if classes is not None:
             self._keep(ClassChoice.of(classes, names=self.class_names, aliases=self.class_aliases, dataset=self.name))
@@ -128,22 +128,10 @@ class ImageDataModule(LightningDataModule, ABC):
     def private_data(self) -> str:
         """Public name of what teachers are trained on: two runs on the same private data give the same one.
 
-        A name and never a hash of content, which would itself be an answer about the private records. Data with
-        another choice of classes have another name, though records may be in both: their ledgers do not count each
-        other's releases.
+        A name and never a hash of content, which would itself be an answer about the private records. Whichever
+        classes are kept: a record may be in several choices, and one ledger has to count what all of them release.
         """
         return f"{self._private_name}/train"
-
-    def may_share_records(self, private_data: str | None) -> bool:
-        """Whether private data of some name may hold records of this private part; of names that look alike it is said.
-
-        Args:
-            private_data: A `private_data`, of this choice of classes, of another or of all; None is of nothing known.
-        """
-        if private_data is None:
-            return False
-        name = private_data.removesuffix("/train")
-        return private_data == self.private_data or name == self._whole or name.startswith(f"{self._whole}-")
 
     @property
     def kept_classes(self) -> tuple[int, ...] | None:
@@ -284,7 +272,6 @@ class ImageDataModule(LightningDataModule, ABC):
         self.class_names = choice.names
         self.class_aliases = ()
         self.name = f"{self.name}-{choice.label}"
-        self._private_name = f"{self._private_name}-{choice.label}"
 
     def _parts(self, splits: Sequence[Split]) -> list[Part]:
         """Returns the official parts that hold `splits`: train and validation may share one."""

@@ -1,4 +1,4 @@
-"""Some of a data set's classes, numbered anew: another data set, with a name of its own."""
+"""Some of a data set's classes, numbered anew, under a name of its own."""
 
 from __future__ import annotations
 

@@ -87,10 +87,6 @@ class Planted(ImageDataModule):
         """That of the wrapped data set."""
         return self.dataset.private_data
 
-    def may_share_records(self, private_data: str | None) -> bool:
-        """As the wrapped data set."""
-        return self.dataset.may_share_records(private_data)
-
     def fetch(self, part: Part) -> None:
         """Downloads as the wrapped data set does."""
         self.dataset.fetch(part)

@@ -17,7 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from datamodules.shares import whole
 from lightning_modules.callbacks.defaults import default_callbacks
-from lightning_modules.callbacks.record import keep_teacher_figures, measured_on
+from lightning_modules.callbacks.record import keep_teacher_accuracy, measured_on
 from lightning_modules.functional.gradient_targets import Annotation
 from lightning_modules.functional.rows import joined
 from lightning_modules.image_source import ImageSettings
@@ -417,7 +417,7 @@ class DataFreeDistillation(LightningModule):
             "nothing by it."
         )
         if not is_dev_run(self.trainer):
-            keep_teacher_figures(self.trainer, found)
+            keep_teacher_accuracy(self.trainer, found)
 
     def _require_a_step(self) -> None:
         calls = self.next_calls

@@ -106,13 +106,13 @@ class GeneratorPhase:
     statistics_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        check_whole_number("generator_phase.steps", self.steps, least=0)
-        for name in ("one_hot_weight", "balance_weight", "activation_weight", "statistics_weight"):
-            check_number(f"generator_phase.{name}", getattr(self, name))
         # Of a checkpoint of a script it is plain values.
         inputs = settings_of(TeacherInput, self.baseline_input, name="generator_phase.baseline_input")
         object.__setattr__(self, "baseline_input", inputs)
         check_outputs(self.baseline_outputs, name="generator_phase.baseline_outputs")
+        check_whole_number("generator_phase.steps", self.steps, least=0)
+        for name in ("one_hot_weight", "balance_weight", "activation_weight", "statistics_weight"):
+            check_number(f"generator_phase.{name}", getattr(self, name))
 
     @property
     def terms(self) -> GeneratorTerms:

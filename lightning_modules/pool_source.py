@@ -61,7 +61,7 @@ class PoolSource(ImageSource):
         self.pool.setup("fit" if self.part == "train" else "test")
         records = self.pool.train_records if self.part == "train" else self.pool.test_records
         self.pixels = records.__getitems__(range(len(records)))[0]
-        self.is_private = self.part == "train" and any(self.pool.may_share_records(name) for name in private)
+        self.is_private = self.part == "train" and self.pool.private_data in private
 
     def images(self, step: int, latents: torch.Tensor | None, draws: Draws) -> torch.Tensor:
         positions = torch.randint(len(self.pixels), (self.rows,), generator=draws.stream(step, "pool"))

@@ -134,16 +134,37 @@ def test_a_wheel_that_holds_the_tests_is_noticed(tmp_path: Path) -> None:
 
 
 def undeclared(source: str) -> set[str]:
-    """The imported packages that belong neither to Python nor to the project nor to its runtime dependencies."""
-    imported: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    """The imported packages that belong neither to Python nor to the project nor to its runtime dependencies.
+
+    What a function imports may also belong to an extra: nobody needs it to import the module.
+    """
+    tree = ast.parse(source)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    inside = {name for function in functions for name in imported_names(function)}
+    extras = {Requirement(line).name for lines in PROJECT["optional-dependencies"].values() for line in lines}
+    allowed = declared(PROJECT["dependencies"]) | set(PACKAGES) | sys.stdlib_module_names
+    at_the_top = imported_names(tree, nested=False)
+    return (at_the_top | (inside - declared(sorted(extras)))) - allowed
+
+
+def imported_names(tree: ast.AST, *, nested: bool = True) -> set[str]:
+    """Top-level packages that are imported somewhere in a tree; without `nested` none that functions in it import."""
+    found: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
+            found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            imported.add(str(node.module).split(".")[0])
-    module_of = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
-    names = [canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]]
-    return imported - {module_of.get(name, name) for name in names} - set(PACKAGES) - sys.stdlib_module_names
+            found.add(str(node.module).split(".")[0])
+        elif nested or not isinstance(node, ast.FunctionDef):
+            found |= imported_names(node, nested=nested)
+    return found
+
+
+def declared(lines: list[str]) -> set[str]:
+    """The modules that requirements bring."""
+    module_of = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
+    names = [canonicalize_name(Requirement(line).name) for line in lines]
+    return {module_of.get(name, name) for name in names}
 
 
 @pytest.mark.parametrize("package", ["datamodules", "lightning_modules", "privacy"])
@@ -158,6 +179,9 @@ def test_every_import_is_a_declared_dependency(package: str) -> None:
 
 def test_an_undeclared_import_is_noticed() -> None:
     assert undeclared("import torch, pandas.core\nfrom yaml import safe_load\nfrom . import near") == {"pandas"}
+    later = "def load():\n    if True:\n        import medmnist, pandas"
+    assert undeclared(later) == {"pandas"} and undeclared("import medmnist") == {"medmnist"}
+    assert undeclared("try:\n    import medmnist\nexcept ImportError:\n    pass") == {"medmnist"}
 
 
 @pytest.mark.parametrize("name", ["LightningCLI", "transcribe"])

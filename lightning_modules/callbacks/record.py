@@ -33,7 +33,7 @@ from lightning_modules.teachers.dp_sgd import DPSGDTeacher
 from privacy.files import write_atomically
 from privacy.formatting import json_number
 
-__all__ = ["ResultRecord", "keep_teacher_figures", "measured_on", "role"]
+__all__ = ["ResultRecord", "keep_teacher_accuracy", "measured_on", "role"]
 
 
 class ResultRecord(Callback):
@@ -127,7 +127,8 @@ class ResultRecord(Callback):
             "config": resolved_config(trainer),
         }
         if self.teacher_accuracy and is_data_free(pl_module):
-            keep_teacher_figures(trainer, measured_on(pl_module.teacher.logits, loader, pl_module.device))
+            found = measured_on(pl_module.teacher.logits, loader, pl_module.device)
+            keep_teacher_accuracy(trainer, found)
         write_atomically(self.file_of(trainer), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
     def file_of(self, trainer: Trainer) -> Path:
@@ -158,7 +159,7 @@ def role(record: Mapping[str, Any]) -> str:
     return teachers.get(record["method"], f"student by {record['method']}")
 
 
-def keep_teacher_figures(trainer: Trainer, found: Mapping[str, float]) -> None:
+def keep_teacher_accuracy(trainer: Trainer, found: Mapping[str, float]) -> None:
     """Writes what a non-private access found where nothing is published from."""
     content = json.dumps({f"teacher_{name}": value for name, value in found.items()}, indent=2)
     write_atomically(private_folder(trainer) / "data_accesses.json", content + "\n")

@@ -7,9 +7,10 @@ import traceback
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from datamodules import MissingDataError
+from datamodules import MissingDataError, MissingExtraError
 from lightning_modules.callbacks.compiled import CompileError
 from lightning_modules.commands.audit import AuditError
+from lightning_modules.publishing.errors import ExportError
 from lightning_modules.runtime.run_folder import RunFolderError
 from lightning_modules.runtime.usage import explain
 from lightning_modules.teachers.private_teacher import TeacherError
@@ -33,9 +34,11 @@ COMPLETE: tuple[type[Exception], ...] = (
     CompileError,
     DocumentError,
     EngineError,
+    ExportError,
     IncompatibleNeighbours,
     LedgerError,
     MissingDataError,
+    MissingExtraError,
     PipelineError,
     ProcessesError,
     RunFolderError,

@@ -128,7 +128,7 @@ def test_a_choice_of_classes(tmp_path: Path) -> None:
     for path in (place / "bees").iterdir():
         path.write_bytes(b"left out, and so not opened")
     data = opened(place, test_fraction=0.3, classes=["wasps", "ants"])
-    assert (data.num_classes, data.class_names, data.private_data) == (2, ("wasps", "ants"), "insects-ants-wasps/train")
+    assert (data.num_classes, data.class_names, data.private_data) == (2, ("wasps", "ants"), "insects/train")
     assert len(data.read("train")) + len(data.read("test")) == 40
     whole = ImageFolder(root=place, size=16, test_fraction=0.3)
     with pytest.raises(ValueError, match=r"bees/.*\.png cannot be read"):

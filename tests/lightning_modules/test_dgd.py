@@ -453,7 +453,7 @@ def test_a_pool_that_is_the_private_data_leaves_no_bound(place: Path, name: str 
     assert "VOID: the pool" in Path("run/public/guarantee.md").read_text()
 
 
-@pytest.mark.parametrize("named", ["Digits-3-7/train", "Digits/train", "Others-3-7/train"])
+@pytest.mark.parametrize("named", ["Digits/train", "Others/train"])
 def test_a_pool_with_other_classes_of_the_private_data_is_private(named: str) -> None:
     pool = PoolSource(Digits(classes=[7, 8]), part="train", image_shape=(1, 8, 8), batch_size=4)
     pool.open(private={named, None})
