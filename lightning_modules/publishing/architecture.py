@@ -10,7 +10,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 from torch import nn
 
-from lightning_modules.networks import check_network
+from lightning_modules.networks import ForeignNetwork, check_network
 from lightning_modules.publishing.errors import ExportError
 
 __all__ = ["TRUSTED", "Architecture", "build", "foreign_classes", "with_all_arguments"]
@@ -61,6 +61,7 @@ def with_all_arguments(spec: Architecture, *, num_classes: int, image_shape: tup
     """
     if not isinstance(spec, Mapping) or "class_path" not in spec:
         raise ExportError(f"the architecture must be a class_path with init_args, got {spec!r}")
+    spec = _by_its_own_name(spec)
     arguments = {**(spec.get("init_args") or {}), **(spec.get("dict_kwargs") or {})}
     made = _imported(str(spec["class_path"]))
     for name, value in (("num_classes", num_classes), ("image_shape", list(image_shape))):
@@ -76,13 +77,39 @@ def with_all_arguments(spec: Architecture, *, num_classes: int, image_shape: tup
     return {"class_path": str(spec["class_path"]), "init_args": arguments}
 
 
+def _by_its_own_name(spec: Architecture) -> Architecture:
+    """A network of anyone's as itself, where it can be called with its arguments as they stand.
+
+    Text with dots may stand for a class, which `ForeignNetwork` alone knows how to find.
+    """
+    if not _is_foreign_network(str(spec["class_path"])):
+        return spec
+    settings = spec.get("init_args") or {}
+    arguments = dict(settings.get("arguments") or {})
+    if ":" in str(settings["name"]) or _may_name_a_class(arguments):
+        return spec
+    return {"class_path": str(settings["name"]), "init_args": arguments}
+
+
+def _may_name_a_class(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "class_path" in value or any(map(_may_name_a_class, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_may_name_a_class, value))
+    return isinstance(value, str) and "." in value
+
+
+def _is_foreign_network(path: str) -> bool:
+    return path.rpartition(".")[2] == ForeignNetwork.__name__
+
+
 def foreign_classes(spec: Any) -> list[str]:
     """Class paths in it, nested ones too, that do not lie in `TRUSTED`; nothing but what does is imported."""
     return sorted({path for path in _class_paths(spec) if not _is_trusted(path)})
 
 
 def _is_trusted(path: str) -> bool:
-    if not _lies_in(path):
+    if not _lies_in(path) or _imported(path) is ForeignNetwork:  # it builds whatever it is told to
         return False
     # A module may hold what it has imported from elsewhere, such as a download.
     return _lies_in(str(getattr(_imported(path), "__module__", "")) + ".")
@@ -96,6 +123,8 @@ def _class_paths(spec: Any) -> Iterator[str]:
     if isinstance(spec, Mapping):
         if "class_path" in spec:
             yield str(spec["class_path"])
+            if _is_foreign_network(str(spec["class_path"])):
+                yield str((spec.get("init_args") or {}).get("name"))
         for value in spec.values():
             yield from _class_paths(value)
     elif isinstance(spec, (list, tuple)):

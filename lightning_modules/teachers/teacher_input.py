@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from lightning_modules.setting_checks import check_choice
+
 __all__ = ["OURS", "AdaptedTeacher", "TeacherInput", "TeacherOutputs", "adapted", "as_logits", "check_outputs"]
 
 TeacherOutputs = Literal["logits", "probabilities", "log_probabilities"]
@@ -151,8 +153,7 @@ def check_outputs(outputs: Any, *, name: str) -> TeacherOutputs:
     Raises:
         ValueError: It is none of these.
     """
-    if outputs not in get_args(TeacherOutputs):
-        raise ValueError(f"{name} must be one of {', '.join(get_args(TeacherOutputs))}, got {outputs!r}")
+    check_choice(name, outputs, get_args(TeacherOutputs))
     return outputs  # type: ignore[no-any-return]
 
 

@@ -88,6 +88,35 @@ def test_code_of_somebody_else_runs_where_it_is_trusted_alone(tmp_path: Path, mo
     assert torch.equal(load_student(folder, trust_code=True)(images), network(images))
 
 
+FOREIGN = "lightning_modules.networks.foreign.ForeignNetwork"
+
+
+def test_a_network_of_anyones_is_published_under_its_own_name(tmp_path: Path) -> None:
+    shape = (3, 32, 32)
+    settings = {"name": "torchvision.models.shufflenet_v2_x0_5", "arguments": {}}
+    folder, network = published(tmp_path / "out", {"class_path": FOREIGN, "init_args": settings}, shape, 7)
+    config = json.loads((folder / "config.json").read_text())["architecture"]
+    assert config == {"class_path": settings["name"], "init_args": {"num_classes": 7}}
+    images = torch.rand(2, *shape)
+    assert torch.equal(load_student(folder)(images), network(images))
+    assert snippet(config, program=False, onnx=False) is not None
+
+
+def test_what_builds_anything_is_not_trusted(tmp_path: Path) -> None:
+    """It lies in this package, and runs what it is told to."""
+    (tmp_path / "net.py").write_text(NETWORK.replace("nn.ReLU()", "act()").replace("width=4", "width=4, act=nn.ReLU"))
+    name = f"{tmp_path / 'net.py'}:Net"
+    spec = {"class_path": FOREIGN, "init_args": {"name": name, "arguments": {"act": "torch.nn.Tanh"}}}
+    folder, network = published(tmp_path / "out", spec, (1, 8, 8), 3)
+    with pytest.raises(ExportError, match=r"net\.py:Net.*trust_code=True"):
+        load_student(folder)
+    images = torch.rand(2, 1, 8, 8)
+    assert torch.equal(load_student(folder, trust_code=True)(images), network(images))
+    for path in (FOREIGN, "lightning_modules.networks.ForeignNetwork"):
+        told = {"class_path": path, "init_args": {"name": "os.system", "arguments": {"command": "true"}}}
+        assert foreign_classes(told) == [path, "os.system"]
+
+
 def test_nested_classes_are_looked_at_too() -> None:
     inner = {"class_path": "evil.Prior"}
     assert foreign_classes({"class_path": "lightning_modules.networks.SmallCNN"}) == []
