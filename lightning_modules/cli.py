@@ -20,6 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info
 # Importing makes the short class names of the configuration files known.
 import privacy.annotators  # noqa: F401
 from lightning_modules.callbacks.config import SaveConfig
+from lightning_modules.callbacks.data_free import is_data_free
 from lightning_modules.callbacks.failures import NoLonelyCheckpoint
 from lightning_modules.callbacks.progress import progress
 from lightning_modules.callbacks.record import ResultRecord
@@ -198,7 +199,11 @@ class TranscriptionCLI(LightningCLI):
             kwargs["callbacks"] = [*callbacks, NoLonelyCheckpoint()]
         if not any(isinstance(plugin, CheckpointIO) for plugin in _listed(settings.plugins)):
             kwargs["plugins"] = [*_listed(settings.plugins), WholeCheckpointIO()]
-        check_trainer_settings(settings, automatic_optimization=self.model.automatic_optimization)
+        check_trainer_settings(
+            settings,
+            automatic_optimization=self.model.automatic_optimization,
+            data_free=is_data_free(self.model),
+        )
         # Here as well as in the modules: before processes are started and data are read.
         check_kind_of_strategy(settings.strategy)
         if settings.devices == settings.strategy == "auto":
@@ -343,8 +348,8 @@ def _cli(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
         auto_configure_optimizers=False,
         parser_kwargs={
             "description": "Also: `distill` goes from a teacher to a student's folder, `export RUN` makes such a "
-            "folder of a finished run, `pipeline FILE` runs fits in order, `calibrate --config FILE` shows what they would "
-            "cost, `render FILE` writes results into documents, `tables` runs and renders the papers' tables, "
+            "folder of a finished run, `pipeline FILE` runs fits in order, `calibrate --config FILE` shows what they "
+            "would cost, `render FILE` writes results into documents, `tables` runs and renders the papers' tables, "
             "`sweep FILE` follows W&B's sweep files without a server, `priors` draws what each image prior draws, "
             "`ledger` shows what was spent on private data, `audit` trains with and without a planted record and "
             "bounds epsilon from below; each has its own --help."

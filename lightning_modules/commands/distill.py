@@ -194,7 +194,8 @@ def _announcement(config: Mapping[str, Any], training: Training | None, *, delta
     size = config["data"]["init_args"]["batch_size"]
     lines = [
         f"Student {settings['student']['class_path']}, by {config['model']['class_path']}, in {steps:,} steps of "
-        f"{size} procedural images of {prior} (--prior names another); run folder {config['trainer']['default_root_dir']}."
+        f"{size} procedural images of {prior} (--prior names another).",
+        f"Run folder: {config['trainer']['default_root_dir']}; the same command goes on in it.",
     ]
     if training is not None:
         assert training.releases is not None  # by `bounded_training`

@@ -10,18 +10,19 @@ PRECISIONS = ("32", "32-true", "bf16-mixed", "16-mixed")
 """Networks whole in float32, as images and the annotators' arithmetic are; autocast where a device gains by it."""
 
 
-def check_trainer_settings(settings: Any, *, automatic_optimization: bool) -> None:
+def check_trainer_settings(settings: Any, *, automatic_optimization: bool, data_free: bool) -> None:
     """Refuses what Lightning would refuse later in words of its own, or run into.
 
     Args:
         settings: The trainer's, as parsed.
         automatic_optimization: The model's.
+        data_free: Whether it is a method that queries a teacher. Teachers check their own precision.
 
     Raises:
         ValueError: A precision, an accumulation or a clipping that the model cannot be trained with.
     """
     precision = settings.get("precision")
-    if precision is not None and str(precision) not in PRECISIONS:
+    if data_free and precision is not None and str(precision) not in PRECISIONS:
         raise ValueError(f"trainer.precision must be one of {', '.join(PRECISIONS)}, got {precision}")
     if automatic_optimization:
         return
