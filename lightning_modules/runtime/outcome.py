@@ -53,7 +53,7 @@ def _epsilon(record: Mapping[str, Any]) -> str:
     value = float(record["epsilon_record"])
     if math.isinf(value):
         return "inf: nothing bounds what it reveals about a training record; it must stay private"
-    return f"{round_up(value)} at δ = {record['delta']:g}, for every training record; it may be published at that"
+    return f"{round_up(value)} at δ = {record['delta']:g}, for every training record; it may be published at that ε"
 
 
 def _command(*words: object) -> str:
