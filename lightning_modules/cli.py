@@ -28,13 +28,13 @@ from lightning_modules.callbacks.summary import NetworksLine
 from lightning_modules.commands.audit import audit
 from lightning_modules.commands.calibrate import calibrate
 from lightning_modules.commands.distill import distill
+from lightning_modules.commands.errors import EXPECTED, message_of
 from lightning_modules.commands.export import export
 from lightning_modules.commands.ledger import ledger
 from lightning_modules.commands.priors import priors
 from lightning_modules.runtime.arguments import given_settings, prepare_arguments
 from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO
 from lightning_modules.runtime.csv_logger import ContinuedCSVLogger, RunCSVLogger
-from lightning_modules.runtime.errors import EXPECTED, message_of
 from lightning_modules.runtime.interruption import exit_status, how_to_resume, say_how_to_resume
 from lightning_modules.runtime.loggers import name_runs
 from lightning_modules.runtime.outcome import outcome

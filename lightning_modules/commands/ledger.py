@@ -29,12 +29,15 @@ def ledger(args: Sequence[str]) -> None:
     Raises:
         LedgerError: A file that is missing, damaged or about other data.
     """
-    show = ArgumentParser(description="Show what was spent on a private data set, training by training.")
+    show = ArgumentParser(
+        description="Show what was spent on a private data set, training by training.", allow_abbrev=False
+    )
     show.add_argument("file", type=str, help="A ledger.")
     show.add_argument("--delta", type=float, default=1e-5, help="Delta of every figure.")
     take_over = ArgumentParser(
+        allow_abbrev=False,
         description="Copy the charges of a ledger of version 1 into a new one. They do not say which training of a "
-        "teacher they are about, so that no teacher's guarantee is applied to them."
+        "teacher they are about, so that no teacher's guarantee is applied to them.",
     )
     take_over.add_argument("old", type=str, help="The ledger of version 1; it stays as it is.")
     take_over.add_argument("new", type=str, help="The ledger to copy into, made where it is missing.")
@@ -45,7 +48,7 @@ def ledger(args: Sequence[str]) -> None:
         help="Identity of the one training that ALL its charges are about, where you know that the teacher's file was "
         "never exchanged (`ledger show` and guarantee.md name identities).",
     )
-    parser = ArgumentParser(prog="LightningCLI ledger", description=__doc__)
+    parser = ArgumentParser(prog="LightningCLI ledger", description=__doc__, allow_abbrev=False)
     commands = parser.add_subcommands(dest="command")
     commands.add_subcommand("show", show)
     commands.add_subcommand("take-over", take_over)

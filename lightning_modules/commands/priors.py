@@ -87,7 +87,9 @@ def picture(shown: PriorPicture) -> bytes:
 def priors(args: Sequence[str]) -> None:
     """The command `priors [--out FOLDER]`."""
     parser = ArgumentParser(
-        prog="LightningCLI priors", description="Draw pictures of what each prior draws with its defaults, as PNG."
+        prog="LightningCLI priors",
+        allow_abbrev=False,
+        description="Draw pictures of what each prior draws with its defaults, as PNG.",
     )
     parser.add_argument("--out", type=str, default="docs/priors", help="Folder of the pictures.")
     options = parser.parse_args(list(args))

@@ -85,7 +85,9 @@ def render_text(text: str, folder: Path) -> str:
 def render(args: Sequence[str]) -> None:
     """The command `render FILE... [--check]`."""
     parser = ArgumentParser(
-        prog="LightningCLI render", description="Write the results blocks of documents from results/."
+        prog="LightningCLI render",
+        allow_abbrev=False,
+        description="Write the results blocks of documents from results/.",
     )
     parser.add_argument("files", type=str, nargs="+", help="Documents.")
     parser.add_argument("--results", type=str, default="results", help="Folder of the records.")

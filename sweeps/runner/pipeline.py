@@ -201,7 +201,9 @@ def pipeline(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
         run: Runs one `fit` command in this process.
     """
     parser = ArgumentParser(
-        prog="LightningCLI pipeline", description="Run fits in order, each once, in folders of their own."
+        prog="LightningCLI pipeline",
+        allow_abbrev=False,
+        description="Run fits in order, each once, in folders of their own.",
     )
     parser.add_argument("file", type=str, help="Pipeline file, for example sweeps/demo.yaml.")
     parser.add_argument("--force", action="store_true", help="Run every fit again.")

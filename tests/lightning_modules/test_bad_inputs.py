@@ -79,3 +79,25 @@ def test_a_good_input_is_not_refused(folder: Path, monkeypatch: pytest.MonkeyPat
     """The control: the same command without a bad value."""
     monkeypatch.setattr(sys, "argv", ["LightningCLI", *FIT, "--data.steps_per_epoch=1", "--data.batch_size=8"])
     assert main() is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("pipeline", "sweeps/demo.yaml", "--fold", "here"),
+        ("render", "README.md", "--che"),
+        ("ledger", "show", "ledgers/x.jsonl", "--del", "1"),
+        ("priors", "--ou", "here"),
+        ("tables", "list", "--fo"),
+        ("export", "run", "--unprot"),
+        ("calibrate", "--config", "sweeps/dpdfd_digits.yaml", "--targ", "1"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_no_command_takes_an_option_cut_short(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2 and "error: " in capsys.readouterr().err
+    assert {path.name for path in Path.cwd().iterdir()} <= {"teachers", "ledgers"}
