@@ -217,8 +217,9 @@ def test_every_annotator_names_it(name: str, words: tuple[str, str]) -> None:
 
 
 def test_confident_votes_name_it() -> None:
-    first = fit(None, VoteAnnotator, wanted=20, calls=2, **CONFIDENT)
-    after = fit(None, VoteAnnotator, wanted=20, calls=2, before=first, **{**CONFIDENT, "scale": 8.0})
+    first = fit(None, VoteAnnotator, wanted=20, calls=10, **CONFIDENT)
+    # A query is left unanswered, and its noise unused, with a probability of 0.13: of ten all would be in 1e-9 of runs.
+    after = fit(None, VoteAnnotator, wanted=20, calls=10, before=first, **{**CONFIDENT, "scale": 8.0})
     assert "N(0, 4^2) or N(0, 8^2) was added" in after.stated.mechanism
     assert "N(0, 4^2) was added" in first.stated.mechanism
     assert any("THE NOISE WAS CHANGED" in text for text in after.stated.assumptions)

@@ -265,7 +265,6 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
         ("d-fig5-k", "d4", 6),
         ("a2", "a1", 18),
         ("a3", "a1", 3),
-        ("a-fig2", "a1", 3),  # 10 stages of 150
     ],
 )
 def test_tables_share_the_cells_that_they_have_in_common(first: str, second: str, shared: int) -> None:

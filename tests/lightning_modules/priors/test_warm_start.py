@@ -197,7 +197,7 @@ def test_the_count_notices_a_run_that_forgets_its_warm_start(folder: Path, fits:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"generator_warm_start": -1}, "images.warm_start_steps must be 0 or more steps, got -1"),
+        ({"generator_warm_start": -1}, "images.warm_start_steps must be 0 or more and a whole number, got -1"),
         ({"generator_warm_start": 5, "images": "prior"}, "needs a generator to start.* got 'prior'"),
         ({"generator_warm_start": 5, "images": "refined", "generator": None}, "needs a generator to start"),
     ],
