@@ -1,0 +1,112 @@
+"""Pages for those who begin, as they stand: every command and every line of Python on them is run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from support.pages import DOCS, blocks, commands, run_command, small_sweeps
+from torch import nn
+
+NET = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self, width=8, num_classes=10):
+        super().__init__(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, num_classes))
+"""
+
+
+def stated(folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(folder, "guarantee.json").read_text(encoding="utf-8"))["guarantee"]
+    return found
+
+
+def test_from_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = blocks(DOCS / "from_python.md", "python")
+    small = {"steps_per_epoch=100": "steps_per_epoch=2", "max_epochs=10": "max_epochs=1", "10_000": "512"}
+    names: dict[str, Any] = {}
+    for block in text:
+        for before, after in small.items():
+            block = block.replace(before, after)
+        exec(compile(block, "from_python.md", "exec"), names)
+    assert len(text) == 5
+    # The page's "ten lines", imports aside.
+    assert len([line for line in text[0].splitlines() if line and "import" not in line]) <= 10
+    assert names["logits"].shape == (5, 10) and stated("my-student")["epsilon"] > 1000
+    assert not any(name.startswith("_teacher") for name in names["student"].state_dict())
+    assert Path("ledgers/my-digits.jsonl").is_file()
+    assert abs(names["student"].guarantee().epsilon - 3) < 1e-3
+    # It is the scope that the page names, not the teacher, that leaves the other student out.
+    assert names["student"].annotator.account.epsilon(scope="private_data") > 1000
+    assert "protects no record in any meaningful sense" in capsys.readouterr().out
+
+
+def test_your_own_teacher(folder: Path) -> None:
+    page = DOCS / "your_teacher.md"
+    Path("path/to").mkdir(parents=True)
+    Path("path/to/my.py").write_text(NET)
+    names: dict[str, Any] = {}
+    exec(NET, names)
+    torch.save(nn.Sequential(*names["Net"](32)), "teacher.pt")
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), {"torch": torch})
+    small_sweeps(folder, "dpdfd_digits")
+    found = commands(page)
+    assert found
+    for arguments in found:
+        cli = run_command(arguments)
+        own = cli.model.teacher
+        images = torch.rand(4, 1, 8, 8) * 2 - 1
+        expected = torch.load("teacher.pt", weights_only=False)((images + 1) / 2)
+        assert torch.allclose(own.logits(images), expected, atol=1e-5)
+        assert cli.model.guarantee().private_data == "faces-2024"
+
+
+def test_your_own_pictures(folder: Path) -> None:
+    for number in range(40):
+        Path("pictures", f"class{number % 2}").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 50), (number, 100, 6 * number)).save(f"pictures/class{number % 2}/{number}.png")
+    (arguments,) = commands(DOCS / "data.md")
+    cli = run_command([*arguments, "--trainer.max_epochs=1"])
+    assert cli.model.num_classes == 2 and cli.model.image_shape == (3, 32, 32)
+
+
+CHOSEN = (
+    "dp_teacher_digits",
+    "distillation_digits",
+    "ensemble_linear_digits",
+    "distillation_ensemble_digits",
+    "teacher_digits",
+    "dpdfd_digits",
+    "dpsd_digits",
+)
+
+
+def test_the_page_that_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRANSCRIPTION_LEDGERS")
+    small_sweeps(folder, *CHOSEN)
+    found = commands(DOCS / "choosing.md")
+    assert [arguments[0] for arguments in found].count("export") == 4 and found[-1][0] == "audit"
+    for arguments in found[:-1]:
+        run_command(arguments)
+    # Each branch ends with what the page promises of it.
+    assert abs(stated("my-teacher")["epsilon"] - 3) < 1e-3 and abs(stated("my-student")["epsilon"] - 3) < 1e-3
+    assert 0 < stated("my-student-of-means")["epsilon"] <= 10
+    assert 20 < stated("my-unprotected-student")["epsilon"] < math.inf  # above 20 the card says so
+    assert "NOT PROTECTED" in Path("my-unprotected-student/README.md").read_text(encoding="utf-8")
+    for protected in ("my-teacher", "my-student", "my-student-of-means"):
+        assert "NOT PROTECTED" not in Path(protected, "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_audit_of_the_page_that_chooses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small_sweeps(folder, *CHOSEN)
+    run_command(commands(DOCS / "choosing.md")[-1])
+    shown = capsys.readouterr().out
+    assert "student: " in shown and "20 runs of either kind could have shown 0.8071 at most" in shown

@@ -1,0 +1,75 @@
+"""The notebooks are clean, and run from their first cell to their last."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+#: The longest a cell may take on a busy machine, in seconds.
+PATIENCE = 600
+
+
+def unclean(book: Any) -> list[str]:
+    """What a notebook should not be committed with."""
+    nbformat.validate(book)
+    found = []
+    for number, cell in enumerate(book.cells):
+        if cell.cell_type != "code":
+            continue
+        if cell.outputs or cell.execution_count is not None:
+            found.append(f"cell {number} has outputs")
+        lines = [line for line in cell.source.splitlines() if not line.startswith("%")]
+        try:
+            ast.parse("\n".join(lines))
+        except SyntaxError as error:
+            found.append(f"cell {number} does not compile: {error}")
+    return found
+
+
+def test_both_are_there() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["private_teacher", "transcribe_digits"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_clean(path: Path) -> None:
+    assert unclean(nbformat.read(path, as_version=4)) == []
+
+
+def test_an_unclean_one_is_noticed() -> None:
+    shown = nbformat.v4.new_output("stream", text="98.90 %")
+    cells = [
+        nbformat.v4.new_code_cell("%matplotlib inline\n1 + 1"),
+        nbformat.v4.new_code_cell("1 +"),
+        nbformat.v4.new_code_cell("2", outputs=[shown]),
+        nbformat.v4.new_code_cell("3", execution_count=1),
+    ]
+    found = unclean(nbformat.v4.new_notebook(cells=cells))
+    assert [text[:7] for text in found] == ["cell 1 ", "cell 2 ", "cell 3 "] and "compile" in found[0]
+    with pytest.raises(nbformat.ValidationError):
+        unclean(nbformat.from_dict({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{"id": "a"}]}))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * PATIENCE)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel shows its figures
+    book = nbformat.read(path, as_version=4)
+    place = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(book, timeout=PATIENCE, kernel_name="python3", resources=place).execute()
+    shown = "\n".join(str(output) for cell in book.cells for output in cell.get("outputs", []))
+    published = tmp_path / "runs" / path.stem / "published"
+    assert (published / "student.safetensors").is_file() and "guarantee.md" in shown
+    if path.stem == "private_teacher":
+        assert "Record-level ε = 3 at" in shown and "student, without data" in shown
+    else:
+        assert "claim): 0." in shown and "image/png" in shown and "protects no record in any meaningful sense" in shown
