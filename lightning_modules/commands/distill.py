@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
 
 from datamodules.base import require_at_least
 from lightning_modules.commands.calibrate import planned_cost
 from lightning_modules.commands.export import say_exported
+from lightning_modules.networks.named_code import require_classes
+from lightning_modules.priors import ImagePrior
 from lightning_modules.publishing import export_run
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.teachers.errors import TeacherError
@@ -123,6 +126,8 @@ def configuration(
 def bounded_training(path: Path) -> tuple[Training | None, Mapping[str, Any] | None]:
     """A teacher's training where its file says that it was by DP-SGD, and the architecture that the file names.
 
+    A training whose noise can be drawn again bounds nothing, and is none.
+
     Raises:
         TeacherError: The file is not there, or cannot be read without running code of its maker.
     """
@@ -136,8 +141,19 @@ def bounded_training(path: Path) -> tuple[Training | None, Mapping[str, Any] | N
         training = Training.from_dict(stated)
     except ValueError as error:
         raise TeacherError(f"teacher {path}: {error}") from error
-    network = content.get("hyper_parameters", {}).get("network")
-    return (training if training.releases else None), (network if isinstance(network, Mapping) else None)
+    bounded = bool(training.releases) and all(release.bounded for release in training.releases or ())
+    return (training if bounded else None), _safe_network(content)
+
+
+def _safe_network(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a file says of its architecture, for the student's; None where more than classes of networks stand in it."""
+    settings = content.get("hyper_parameters")
+    network = settings.get("network") if isinstance(settings, Mapping) else None
+    try:
+        require_classes(network, of=(nn.Module, ImagePrior))
+    except ValueError:
+        return None
+    return network if isinstance(network, Mapping) else None
 
 
 def distill(

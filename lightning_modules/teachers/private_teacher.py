@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from torch import nn
 from lightning_modules.networks import ForeignNetwork, build_network
 from lightning_modules.networks.comparing import same_module
 from lightning_modules.networks.folding import folded
-from lightning_modules.networks.foreign import named_object
+from lightning_modules.networks.named_code import require_classes
+from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.paths import find_config
 from lightning_modules.teachers.files import is_onnx, read_file
 from lightning_modules.teachers.onnx_network import OnnxNetwork
@@ -298,19 +298,18 @@ def _factory(spec: Any, file: Path) -> Callable[..., nn.Module]:
             f"{file} names {foreign} for its architecture, and code that a file names is not run: say it yourself, "
             f"model.teacher_network: {foreign}, with the arguments that it was trained with"
         )
-    # A function would be called by the parser, whatever it does.
-    if "." in str(named) and not _is_network(named_object(str(named))):
+    try:
+        # A function would be called by the parser, whatever it does, and so would what stands deeper in it.
+        require_classes(spec, of=(nn.Module, ImagePrior))
+    except ValueError as error:
         raise TeacherError(
-            f"{named}, which {file} names for its architecture, is no class of a network: set model.teacher_network"
-        )
+            f"code that a file names is not run, and of the architecture in {file} it was refused to build it: "
+            f"{error}. Set model.teacher_network"
+        ) from error
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--network", type=Callable[..., nn.Module])
     factory: Callable[..., nn.Module] = parser.instantiate_classes(parser.parse_object({"network": spec})).network
     return factory
-
-
-def _is_network(found: Any) -> bool:
-    return inspect.isclass(found) and issubclass(found, nn.Module)
 
 
 def _class_name(path: Any) -> str:

@@ -13,10 +13,12 @@ from support.runs import QUIET
 
 from lightning_modules import load_student
 from lightning_modules.cli import main
-from lightning_modules.commands.distill import PRIORS, prior_for
+from lightning_modules.commands.distill import PRIORS, bounded_training, prior_for
 from lightning_modules.priors import __all__ as priors
 from lightning_modules.publishing import ExportError
 from lightning_modules.teachers.private_teacher import TeacherError
+from privacy.events import Release, SampledGaussian, Unbounded
+from privacy.identity import Training
 
 DIGITS = ("--data", "Digits", "--to", "public", "--steps", "2", "--batch-size", "8")
 NETWORK = """
@@ -118,3 +120,30 @@ def test_what_is_refused(folder: Path, arguments: tuple[str, ...], error: type[E
 def test_every_prior_that_is_chosen_exists() -> None:
     assert set(PRIORS.values()) <= set(priors)
     assert {one["class_path"] for one in prior_for("anything")["init_args"]["priors"]} <= set(priors)
+
+
+def written(folder: Path, releases: dict[Release, int], network: object) -> Path:
+    training = Training(id="ab" * 8, releases=releases).to_dict()
+    content = {"state_dict": {}, "training": training, "hyper_parameters": {"network": network}}
+    torch.save(content, folder / "teacher.ckpt")
+    return folder / "teacher.ckpt"
+
+
+def test_no_bound_is_announced_where_the_noise_can_be_drawn_again(tmp_path: Path) -> None:
+    noise = SampledGaussian(noise_multiplier=1.0, sample_rate=0.01)
+    assert bounded_training(written(tmp_path, {noise: 10}, None))[0] is not None
+    for releases in ({Unbounded(reason="its seed is known"): 1}, {noise: 10, Unbounded(reason="its seed is known"): 1}):
+        assert bounded_training(written(tmp_path, releases, None)) == (None, None)
+
+
+def test_the_student_is_built_by_no_code_that_the_teachers_file_names(tmp_path: Path) -> None:
+    noise: dict[Release, int] = {SampledGaussian(noise_multiplier=1.0, sample_rate=0.01): 10}
+    own = {"class_path": "lightning_modules.networks.TwoConvNet"}
+    assert bounded_training(written(tmp_path, noise, own))[1] == own
+    told = {"name": "os.system", "arguments": {"command": "true"}}
+    for spec in (
+        {"class_path": "os.system", "init_args": {"command": "true"}},
+        {"class_path": "lightning_modules.networks.ForeignNetwork", "init_args": told},
+        {"class_path": "lightning_modules.networks.TwoConvNet", "init_args": {"a": "theirs.py:Net"}},
+    ):
+        assert bounded_training(written(tmp_path, noise, spec))[1] is None

@@ -132,6 +132,44 @@ def test_nested_classes_are_looked_at_too() -> None:
         assert foreign_classes({"class_path": path}) == [path]
 
 
+FOREIGN_MODULE = "lightning_modules.networks.foreign"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        # What this package imports and calls by name, without the class that is known to.
+        {"class_path": f"{FOREIGN_MODULE}._build", "init_args": {"name": "theirs.touch", "arguments": {}}},
+        {"class_path": f"{FOREIGN_MODULE}.named_object", "init_args": {"name": "theirs.py:touch"}},
+        # Texts that the parser takes for a function, for a class, and for settings, escaped or not.
+        {"class_path": "torchvision.models.resnet.ResNet", "init_args": {"norm_layer": "theirs.touch"}},
+        {"class_path": "lightning_modules.networks.SmallCNN", "init_args": {"prior": '{"class_path": "theirs.touch"}'}},
+        {
+            "class_path": "lightning_modules.networks.SmallCNN",
+            "init_args": {"a": ['{"class_path": "theirs\\u002etouch"}']},
+        },
+        {"class_path": "torchvision.models.get_model", "init_args": {"name": "resnet18"}},
+    ],
+)
+def test_a_folder_runs_no_code_by_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
+    (tmp_path / "theirs.py").write_text("def touch(*_, **__): pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder, _ = published(tmp_path / "out", {"class_path": "lightning_modules.networks.TwoConvNet"}, (1, 8, 8), 3)
+    assert load_student(folder) is not None  # the control
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architecture": told}))
+    with pytest.raises(ExportError, match="trust_code=True"):
+        load_student(folder)
+    assert "theirs" not in sys.modules
+
+
+def test_plain_settings_and_known_classes_by_name_are_no_code() -> None:
+    block = "torchvision.models.resnet.BasicBlock"
+    spec = {"class_path": "torchvision.models.resnet.ResNet", "init_args": {"block": block, "padding_mode": "zeros"}}
+    assert foreign_classes(spec) == []
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

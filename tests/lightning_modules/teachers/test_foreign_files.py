@@ -6,7 +6,9 @@ Nothing in these tests may unpickle: a class that says when it is stands in the 
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,3 +195,29 @@ def test_a_file_does_not_name_code_that_is_run(network: nn.Module) -> None:
     with pytest.raises(TeacherError, match=r"os\.system, .* is no class of a network"):
         load(network=None)
     assert load().logits(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+
+
+@pytest.mark.parametrize("written", ["nested", "text", "escaped"])
+def test_nor_where_it_stands_deeper(network: nn.Module, monkeypatch: pytest.MonkeyPatch, written: str) -> None:
+    Path("theirs.py").write_text("called = []\ndef touch(**_): called.append(1)\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    inner: Any = {"class_path": "lightning_modules.networks.ForeignNetwork", "init_args": {"name": "theirs.touch"}}
+    if written != "nested":
+        inner = json.dumps(inner)
+    if written == "escaped":
+        inner = inner.replace("ForeignNetwork", "Foreign\\u004eetwork")
+    # A network with a part that is not the first of its parameters: that one the parser builds.
+    spec = {
+        "class_path": "torch.nn.modules.transformer.TransformerEncoder",
+        "init_args": {"num_layers": 1, "norm": inner},
+    }
+    torch.save({"state_dict": dict(network.state_dict()), "hyper_parameters": {"network": spec}}, "weights.pt")
+    with pytest.raises(TeacherError, match="code that a file names is not run"):
+        load(network=None)
+    assert "theirs" not in sys.modules
+    # The control: what the parser would have done.
+    monkeypatch.setattr("lightning_modules.teachers.private_teacher.require_classes", lambda *_, **__: None)
+    with pytest.raises(TeacherError, match="cannot be built"):
+        load(network=None)
+    assert "theirs" in sys.modules
+    del sys.modules["theirs"]
