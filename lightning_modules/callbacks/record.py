@@ -93,6 +93,7 @@ class ResultRecord(Callback):
                 "published_claim": guarantee.claimed_source,
                 "delta": account.delta,
                 "unit": guarantee.unit,
+                "run": guarantee.run,
                 "scope": account.scope,
                 "steps": pl_module.steps_done,
                 "queries": account.queries(scope="run"),
@@ -115,6 +116,7 @@ class ResultRecord(Callback):
                 "epsilon_published": epsilon,
                 "delta": 0.0 if bound is None else bound.delta,
                 "unit": "one training record",
+                **({} if bound is None else {"run": bound.run}),
                 "steps": trainer.global_step,
             }
         seed = torch.initial_seed() if not is_data_free(pl_module) else pl_module.draw_seed

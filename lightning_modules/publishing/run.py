@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from lightning_modules.runtime.resuming import hyperparameters, noted_by_run
 from lightning_modules.runtime.run_folder import LOCK, folder_of_checkpoint
 from privacy.accounting.composition import compose
 from privacy.charge import Charge
+from privacy.events import Release
 from privacy.identity import Training
 
 __all__ = ["FinishedRun", "read_run"]
@@ -234,6 +236,8 @@ def _refuse_uncovered(
         # One that was written before version 0.2 does not say: a record of this very state then has to.
         if asked > int(stated.get("queries_of_run", 0 if record is None else asked)):
             raise ExportError(late)
+        if _least_epsilon(state or {}, stated) > float(stated["epsilon"]) * (1 + 1e-9):
+            raise ExportError(late)
     accesses = content["distillation" if role == "student" else "dp_sgd"].get("looks", ())
     if any(not any(without_folders(access) in text for text in stated["assumptions"]) for access in accesses):
         raise ExportError(late)
@@ -247,6 +251,21 @@ def _refuse_uncovered(
             "nothing bounds what this teacher reveals (its noise or its sampling can be drawn again): it is private, "
             "and never exported"
         )
+
+
+def _least_epsilon(state: Mapping[str, Any], stated: Mapping[str, Any]) -> float:
+    """What the checkpoint's own charges about its teacher cost at the least, whatever else a guarantee covers.
+
+    As many queries may have been made with less noise, by a branch of the run that the guarantee knows nothing of.
+    """
+    if "teacher_epsilon" not in stated:
+        return 0.0  # written before version 0.2: what bounds the teacher is not known here
+    releases: Counter[Release] = Counter()
+    for values, count in state.get("charges", ()):
+        charge = Charge.from_dict(values)
+        if charge.training is not None and charge.training == state.get("training"):
+            releases[charge.release] += int(count)
+    return min(compose(releases, float(stated["delta"])).epsilon, float(stated["teacher_epsilon"]))
 
 
 def _architecture(content: Mapping[str, Any], settings: Mapping[str, Any], *, role: str, given: str | None) -> Any:
@@ -312,6 +331,8 @@ def _record(
         try:
             record = json.loads(place.read_text(encoding="utf-8"))
             same = record["steps"] == steps and record["epsilon_record"] == stated["epsilon"]
+            # Another run of the same settings may have written to the same path; before version 0.2 none was named.
+            same = same and record.get("run", stated.get("run")) == stated.get("run")
             if same and seed in (None, record["seed"]):
                 float(record["accuracy"])
                 return dict(record)

@@ -19,6 +19,9 @@ LONGEST = 64
 def describe_runs(loggers: Iterable[Logger], *, model: LightningModule, dataset: str) -> None:
     """Names, groups and tags those W&B runs that were given none. It must come before their first use.
 
+    What is said on the console stays there, where nobody has asked for it: a teacher's own accuracy, and what is found
+    out when it is loaded, are for its owner's eyes alone.
+
     Args:
         loggers: Loggers of any kind.
         model: What they will be used for.
@@ -30,6 +33,9 @@ def describe_runs(loggers: Iterable[Logger], *, model: LightningModule, dataset:
             settings = logger._wandb_init
             # W&B's own process keeps the working folder in which it was started.
             settings["dir"] = os.path.abspath(settings.get("dir") or ".")
+            own = settings.get("settings")
+            if own is None or isinstance(own, dict):
+                settings["settings"] = {"console": "off", **(own or {})}
             for name, value in _description(model, dataset).items():
                 if not settings.get(name):
                     settings[name] = value

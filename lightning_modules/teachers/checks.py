@@ -14,8 +14,9 @@ ACCURACY_ACCESS = (
 
 TRIAL_ACCESS = (
     "when the teacher was loaded, the form of its outputs for procedural images was looked at without noise (whether "
-    "they are logits, and of more than one class): a refusal or a warning was shown to the owner, and is stored "
-    "nowhere. What is stated of its inputs and outputs is how it was trained, and was not chosen by these messages"
+    "they are logits, and of more than one class): a refusal or a warning was shown to the owner on the console, and "
+    "stands in no file of the run. What is stated of its inputs and outputs is how it was trained, and was not chosen "
+    "by these messages"
 )
 """For the guarantee, where a teacher is tried. The same words whatever was found."""
 

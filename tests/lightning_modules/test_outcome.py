@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from support.runs import configuration, fit
 
@@ -19,6 +20,7 @@ from lightning_modules.runtime.arguments import prepare_arguments
 from lightning_modules.runtime.loggers import name_runs
 from lightning_modules.runtime.outcome import outcome
 from lightning_modules.runtime.quiet import quiet
+from lightning_modules.runtime.wandb_runs import describe_runs
 
 
 def said_by_outcome(caplog: pytest.LogCaptureFixture) -> str:
@@ -108,6 +110,35 @@ def test_runs_without_a_name_are_named_by_method_and_data(tmp_path: Path) -> Non
     wandb, project = WandbLogger(save_dir=tmp_path, offline=True), WandbLogger(project="mine", offline=True)
     name_runs([board, named, wandb, project], name="dpdfd_digits")
     assert [one.name for one in (board, named, wandb, project)] == ["dpdfd_digits", "mine", "dpdfd_digits", "mine"]
+
+
+def test_what_is_said_on_the_console_is_not_sent_to_wandb(tmp_path: Path) -> None:
+    """Warnings about a private teacher, and its accuracy, are said there."""
+    given = [None, {"mode": "offline"}, {"console": "wrap"}]
+    loggers = [WandbLogger(save_dir=tmp_path, offline=True, settings=one) for one in given]
+    describe_runs(loggers, model=BoringModel(), dataset="Digits")
+    assert [one._wandb_init["settings"] for one in loggers] == [
+        {"console": "off"}, {"console": "off", "mode": "offline"}, {"console": "wrap"},
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("console", ["off", "wrap"])
+def test_wandb_keeps_no_output(tmp_path: Path, console: str) -> None:
+    asked = {} if console == "off" else {"settings": {"console": console}}
+    lines = (
+        "from lightning.pytorch.demos.boring_classes import BoringModel",
+        "from lightning.pytorch.loggers import WandbLogger",
+        "from lightning_modules.runtime.wandb_runs import describe_runs",
+        f"logger = WandbLogger(save_dir={str(tmp_path)!r}, offline=True, **{asked!r})",
+        "describe_runs([logger], model=BoringModel(), dataset='Digits')",
+        "logger.experiment",
+        "import warnings; warnings.warn('the teacher gives one class')",
+        "import wandb; wandb.finish()",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, cwd=tmp_path)
+    kept = [file for file in tmp_path.rglob("*") if file.is_file() and b"gives one class" in file.read_bytes()]
+    assert bool(kept) == (console == "wrap")
 
 
 def test_a_run_by_tensorboard_has_the_folder_of_any_other(folder: Path) -> None:

@@ -182,6 +182,15 @@ def test_a_bound_that_protects_nobody_is_no_tag(runs: Path) -> None:
     assert MEANINGFUL_EPSILON == 20
 
 
+def test_the_accuracy_of_another_run_is_not_stated(runs: Path) -> None:
+    """Two runs of one configuration may write to one path: steps, epsilon and seed are the same."""
+    record = json.loads(Path("bounded/result.json").read_text())
+    assert record["run"] == json.loads(Path("bounded/public/guarantee.json").read_text())["guarantee"]["run"]
+    assert "at the last step of the fit" in card(run_export("bounded")).text
+    Path("bounded/result.json").write_text(json.dumps({**record, "run": "ab" * 16}))
+    assert "Not known. No record" in card(run_export("bounded", to="other")).text
+
+
 def test_a_teacher_by_dp_sgd_is_exported_itself(runs: Path) -> None:
     folder = run_export("dp", "--torch-export")
     network = load_student(folder)
@@ -293,6 +302,7 @@ def accessed(run: str) -> None:
     ("run", "spoil", "message"),
     [
         ("bounded", lambda: edited("bounded", queries_of_run=1), "went on after"),
+        ("bounded", lambda: edited("bounded", epsilon=0.5), "went on after"),  # less than its own charges cost
         ("bounded", lambda: accessed("bounded"), "went on after"),
         ("bounded", lambda: edited("bounded", run="ab" * 16), "is of run abab"),
         ("bounded", lambda: Path("bounded/public/guarantee.json").unlink(), "holds no guarantee"),
