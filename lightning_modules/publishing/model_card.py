@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,15 @@ def _warning(run: FinishedRun) -> str:
     return ""
 
 
+def inline(text: str) -> str:
+    """A name of somebody's in the card's text: on one line, and without what Markdown or HTML would take for its own.
+
+    Args:
+        text: Of any kind.
+    """
+    return re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", " ".join(text.split()))
+
+
 def _what(run: FinishedRun) -> str:
     shape = "×".join(map(str, run.image_shape))
     kind = str(run.architecture["class_path"]).rsplit(".", 1)[-1]
@@ -126,7 +136,7 @@ def _what(run: FinishedRun) -> str:
     )
     return (
         f"{made}. It tells {run.num_classes} classes apart in images of {shape} (channels × height × width): "
-        f"{', '.join(run.class_names[:20])}{' …' if run.num_classes > 20 else ''}. Architecture: `{kind}`."
+        f"{', '.join(map(inline, run.class_names[:20]))}{' …' if run.num_classes > 20 else ''}. Architecture: `{kind}`."
     )
 
 
