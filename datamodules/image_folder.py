@@ -64,8 +64,8 @@ class ImageFolder(ImageDataModule):
             settings: As for every data set.
 
         Raises:
-            MissingDataError: The folder is not there, or holds no folders with pictures.
-            ValueError: A setting is outside its range, or it cannot be told which pictures are for testing.
+            ValueError: The folder is not there, or holds no folders with pictures; a setting is outside its range, or
+                it cannot be told which pictures are for testing.
         """
         self.preparation = Preparation(size=size, channels=channels, resize=resize)
         self.image_shape = self.preparation.shape
@@ -115,7 +115,10 @@ class ImageFolder(ImageDataModule):
 
     def _layout_of(self, place: Path) -> Literal["parts", "classes"]:
         if not place.is_dir():
-            raise self._missing(place.parent, [f"{place.name}/"])
+            raise ValueError(
+                f"root {place} is no folder: give the one that holds your pictures, in folders train/CLASS and "
+                "test/CLASS, or CLASS with test_fraction"
+            )
         found = subfolders(place)
         has_parts = any(part in found for part in _PARTS)
         if self.test_fraction is None:

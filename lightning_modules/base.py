@@ -363,12 +363,24 @@ class DataFreeDistillation(LightningModule):
                 f"of it: it must be a multiple of 2 x {self.processes.size} processes, got {self.batch_size}"
             )
         if self._teacher is None:
-            source = self._teacher_source
-            teacher = source.load_ensemble() if self.of_ensemble else source.load_teacher()
-            if self.needs_gradients_of_teacher is not None:
-                teacher.require_gradients(reason=self.needs_gradients_of_teacher)
+            teacher = self._read_teacher()
             self.try_teacher(teacher, named="model.teacher_input")
             self._teacher = teacher
+
+    def _read_teacher(self) -> PrivateModel:
+        source = self._teacher_source
+        teacher = source.load_ensemble() if self.of_ensemble else source.load_teacher()
+        if self.needs_gradients_of_teacher is not None:
+            teacher.require_gradients(reason=self.needs_gradients_of_teacher)
+        return teacher
+
+    def require_teacher(self) -> None:
+        """Reads the teacher and forgets it: whether a fit could begin. It sees blank images alone.
+
+        Raises:
+            TeacherError: The file is missing, or holds nothing of use.
+        """
+        self._read_teacher()
 
     def try_teacher(self, teacher: PrivateModel, *, named: str) -> None:
         """Looks at what a teacher that was not trained here gives for procedural images, see `TeacherChecks`.

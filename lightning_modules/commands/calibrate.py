@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
 from collections.abc import Callable, Sequence
@@ -13,13 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_modules.base import DataFreeDistillation
+from lightning_modules.runtime.usage import OptionParser
 from privacy.account import Accounting
 from privacy.accounting.calibration import Calibration, calibrate_count, calibrate_noise
 from privacy.accounting.composition import compose
 from privacy.annotators import Annotator
 from privacy.published.claims import published_epsilon
 
-__all__ = ["calibrate", "calibration_table", "planned_cost"]
+__all__ = ["calibrate", "calibration_table", "planned_cost", "planned_epsilon"]
 
 TARGETS = (0.1, 1.0, 2.0, 5.0, 10.0)
 ACCOUNTINGS: tuple[Accounting, ...] = ("record", "published")
@@ -94,7 +94,7 @@ def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> 
         ValueError: The configuration has no annotator, or does not say how many steps are planned.
     """
     # The rest is for the parser of `fit`, which knows every setting.
-    parser = argparse.ArgumentParser(prog="LightningCLI calibrate", description=__doc__, allow_abbrev=False)
+    parser = OptionParser(prog="LightningCLI calibrate", description=__doc__)
     parser.add_argument("--targets", type=float, nargs="+", default=None, help="Targets for epsilon.")
     options, rest = parser.parse_known_args(list(args))
     cli = build(rest)
@@ -126,6 +126,15 @@ def planned_cost(cli: Any) -> list[str]:
         f"As configured, {calls:,} calls: record-level ε = {record:.6g} (a bound); published ε = {published:.6g} "
         f"({_claim(words.published_source)}).",
     ]
+
+
+def planned_epsilon(cli: Any) -> float:
+    """Record-level ε of what is planned alone, whatever else was asked of the same private data.
+
+    Args:
+        cli: See `planned_cost`.
+    """
+    return epsilon_of(cli.model.annotator, _planned_calls(cli), "record")
 
 
 def _planned_calls(cli: Any) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,17 +15,19 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from datamodules.base import require_at_least
-from lightning_modules.commands.calibrate import planned_cost
+from lightning_modules.commands.calibrate import planned_cost, planned_epsilon
 from lightning_modules.commands.export import say_exported
 from lightning_modules.networks.named_code import require_classes
 from lightning_modules.priors import ImagePrior
-from lightning_modules.publishing import export_run
+from lightning_modules.publishing import ExportError, check_options, export_run
+from lightning_modules.runtime.interruption import exit_status
 from lightning_modules.runtime.runs import is_dev_run, run_folder
+from lightning_modules.runtime.usage import OptionParser
 from lightning_modules.teachers.errors import TeacherError
 from lightning_modules.teachers.files import is_onnx, read_file
 from privacy.accounting.composition import compose
 from privacy.formatting import round_up
-from privacy.identity import Training
+from privacy.identity import CheckpointError, Training
 
 __all__ = ["PRIORS", "distill", "prior_for"]
 
@@ -45,6 +49,22 @@ GENERAL: Mapping[str, Any] = {
 
 #: Images are drawn and queried in epochs of so many steps, after which a checkpoint is written.
 _STEPS_PER_EPOCH = 100
+
+#: Of `fit`, and handed on to it. Those with dots are handed on as well.
+_OF_FIT = ("config", "data", "model", "seed_everything", "trainer")
+
+# What messages of `fit` call what this command calls otherwise.
+_OWN_WORDS = (
+    (r"\bmodel\.optimizers\.student_lr_scheduler\.T_max\b", "--steps"),
+    (r"\bmodel\.teacher_network\b(?!\.)", "--network"),
+    (r"\bmodel\.teacher\b(?!\.)", "--teacher"),
+    (r"\bmodel\.student\b(?!\.)", "--student"),
+    (r"\bmodel\.(images\.)?prior\b(?!\.)", "--prior"),
+    (r"\bmodel\.annotator\.noise_multiplier\b", "--noise-multiplier"),
+    (r"\bmodel\.annotator\.delta\b", "--delta"),
+    (r"\bseed_everything\b", "--seed"),
+    (r"\bstart a new run without --ckpt_path", "begin a new one in another --folder"),
+)
 
 
 def prior_for(dataset: str) -> dict[str, Any]:
@@ -71,7 +91,7 @@ def configuration(
     Raises:
         ValueError: Steps or a batch size below 1.
     """
-    steps = require_at_least(1, steps=options.steps)
+    steps = require_at_least(1, **{"--steps": options.steps})
     per_epoch = math.gcd(steps, _STEPS_PER_EPOCH) if steps >= _STEPS_PER_EPOCH else steps
     name, _, place = options.data.partition(":")
     dataset: dict[str, Any] = {"class_path": name, **({"init_args": {"root": place}} if place else {})}
@@ -172,27 +192,41 @@ def distill(
     Raises:
         ValueError: An option out of its range.
         TeacherError: No teacher of use.
-        ExportError: The student cannot be exported as asked; the run is kept.
+        CheckpointError: The run in the folder was begun with other settings.
+        ExportError: The student cannot be exported as asked: said before the fit where it can be; else the run is kept.
     """
-    options, settings = _parser().parse_known_args(list(args))
+    parser = _parser()
+    options, settings = parser.parse_known_args(list(args))
+    parser.require_known(settings, also=_OF_FIT)
     wrong = [one for one in settings[:1] if not one.startswith("--")]
     if wrong:
         raise ValueError(f"distill takes options alone, and {wrong[0]} is none; see LightningCLI distill --help")
+    to = Path(options.to)
+    check_options(to, onnx=options.onnx, synthetic_images=options.synthetic_images, force=options.force)
     training, network = bounded_training(Path(options.teacher))
     config = configuration(options, bounded=training, network=network)
     line = [f"--config={json.dumps(config)}", *settings]
     rank_zero_info(_announcement(config, training, delta=options.delta))
-    if training is None:
-        rank_zero_info("\n".join(planned_cost(build(line))))
-    if options.dry_run:
-        return
-    cli = run(["fit", *line, "--ckpt_path=last"])
+    if training is None or options.dry_run:
+        planned = build(line)
+        if training is None:
+            rank_zero_info("\n".join(planned_cost(planned)))
+            _require_exportable(planned_epsilon(planned), unprotected=options.unprotected)
+        if options.dry_run:
+            _in_own_words(planned.model.require_teacher)
+            return
+    try:
+        cli = _in_own_words(lambda: run(["fit", *line, "--ckpt_path=last"]))
+    except (KeyboardInterrupt, SystemExit) as error:
+        if exit_status(error) in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+            rank_zero_info("Or the same command once more, which exports the student as well.")
+        raise
     if is_dev_run(cli.trainer) or not cli.trainer.is_global_zero:
         return
     say_exported(
         export_run(
             run_folder(cli.trainer),
-            to=options.to,
+            to=to,
             onnx=options.onnx,
             torch_export=options.torch_export,
             synthetic_images=options.synthetic_images,
@@ -201,6 +235,27 @@ def distill(
             license_name=options.license,
         )
     )
+
+
+def _require_exportable(epsilon: float, *, unprotected: bool) -> None:
+    """Refuses, before the steps are taken, what would not be exported after them."""
+    if math.isinf(epsilon) and not unprotected:
+        raise ExportError(
+            "nothing would bound what this student reveals (record-level ε is infinite), and it would not be exported. "
+            "Add --unprotected to export it all the same: its card will begin with that; or set --noise-multiplier "
+            "above 0"
+        )
+
+
+def _in_own_words(act: Callable[[], Any]) -> Any:
+    """Runs it; what it refuses is said by the options of this command."""
+    try:
+        return act()
+    except (CheckpointError, TeacherError) as error:
+        text = str(error)
+        for pattern, own in _OWN_WORDS:
+            text = re.sub(pattern, own, text)
+        raise type(error)(text) from error
 
 
 def _announcement(config: Mapping[str, Any], training: Training | None, *, delta: float) -> str:
@@ -229,8 +284,14 @@ def _announcement(config: Mapping[str, Any], training: Training | None, *, delta
     return "\n".join(lines)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="LightningCLI distill", description=__doc__, allow_abbrev=False)
+def _parser() -> OptionParser:
+    parser = OptionParser(
+        prog="LightningCLI distill",
+        description=__doc__,
+        epilog="Settings of `fit` may follow, such as --data.dataset.size 32 --data.dataset.channels 1, "
+        "--model.teacher_network.width 32, --model.teacher_input.range '[0, 1]' or --model.teacher_outputs "
+        "probabilities.",
+    )
     add = parser.add_argument
     add("--teacher", required=True, metavar="FILE", help="Weights of a classifier, see docs/your_teacher.md.")
     add("--network", metavar="NAME", help="Its architecture, where the file does not say: my.py:Net, or a class path.")

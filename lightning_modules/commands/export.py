@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from lightning_modules.publishing import Exported, export_run
+from lightning_modules.runtime.usage import OptionParser
+from privacy.formatting import round_up
 
 __all__ = ["export", "say_exported"]
 
@@ -19,7 +20,7 @@ def export(args: Sequence[str]) -> None:
     Raises:
         ExportError: The run must not, or cannot, be exported as asked; nothing was written.
     """
-    parser = argparse.ArgumentParser(prog="LightningCLI export", description=__doc__, allow_abbrev=False)
+    parser = OptionParser(prog="LightningCLI export", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="A run's folder (runs/NAME/version_0), or a checkpoint of one.")
     parser.add_argument("--to", required=True, metavar="DIR", help="The folder that is made.")
     parser.add_argument("--onnx", action="store_true", help="Write ONNX as well; needs the extra `onnx`.")
@@ -64,5 +65,6 @@ def say_exported(done: Exported) -> None:
         print(f"{done.folder / name}: logits within {difference:.1e} of the {done.run.role}'s")
     if done.run.record is None:
         print("No record of a finished fit is of this state of the network: the card states no accuracy.")
-    print(f"Record-level epsilon = {done.run.stated['epsilon']} at delta = {done.run.stated['delta']:g}.")
+    epsilon = round_up(float(done.run.stated["epsilon"]))
+    print(f"Record-level ε = {epsilon} at δ = {done.run.stated['delta']:g}.")
     print(f"Read it before you hand it on: {done.folder / 'README.md'}", flush=True)

@@ -77,7 +77,7 @@ def _build(
         if parameter.default is inspect.Parameter.empty and parameter.kind not in _OPEN and key not in given
     ]
     if missing:
-        raise ValueError(f"{name} needs {', '.join(missing)}: add to its init_args, such as {missing[0]}: ...")
+        raise ValueError(f"{name} needs {', '.join(missing)}: {_how_to_give(missing[0])}")
     positional = [key for key, one in parameters.items() if one.kind is inspect.Parameter.POSITIONAL_ONLY]
     first = [given.pop(key) for key in positional if key in given]
     left = {key: value for key, value in offered.items() if key not in parameters and key not in given}
@@ -85,6 +85,13 @@ def _build(
     if not isinstance(made, nn.Module):
         raise ValueError(f"{name} must build a torch.nn.Module, got {type(made).__name__}")
     return made
+
+
+def _how_to_give(argument: str) -> str:
+    return (
+        f"add to its init_args, such as {argument}: ..., or to the command, such as "
+        f"--model.teacher_network.{argument} ... of a teacher and --model.student.{argument} ... of a student"
+    )
 
 
 def _require_known(

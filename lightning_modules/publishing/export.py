@@ -20,7 +20,7 @@ from lightning_modules.publishing.staging import check_target, staged
 from lightning_modules.publishing.torch_export import PROGRAM, write_program
 from lightning_modules.publishing.weights import WEIGHTS, weights_of
 
-__all__ = ["Exported", "export_run"]
+__all__ = ["Exported", "check_options", "export_run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,25 @@ class Exported:
     folder: Path
     run: FinishedRun
     differences: dict[str, float]
+
+
+def check_options(target: Path, *, onnx: bool, synthetic_images: int, force: bool) -> None:
+    """Refuses what no run could be exported with, so that it can be said before there is one.
+
+    Args:
+        target: The folder that would be made.
+        onnx: See `export_run`, as those that follow.
+        synthetic_images: So many.
+        force: Replace an earlier export.
+
+    Raises:
+        ExportError: A folder that must not be replaced, a number below 0, or no package to write ONNX with.
+    """
+    if synthetic_images < 0:
+        raise ExportError(f"--synthetic-images must be 0 or more, got {synthetic_images}")
+    check_target(target, force=force)
+    if onnx:
+        require_onnx()
 
 
 def export_run(
@@ -67,11 +86,7 @@ def export_run(
         ExportError: It must not, or cannot, be exported as asked; nothing was written.
     """
     target = Path(to)
-    if synthetic_images < 0:
-        raise ExportError(f"--synthetic-images must be 0 or more, got {synthetic_images}")
-    check_target(target, force=force)
-    if onnx:
-        require_onnx()
+    check_options(target, onnx=onnx, synthetic_images=synthetic_images, force=force)
     run = read_run(given, network=network)
     if math.isinf(run.epsilon) and not unprotected:
         raise ExportError(

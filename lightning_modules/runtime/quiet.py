@@ -11,6 +11,7 @@ __all__ = ["quiet"]
 _SAID = re.compile(
     "|".join(
         (
+            "An (KeyboardInterrupt|SIGTERMException) was raised with message",  # the command that goes on is said
             "Tip: For seamless cloud",  # advertisements
             "(GPU|TPU|HPU) available:",
             "Loading `train_dataloader` to estimate",
@@ -28,6 +29,7 @@ _WARNED = (
     ".*LeafSpec",
     ".*does not have many workers",
     "The number of training",
+    r"Be aware that when using `ckpt_path`, callbacks",  # of a fit, which test and predict have no use for
     r"Checkpoint directory .* exists and is not empty",
     r"Experiment logs directory .* exists and is not empty",
 )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
 
-__all__ = ["UsageParser", "explain", "nearest", "unknown_command"]
+__all__ = ["OptionParser", "UsageParser", "explain", "nearest", "unknown_command"]
 
 # What jsonargparse says of its own workings, line by line.
 _NOISE = re.compile(
@@ -47,6 +48,38 @@ class UsageParser(LightningArgumentParser):
         known = [option.lstrip("-") for option in self._option_string_actions if option.startswith("--")]
         sys.stderr.write(f"error: {explain(message, known=known)}\n")
         self.exit(2)
+
+
+class OptionParser(argparse.ArgumentParser):
+    """For commands of this project: as `UsageParser`, one line that names the option, and no abbreviations."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **settings})
+
+    def error(self, message: str) -> NoReturn:
+        """Says what was wrong and exits with status 2."""
+        sys.stderr.write(f"error: {self._said(message)} ({self.prog} --help lists the options)\n")
+        self.exit(2)
+
+    def require_known(self, given: Sequence[str], *, also: Sequence[str] = ()) -> None:
+        """Exits with the nearest option where one is given that there is none of.
+
+        Args:
+            given: What was left of the arguments.
+            also: Options that somebody else takes, without dashes; those with dots always are somebody else's.
+        """
+        for one in given:
+            name = one.partition("=")[0]
+            if name.startswith("--") and "." not in name and name.removeprefix("--") not in also:
+                self.error(f"unrecognized arguments: {name}")
+
+    def _said(self, message: str) -> str:
+        if match := re.match(r"unrecognized arguments: (-\S+)", message):
+            name = match[1].partition("=")[0]
+            return f"there is no option {name}{nearest(name, self._option_string_actions)}"
+        if match := re.match(r"argument (\S+): invalid (\w+) value: (.*)$", message):
+            return f"{match[1]} must be {_KINDS.get(match[2], match[2])}, got {match[3].strip(chr(39))}"
+        return re.sub(r"^the following arguments are required: (.*)$", r"\1 must be given", message)
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

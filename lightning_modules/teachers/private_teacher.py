@@ -267,10 +267,14 @@ def architecture(
     except TeacherError:
         raise
     except (ValueError, TypeError) as error:
-        raise TeacherError(
-            f"the architecture of {whose} cannot be built: {error}. Where it was made for images of another size or "
-            "other channels than the data's, state model.teacher_input.size and channels"
-        ) from error
+        hint = ""
+        if "images of" in str(error):
+            hint = (
+                ". Where it was made for images of another size or other channels than the data's, state "
+                "model.teacher_input.size and channels; where it is the data that are not as they should be, set "
+                "theirs (of ImageFolder --data.dataset.channels 1 for grey pictures, and size)"
+            )
+        raise TeacherError(f"the architecture of {whose} cannot be built: {error}{hint}") from error
 
 
 def _missing(file: Path) -> str:

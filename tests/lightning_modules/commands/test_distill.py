@@ -18,7 +18,7 @@ from lightning_modules.priors import __all__ as priors
 from lightning_modules.publishing import ExportError
 from lightning_modules.teachers.private_teacher import TeacherError
 from privacy.events import Release, SampledGaussian, Unbounded
-from privacy.identity import Training
+from privacy.identity import CheckpointError, Training
 
 DIGITS = ("--data", "Digits", "--to", "public", "--steps", "2", "--batch-size", "8")
 NETWORK = """
@@ -115,6 +115,57 @@ def test_what_is_refused(folder: Path, arguments: tuple[str, ...], error: type[E
     with pytest.raises(error, match=said):
         distil(*arguments)
     assert not Path("public").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--to", "taken"), "--to taken: it holds files that no export has written"),
+        (("--synthetic-images", "-1"), "--synthetic-images must be 0 or more"),
+        (("--noise-multiplier", "0"), "Add --unprotected .* or set --noise-multiplier above 0"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_before_the_fit(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+    Path("taken").mkdir()
+    Path("taken", "thesis.txt").write_text("mine")
+    with pytest.raises(ExportError, match=said):
+        distil("--teacher", "teachers/digits.ckpt", *DIGITS, *arguments)
+    assert not Path("runs/distill_digits_digits").exists()
+
+
+def test_without_noise_where_it_was_asked_for(folder: Path) -> None:
+    distil("--teacher", "teachers/digits.ckpt", *DIGITS, "--noise-multiplier", "0", "--unprotected")
+    assert "NOT PROTECTED" in Path("public/README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--stps", "3"), "error: there is no option --stps (did you mean --steps?) (LightningCLI distill --help"),
+        (("--steps", "many"), "error: --steps must be a whole number, got many ("),
+    ],
+)
+def test_options_that_are_wrong_end_with_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(SystemExit):
+        distil("--teacher", "teachers/digits.ckpt", *DIGITS, *arguments)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith(said)
+
+
+def test_a_dry_run_refuses_a_teacher_that_a_fit_would_refuse(folder: Path) -> None:
+    torch.save({"weight": torch.zeros(3)}, "other.pt")
+    with pytest.raises(TeacherError, match="does not say which architecture it holds: set --network, for example"):
+        distil("--teacher", "other.pt", *DIGITS, "--dry-run")
+    with pytest.raises(TeacherError, match="do not fit the architecture SmallCNN"):
+        distil("--teacher", "other.pt", "--network", "SmallCNN", *DIGITS, "--dry-run")
+
+
+def test_what_a_run_was_begun_with_is_said_by_this_command_s_options(folder: Path) -> None:
+    distil("--teacher", "teachers/digits.ckpt", *DIGITS)
+    with pytest.raises(CheckpointError, match=r"^--steps was 2 and is 3: .*or begin a new one in another --folder$"):
+        distil("--teacher", "teachers/digits.ckpt", *DIGITS, "--to", "other", "--steps", "3")
 
 
 def test_every_prior_that_is_chosen_exists() -> None:

@@ -82,7 +82,7 @@ def test_a_file_that_was_changed_is_read_again(file: Path) -> None:
     ("name", "arguments", "message"),
     [
         ("{file}:Ned", {}, r"my\.py:Ned: there is no Ned in it\. Did you mean Net\?"),
-        ("{file}:Net", {}, r"needs n_out: add to its init_args"),
+        ("{file}:Net", {}, r"needs n_out: add to its init_args, such as n_out: .*--model.teacher_network.n_out"),
         ("{file}:Net", {"n_out": 5, "widht": 3}, r"takes no argument 'widht'; it takes .* Did you mean width\?"),
         ("{file}:number", {}, r"must build a torch\.nn\.Module, got int"),
         ("{file}:THREE", {}, "is no class or function, got int"),
