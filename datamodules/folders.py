@@ -85,4 +85,5 @@ class Listing:
             images=read_pictures(self.files, prepare, cache=cache, name=name),
             labels=torch.tensor(self.labels, dtype=torch.int64),
             ids=self.ids,
+            names=self.names,
         )

@@ -25,10 +25,18 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         labels: (N,) int64.
         peak: the pixel value that maps to 1 (0 maps to -1).
         identities: (N,) int64, whom each record is of, where the data set says; records of one person share theirs.
+        names: N file names, where each record has a file of its own. For people: nothing is decided by them.
     """
 
     def __init__(
-        self, *, images: Tensor, labels: Tensor, ids: Tensor, peak: int = 255, identities: Tensor | None = None
+        self,
+        *,
+        images: Tensor,
+        labels: Tensor,
+        ids: Tensor,
+        peak: int = 255,
+        identities: Tensor | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         """Holds the records.
 
@@ -38,6 +46,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
             ids: (N,) int64, distinct.
             peak: largest possible pixel value, 1 to 255. A property of the file format, never of the images at hand.
             identities: (N,) int64, or None.
+            names: N, or None.
 
         Raises:
             ValueError: A shape, type or range is not as above.
@@ -54,6 +63,8 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
                 )
         if len(torch.unique(ids)) != len(ids):
             raise ValueError("ids must be distinct: an id names one record")
+        if names is not None and len(names) != len(images):
+            raise ValueError(f"names must be {len(images)} for {len(images)} images, got {len(names)}")
         if not 1 <= peak <= 255:
             raise ValueError(f"peak must be 1 to 255, got {peak}")
         # A byte never exceeds 255: images on disk, mapped into memory, are not all read for it.
@@ -64,6 +75,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         self.ids = ids
         self.peak = peak
         self.identities = identities
+        self.names = None if names is None else tuple(names)
 
     def __len__(self) -> int:
         """Returns the number of records."""
@@ -96,17 +108,27 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
             ids=self.ids[rows],
             peak=self.peak,
             identities=None if self.identities is None else self.identities[rows],
+            names=None if self.names is None else [self.names[row] for row in rows.tolist()],
         )
 
     def relabelled(self, labels: Tensor) -> ImageDataset:
         """Returns the same records, images shared, with other labels (N,) int64."""
-        return ImageDataset(images=self.images, labels=labels, ids=self.ids, peak=self.peak, identities=self.identities)
+        return ImageDataset(
+            images=self.images,
+            labels=labels,
+            ids=self.ids,
+            peak=self.peak,
+            identities=self.identities,
+            names=self.names,
+        )
 
     def to(self, device: torch.device) -> ImageDataset:
         """Returns a copy on a device, so that batches are put together there."""
         images, labels, ids = (values.to(device) for values in (self.images, self.labels, self.ids))
         identities = None if self.identities is None else self.identities.to(device)
-        return ImageDataset(images=images, labels=labels, ids=ids, peak=self.peak, identities=identities)
+        return ImageDataset(
+            images=images, labels=labels, ids=ids, peak=self.peak, identities=identities, names=self.names
+        )
 
     def _normalise(self, pixels: Tensor) -> Tensor:
         # Dividing by half the peak is exact at both ends: 0 becomes -1 and the peak becomes 1, to the last bit.

@@ -31,6 +31,8 @@ _PRIVATE = (
 class PredictionWriter(BasePredictionWriter):
     """Writes `predictions.csv`: the id or position of an image, class, name of the class, probability of each class.
 
+    Where every image has a file of its own, its name stands after the id.
+
     It goes into the folder of the run that the checkpoint is of. Predictions of a private teacher go into `private/`
     there: nothing bounds what they reveal.
 
@@ -41,7 +43,7 @@ class PredictionWriter(BasePredictionWriter):
     def __init__(self, *, path: str | None = None) -> None:
         super().__init__(write_interval="batch")
         self.path = path
-        self._rows: list[tuple[int, list[float]]] = []
+        self._rows: list[tuple[int, str, list[float]]] = []
         #: What rows are numbered by: ids that are stored with the records, or positions.
         self._named_by = "index"
 
@@ -75,8 +77,10 @@ class PredictionWriter(BasePredictionWriter):
         positions = list(batch_indices) if batch_indices else range(len(self._rows), len(self._rows) + len(rows))
         ids = _ids_of(trainer)
         self._named_by = "index" if ids is None else "id"
-        names = positions if ids is None else ids[torch.as_tensor(positions)].tolist()
-        self._rows += zip(map(int, names), rows, strict=True)
+        numbers = positions if ids is None else ids[torch.as_tensor(positions)].tolist()
+        names = getattr(_predicted(trainer), "names", None)
+        files = [names[position] if names else "" for position in positions]
+        self._rows += zip(map(int, numbers), files, rows, strict=True)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the table of all processes."""
@@ -107,11 +111,15 @@ def prediction_callbacks(trainer: Trainer) -> list[PredictionWriter]:
     return [] if any(isinstance(own, PredictionWriter) for own in callbacks_of(trainer)) else [PredictionWriter()]
 
 
-def _ids_of(trainer: Trainer) -> torch.Tensor | None:
-    """Stable ids of the records that are predicted, shape (N,); None where they have none."""
+def _predicted(trainer: Trainer) -> Any:
     loaders = trainer.predict_dataloaders
     loader = loaders[0] if isinstance(loaders, (list, tuple)) and loaders else loaders
-    found = getattr(getattr(loader, "dataset", None), "ids", None)
+    return getattr(loader, "dataset", None)
+
+
+def _ids_of(trainer: Trainer) -> torch.Tensor | None:
+    """Stable ids of the records that are predicted, shape (N,); None where they have none."""
+    found = getattr(_predicted(trainer), "ids", None)
     return found if isinstance(found, torch.Tensor) else None
 
 
@@ -129,18 +137,21 @@ def _folder(trainer: Trainer) -> Path:
     return found or run_folder(trainer)
 
 
-def _class_names(trainer: Trainer, rows: Sequence[tuple[int, list[float]]]) -> list[str]:
+def _class_names(trainer: Trainer, rows: Sequence[tuple[int, str, list[float]]]) -> list[str]:
     data = datamodule_of(trainer)
     names = getattr(data, "class_names", None) or getattr(getattr(data, "dataset", None), "class_names", None)
-    count = len(rows[0][1]) if rows else len(names or ())
+    count = len(rows[0][2]) if rows else len(names or ())
     return list(names) if names is not None and len(names) == count else [str(label) for label in range(count)]
 
 
-def _table(rows: Sequence[tuple[int, list[float]]], *, named_by: str, class_names: Sequence[str]) -> str:
+def _table(rows: Sequence[tuple[int, str, list[float]]], *, named_by: str, class_names: Sequence[str]) -> str:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([named_by, "class", "class_name", *(f"p({name})" for name in class_names)])
-    for name, probabilities in rows:
+    with_files = any(file for _, file, _ in rows)
+    first = [named_by, "file"] if with_files else [named_by]
+    writer.writerow([*first, "class", "class_name", *(f"p({name})" for name in class_names)])
+    for number, file, probabilities in rows:
+        first = [str(number), file] if with_files else [str(number)]
         label = max(range(len(probabilities)), key=probabilities.__getitem__)
-        writer.writerow([name, label, class_names[label], *(f"{value:.6g}" for value in probabilities)])
+        writer.writerow([*first, label, class_names[label], *(f"{value:.6g}" for value in probabilities)])
     return text.getvalue()

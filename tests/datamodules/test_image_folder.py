@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.data_files import picture, write_folders
 
-from datamodules import ImageFolder, MissingDataError
+from datamodules import ImageDataset, ImageFolder, MissingDataError
 
 
 @pytest.fixture
@@ -52,6 +52,17 @@ def test_folders_for_training_and_testing(parted: Path) -> None:
     assert data.train_records.images.shape[1:] == (1, 16, 16)
     image, _ = data.test_records[0]
     assert image.min() >= -1 and image.max() <= 1 and image.max() > 0.5
+
+
+def test_every_picture_keeps_the_name_of_its_file(place: Path) -> None:
+    records = opened(place, test_fraction=0.3).test_records
+    assert records.names is not None and len(records.names) == len(records)
+    assert all((place / name).is_file() for name in records.names)
+    some = records.select(records.labels == 1)
+    assert some.names == tuple(name for name in records.names if name.startswith("bees/"))
+    assert some.relabelled(some.labels).to(torch.device("cpu")).names == some.names
+    with pytest.raises(ValueError, match="names must be"):
+        ImageDataset(images=some.images, labels=some.labels, ids=some.ids, names=["one"])
 
 
 def test_a_share_for_testing_is_drawn_by_the_path(place: Path) -> None:

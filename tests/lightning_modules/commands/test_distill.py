@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,13 @@ def test_a_teacher_of_ones_own_and_pictures_of_ones_own(
         *("--to", "public", "--steps", "2", "--batch-size", "8", "--synthetic-images", "4"),
         *("--data.dataset.size", "16", "--data.dataset.test_fraction", "0.4"),
     )
+    run = Path("runs/distill_imagefolder_model")
+    assert re.search(r"Keep \S*training-data-of-model\.pt\S*\.jsonl: it counts", caplog.text)
+    main(["predict", "--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints/last.ckpt")])
+    with (run / "predictions.csv").open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert rows and list(rows[0])[:3] == ["id", "file", "class"] and len({row["file"] for row in rows}) == len(rows)
+    assert all(Path("pictures", row["file"]).is_file() for row in rows)
     network = load_student("public")
     assert network(torch.zeros(3, 3, 16, 16)).shape == (3, 2)
     config = json.loads(Path("public/config.json").read_text())
