@@ -57,9 +57,18 @@ def test_your_own_teacher(folder: Path) -> None:
     for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec"), {"torch": torch})
     small_sweeps(folder, "dpdfd_digits")
-    found = commands(page)
-    assert found
-    for arguments in found:
+    fits, whole_ways = (
+        [arguments for arguments in commands(page) if arguments[0] == name] for name in ("fit", "distill")
+    )
+    assert fits and len(fits) + len(whole_ways) == len(commands(page))
+    for part in ("train", "test"):
+        for label in range(10):
+            Path("pictures", part, f"class{label}").mkdir(parents=True)
+            Image.new("L", (40, 50), 20 * label).save(f"pictures/{part}/class{label}/1.png")
+    for arguments in whole_ways:
+        run_command([*arguments, "--data.dataset.size", "8", "--steps", "2", "--batch-size", "8"])
+        assert Path("my-student/student.safetensors").is_file()
+    for arguments in fits:
         cli = run_command(arguments)
         own = cli.model.teacher
         images = torch.rand(4, 1, 8, 8) * 2 - 1
