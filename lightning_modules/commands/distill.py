@@ -16,7 +16,7 @@ from torch import nn
 
 from datamodules.base import require_at_least
 from lightning_modules.commands.calibrate import planned_cost, planned_epsilon
-from lightning_modules.commands.export import say_exported
+from lightning_modules.commands.export import add_export_options, export_settings, say_exported
 from lightning_modules.networks.named_code import require_classes
 from lightning_modules.priors import ImagePrior
 from lightning_modules.publishing import ExportError, check_options, export_run
@@ -227,12 +227,7 @@ def distill(
         export_run(
             run_folder(cli.trainer),
             to=to,
-            onnx=options.onnx,
-            torch_export=options.torch_export,
-            synthetic_images=options.synthetic_images,
-            unprotected=options.unprotected,
-            force=options.force,
-            license_name=options.license,
+            **export_settings(options),
         )
     )
 
@@ -306,10 +301,5 @@ def _parser() -> OptionParser:
     add("--seed", type=int, default=0, help="Of images and initial weights; the noise has none.")
     add("--folder", metavar="DIR", help="The run's folder, which a second call goes on in. Default: below runs/.")
     add("--dry-run", action="store_true", help="Say what would be done and what it would cost, and end.")
-    add("--onnx", action="store_true", help="As of `export`, like those that follow.")
-    add("--torch-export", action="store_true")
-    add("--synthetic-images", type=int, default=0, metavar="N")
-    add("--unprotected", action="store_true")
-    add("--force", action="store_true")
-    add("--license", default="other")
+    add_export_options(parser)
     return parser

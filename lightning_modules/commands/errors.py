@@ -76,8 +76,6 @@ def message_of(error: Exception) -> str:
     for pattern, said in _LIGHTNING:
         if re.search(pattern, text):
             return said
-    if isinstance(error, TeacherError):
-        return " ".join(text.split())  # torch lists a network's weights in lines of their own
     if isinstance(error, COMPLETE):
         return text
     if isinstance(error, OSError) and error.strerror and error.filename:

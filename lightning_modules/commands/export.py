@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from lightning_modules.publishing import Exported, export_run
 from lightning_modules.runtime.usage import OptionParser
 from privacy.formatting import round_up
 
-__all__ = ["export", "say_exported"]
+__all__ = ["add_export_options", "export", "export_settings", "say_exported"]
 
 
 def export(args: Sequence[str]) -> None:
@@ -23,6 +25,22 @@ def export(args: Sequence[str]) -> None:
     parser = OptionParser(prog="LightningCLI export", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="A run's folder (runs/NAME/version_0), or a checkpoint of one.")
     parser.add_argument("--to", required=True, metavar="DIR", help="The folder that is made.")
+    add_export_options(parser)
+    parser.add_argument(
+        "--network", default=None, metavar="CLASS_PATH", help="The network's class, where a script gave an object."
+    )
+    options = parser.parse_args(list(args))
+    done = export_run(
+        options.run,
+        to=options.to,
+        **export_settings(options),
+        network=options.network,
+    )
+    say_exported(done)
+
+
+def add_export_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what an export may be asked for, whichever command makes it; `export_settings` reads it."""
     parser.add_argument("--onnx", action="store_true", help="Write ONNX as well; needs the extra `onnx`.")
     parser.add_argument("--torch-export", action="store_true", help="Write a torch.export program as well.")
     parser.add_argument(
@@ -41,22 +59,18 @@ def export(args: Sequence[str]) -> None:
     parser.add_argument(
         "--license", default="other", help="Hugging Face's identifier of the model's licence, for the card."
     )
-    parser.add_argument(
-        "--network", default=None, metavar="CLASS_PATH", help="The network's class, where a script gave an object."
-    )
-    options = parser.parse_args(list(args))
-    done = export_run(
-        options.run,
-        to=options.to,
-        onnx=options.onnx,
-        torch_export=options.torch_export,
-        synthetic_images=options.synthetic_images,
-        unprotected=options.unprotected,
-        force=options.force,
-        license_name=options.license,
-        network=options.network,
-    )
-    say_exported(done)
+
+
+def export_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of `export_run` that `add_export_options` added."""
+    return {
+        "onnx": options.onnx,
+        "torch_export": options.torch_export,
+        "synthetic_images": options.synthetic_images,
+        "unprotected": options.unprotected,
+        "force": options.force,
+        "license_name": options.license,
+    }
 
 
 def say_exported(done: Exported) -> None:

@@ -206,10 +206,11 @@ def _read_network(
     try:
         built.load_state_dict(weights)
     except RuntimeError as error:
+        listed = " ".join(str(error).split())  # torch lists weights in lines of their own
         raise TeacherError(
             f"the weights in teacher {file} do not fit the architecture {type(built).__name__} with "
-            f"num_classes={num_classes} and image_shape={image_shape}: {error}. Set model.teacher_network to the class "
-            "that the teacher was trained with, and its arguments, or take the data set that it was trained on"
+            f"num_classes={num_classes} and image_shape={image_shape}: {listed}. Set model.teacher_network to the "
+            "class that the teacher was trained with, and its arguments, or take the data set that it was trained on"
         ) from error
     return built, weights
 
