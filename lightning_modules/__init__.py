@@ -7,6 +7,7 @@ from lightning_modules.dgd import DGD
 from lightning_modules.distillation import Distillation
 from lightning_modules.dpdfd import DPDFD
 from lightning_modules.dpsd import DPSD
+from lightning_modules.feddpsd import FedDPSD
 from lightning_modules.labeldp import LabelDP
 from lightning_modules.moved import MOVED
 from lightning_modules.publishing import load_student
@@ -22,6 +23,7 @@ __all__ = [
     "DPSGDTeacher",
     "DataFreeDistillation",
     "Distillation",
+    "FedDPSD",
     "LabelDP",
     "Teacher",
     "TeacherEnsemble",

@@ -51,8 +51,12 @@ RELATIONS: Mapping[tuple[Unit, Relation], str] = {
     (Unit.RECORD, Relation.REPLACE_ONE): "replacement of one training record",
     (Unit.RECORD, Relation.ZERO_OUT): "zero-out of one training record",
     (Unit.LABEL, Relation.REPLACE_ONE): "replacement of the label of one training record",
+    (Unit.CLIENT, Relation.REPLACE_ONE): "replacement of all records of one client; which clients there are is public",
 }
 """Words for what is more special than what a mechanism says of itself."""
+
+
+_OF_CLIENT = "one client: all records that its teacher was trained on"
 
 
 POST_PROCESSING = (
@@ -198,6 +202,8 @@ class Guarantee:
         outside += not_covered
         outside.append("what the ledger does not hold: copies of a teacher that were used elsewhere")
         stated = account.epsilon(counts=covered) if epsilon is None else epsilon
+        # Of the charges, not of a setting: other runs in the ledger may have been about single records.
+        unit, relation = account.neighbours(counts=covered)
         if account.scope == "run" or account.epsilon_of_ledger() > stated:
             outside.append(
                 "other runs and teachers from the same private data, if any of what they made is published too: the "
@@ -206,8 +212,8 @@ class Guarantee:
         return cls(
             epsilon=stated,
             delta=account.delta,
-            unit=words.unit,
-            relation=RELATIONS.get(account.neighbours(counts=covered), words.relation),
+            unit=_OF_CLIENT if unit is Unit.CLIENT else words.unit,
+            relation=RELATIONS.get((unit, relation), words.relation),
             private_data=account.ledger.private_data,
             artefacts=tuple(artefacts),
             mechanism=words.mechanism,
@@ -254,7 +260,7 @@ class Guarantee:
             "",
             "| | |",
             "|---|---|",
-            f"| record-level ε | {_figure(self.epsilon)} |",
+            f"| {self.level}-level ε | {_figure(self.epsilon)} |",
             f"| δ | {self.delta:g} |",
             f"| unit | {self.unit} |",
             f"| neighbouring relation | {self.relation} |",
@@ -299,6 +305,11 @@ class Guarantee:
             "results can be compared with the papers' tables."
         )
 
+    @property
+    def level(self) -> str:
+        """`client` where the unit is a whole client, else `record`."""
+        return "client" if self.unit == _OF_CLIENT else "record"
+
     def headline(self) -> str:
         """One sentence on what ε means here."""
         if math.isinf(self.epsilon):
@@ -306,12 +317,14 @@ class Guarantee:
                 "Nothing bounds what these artefacts reveal about a single record of the private data "
                 "(record-level ε is infinite)."
             )
+        level = f"{self.level.capitalize()}-level"
         if self.epsilon > MEANINGFUL_EPSILON:
             return (
-                f"Record-level ε = {round_up(self.epsilon)} at δ = {self.delta:g}: a bound so large that it protects "
-                "no record in any meaningful sense (a ratio of e^ε between what two neighbouring data sets may give)."
+                f"{level} ε = {round_up(self.epsilon)} at δ = {self.delta:g}: a bound so large that it protects "
+                f"no {self.level} in any meaningful sense (a ratio of e^ε between what two neighbouring data sets may give)."
             )
-        return f"Record-level ε = {round_up(self.epsilon)} at δ = {self.delta:g}."
+        of_records = "" if self.level == "record" else " It holds for a single record as well."
+        return f"{level} ε = {round_up(self.epsilon)} at δ = {self.delta:g}.{of_records}"
 
     def write(self, folder: str | Path) -> tuple[Path, Path]:
         """Writes `guarantee.json` and `guarantee.md`, each atomically; returns both paths."""

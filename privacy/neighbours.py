@@ -40,12 +40,14 @@ class Relation(str, Enum):
 def common_neighbours(events: Iterable[tuple[Unit, Relation]]) -> tuple[Unit, Relation]:
     """Unit and relation that a composition of `events` is a statement about.
 
-    Two lemmas, both because the pairs of one statement are some of the other's:
+    Three lemmas, each because the pairs of one statement are some of the other's:
 
     - A bound for any change of a unit holds for each single kind of change: events under `ANY_CHANGE` compose with
       events under one other relation, as events under that one.
     - Replacing a label replaces its record by one that differs in the label alone: events about records under
       `ANY_CHANGE` or `REPLACE_ONE` compose with events about labels, as events about labels.
+    - A client whose data lose, gain or change a record is a client whose data were replaced: events about clients under
+      `ANY_CHANGE` or `REPLACE_ONE` compose with events about records or labels, as events about any change of a record.
 
     Nothing else is composed: from add-or-remove to replace-one it takes group privacy, which changes ε.
 
@@ -61,6 +63,10 @@ def common_neighbours(events: Iterable[tuple[Unit, Relation]]) -> tuple[Unit, Re
     """
     pairs = set(events)
     units = {unit for unit, _ in pairs} or {Unit.RECORD}
+    replaced = {(Unit.CLIENT, Relation.ANY_CHANGE), (Unit.CLIENT, Relation.REPLACE_ONE)}
+    if units > {Unit.CLIENT}:
+        pairs = {(Unit.RECORD, Relation.ANY_CHANGE) if pair in replaced else pair for pair in pairs}
+        units = {unit for unit, _ in pairs}
     if units == {Unit.RECORD, Unit.LABEL}:
         units = {Unit.LABEL}
         pairs |= {(Unit.LABEL, Relation.REPLACE_ONE)}

@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.teachers.private_model import PrivateModel, TeacherError, training_of, weights_digest
-from lightning_modules.teachers.private_teacher import architecture
+from lightning_modules.teachers.private_teacher import PrivateTeacher, architecture
 from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs, adapted, as_logits
 from privacy.identity import Training, UnnamedTraining
 from privacy.mechanisms.vote_counts import vote_counts
@@ -93,6 +93,23 @@ class PrivateEnsemble(PrivateModel):
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         """The votes as numbers, shape (N, c): their argmax is what most teachers say. As private as they are."""
         return self.votes(images).float()
+
+    def apart(self) -> list[PrivateTeacher]:
+        """Each teacher by itself, as the one of a client, with private data and a ledger of its own.
+
+        A client is known by its number: the file's n-th teacher is that of the same shard whatever the others are.
+        """
+        return [
+            PrivateTeacher(
+                self._held().network(index),
+                private_data=f"{self.private_data}/client-{index}",
+                num_records=self.num_records,  # of all clients together: more than this one's
+                path=self.path,
+                inputs=self.inputs,
+                outputs=self.outputs,
+            )
+            for index in range(self.num_teachers)
+        ]
 
     def _name(self, teacher: int) -> str:
         where = "the ensemble" if self.path is None else f"ensemble {self.path}"

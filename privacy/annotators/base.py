@@ -27,6 +27,7 @@ from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import RECORDS, Charge, Ledger
 from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
+from privacy.neighbours import Relation, Unit
 from privacy.plan import Plan, unmade
 from privacy.processes import ALONE, Processes, by_first
 from privacy.published.claims import Claim
@@ -121,6 +122,8 @@ class Annotator(ABC):
         self._shape: tuple[int, int] | None = None
         self._paper: str | None = None
         self.num_records: int | None = None
+        #: What one neighbouring change touches: a record, or all records of one client, see `protect_clients`.
+        self.unit: Unit = Unit.RECORD
         #: The processes of the run, of which the first alone charges and draws.
         self.processes: Processes = ALONE
         self._followed: int | None = None
@@ -138,10 +141,24 @@ class Annotator(ABC):
         """The charge as the ledger has to have it: about which training, and void where its noise is."""
         training = charge.training or (None if self._account is None else self._account.training)
         if self.noise.secure:
-            return replace(charge, training=training)
+            release = charge.release
+            if self.unit is Unit.CLIENT:
+                release = release.about(Unit.CLIENT, Relation.REPLACE_ONE)
+            return replace(charge, release=release, training=training)
         # In the ledger, not in this run alone: whoever reads it next must know.
         void = Unbounded(reason="the noise can be drawn again by whoever knows its seed")
         return replace(charge, release=void, training=training)
+
+    def protect_clients(self) -> None:
+        """States every cost for one client whose data are replaced, in place of one record; before the first charge.
+
+        What is charged for a record is charged because one record may turn one teacher into any other. A client whose
+        data are all replaced does no more, where its teacher is trained on nothing else. No bound on a training by
+        DP-SGD says anything of a whole client, and none must be given to `open`.
+        """
+        if self._account is not None:
+            raise RuntimeError("protect_clients must be called before the annotator is opened")
+        self.unit = Unit.CLIENT
 
     @property
     def claim_of_nonprivate_access(self) -> Claim | None:

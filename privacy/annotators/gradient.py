@@ -15,6 +15,7 @@ from privacy.events import Gaussian, Release
 from privacy.events.discrete import DiscreteGaussian
 from privacy.ledger import Charge
 from privacy.mechanisms import keep_largest, zero_non_finite_samples
+from privacy.mechanisms.bounding import clip_per_sample
 from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian, lattice_spacing, round_to_lattice
 from privacy.mechanisms.gradient_bounding import gradient_bounding
@@ -191,14 +192,35 @@ class GradientAnnotator(Annotator):
             ValueError: Not of the shape that was bound: nothing is charged.
             BudgetExceeded: The target does not allow one more step: nothing is charged or released.
         """
+        return self._charged_release(gradients, bounded=False)
+
+    @uncompiled
+    @torch.no_grad()
+    def annotate_bounded(self, gradients: torch.Tensor) -> torch.Tensor:
+        """As `annotate`, of gradients that the clients of a federation have bounded by C themselves.
+
+        They are not taken at their word: what is longer than C is clipped to it, so that the price holds for the others
+        whatever one of them sent.
+        """
+        return self._charged_release(gradients, bounded=True)
+
+    def charge_elsewhere(self) -> None:
+        """Charges one call whose gradients others bound and noise, before they are asked for it.
+
+        Raises:
+            BudgetExceeded: The target does not allow one more step: nobody may be asked.
+        """
+        self.account.charge(self.charge)
+
+    def _charged_release(self, gradients: torch.Tensor, *, bounded: bool) -> torch.Tensor:
         self._require_shape(gradients)
         self.account.charge(self.charge)
         batch_size, num_classes = self.shape
-        bounded = self._bounded(gradients.cpu().flatten(0, -2)).view(-1, batch_size, num_classes)
+        rows = self._bounded(gradients.cpu().flatten(0, -2), bounded=bounded).view(-1, batch_size, num_classes)
         std = self.mechanism.noise_std(batch_size, self.noise_multiplier) * self.norm_bound
-        rows = self.mechanism.release(bounded, noise_std=std, add_noise=self._add_noise)
+        released = self.mechanism.release(rows, noise_std=std, add_noise=self._add_noise)
         # First the dtype: not every device has float64.
-        return rows.to(gradients.dtype).to(gradients.device)
+        return released.to(gradients.dtype).to(gradients.device)
 
     def _require_shape(self, gradients: torch.Tensor) -> None:
         expected, shape = self.shape, tuple(gradients.shape)
@@ -210,14 +232,20 @@ class GradientAnnotator(Annotator):
                 f"got {shape}"
             )
 
-    def _bounded(self, gradients: torch.Tensor) -> torch.Tensor:
-        """Gradients (n·B, c) of n teachers, all processes' samples, in float64 and bounded by `bounded_by`."""
+    def _bounded(self, gradients: torch.Tensor, *, bounded: bool = False) -> torch.Tensor:
+        """Gradients (n·B, c) of n teachers, all processes' samples, in float64 and bounded by `bounded_by`.
+
+        Of what is said to be `bounded` already, rows that are too long are clipped and the others left as they are.
+        """
         rows = zero_non_finite_samples(gradients)
         if self.top_k is not None:
             rows = keep_largest(rows, k=self.top_k)
         # One row for all that is bounded as one: a sample, or a teacher's whole batch.
         groups = self.bounded_by.grouped(rows, batch_size=self.shape[0])
-        groups = self.bounded_by.bound(groups, norm_bound=self.norm_bound, stability=self.stability)
+        if bounded:
+            groups = clip_per_sample(groups, norm_bound=self.norm_bound)
+        else:
+            groups = self.bounded_by.bound(groups, norm_bound=self.norm_bound, stability=self.stability)
         if self._lattice is not None:
             # Towards zero, so that no norm grows, and before anything is summed.
             whole = round_to_lattice(groups, norm_bound=self.norm_bound, granularity=self._lattice)

@@ -126,6 +126,17 @@ class LabelAnnotator(Annotator):
         release: Release = RandomizedResponse(self.epsilon, size)
         return Charge(release=Repeated(release, samples), claim=self._claim, queries=samples)
 
+    def charge_elsewhere(self, *, size: int | None = None) -> None:
+        """Charges one call that others answer, before they are asked for it.
+
+        Args:
+            size: See `annotate`.
+
+        Raises:
+            BudgetExceeded: The target does not allow it: nobody may be asked.
+        """
+        self.account.charge(self._honest(self._charge_of_size(self.smallest if size is None else size)))
+
     @uncompiled
     @of_all_processes(samples=0)
     @torch.no_grad()

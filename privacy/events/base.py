@@ -97,6 +97,10 @@ class Release(ABC):
         """
         return self == planned
 
+    def about(self, unit: Unit, relation: Relation) -> Release:
+        """The same cost as a statement about other neighbours, for whoever has shown that it is one."""
+        return dataclasses.replace(self, unit=unit, relation=relation)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `release_from_dict` is the inverse. Infinite numbers become the string "inf"."""
         fields = {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from privacy.checks import check_count
 from privacy.events.base import Release
+from privacy.neighbours import Relation, Unit
 from privacy.numerics import pld
 
 __all__ = ["Repeated"]
@@ -37,6 +38,10 @@ class Repeated(Release):
         object.__setattr__(self, "count", check_count("count", self.count, minimum=1))
         object.__setattr__(self, "unit", self.release.unit)
         object.__setattr__(self, "relation", self.release.relation)
+
+    def about(self, unit: Unit, relation: Relation) -> Repeated:
+        """See `Release.about`; neighbours are those of the single release."""
+        return replace(self, release=self.release.about(unit, relation))
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
         """`count` times that of one."""

@@ -1,0 +1,391 @@
+"""FedDPSD: DPSD of many teachers, each at a client that nothing but noisy answers leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
+from torch.nn import functional as F
+
+from lightning_modules.base import DataFreeDistillation
+from lightning_modules.dpsd import LabelTargets
+from lightning_modules.federated import Absence, ClientConnection, Federation, FederationError, Question, Terms
+from lightning_modules.functional.candidates import LinearCandidates
+from lightning_modules.functional.generator_terms import GeneratorTerms
+from lightning_modules.functional.gradient_targets import Annotation, GradientTargets
+from lightning_modules.functional.losses import expected_labels
+from lightning_modules.image_source import Images
+from lightning_modules.optimizers import Optimizers
+from lightning_modules.runtime.hyperparameters import settings_of
+from lightning_modules.runtime.runs import is_dev_run, run_folder
+from lightning_modules.setting_checks import check_choice, check_whole_number
+from lightning_modules.teachers.private_model import PrivateModel
+from privacy.annotators import GradientAnnotator, LabelAnnotator
+from privacy.events import Gaussian
+from privacy.mechanisms.randomized_response import top_k_candidates
+from privacy.processes import ProcessesError
+
+__all__ = ["FedDPSD"]
+
+_ABSENT = (
+    "which clients answer in a round is decided by nothing in anybody's records (networks and machines fail), and is "
+    "public"
+)
+_CLIENTS = (
+    "each record lies at one client, whose teacher was trained on its own records alone: a record that is changed, "
+    "added or taken out there changes that teacher and no other"
+)
+_TRUSTED = (
+    "THE SERVER IS TRUSTED: clients send it bounded gradients without noise, and it adds the noise to their sum. The "
+    "figure is about what leaves the server; against the server itself nothing is bounded but by the teachers' own "
+    "trainings"
+)
+_OWN_NOISE = "each client adds noise of its own, drawn from its operating system's generator, before anything leaves it"
+
+
+class FedDPSD(DataFreeDistillation):
+    """Liu et al., *Privacy-Preserving Model Transcription with Differentially Private Synthetic Distillation*, Alg. 2.
+
+    The server makes synthetic images and sends them with the student's outputs to every client. A client asks its own
+    teacher and sends back bounded gradients (*data* switch) or noisy classes (*label* switch); the server updates
+    student and generator by them. No teacher and no record ever leaves a client.
+
+    Who adds the noise to gradients decides whom the figure protects from:
+
+    | `annotator.release` | noise | holds against |
+    |---|---|---|
+    | `ensemble` (as printed) | once, on the sum, by the server: σC/m on the mean | everybody but the server |
+    | `per_sample_full`, `per_sample` | by each client: σC/√m, or σC/(B√m), on the mean | the server as well |
+
+    The price is the same for both: one record, or all records of one client, move that client's rows alone. With
+    `unit: client` the figures are about a whole client whose data are replaced. Of the label switch every client
+    answers by itself, and the price is that of its own B responses.
+
+    Where the paper leaves a choice:
+
+    - *Line 14 for labels* is the mean of the clients' one-hot vectors; by default it is that of the classes which each
+      response makes likely (`label_targets.noise_correction`), as in `DPSD`.
+    - *Line 26* prints ‖g‖₂ without an index, and *line 10's* k is fixed: see `DPSD`, whose settings these are.
+    - *A client that is missing*, late or answers what cannot be used is left out of the round; the others go on.
+      Noise is not lowered for it, and the sum is divided by the number of answers.
+
+    Args:
+        num_classes: c; linked from the data.
+        image_shape: (C, H, W); linked from the data.
+        batch_size: b, synthetic images of a round; linked from the data.
+        clients: How they are reached: `LocalClients` in this process, `FlowerClients` on other machines.
+        annotator: `GradientAnnotator` with `release: ensemble`, `per_sample_full` or `per_sample` for the data switch,
+            `LabelAnnotator` for the label switch. Default: the one that `privacy` names, for gradients `ensemble`.
+        privacy: The paper's switch; None takes what the annotator is for.
+        unit: What figures are about: one `record`, or one `client` with all of its records.
+        federation: Public name of what the clients hold together, by which the server's ledger is found. Of the one
+            file of a `TeacherEnsemble` it is that of its data.
+        min_clients: Fewest answers that a round is made of.
+        student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
+            `SmallCNN`.
+        images: Where synthetic images come from.
+        gradient_targets: Of the data switch: the distillation loss, and what the student makes of its noisy gradient.
+        label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
+        generator_terms: The generator's loss.
+        optimizers: Optimizers and schedules of student and generator.
+
+    Raises:
+        ValueError: A setting that has no meaning, or an annotator that is not for the switch.
+    """
+
+    paper = "D"
+    annotator: GradientAnnotator | LabelAnnotator
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        image_shape: tuple[int, int, int],
+        batch_size: int,
+        clients: ClientConnection,
+        annotator: GradientAnnotator | LabelAnnotator | None = None,
+        privacy: Literal["data", "label"] | None = None,
+        unit: Literal["record", "client"] = "record",
+        federation: str = "federation",
+        min_clients: int = 1,
+        student: Callable[..., nn.Module] | None = None,
+        images: Images = Images(),
+        gradient_targets: GradientTargets = GradientTargets(),
+        label_targets: LabelTargets = LabelTargets(),
+        generator_terms: GeneratorTerms = GeneratorTerms(),
+        optimizers: Optimizers = Optimizers(),
+    ) -> None:
+        check_choice("unit", unit, ("record", "client"))
+        check_whole_number("min_clients", min_clients, least=1)
+        if not federation.strip():
+            raise ValueError("federation must name what the clients hold together, got an empty name")
+        super().__init__(
+            num_classes=num_classes,
+            image_shape=image_shape,
+            batch_size=batch_size,
+            annotator=_annotator(annotator, privacy, k=min(3, num_classes)),
+            teacher="at the clients",
+            student=student,
+            images=settings_of(Images, images, name="images"),
+            optimizers=optimizers,
+        )
+        if not isinstance(clients, ClientConnection):
+            raise ValueError(f"clients must be LocalClients or another way to reach them, got {type(clients).__name__}")
+        self.clients = clients
+        self.unit: Literal["record", "client"] = unit
+        if unit == "client":
+            self.annotator.protect_clients()
+        self.federation = federation
+        self.min_clients = min_clients
+        self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
+        if self.gradient_targets.student_target == "gradients" and isinstance(self.annotator, LabelAnnotator):
+            raise ValueError(
+                "gradient_targets.student_target='gradients' needs the data switch: labels have no gradients to follow"
+            )
+        self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
+        self.schedule = self.label_targets.schedule or LinearCandidates()
+        self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")
+        #: In how many rounds each client was left out.
+        self.absences: Counter[str] = Counter()
+        self._told: set[tuple[str, str]] = set()
+
+    def training_step(self, batch: int, batch_idx: int) -> None:
+        """One round of Algorithm 2. `batch` is a step index: no data set stands behind it."""
+        with self.draws.seeded(self.steps_done):
+            latents = self.draw_latents(self.steps_done)  # line 3
+            images = self.draw_images(self.steps_done, latents)  # line 4
+            targets = self.update_student(images)  # lines 5 to 16
+            if latents is not None:
+                self.update_generator(latents, targets[: len(latents)])  # lines 17 and 18
+        self.end_step()
+
+    def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
+        """Lines 6 to 14: what the clients' answers make of the student's outputs, shape (B, c)."""
+        annotator = self.annotator
+        if isinstance(annotator, GradientAnnotator):
+            released = self._noisy_gradients(outputs, images)
+            return self.gradient_targets.annotation(outputs, released, norm_bound=annotator.norm_bound)
+        sizes = self.schedule.sizes(outputs.float().softmax(dim=1), step=self.steps_done, smallest=annotator.smallest)
+        candidates = top_k_candidates(outputs, k=sizes)
+        # One size for all: the step alone fixes it.
+        size = int(sizes[0]) if self.schedule.fixed_beforehand else None
+        annotator.charge_elsewhere(size=size)
+        answers = self._answers(self._question(outputs, images, candidates=candidates, size=size))
+        votes = [self._likely(labels.to(outputs.device), outputs, candidates) for labels in answers]
+        return Annotation(torch.stack(votes).mean(dim=0))
+
+    def _noisy_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        """Line 14 for the data switch, shape (B, c)."""
+        annotator = self.annotator
+        assert isinstance(annotator, GradientAnnotator)
+        question = self._question(outputs, images)
+        if self.noise_by == "server":
+            released = annotator.annotate_bounded(torch.stack(self._answers(question)))
+        else:
+            # Before anybody is asked: what a client sends counts from when it leaves the client.
+            annotator.charge_elsewhere()
+            released = torch.stack(self._answers(question)).mean(dim=0)
+        return released.to(outputs.device, outputs.dtype)
+
+    def _likely(self, labels: torch.Tensor, outputs: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """One client's labels (B,) as distributions (B, c)."""
+        if not self.label_targets.noise_correction:
+            return F.one_hot(labels, self.num_classes).float()
+        return expected_labels(outputs.float(), labels, candidates, epsilon=self._label_epsilon)
+
+    @property
+    def _label_epsilon(self) -> float:
+        assert isinstance(self.annotator, LabelAnnotator)
+        return self.annotator.epsilon
+
+    def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """L_G with a weight for each term, plus L_S if switched on; see `DataFreeDistillation`."""
+        loss, logits = self.generator_terms(self.student, images)
+        if self.generator_terms.student_loss_weight:
+            loss = self.generator_terms.with_student_loss(loss, logits, targets)
+        return loss
+
+    # --- rounds ---
+
+    @property
+    def noise_by(self) -> Literal["client", "server"]:
+        """Who adds the noise."""
+        annotator = self.annotator
+        return "server" if isinstance(annotator, GradientAnnotator) and annotator.mechanism.of_ensemble else "client"
+
+    def _question(
+        self,
+        outputs: torch.Tensor,
+        images: torch.Tensor,
+        *,
+        candidates: torch.Tensor | None = None,
+        size: int | None = None,
+    ) -> Question:
+        return Question(
+            number=self.steps_done,
+            images=images.detach().float(),
+            outputs=outputs.float(),
+            candidates=candidates,
+            size=size,
+        )
+
+    def _answers(self, question: Question) -> list[torch.Tensor]:
+        """Of those clients that gave one, in the order of their names.
+
+        Raises:
+            FederationError: They are fewer than `min_clients`.
+        """
+        found = self.clients.ask(question)
+        absent = {name: answer for name, answer in found.items() if isinstance(answer, Absence)}
+        for name, absence in absent.items():
+            self.absences[name] += 1
+            if (name, absence.reason) not in self._told:
+                self._told.add((name, absence.reason))
+                rank_zero_warn(f"Round {question.number} goes on without {name}: {absence.reason}")
+        answers = [found[name] for name in sorted(found) if name not in absent]
+        self.log_in_step("federation/answers", float(len(answers)))
+        if len(answers) < self.min_clients:
+            why = "; ".join(f"{name}: {absence.reason}" for name, absence in sorted(absent.items()))
+            raise FederationError(
+                f"round {question.number} has {len(answers)} answers, and min_clients is {self.min_clients} ({why}). "
+                "What was charged stays charged; go on from the last checkpoint when they are back"
+            )
+        return [answer for answer in answers if isinstance(answer, torch.Tensor)]
+
+    # --- the course of a fit ---
+
+    def _prepare_fit(self) -> None:
+        if self.processes.size > 1:
+            raise ProcessesError(
+                f"FedDPSD runs in one process, got {self.processes.size}: its work is done by the clients. Set "
+                "trainer.devices and trainer.num_nodes to 1"
+            )
+        super()._prepare_fit()
+
+    def _read_teacher(self) -> PrivateModel:
+        known = self.clients.introductions(num_classes=self.num_classes, image_shape=self.image_shape)
+        if len(known) < self.min_clients:
+            raise FederationError(f"min_clients is {self.min_clients}, and there are {len(known)} clients")
+        if not all(client.secure for client in known) and self.annotator.noise.secure and self.noise_by == "client":
+            insecure = ", ".join(client.name for client in known if not client.secure)
+            raise FederationError(f"the noise of {insecure} can be drawn again by whoever knows its seed")
+        return Federation(
+            known,
+            private_data=f"{self.federation}/clients",
+            delta=self.annotator.delta,
+            of_clients=self.unit == "client",
+            ensemble=getattr(self.clients, "ensemble", None),
+            durable=not is_dev_run(self.trainer),
+        )
+
+    def on_train_start(self) -> None:
+        """Fixes the plan, and tells the clients what they are going to be asked."""
+        super().on_train_start()
+        folder = None if is_dev_run(self.trainer) else run_folder(self.trainer) / "clients"
+        out = self.clients.begin(self.terms(), folder=folder)
+        left = len(self.teacher_names) - len(out)
+        if left < self.min_clients:
+            why = "; ".join(f"{name}: {absence.reason}" for name, absence in sorted(out.items()))
+            raise FederationError(f"{left} clients take part, and min_clients is {self.min_clients} ({why})")
+
+    @property
+    def teacher_names(self) -> tuple[str, ...]:
+        """Names of the clients, while a fit runs."""
+        assert isinstance(self.teacher, Federation)
+        return self.teacher.names
+
+    def terms(self) -> Terms:
+        """What this run asks of every client."""
+        annotator = self.annotator
+        label = isinstance(annotator, LabelAnnotator)
+        release = annotator.charge.release
+        by_server = self.noise_by == "server"
+        return Terms(
+            run=annotator.account.ledger.run,
+            switch="label" if label else "data",
+            noise_by=self.noise_by,
+            unit=self.unit,
+            calls=self.plan.calls,
+            batch_size=self.batch_size,
+            num_classes=self.num_classes,
+            image_shape=self.image_shape,
+            mechanism=_mechanism(annotator),
+            loss={} if label else dataclasses.asdict(self.gradient_targets),
+            server_mu=release.mu if by_server and isinstance(release, Gaussian) else None,
+        )
+
+    def on_fit_end(self) -> None:
+        """Lets the clients settle their ledgers and write their guarantees."""
+        self.clients.end()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """As `on_fit_end`: what left a client before an error has left it."""
+        self.clients.end()
+
+    def assumptions(self) -> list[str]:
+        """What a guarantee of this run rests on besides the annotator."""
+        noise = _TRUSTED if self.noise_by == "server" else _OWN_NOISE
+        said = [_CLIENTS, _ABSENT, noise]
+        if self.absences:
+            listed = ", ".join(f"{name} in {count:,}" for name, count in sorted(self.absences.items()))
+            said.append(f"rounds that clients were left out of: {listed}; they are charged for these all the same")
+        return said
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """With who was absent."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["absences"] = dict(self.absences)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Inverse of `on_save_checkpoint`."""
+        super().on_load_checkpoint(checkpoint)
+        self.absences = Counter(checkpoint.get("absences", {}))
+
+
+def _mechanism(annotator: GradientAnnotator | LabelAnnotator) -> dict[str, Any]:
+    """Settings of the annotator that each client has to have."""
+    if isinstance(annotator, LabelAnnotator):
+        return {"epsilon": annotator.epsilon, "smallest": annotator.smallest, "delta": annotator.delta}
+    by_server = annotator.mechanism.of_ensemble
+    return {
+        # Without noise the client's own figure is infinite, as it is against a server that adds the noise.
+        "release": "per_sample_full" if by_server else annotator.release,
+        "noise_multiplier": 0.0 if by_server else annotator.noise_multiplier,
+        "norm_bound": annotator.norm_bound,
+        "bounding": annotator.bounding,
+        "stability": annotator.stability,
+        "top_k": annotator.top_k,
+        "granularity": annotator.granularity,
+        "delta": annotator.delta,
+    }
+
+
+def _annotator(
+    given: GradientAnnotator | LabelAnnotator | None, privacy: Literal["data", "label"] | None, *, k: int
+) -> GradientAnnotator | LabelAnnotator:
+    if privacy not in ("data", "label", None):
+        raise ValueError(f"privacy must be data or label, got {privacy!r}")
+    if given is None:
+        return LabelAnnotator(smallest=k) if privacy == "label" else GradientAnnotator(release="ensemble")
+    if isinstance(given, GradientAnnotator):
+        if given.release not in ("ensemble", "per_sample_full", "per_sample"):
+            raise ValueError(
+                "annotator.release must be ensemble (the server adds the noise), per_sample_full or per_sample (each "
+                f"client does) for FedDPSD, got {given.release!r}"
+            )
+    elif given.labels != "hard":
+        raise ValueError(
+            f"annotator.labels must be hard for FedDPSD, whose clients send one-hot vectors, got {given.labels!r}"
+        )
+    fits = "data" if isinstance(given, GradientAnnotator) else "label"
+    if privacy not in (fits, None):
+        raise ValueError(
+            f"privacy={privacy!r} does not go with the annotator {type(given).__name__}, which is for {fits}: take "
+            f"{'LabelAnnotator' if privacy == 'label' else 'GradientAnnotator'}, or leave one of the two out"
+        )
+    return given

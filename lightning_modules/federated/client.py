@@ -1,0 +1,232 @@
+"""One client of a federation: a private teacher, a ledger of its own, and a guarantee that is written where it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_modules.federated.messages import Introduction, Question, Terms
+from lightning_modules.functional.gradient_targets import GradientTargets
+from lightning_modules.query_plan import QueryPlan
+from lightning_modules.teachers.private_teacher import PrivateTeacher
+from privacy.accounting.composition import compose
+from privacy.annotators import Annotator, GradientAnnotator, LabelAnnotator
+from privacy.events import Gaussian
+from privacy.formatting import round_up
+from privacy.guarantee import Guarantee
+from privacy.identity import Training
+from privacy.mechanisms.noise import NoiseSource
+
+__all__ = ["ClientRefusal", "FederatedClient"]
+
+
+class ClientRefusal(ValueError):
+    """A client does not agree to what a run is going to ask, or a question is not what was agreed."""
+
+
+class FederatedClient:
+    """A client of DPSD's Algorithm 2 (lines 7 to 12, Fed-FlexPer), and what its owner lets it do.
+
+    Whatever it answers passes its own annotator, which charges its own ledger first: what leaves it is counted there,
+    whoever the server is and whatever becomes of an answer.
+
+    Args:
+        name: By which the server knows it.
+        teacher: The classifier that was trained on this client's records.
+        target_epsilon: Record-level ε that all runs together may spend of this client's records; None for no limit.
+        delta: δ of its own figures; None takes the server's.
+        trusts_server: Whether it may send gradients without noise, for the server to add it to the sum.
+        noise: Source of its noise; None is the operating system's generator.
+        ledger: Its ledger's file; None is the private data's own.
+        num_records: Number of its records, where its teacher's file does not say.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        teacher: PrivateTeacher,
+        target_epsilon: float | None = None,
+        delta: float | None = None,
+        trusts_server: bool = False,
+        noise: NoiseSource | None = None,
+        ledger: str | None = None,
+        num_records: int | None = None,
+    ) -> None:
+        self.name = name
+        self.teacher = teacher
+        self.target_epsilon = target_epsilon
+        self.delta = delta
+        self.trusts_server = trusts_server
+        self.noise = noise
+        self.ledger = ledger
+        self.num_records = num_records or teacher.num_records
+        self.folder: Path | None = None
+        self._terms: Terms | None = None
+        self._annotator: Annotator | None = None
+        self._plan = QueryPlan()
+        self._loss = GradientTargets()
+
+    def introduction(self) -> Introduction:
+        """What it says of itself."""
+        training = self.teacher.training
+        named = isinstance(training, Training)
+        return Introduction(
+            name=self.name,
+            num_records=self.num_records,
+            training=training.id if isinstance(training, Training) else "",
+            releases=training.releases if named and training is not None else None,
+            secure=self.noise is None or self.noise.secure,
+        )
+
+    def begin(self, terms: Terms, *, folder: Path | None = None) -> None:
+        """Agrees to a run: opens the ledger, writes down all that is planned, and says what it will cost.
+
+        A client that was restarted in the middle of a run goes on with the ledger's count of that run.
+
+        Args:
+            terms: What is going to be asked.
+            folder: Where the guarantee is written; None: nowhere.
+
+        Raises:
+            ClientRefusal: Its owner does not allow that.
+            BudgetExceeded: Not one answer fits into its target.
+        """
+        if terms.noise_by == "server" and not self.trusts_server:
+            raise ClientRefusal(
+                f"{self.name} does not send gradients without noise: its owner has not set trusts_server, and the run "
+                "is of noise that the server adds (annotator.release: ensemble). Take per_sample_full, whose noise "
+                "each client adds itself"
+            )
+        annotator = self._annotator_for(terms)
+        annotator.bind(batch_size=terms.batch_size, num_classes=terms.num_classes, paper="D")
+        annotator.open(
+            private_data=self.teacher.private_data,
+            ledger=self.teacher.ledger,
+            num_records=self.num_records,
+            # The server's run, so that a restarted client counts on.
+            state={"run": terms.run, "private_data": self.teacher.private_data, "training": None, "charges": []},
+            training=self.teacher.training,
+        )
+        annotator.require_affordable()
+        self._terms, self._annotator, self.folder = terms, annotator, folder
+        self._loss = GradientTargets(**terms.loss)
+        self._plan = QueryPlan()
+        self._plan.fix(annotator, self._calls_wanted)
+        self.write_guarantee()
+
+    def _annotator_for(self, terms: Terms) -> Annotator:
+        own: dict[str, Any] = {
+            "target_epsilon": self.target_epsilon,
+            "noise": self.noise,
+            "ledger": self.ledger,
+            **({} if self.delta is None else {"delta": self.delta}),
+        }
+        if terms.switch == "label":
+            return LabelAnnotator(**{**terms.mechanism, **own})
+        return GradientAnnotator(**{**terms.mechanism, **own})
+
+    def _calls_wanted(self) -> int | None:
+        assert self._terms is not None and self._annotator is not None
+        if self._terms.calls is None:
+            return None
+        made = self._annotator.calls_made()
+        return made + self._annotator.affordable(limit=max(0, self._terms.calls - made))
+
+    @property
+    def annotator(self) -> Annotator:
+        """What its answers pass, and are charged by.
+
+        Raises:
+            ClientRefusal: Nothing was agreed yet.
+        """
+        if self._annotator is None:
+            raise ClientRefusal(f"{self.name} was asked before a run began")
+        return self._annotator
+
+    def answer(self, question: Question) -> torch.Tensor:
+        """Fed-FlexPer: what leaves this client in one round, on the CPU; charged before its noise is drawn.
+
+        Returns:
+            Gradients bounded by C, shape (B, c), float32, with noise where the client adds it; or classes, shape (B,).
+
+        Raises:
+            ClientRefusal: The question is not what was agreed: nothing is charged.
+            BudgetExceeded: Its budget does not allow the answer: nothing is charged.
+        """
+        annotator = self.annotator
+        self._check(question)
+        logits = self.teacher.logits(question.images)
+        if isinstance(annotator, LabelAnnotator):
+            assert question.candidates is not None
+            return annotator.annotate(logits, question.candidates, size=question.size).cpu()
+        assert isinstance(annotator, GradientAnnotator)
+        return annotator.annotate(self._loss.gradients(question.outputs, logits)).float().cpu()
+
+    def _check(self, question: Question) -> None:
+        assert self._terms is not None
+        terms = self._terms
+        wanted = {
+            "images": (terms.batch_size, *terms.image_shape),
+            "outputs": (terms.batch_size, terms.num_classes),
+        }
+        if terms.switch == "label":
+            wanted["candidates"] = (terms.batch_size, terms.num_classes)
+        for name, shape in wanted.items():
+            given = getattr(question, name)
+            if given is None or tuple(given.shape) != shape:
+                found = "none" if given is None else f"the shape {tuple(given.shape)}"
+                raise ClientRefusal(f"{name} must have the shape {shape} that was agreed, got {found}")
+            if not bool(torch.isfinite(given).all()):
+                raise ClientRefusal(f"{name} must be finite")
+
+    def guarantee(self) -> Guarantee:
+        """What left this client, and what that bounds, whoever the server is."""
+        assert self._terms is not None
+        terms = self._terms
+        answers = "noisy classes" if terms.switch == "label" else "bounded gradients"
+        said = self.annotator.guarantee(
+            artefacts=(
+                f"all {answers} that {self.name} sent to the server of run {terms.run}, and whatever anybody computes "
+                "from them: the student, the generator, synthetic images",
+            ),
+            planned=self._plan.covered,
+            assumptions=[
+                "this client's teacher was trained on this client's records alone, and left it in no other way",
+                *self.teacher.assumptions,
+            ],
+            not_covered=[self._of_trusted_server()] if terms.noise_by == "server" else [],
+        )
+        return replace(said, unit="one training record of this client")
+
+    def _of_trusted_server(self) -> str:
+        """What holds against everybody but a server that adds the noise; its own figure bounds nothing then."""
+        assert self._terms is not None
+        terms, delta = self._terms, self.annotator.delta
+        text = (
+            "the server, which receives this client's gradients without noise: against it nothing bounds anything but "
+            "the teacher's own training"
+        )
+        if terms.server_mu is None or terms.calls is None or not math.isfinite(terms.server_mu):
+            return text
+        epsilon = compose({Gaussian(terms.server_mu): terms.calls}, delta).epsilon
+        return (
+            f"{text}. Against everybody else, if that server is honest, adds the noise it states before anything "
+            f"leaves it and keeps what it was sent to itself, epsilon = {round_up(epsilon)} at delta = {delta:g} for "
+            f"one record of this client, or all of them ({terms.calls:,} planned rounds, mu = {terms.server_mu:.4g} "
+            "each)"
+        )
+
+    def write_guarantee(self) -> Path | None:
+        """Writes `guarantee.json` and `guarantee.md` into its folder; returns the page."""
+        return None if self.folder is None else self.guarantee().write(self.folder)[1]
+
+    def end(self) -> None:
+        """Settles its ledger, and writes what left it."""
+        if self._annotator is not None:
+            self._annotator.close()
+            self.write_guarantee()

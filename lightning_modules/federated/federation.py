@@ -1,0 +1,108 @@
+"""What the server knows of its clients' teachers: what they say of themselves, and no network."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from lightning_modules.federated.messages import Introduction
+from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+from lightning_modules.teachers.private_model import PrivateModel, TeacherError
+from privacy.accounting.composition import compose
+from privacy.events import Release
+from privacy.identity import Training, UnnamedTraining, ledger_file
+
+__all__ = ["Federation"]
+
+
+class Federation(PrivateModel):
+    """The teachers of all clients as the server's ledger knows them. It answers nothing: clients do.
+
+    A record lies at one client, so that what bounds every client's training bounds it: the largest of their figures,
+    where each of them states one.
+
+    Args:
+        introductions: Of all clients.
+        private_data: Public name of what they hold together.
+        delta: δ that their trainings are compared at.
+        of_clients: Whether figures are about whole clients, of which no training by DP-SGD says anything.
+        ensemble: The file that all teachers came from, where it is one.
+        durable: Whether its ledger is a file.
+    """
+
+    def __init__(
+        self,
+        introductions: Sequence[Introduction],
+        *,
+        private_data: str,
+        delta: float,
+        of_clients: bool = False,
+        ensemble: PrivateEnsemble | None = None,
+        durable: bool = True,
+    ) -> None:
+        self.names = tuple(introduction.name for introduction in introductions)
+        counts = [introduction.num_records for introduction in introductions]
+        known = sum(count for count in counts if count is not None) if None not in counts else None
+        super().__init__(
+            private_data=private_data if ensemble is None else ensemble.private_data,
+            training=_training(introductions, delta, of_clients) if ensemble is None else ensemble.training,
+            num_records=known if ensemble is None else ensemble.num_records,
+            path=None if ensemble is None else ensemble.path,
+        )
+        self._durable = durable
+
+    @property
+    def ledger(self) -> Path | None:
+        """The server's: of the ensemble's data where its file holds all teachers, else of the federation's name."""
+        if self.path is not None:
+            return super().ledger
+        return ledger_file(self.private_data) if self._durable else None
+
+    @property
+    def num_teachers(self) -> int:
+        """m, the number of clients."""
+        return len(self.names)
+
+    @property
+    def is_foreign(self) -> bool:
+        """False: no network is at hand that could be tried."""
+        return False
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """None: clients answer, and their annotators release.
+
+        Raises:
+            TeacherError: Always.
+        """
+        raise TeacherError("the server of a federation holds no teacher: ask the clients")
+
+    def each(self, images: torch.Tensor) -> torch.Tensor:
+        """See `logits`.
+
+        Raises:
+            TeacherError: Always.
+        """
+        return self.logits(images)
+
+    def _network_of(self, teacher: int) -> nn.Module:
+        raise TeacherError("the server of a federation holds no teacher: ask the clients")
+
+
+def _training(
+    introductions: Sequence[Introduction], delta: float, of_clients: bool
+) -> Training | UnnamedTraining | None:
+    """One training in the place of all clients': the same for the same clients, bounded where all of them are."""
+    ids = sorted(introduction.training for introduction in introductions)
+    if "" in ids:
+        return None
+    stated = [introduction.releases for introduction in introductions]
+    bounds: list[Mapping[Release, int]] = [releases for releases in stated if releases]
+    worst = None
+    if len(bounds) == len(stated) and not of_clients:
+        worst = max(bounds, key=lambda releases: compose(releases, delta).epsilon)
+    joint = hashlib.sha256("\n".join(ids).encode()).hexdigest()[:32]
+    return Training(joint, kind=f"{len(ids)} clients", releases=worst)

@@ -1,0 +1,132 @@
+"""What server and clients tell each other (DPSD Algorithm 2), as plain values and tensors that any transport can carry.
+
+Everything that the server sends is public or was released before. What a client sends back is the only thing that
+leaves it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from privacy.events import Release, release_from_dict
+
+__all__ = ["Absence", "Introduction", "Question", "Switch", "Terms"]
+
+Switch = Literal["data", "label"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction:
+    """What a client says of itself before anything is asked. All of it is public by its own decision.
+
+    Attributes:
+        name: By which it is known: in messages, logs and guarantees.
+        num_records: Number of its records, where it states one.
+        training: Identity of its teacher's training; empty where its file names none.
+        releases: What that training released of its records, where it was by DP-SGD; None where nothing bounds it.
+        secure: Whether its noise comes from the operating system's generator.
+    """
+
+    name: str
+    num_records: int | None = None
+    training: str = ""
+    releases: Mapping[Release, int] | None = None
+    secure: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; `from_dict` is the inverse."""
+        releases = None if self.releases is None else [[r.to_dict(), n] for r, n in self.releases.items()]
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**fields, "releases": releases}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Introduction:
+        """Inverse of `to_dict`."""
+        releases = values["releases"]
+        taken = None if releases is None else {release_from_dict(r): int(n) for r, n in releases}
+        return cls(**{**values, "releases": taken})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a run is going to ask of every client: fixed before the first question, and the same for all.
+
+    Attributes:
+        run: Identity of the server's run. A client's ledger counts by it.
+        switch: What is answered: gradients (`data`) or classes (`label`).
+        noise_by: Who adds the noise: each client to what it sends, or the server to the sum, which it then has to be
+            trusted with. Of labels it is always the clients.
+        unit: What the server's figures are about, `record` or `client`.
+        calls: Questions that the run plans in all; None where no end is known.
+        batch_size: B, images of one question.
+        num_classes: c.
+        image_shape: (C, H, W).
+        mechanism: Settings of the client's annotator, see `FederatedClient`.
+        loss: Settings of `GradientTargets` whose gradient is asked for; empty for labels.
+        server_mu: Of noise that the server adds: μ of one of its releases, for what a client's guarantee says of
+            everybody but the server; None where clients add their own.
+    """
+
+    run: str
+    switch: Switch
+    noise_by: Literal["client", "server"]
+    unit: Literal["record", "client"]
+    calls: int | None
+    batch_size: int
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    mechanism: Mapping[str, Any] = field(default_factory=dict)
+    loss: Mapping[str, Any] = field(default_factory=dict)
+    server_mu: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; `from_dict` is the inverse."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {
+            **values,
+            "image_shape": list(self.image_shape),
+            "mechanism": dict(self.mechanism),
+            "loss": dict(self.loss),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Terms:
+        """Inverse of `to_dict`."""
+        channels, height, width = values["image_shape"]
+        return cls(**{**values, "image_shape": (int(channels), int(height), int(width))})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One round's question (Algorithm 2, line 6): synthetic images, and what the student makes of them.
+
+    Attributes:
+        number: Of the round, from 0.
+        images: Shape (B, C, H, W), float32.
+        outputs: The student's logits, shape (B, c), float32.
+        candidates: Of labels: which classes an answer is chosen from, shape (B, c), bool, by the student's outputs
+            alone; None for gradients.
+        size: Candidates in every set, where that was fixed before the run.
+    """
+
+    number: int
+    images: torch.Tensor
+    outputs: torch.Tensor
+    candidates: torch.Tensor | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Why a client's answer is left out of a round.
+
+    Attributes:
+        reason: In words that say nothing about its records.
+    """
+
+    reason: str
