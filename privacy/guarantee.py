@@ -321,7 +321,8 @@ class Guarantee:
         if self.epsilon > MEANINGFUL_EPSILON:
             return (
                 f"{level} ε = {round_up(self.epsilon)} at δ = {self.delta:g}: a bound so large that it protects "
-                f"no {self.level} in any meaningful sense (a ratio of e^ε between what two neighbouring data sets may give)."
+                f"no {self.level} in any meaningful sense (a ratio of e^ε between what two neighbouring data sets may "
+                "give)."
             )
         of_records = "" if self.level == "record" else " It holds for a single record as well."
         return f"{level} ε = {round_up(self.epsilon)} at δ = {self.delta:g}.{of_records}"
