@@ -20,6 +20,9 @@ PAIRS = st.tuples(st.sampled_from(Unit), st.sampled_from(Relation))
 
 @given(st.lists(PAIRS, max_size=5))
 def test_what_composes(events: list[tuple[Unit, Relation]]) -> None:
+    replaced = {(Unit.CLIENT, Relation.ANY_CHANGE), (Unit.CLIENT, Relation.REPLACE_ONE)}
+    if {unit for unit, _ in events} > {Unit.CLIENT}:
+        events = [(Unit.RECORD, Relation.ANY_CHANGE) if event in replaced else event for event in events]
     units = {unit for unit, _ in events}
     relations = {relation for _, relation in events} - {Relation.ANY_CHANGE}
     if units == {Unit.RECORD, Unit.LABEL}:
@@ -51,6 +54,22 @@ def test_answers_compose_with_label_noise_as_a_statement_about_labels() -> None:
     assert compose({answers: 5, labels: 5}, DELTA).epsilon > compose({labels: 5}, DELTA).epsilon
 
 
+def test_a_bound_for_a_whole_client_is_one_for_its_records() -> None:
+    clients = Gaussian(0.2).about(Unit.CLIENT, Relation.REPLACE_ONE)
+    assert common_neighbours([(clients.unit, clients.relation)]) == (Unit.CLIENT, Relation.REPLACE_ONE)
+    for other in (Gaussian(0.3), SampledGaussian(1.0, 0.01)):
+        pairs = [(event.unit, event.relation) for event in (clients, other)]
+        assert common_neighbours(pairs) == (Unit.RECORD, other.relation)
+    together = compose({clients: 1, Gaussian(0.3): 1}, DELTA).epsilon
+    assert together == compose({Gaussian(0.2): 1, Gaussian(0.3): 1}, DELTA).epsilon
+
+
+def test_repeated_releases_are_about_what_a_single_one_is() -> None:
+    batch = Repeated(RandomizedResponse(1.0, 10), 8).about(Unit.CLIENT, Relation.REPLACE_ONE)
+    assert (batch.unit, batch.relation) == (Unit.CLIENT, Relation.REPLACE_ONE) == (batch.release.unit, batch.relation)
+    assert release_from_dict(batch.to_dict()) == batch
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -58,7 +77,8 @@ def test_answers_compose_with_label_noise_as_a_statement_about_labels() -> None:
         (SampledGaussian(1.0, 0.01), Gaussian(0.2, relation=Relation.ZERO_OUT)),
         (SampledGaussian(1.0, 0.01), RevealedGaussian(1.0, 0.05)),
         (RandomizedResponse(1.0, 10, relation=Relation.ZERO_OUT), RevealedGaussian(1.0, 0.05)),
-        (Gaussian(0.2, unit=Unit.CLIENT), Gaussian(0.2)),
+        (Gaussian(0.2, unit=Unit.CLIENT, relation=Relation.ADD_OR_REMOVE), Gaussian(0.2)),
+        (Gaussian(0.2, unit=Unit.CLIENT, relation=Relation.ZERO_OUT), Gaussian(0.2)),
     ],
     ids=repr,
 )

@@ -1,0 +1,175 @@
+"""A client by itself: what leaves it is charged first, by its own ledger, whoever the server is."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.dp_teachers import teacher_by_dp_sgd
+from support.federations import BATCH_SIZE, client, question, reproducible, small_network, terms
+from torch import nn
+
+from lightning_modules.federated import ClientRefusal, FederatedClient
+from lightning_modules.teachers.private_teacher import PrivateTeacher
+from privacy.account import BudgetExceeded
+from privacy.accounting.composition import compose
+from privacy.events import Gaussian, RandomizedResponse, Repeated
+from privacy.ledger import Ledger
+
+DELTA = 1e-5
+MU = math.sqrt(BATCH_SIZE) * 2 / 20.0
+LABELS = {"switch": "label", "mechanism": {"epsilon": 1.0, "smallest": 3, "delta": DELTA}, "loss": {}}
+
+
+def candidates(size: int) -> torch.Tensor:
+    chosen = torch.zeros(BATCH_SIZE, 10, dtype=torch.bool)
+    chosen[:, :size] = True
+    return chosen
+
+
+def test_an_answer_is_charged_for_what_it_is() -> None:
+    asked = client()
+    asked.begin(terms())
+    answer = asked.answer(question())
+    assert answer.shape == (BATCH_SIZE, 10) and answer.dtype == torch.float32 and not answer.requires_grad
+    ((charge, count),) = asked.annotator.account.counts().items()
+    assert (charge.release, charge.queries, count) == (Gaussian(MU), BATCH_SIZE, 1)
+
+
+def test_classes_are_charged_as_so_many_responses() -> None:
+    asked = client()
+    asked.begin(terms(**LABELS))
+    answer = asked.answer(question(candidates=candidates(4), size=4))
+    assert answer.shape == (BATCH_SIZE,) and int(answer.max()) < 4
+    ((charge, _),) = asked.annotator.account.counts().items()
+    assert charge.release == Repeated(RandomizedResponse(1.0, 4), BATCH_SIZE)
+
+
+def test_the_guarantee_covers_the_plan_before_anything_is_answered(tmp_path: Path) -> None:
+    asked = client()
+    asked.begin(terms(), folder=tmp_path)
+    said = json.loads((tmp_path / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]
+    assert said["epsilon"] == pytest.approx(compose({Gaussian(MU): 5}, DELTA).epsilon, rel=1e-6)
+    assert said["unit"] == "one training record of this client" and said["run"] == "aa" * 16
+    asked.answer(question())
+    asked.end()
+    after = json.loads((tmp_path / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]
+    assert after["epsilon"] == said["epsilon"] and after["queries"] == BATCH_SIZE
+
+
+def test_without_noise_nothing_is_bounded_and_what_a_trusted_server_adds_is_said_apart() -> None:
+    asked = client(trusts_server=True)
+    by_server = {**terms().mechanism, "noise_multiplier": 0.0}
+    asked.begin(terms(noise_by="server", mechanism=by_server, server_mu=MU))
+    asked.answer(question())
+    said = asked.guarantee()
+    assert math.isinf(said.epsilon)
+    honest = compose({Gaussian(MU): 5}, DELTA).epsilon
+    against_others = [text for text in said.not_covered if "if that server is honest" in text]
+    assert len(against_others) == 1 and f"{honest:.5g}"[:5] in against_others[0]
+
+
+def test_a_client_that_does_not_trust_the_server_sends_nothing_without_noise() -> None:
+    asked = client()
+    with pytest.raises(ClientRefusal, match="has not set trusts_server"):
+        asked.begin(terms(noise_by="server"))
+    with pytest.raises(ClientRefusal, match="before a run began"):
+        asked.answer(question())
+
+
+def test_a_teacher_by_dp_sgd_bounds_what_is_sent_without_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    teacher_by_dp_sgd("dp", target_epsilon=2.0)
+    held = PrivateTeacher.load("dp/checkpoints/last.ckpt", num_classes=10, image_shape=(1, 8, 8))
+    asked = FederatedClient(name="one", teacher=held, trusts_server=True)
+    asked.begin(terms(noise_by="server", mechanism={**terms().mechanism, "noise_multiplier": 0.0}))
+    asked.answer(question())
+    assert 1.9 < asked.guarantee().epsilon <= 2.0
+    assert asked.introduction().releases
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"images": torch.zeros(BATCH_SIZE, 3, 8, 8)}, r"images must have the shape \(8, 1, 8, 8\)"),
+        ({"images": torch.full((BATCH_SIZE, 1, 8, 8), torch.nan)}, "images must be finite"),
+        ({"outputs": torch.zeros(BATCH_SIZE - 1, 10)}, r"outputs must have the shape \(8, 10\)"),
+        ({"outputs": torch.full((BATCH_SIZE, 10), torch.inf)}, "outputs must be finite"),
+    ],
+)
+def test_a_question_that_was_not_agreed_is_refused_and_costs_nothing(changed: dict[str, Any], message: str) -> None:
+    asked = client()
+    asked.begin(terms())
+    with pytest.raises(ClientRefusal, match=message):
+        asked.answer(question(**changed))
+    assert not asked.annotator.account.counts()
+
+
+def test_candidates_are_asked_for_where_classes_are() -> None:
+    asked = client()
+    asked.begin(terms(**LABELS))
+    with pytest.raises(ClientRefusal, match=r"candidates must have the shape \(8, 10\) that was agreed, got none"):
+        asked.answer(question())
+
+
+def test_a_client_keeps_to_its_own_budget() -> None:
+    asked = client(target_epsilon=compose({Gaussian(MU): 2}, DELTA).epsilon * 1.001)
+    asked.begin(terms())
+    for number in range(2):
+        asked.answer(question(number))
+    with pytest.raises(BudgetExceeded):
+        asked.answer(question(2))
+    spent = client(target_epsilon=0.01)
+    with pytest.raises(BudgetExceeded):
+        spent.begin(terms())
+
+
+def test_a_restarted_client_goes_on_with_its_ledger(tmp_path: Path) -> None:
+    """What its process forgot stands in the file, under the server's run."""
+    path = str(tmp_path / "ledger.jsonl")
+    first = client(ledger=path)
+    first.begin(terms())
+    first.answer(question())
+    del first  # as killed: nothing is settled
+    second = client(ledger=path)
+    second.begin(terms())
+    second.answer(question(1))
+    assert second.annotator.calls_made() > 2, "the whole block that was reserved counts"
+    assert second.guarantee().epsilon >= compose({Gaussian(MU): 5}, DELTA).epsilon
+    second.end()
+    book = Ledger(path=path, private_data="records of one", run="bb" * 16)
+    assert book.runs() == ["aa" * 16]
+
+
+class Broken(nn.Module):
+    """NaN on every image but a blank one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(images.flatten(1))
+        blank = images.flatten(1).abs().sum(dim=1, keepdim=True) == 0
+        return torch.where(blank, logits, torch.full_like(logits, torch.nan))
+
+
+def test_a_teacher_that_breaks_is_not_told_from_one_that_does_not() -> None:
+    asked = client(Broken())
+    asked.begin(terms())
+    assert bool(torch.isfinite(asked.answer(question())).all())
+
+
+def test_noise_is_each_clients_own() -> None:
+    """Two clients with one teacher answer differently, and by the scale that is charged."""
+    answers = []
+    for number in range(2):
+        asked = client(small_network(0), noise=reproducible(number))
+        asked.begin(terms())
+        answers.append(asked.answer(question()))
+    apart = (answers[0] - answers[1]).double() / (20.0 * 1e-3 * math.sqrt(2))
+    assert 0.7 < float(apart.std()) < 1.35, "not two thirds nor three halves of the noise that is charged"

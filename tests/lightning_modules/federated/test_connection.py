@@ -1,0 +1,74 @@
+"""What the server takes from a client, and what the messages carry."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from support.federations import BATCH_SIZE, question, small_network, terms
+
+from lightning_modules.federated import Absence, Introduction, LocalClients, Terms
+from lightning_modules.federated.connection import checked_answer
+from privacy.events import SampledGaussian
+
+LABELS = torch.zeros(BATCH_SIZE, 10, dtype=torch.bool)
+LABELS[:, :3] = True
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (torch.zeros(BATCH_SIZE, 9), r"the shape (8, 9) in place of (8, 10)"),
+        (torch.zeros(BATCH_SIZE), r"the shape (8,) in place of (8, 10)"),
+        (torch.zeros(BATCH_SIZE, 10, dtype=torch.float16), "torch.float16 in place of torch.float32"),
+        (torch.full((BATCH_SIZE, 10), torch.nan), "not finite"),
+        (torch.full((BATCH_SIZE, 10), math.inf), "not finite"),
+    ],
+)
+def test_gradients_that_cannot_be_used_are_left_out(answer: torch.Tensor, reason: str) -> None:
+    found = checked_answer(answer, question=question())
+    assert isinstance(found, Absence) and reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (torch.zeros(BATCH_SIZE, 10, dtype=torch.int64), "the shape"),
+        (torch.zeros(BATCH_SIZE), "torch.float32 in place of torch.int64"),
+        (torch.full((BATCH_SIZE,), 3), "no candidate"),
+        (torch.full((BATCH_SIZE,), -1), "no candidate"),
+        (torch.full((BATCH_SIZE,), 10), "no candidate"),
+    ],
+)
+def test_classes_that_cannot_be_used_are_left_out(answer: torch.Tensor, reason: str) -> None:
+    found = checked_answer(answer, question=question(candidates=LABELS, size=3))
+    assert isinstance(found, Absence) and reason in found.reason
+
+
+def test_what_was_asked_for_is_taken() -> None:
+    gradients, classes = torch.ones(BATCH_SIZE, 10), torch.full((BATCH_SIZE,), 2)
+    assert checked_answer(gradients, question=question()) is gradients
+    assert checked_answer(classes, question=question(candidates=LABELS, size=3)) is classes
+
+
+def test_messages_survive_json() -> None:
+    said = Introduction(name="one", num_records=7, training="ab" * 16, releases={SampledGaussian(1.0, 0.1): 3})
+    assert Introduction.from_dict(json.loads(json.dumps(said.to_dict()))) == said
+    asked = terms(server_mu=0.5, loss={"loss": "kd"})
+    assert Terms.from_dict(json.loads(json.dumps(asked.to_dict()))) == asked
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"teachers": []}, "teachers must be a file for each client"),
+        ({"teachers": ["a.ckpt"], "names": ["one", "two"]}, "names must be one for each of 1 teachers, got 2"),
+        ({"teachers": ["a.ckpt", "b.ckpt"], "names": ["one", "one"]}, "names must differ"),
+        ({"teachers": ["a.ckpt", small_network(0)]}, "not some of each"),
+    ],
+)
+def test_clients_that_make_no_sense_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LocalClients(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,372 @@
+"""FedDPSD in one process: what moves when a client changes, what is charged, and who may be missing."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.ensembles import ensemble_file
+from support.federations import BATCH_SIZE, federated, reproducible, small_network, small_networks
+from support.runs import checkpoint, configuration, equal, fit, leaks
+from torch import nn
+
+from lightning_modules import FedDPSD
+from lightning_modules.federated import Absence, FederationError, LocalClients, Question
+from lightning_modules.functional.gradient_targets import GradientTargets
+from lightning_modules.image_source import Images
+from privacy.accounting.composition import compose
+from privacy.annotators import GradientAnnotator, LabelAnnotator
+from privacy.events import Gaussian, RandomizedResponse, Repeated
+from privacy.mechanisms.noise import ReproducibleNoise
+from privacy.neighbours import Relation, Unit
+from privacy.processes import ProcessesError
+
+DELTA, SIGMA = 1e-5, 20.0
+SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
+MU = math.sqrt(BATCH_SIZE) * 2 / SIGMA
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a script writes, it writes where it is run."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained_clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three clients' teachers of the digits, trained once."""
+    return ensemble_file(tmp_path_factory.mktemp("clients"), network=SMALL, num_teachers=3, steps=20)
+
+
+@pytest.fixture
+def place(folder: Path, trained_clients: Path) -> Path:
+    (folder / "teachers" / "clients.ckpt").write_bytes(trained_clients.read_bytes())
+    return folder
+
+
+def gradients(release: Any = "ensemble", **settings: Any) -> GradientAnnotator:
+    return GradientAnnotator(release=release, noise_multiplier=SIGMA, **settings)
+
+
+def run(folder: str = "run", *arguments: str, epochs: int = 1, **model: Any) -> FedDPSD:
+    """A run from the command line, of the three clients of one file."""
+    config = configuration(
+        folder,
+        class_path="FedDPSD",
+        annotator={"release": "ensemble", "noise_multiplier": SIGMA},
+        model={"clients": {"class_path": "LocalClients", "init_args": {"teachers": "teachers/clients.ckpt"}}, **model},
+        epochs=epochs,
+    )
+    del config["model"]["init_args"]["teacher"]
+    module = fit(config, *arguments).model
+    assert isinstance(module, FedDPSD)
+    return module
+
+
+# --- what is charged ---
+
+
+@pytest.mark.parametrize("release", ["ensemble", "per_sample_full"])
+def test_server_and_clients_charge_each_round(release: str) -> None:
+    reached = LocalClients(teachers=small_networks(3))
+    module = federated(reached, annotator=gradients(release))
+    ((charge, count),) = module.annotator.account.counts().items()
+    assert (charge.release, charge.queries, count) == (Gaussian(MU), BATCH_SIZE, 2)
+    for client in reached.clients:
+        ((own, number),) = client.annotator.account.counts().items()
+        assert number == 2 and own.queries == BATCH_SIZE
+        assert own.release == Gaussian(math.inf if release == "ensemble" else MU)
+
+
+def test_labels_are_charged_by_each_client_for_its_own_responses() -> None:
+    reached = LocalClients(teachers=small_networks(3))
+    module = federated(reached, annotator=LabelAnnotator(epsilon=1.0, smallest=3))
+    wanted = Repeated(RandomizedResponse(1.0, 10), BATCH_SIZE)
+    for account in (module.annotator.account, *(client.annotator.account for client in reached.clients)):
+        assert {charge.release: count for charge, count in account.counts().items()} == {wanted: 2}
+
+
+@pytest.mark.parametrize("unit", ["record", "client"])
+def test_the_guarantee_says_whom_it_protects(unit: Any) -> None:
+    module = federated(small_networks(3), annotator=gradients("per_sample_full"), unit=unit)
+    said = module.guarantee()
+    assert said.epsilon == pytest.approx(compose({Gaussian(MU): 2}, DELTA).epsilon, rel=1e-6)
+    (charge,) = module.annotator.account.counts()
+    assert charge.release.unit is (Unit.CLIENT if unit == "client" else Unit.RECORD)
+    assert ("one client" in said.unit) == (unit == "client") == said.headline().startswith("Client-level")
+    assert ("replacement of all records of one client" in said.relation) == (unit == "client")
+
+
+def test_a_ledger_that_was_about_records_makes_no_statement_about_clients(place: Path) -> None:
+    """One file for both runs: what they compose to is about records alone."""
+    run("first")
+    said = run("second", unit="client").guarantee()
+    assert said.unit.startswith("one training record") and said.headline().startswith("Record-level")
+    assert "client" not in said.relation
+
+
+def test_a_trusted_server_is_named_as_such() -> None:
+    trusted = federated(small_networks(2), annotator=gradients()).guarantee()
+    own = federated(small_networks(2), annotator=gradients("per_sample_full")).guarantee()
+    assert any("THE SERVER IS TRUSTED" in text for text in trusted.assumptions)
+    assert not any("THE SERVER IS TRUSTED" in text for text in own.assumptions)
+
+
+def ledgers_of(module: FedDPSD) -> set[Path]:
+    """Files that the clients of a run in this process have charged."""
+    assert isinstance(module.clients, LocalClients)
+    found = {client.teacher.ledger for client in module.clients.clients}
+    assert all(path is not None and path.is_file() for path in found)
+    return {path for path in found if path is not None}
+
+
+def test_clients_write_their_own_guarantees(place: Path) -> None:
+    module = run()
+    for number in range(3):
+        said = json.loads(Path(f"run/clients/client-{number}/guarantee.json").read_text(encoding="utf-8"))["guarantee"]
+        assert said["epsilon"] == "inf" and said["private_data"] == f"Digits/train/client-{number}"
+    assert len(ledgers_of(module)) == 3
+
+
+# --- what one client moves ---
+
+
+class Watching(GradientAnnotator):
+    """Keeps what it was given of all clients, and what it released."""
+
+    def annotate_bounded(self, gradients: torch.Tensor) -> torch.Tensor:
+        released = super().annotate_bounded(gradients)
+        self.seen = [*getattr(self, "seen", []), (gradients, released)]
+        return released
+
+
+class Unclipped(Watching):
+    """Takes the clients at their word."""
+
+    def _bounded(self, gradients: torch.Tensor, *, bounded: bool = False) -> torch.Tensor:
+        return gradients.double()
+
+
+class Shouting(LocalClients):
+    """Its last client sends gradients that are a thousand times too long."""
+
+    def ask(self, question: Question) -> dict[str, torch.Tensor | Absence]:
+        answers = dict(super().ask(question))
+        last = sorted(answers)[-1]
+        assert isinstance(answers[last], torch.Tensor)
+        return {**answers, last: 1e3 * answers[last]}
+
+
+def released_of(
+    kind: type[Watching], networks: list[nn.Module], reached: type[LocalClients] = LocalClients
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of all clients (n, B, c) and their released mean (B, c), of one round without noise."""
+    annotator = kind(release="ensemble", noise_multiplier=0.0)
+    federated(reached(teachers=networks), annotator=annotator, steps=1)
+    given, released = annotator.seen[0]
+    return given, released
+
+
+def moved(kind: type[Watching], reached: type[LocalClients]) -> float:
+    """How far the sum over clients moves where the last of them is another one, in units of C√B."""
+    networks = small_networks(4)
+    pair = [released_of(kind, [*networks[:2], last], reached)[1].double() for last in networks[2:]]
+    return float((pair[0] - pair[1]).norm()) * 3 / (1e-3 * math.sqrt(BATCH_SIZE))
+
+
+@pytest.mark.parametrize("reached", [LocalClients, Shouting])
+def test_replacing_a_client_moves_no_more_than_is_charged(reached: type[LocalClients]) -> None:
+    assert 0 < moved(Watching, reached) <= 2 * (1 + 1e-5)
+
+
+def test_a_server_that_takes_clients_at_their_word_is_noticed() -> None:
+    assert moved(Unclipped, Shouting) > 100
+
+
+def test_the_others_answers_are_the_same_to_the_last_bit() -> None:
+    networks = small_networks(4)
+    one, other = (released_of(Watching, [*networks[:2], last])[0] for last in networks[2:])
+    assert torch.equal(one[:2], other[:2]) and not torch.equal(one[2], other[2])
+
+
+def test_removing_a_client_changes_nothing_of_the_others() -> None:
+    """Answers with noise, of clients that draw it each for itself."""
+    networks = small_networks(3)
+    answers = []
+    for kept in ([0, 1, 2], [0, 2]):
+        reached = LocalClients(
+            teachers=[networks[index] for index in kept],
+            names=[f"c{index}" for index in kept],
+            noise=lambda place, kept=kept: reproducible(kept[place]),  # type: ignore[misc]
+        )
+        keeping: dict[str, torch.Tensor | Absence] = {}
+        ask = reached.ask
+
+        def kept_ask(question: Question, ask: Any = ask, keeping: Any = keeping) -> Any:
+            keeping.update(ask(question))
+            return dict(keeping)
+
+        reached.ask = kept_ask  # type: ignore[method-assign]
+        annotator = gradients("per_sample_full", noise=ReproducibleNoise(seed=1))
+        federated(reached, annotator=annotator, steps=1)
+        answers.append(keeping)
+    assert set(answers[0]) == {"c0", "c1", "c2"} and set(answers[1]) == {"c0", "c2"}
+    for name in answers[1]:
+        first, second = answers[0][name], answers[1][name]
+        assert isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and torch.equal(first, second)
+
+
+def test_noise_that_a_client_could_draw_again_is_no_bound() -> None:
+    reached = LocalClients(teachers=small_networks(2), noise=reproducible)
+    with pytest.raises(FederationError, match="noise of client-0, client-1 can be drawn again"):
+        federated(reached, annotator=gradients("per_sample_full"))
+
+
+# --- who is missing ---
+
+
+class Failing(LocalClients):
+    """The second of its clients answers what cannot be used."""
+
+    answer = torch.full((BATCH_SIZE, 10), torch.nan)
+
+    def ask(self, question: Question) -> dict[str, torch.Tensor | Absence]:
+        from lightning_modules.federated.connection import checked_answer
+
+        return {**super().ask(question), "client-1": checked_answer(self.answer, question=question)}
+
+
+def test_a_client_that_fails_is_left_out_named_and_charged() -> None:
+    reached = Failing(teachers=small_networks(3))
+    with pytest.warns(UserWarning, match="goes on without client-1: its answer is not finite"):
+        module = federated(reached, annotator=gradients())
+    assert module.steps_done == 2 and module.absences == {"client-1": 2}
+    assert [client.annotator.calls_made() for client in reached.clients] == [2, 2, 2]
+    assert any("client-1 in 2" in text for text in module.guarantee().assumptions)
+
+
+def test_the_others_go_on_as_if_the_failing_one_were_not_there() -> None:
+    networks = small_networks(3)
+    annotators = [GradientAnnotator(release="ensemble", noise_multiplier=0.0) for _ in range(2)]
+    with pytest.warns(UserWarning, match="without client-1"):
+        failing = federated(Failing(teachers=networks), annotator=annotators[0])
+    left = federated(LocalClients(teachers=[networks[0], networks[2]]), annotator=annotators[1])
+    assert equal(dict(failing.student.state_dict()), dict(left.student.state_dict()))
+
+
+def test_too_few_answers_end_the_run() -> None:
+    with pytest.warns(UserWarning), pytest.raises(FederationError, match=r"2 answers, and min_clients is 3 \(client-1"):
+        federated(Failing(teachers=small_networks(3)), annotator=gradients(), min_clients=3)
+
+
+def test_a_client_without_budget_takes_no_part() -> None:
+    reached = LocalClients(teachers=small_networks(2), target_epsilon=1e-3)
+    with pytest.warns(UserWarning, match="takes no part"), pytest.raises(FederationError, match="0 clients take part"):
+        federated(reached, annotator=gradients("per_sample_full"))
+
+
+# --- runs from the command line ---
+
+
+@pytest.mark.parametrize("source", ["prior", "generator"])
+def test_a_run_trains_student_and_generator(place: Path, source: str) -> None:
+    module = run(images=source)
+    assert module.steps_done == 3 and (module.generator is not None) == (source == "generator")
+    said = json.loads(Path("run/public/guarantee.json").read_text(encoding="utf-8"))
+    assert said["guarantee"]["private_data"] == "Digits/train"
+    assert said["published_claim"]["source"].endswith("Theorem 1")
+
+
+def test_no_file_holds_a_clients_teacher(place: Path) -> None:
+    run()
+    held = torch.load("teachers/clients.ckpt", map_location="cpu", weights_only=True)["ensemble"]["weights"]
+    private = [value for values in held.values() for value in values if value.is_floating_point() and value.numel() > 3]
+    assert private and leaks("run", private) == []
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path) -> None:
+    whole = run("whole", epochs=2, annotator={"class_path": "GradientAnnotator", "init_args": NO_NOISE})
+    run("run", annotator={"class_path": "GradientAnnotator", "init_args": NO_NOISE})
+    resumed = run(
+        "run",
+        "--ckpt_path=run/checkpoints/last.ckpt",
+        epochs=2,
+        annotator={"class_path": "GradientAnnotator", "init_args": NO_NOISE},
+    )
+    assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+    assert checkpoint("run")["absences"] == {}
+
+
+NO_NOISE = {"release": "ensemble", "noise_multiplier": 0.0}
+
+
+def test_it_is_tested_and_loaded_without_any_client(place: Path) -> None:
+    run()
+    Path("teachers/clients.ckpt").unlink()
+    loaded = FedDPSD.load_from_checkpoint("run/checkpoints/last.ckpt", map_location="cpu")
+    assert loaded(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_separate_files_have_separate_ledgers_and_one_for_the_server(place: Path) -> None:
+    files = [f"teachers/{name}.pt" for name in ("north", "south")]
+    for number, file in enumerate(files):
+        torch.save(small_network(number).state_dict(), file)
+    clients = {
+        "class_path": "LocalClients",
+        "init_args": {"teachers": files, "names": ["north", "south"], "teacher_network": SMALL},
+    }
+    module = run(clients=clients, federation="hospitals")
+    assert module.guarantee().private_data == "hospitals/clients"
+    assert module.teacher.ledger is not None and module.teacher.ledger.is_file()
+    assert len({module.teacher.ledger, *ledgers_of(module)}) == 3
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"annotator": GradientAnnotator(release="batch_mean")}, "annotator.release must be ensemble"),
+        ({"annotator": LabelAnnotator(labels="soft")}, "annotator.labels must be hard"),
+        ({"annotator": LabelAnnotator(), "privacy": "data"}, "does not go with the annotator LabelAnnotator"),
+        ({"unit": "label"}, "unit must be"),
+        ({"min_clients": 0}, "min_clients"),
+        ({"federation": " "}, "federation must name"),
+        ({"privacy": "neither"}, "privacy must be data or label"),
+        (
+            {"annotator": LabelAnnotator(), "gradient_targets": GradientTargets(student_target="gradients")},
+            "needs the data switch",
+        ),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        federated(small_networks(2), **settings)
+
+
+def test_clients_must_be_reached_somehow() -> None:
+    with pytest.raises(ValueError, match="clients must be LocalClients"):
+        FedDPSD(num_classes=10, image_shape=(1, 8, 8), batch_size=8, clients="a.ckpt", images=Images(source="prior"))  # type: ignore[arg-type]
+
+
+def test_it_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two:
+        rank, size = 0, 2
+
+    monkeypatch.setattr(FedDPSD, "processes", Two())
+    module = FedDPSD(
+        num_classes=10, image_shape=(1, 8, 8), batch_size=8, clients=LocalClients(teachers=small_networks(2))
+    )
+    with pytest.raises(ProcessesError, match="FedDPSD runs in one process, got 2"):
+        module._prepare_fit()
+
+
+def test_the_relation_of_a_client_level_figure_is_replacement() -> None:
+    module = federated(small_networks(2), annotator=LabelAnnotator(), unit="client")
+    (charge,) = module.annotator.account.counts()
+    assert (charge.release.unit, charge.release.relation) == (Unit.CLIENT, Relation.REPLACE_ONE)

@@ -1,0 +1,104 @@
+"""Federations of small clients in one process, as a script makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning import Trainer, seed_everything
+from torch import nn
+
+from datamodules import Digits, Latent
+from lightning_modules import FedDPSD
+from lightning_modules.federated import FederatedClient, LocalClients, Question, Terms
+from lightning_modules.image_source import Images
+from lightning_modules.networks import SmallCNN
+from lightning_modules.teachers.private_teacher import PrivateTeacher
+from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
+
+SHAPE = (1, 8, 8)
+BATCH_SIZE = 8
+
+
+def small_network(seed: int) -> nn.Module:
+    """A classifier of the digits that has learnt nothing."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return SmallCNN(num_classes=10, image_shape=SHAPE, width=4, hidden=16)
+
+
+def small_networks(count: int) -> list[nn.Module]:
+    """`count` different ones."""
+    return [small_network(seed) for seed in range(count)]
+
+
+def reproducible(number: int) -> NoiseSource:
+    """Noise that each client draws by itself, the same in every run."""
+    return ReproducibleNoise(seed=100 + number)
+
+
+def federated(
+    clients: LocalClients | list[nn.Module],
+    *,
+    steps: int = 2,
+    epochs: int = 1,
+    trainer: dict[str, Any] | None = None,
+    **model: Any,
+) -> FedDPSD:
+    """A fit of some rounds with a small student, nothing written unless `trainer` says so."""
+    seed_everything(3, verbose=False)
+    reached = clients if isinstance(clients, LocalClients) else LocalClients(teachers=clients)
+    module = FedDPSD(
+        num_classes=10,
+        image_shape=SHAPE,
+        batch_size=BATCH_SIZE,
+        clients=reached,
+        student=lambda **shape: SmallCNN(width=4, hidden=16, **shape),
+        **{"images": Images(source="prior"), **model},
+    )
+    data = Latent(dataset=Digits(), steps_per_epoch=steps, batch_size=BATCH_SIZE)
+    quiet: dict[str, Any] = {
+        "accelerator": "cpu",
+        "max_epochs": epochs,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "limit_val_batches": 0,
+    }
+    Trainer(**{**quiet, **(trainer or {})}).fit(module, datamodule=data)
+    return module
+
+
+def terms(**changed: Any) -> Terms:
+    """What a run of gradients with each client's own noise asks."""
+    mechanism = {"release": "per_sample_full", "noise_multiplier": 20.0, "norm_bound": 1e-3, "delta": 1e-5}
+    return Terms(
+        **{
+            "run": "aa" * 16,
+            "switch": "data",
+            "noise_by": "client",
+            "unit": "record",
+            "calls": 5,
+            "batch_size": BATCH_SIZE,
+            "num_classes": 10,
+            "image_shape": SHAPE,
+            "mechanism": mechanism,
+            **changed,
+        }
+    )
+
+
+def question(number: int = 0, **changed: Any) -> Question:
+    """A round's question about images that are the same for one number."""
+    draw = torch.Generator().manual_seed(number)
+    images = torch.rand(BATCH_SIZE, *SHAPE, generator=draw) * 2 - 1
+    outputs = torch.randn(BATCH_SIZE, 10, generator=draw)
+    return Question(**{"number": number, "images": images, "outputs": outputs, **changed})
+
+
+def client(network: nn.Module | None = None, *, name: str = "one", **settings: Any) -> FederatedClient:
+    """A client whose ledger is kept in memory unless `ledger` names a file."""
+    teacher = PrivateTeacher(network or small_network(0), private_data=f"records of {name}")
+    return FederatedClient(name=name, teacher=teacher, **settings)
