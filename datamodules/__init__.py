@@ -5,6 +5,7 @@ from __future__ import annotations
 from datamodules.base import ImageDataModule
 from datamodules.celeba import CelebA
 from datamodules.cifar import CIFAR10, CIFAR100
+from datamodules.clients import ClientRecords, Clients, client_of
 from datamodules.digits import Digits
 from datamodules.errors import MissingDataError, MissingExtraError
 from datamodules.image_folder import ImageFolder
@@ -26,6 +27,8 @@ __all__ = [
     "SVHN",
     "COVIDx",
     "CelebA",
+    "ClientRecords",
+    "Clients",
     "Digits",
     "FashionMNIST",
     "ImageDataModule",
@@ -41,5 +44,6 @@ __all__ = [
     "PoissonBatches",
     "ShardedRecords",
     "Shards",
+    "client_of",
     "shard_of",
 ]

@@ -66,9 +66,13 @@ class ShardedRecords:
                 "identity_CelebA.txt is there, and these do not: set data.shard_by=record"
             )
         deciding = records.ids if records.identities is None or shard_by == "record" else records.identities
+        return cls.by(records, shard_of(deciding, num_shards=num_shards), num_shards=num_shards)
+
+    @classmethod
+    def by(cls, records: ImageDataset, shards: Tensor, *, num_shards: int) -> ShardedRecords:
+        """Sorts records into `num_shards` shards, of which `shards` (N,) int64 names each record's."""
         by_id = torch.argsort(records.ids)
-        shards = shard_of(deciding[by_id], num_shards=num_shards)
-        order = by_id[torch.argsort(shards, stable=True)]
+        order = by_id[torch.argsort(shards[by_id], stable=True)]
         counts = torch.bincount(shards, minlength=num_shards)
         return cls(
             records=records.at(order),
@@ -110,7 +114,10 @@ class Shards(LightningDataModule):
     Attributes:
         batch_size: records per step of each teacher.
         steps_per_epoch: steps of each teacher in training that make an epoch (progress, validation, checkpoint).
+        assumptions: what a guarantee of an ensemble on these shards rests on besides.
     """
+
+    assumptions: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -167,6 +174,22 @@ class Shards(LightningDataModule):
         return self.dataset.private_data
 
     @property
+    def partition(self) -> dict[str, float]:
+        """Settings that decide whose a record is, besides the number of teachers: they hold for all of one file."""
+        return {}
+
+    def sharded(self, records: ImageDataset) -> ShardedRecords:
+        """Sorts records into shards, each by what it is alone."""
+        return ShardedRecords.of(records, num_shards=self.num_teachers, shard_by=self.shard_by)
+
+    def too_small(self, shard: int, size: int, total: int) -> str:
+        """What is said of a shard of `size` of `total` records, fewer than a batch."""
+        return (
+            f"shard {shard} of {self.name} has {size} record(s), fewer than batch_size={self.batch_size} ({total} "
+            f"records on num_teachers={self.num_teachers} shards): lower data.batch_size or data.num_teachers"
+        )
+
+    @property
     def shards(self) -> ShardedRecords:
         """The private records in shards; needs `setup("fit")`."""
         if self._shards is None:
@@ -191,7 +214,7 @@ class Shards(LightningDataModule):
             else:
                 self.dataset.setup("fit")
                 records = self.dataset.train_records
-            shards = ShardedRecords.of(records, num_shards=self.num_teachers, shard_by=self.shard_by)
+            shards = self.sharded(records)
             self._check(shards)
             self._shards = shards
         looks_at_validation = self.evaluation == "validation" and stage in ("fit", "validate")
@@ -218,11 +241,7 @@ class Shards(LightningDataModule):
         sizes = shards.starts.diff()
         smallest = int(sizes.argmin())
         if int(sizes[smallest]) < self.batch_size:
-            raise ValueError(
-                f"shard {smallest} of {self.name} has {int(sizes[smallest])} record(s), fewer than batch_size="
-                f"{self.batch_size} ({total} records on num_teachers={self.num_teachers} shards): lower "
-                "data.batch_size or data.num_teachers"
-            )
+            raise ValueError(self.too_small(smallest, int(sizes[smallest]), total))
         if not self.require_all_classes:
             return
         owners = torch.repeat_interleave(torch.arange(len(shards)), sizes)

@@ -301,16 +301,18 @@ class TeacherEnsemble(LightningModule):
             "batch_size": data.batch_size,
             "steps": self.steps,
             "ridge": self.ridge,
+            **data.partition,
         }
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One that stands for those of all teachers in training."""
         if before := self._restored.get("settings"):
-            for name, value in self._settings.items():
-                if before.get(name) != value:
+            now = self._settings
+            for name in dict.fromkeys([*now, *before]):
+                if before.get(name) != now.get(name):
                     raise ValueError(
                         f"{name} was {before.get(name)!r} when the checkpoint's first teachers were trained, and is "
-                        f"{value!r} now: resume with the same, or start a new run without --ckpt_path"
+                        f"{now.get(name)!r} now: resume with the same, or start a new run without --ckpt_path"
                     )
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
@@ -595,6 +597,7 @@ class TeacherEnsemble(LightningModule):
             "active": active,
             "draw_seed": self.draw_seed,
             "settings": self._settings,
+            "assumptions": list(self.shards.assumptions),
         }
         self.own_training.save(checkpoint, trainer=self.trainer)
 

@@ -196,5 +196,6 @@ class PrivateEnsemble(PrivateModel):
             inputs=inputs,
             outputs=outputs,
         )
+        loaded.assumptions = tuple(str(text) for text in ensemble.get("assumptions", ()))
         loaded.require_usable(num_classes=num_classes, image_shape=image_shape)
         return loaded

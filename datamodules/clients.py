@@ -1,0 +1,312 @@
+"""A federation's clients, simulated on one data set: records on disjoint parts whose classes are out of balance."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datamodules.base import ImageDataModule, Part, require_at_least
+from datamodules.images import ImageDataset
+from datamodules.shards import ShardedRecords, Shards
+from datamodules.splits import id_fraction
+
+__all__ = ["ClientRecords", "Clients", "client_of", "client_proportions"]
+
+MIN_RECORDS = 100
+"""Of 100 expected records a hash leaves a client 60 or more: two batches of the default size."""
+
+_TRIES = 1000
+_LARGEST_SEED = 10**9 - 1  # `id_fraction` takes 16 characters
+
+
+def client_proportions(
+    *, num_classes: int, num_clients: int, alpha: float, seed: int, least_share: float = 0.0
+) -> Tensor:
+    """Which share of each class each client gets, drawn from a public seed and never from content.
+
+    Each class's proportions p_y are drawn from Dirichlet(alpha), and all of them anew until no client's expected share
+    of the records, Σ_y p_yk / c with all classes equally large, lies below `least_share`.
+
+    Source: the partition of DENSE (Zhang et al. 2022). Published code draws anew by the clients' true numbers of
+    records, which are private; the expected ones are not.
+
+    Args:
+        num_classes: c.
+        num_clients: K.
+        alpha: Concentration: small gives each class to few clients, large spreads it evenly.
+        seed: Public; 0 to 999 999 999.
+        least_share: Smallest expected share of a client.
+
+    Returns:
+        (c, K) float64, rows sum to 1.
+
+    Raises:
+        ValueError: A setting is outside its range, or no draw of 1000 gives every client its least share.
+    """
+    require_at_least(1, num_classes=num_classes)
+    require_at_least(1, num_clients=num_clients)
+    # Below 0.001 a draw of Dirichlet may underflow to no proportions at all.
+    if isinstance(alpha, bool) or not 1e-3 <= alpha <= 1e6:
+        raise ValueError(f"alpha must lie between 0.001 and 1000000, got {alpha!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _LARGEST_SEED:
+        raise ValueError(f"seed must be an integer from 0 to {_LARGEST_SEED}, got {seed!r}")
+    draws = np.random.Generator(np.random.PCG64(seed))
+    for _ in range(_TRIES):
+        proportions = draws.dirichlet(np.full(num_clients, float(alpha)), size=num_classes)
+        if proportions.mean(axis=0).min() >= least_share:
+            return torch.from_numpy(proportions)
+    raise ValueError(
+        f"{_TRIES} draws of alpha={alpha}, seed={seed} left one of {num_clients} clients with an expected share below "
+        f"{least_share:.4g}: lower min_records or num_clients, or raise alpha"
+    )
+
+
+def client_of(
+    ids: Tensor,
+    labels: Tensor,
+    *,
+    num_clients: int,
+    alpha: float,
+    num_classes: int,
+    seed: int,
+    least_share: float = 0.0,
+) -> Tensor:
+    """Returns the client of each record, decided by its own id and label and by public settings, and by nothing else.
+
+    A record of class y goes to the client in whose interval of the cumulated proportions of y (`client_proportions`)
+    the hash of its id lies. Taking out, adding or replacing records moves no other.
+
+    Args:
+        ids: (N,) int64, the stable ids.
+        labels: (N,) int64 in [0, c).
+        num_clients: K.
+        alpha: See `client_proportions`.
+        num_classes: c.
+        seed: See `client_proportions`.
+        least_share: See `client_proportions`.
+
+    Returns:
+        (N,) int64 in [0, K).
+
+    Raises:
+        ValueError: A setting is outside its range, ids and labels are not (N,) int64, or a label is no class.
+    """
+    proportions = client_proportions(
+        num_classes=num_classes, num_clients=num_clients, alpha=alpha, seed=seed, least_share=least_share
+    )
+    fractions = id_fraction(ids, purpose=f"client {seed}")
+    if labels.shape != ids.shape or labels.dtype != torch.int64:
+        raise ValueError(f"labels must be {tuple(ids.shape)} int64, got {tuple(labels.shape)} of {labels.dtype}")
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        raise ValueError(f"labels must lie in [0, {num_classes}), got {int(labels.min())} to {int(labels.max())}")
+    # Without the last bound, which rounds to just below 1: whatever is left is the last client's.
+    bounds = proportions.cumsum(1)[:, :-1].contiguous()
+    return torch.searchsorted(bounds[labels], fractions[:, None], right=True)[:, 0]
+
+
+class _Partition:
+    """Settings of a partition of one data set, checked.
+
+    Args:
+        dataset: The data set.
+        num_clients: K.
+        alpha: See `client_proportions`.
+        seed: See `client_proportions`.
+        min_records: Fewest expected records of a client, of the data set's public number N.
+
+    Raises:
+        ValueError: A setting is outside its range, or leaves a client too few records.
+    """
+
+    def __init__(
+        self, dataset: ImageDataModule, *, num_clients: int, alpha: float, seed: int, min_records: int
+    ) -> None:
+        if not isinstance(dataset, ImageDataModule):
+            raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
+        if dataset.kept_classes is not None:
+            raise ValueError(
+                f"dataset.classes must be null where records are shared out to clients by class, got {dataset.name}: "
+                "a client would have other records for each choice of classes"
+            )
+        require_at_least(1, min_records=min_records)
+        require_at_least(1, num_clients=num_clients)
+        self.num_clients = num_clients
+        self.alpha = alpha
+        self.seed = seed
+        self.min_records = min_records
+        self._num_classes = dataset.num_classes
+        self._least_share = min_records / dataset.num_records
+        self.proportions = client_proportions(
+            num_classes=dataset.num_classes,
+            num_clients=num_clients,
+            alpha=alpha,
+            seed=seed,
+            least_share=self._least_share,
+        )
+
+    def clients_of(self, records: ImageDataset) -> Tensor:
+        """(N,) int64, see `client_of`."""
+        return client_of(
+            records.ids,
+            records.labels,
+            num_clients=self.num_clients,
+            alpha=self.alpha,
+            num_classes=self._num_classes,
+            seed=self.seed,
+            least_share=self._least_share,
+        )
+
+    @property
+    def label(self) -> str:
+        """By which this partition is told from every other of the same data set."""
+        return f"of-{self.num_clients}-alpha{float(self.alpha)!r}-seed{self.seed}-min{self.min_records}"
+
+
+class Clients(Shards):
+    """Private records of a federation of clients, one teacher each; see `Shards`, whose shards the clients are.
+
+    Which client a record belongs to is simulated by `client_of` from its id **and its label**. A real federation has no
+    such rule: a record is its client's by nature. So neighbouring data sets of a client are its own records with one
+    changed, added or removed, and **whose record it is does not change with its label**; a replacement that moved it to
+    another client would change two teachers. Guarantees of an ensemble on these data state that as an assumption.
+
+    A class may be missing at a client, which is what such a federation is about.
+
+    Args:
+        dataset: The private data set.
+        num_clients: K.
+        alpha: Concentration of the Dirichlet distribution that each class is shared out by.
+        partition_seed: Public seed of its draws.
+        min_records: Fewest expected records of a client, see `client_proportions`; of the public number of records, so
+            that no count of private ones decides it.
+        batch_size: Records in a batch of one client's teacher; no client may have fewer.
+        steps_per_epoch: Steps that make an epoch.
+        evaluation: See `Shards`.
+
+    Raises:
+        ValueError: A setting is outside its range, or leaves a client too few records.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: ImageDataModule,
+        num_clients: int = 5,
+        alpha: float = 0.5,
+        partition_seed: int = 0,
+        min_records: int = MIN_RECORDS,
+        batch_size: int = 32,
+        steps_per_epoch: int = 100,
+        evaluation: Literal["test", "validation"] = "test",
+    ) -> None:
+        self._clients = _Partition(
+            dataset, num_clients=num_clients, alpha=alpha, seed=partition_seed, min_records=min_records
+        )
+        super().__init__(
+            dataset=dataset,
+            num_teachers=num_clients,
+            batch_size=batch_size,
+            steps_per_epoch=steps_per_epoch,
+            require_all_classes=False,
+            evaluation=evaluation,
+        )
+        self.num_clients = num_clients
+        self.assumptions = (
+            "whose record it is does not change with its label: the simulated clients stand for ones that hold their "
+            "records by nature",
+        )
+
+    @property
+    def partition(self) -> dict[str, float]:
+        """See `Shards.partition`."""
+        clients = self._clients
+        return {"alpha": float(clients.alpha), "partition_seed": clients.seed, "min_records": clients.min_records}
+
+    def sharded(self, records: ImageDataset) -> ShardedRecords:
+        """See `Shards.sharded`."""
+        return ShardedRecords.by(records, self._clients.clients_of(records), num_shards=self.num_clients)
+
+    def too_small(self, shard: int, size: int, total: int) -> str:
+        """See `Shards.too_small`."""
+        return (
+            f"client {shard} of {self.name} has {size} record(s), fewer than batch_size={self.batch_size} ({total} "
+            f"records shared out to num_clients={self.num_clients} with alpha={self._clients.alpha}): lower "
+            "data.batch_size, raise data.min_records, or take another data.partition_seed"
+        )
+
+
+class ClientRecords(ImageDataModule):
+    """One client's records as a data set of its own, for a teacher that is trained where they lie.
+
+    The same records that `Clients` gives to its shard `client`, with the same settings; the test split is the whole
+    one. Loaders are set in the wrapped data set (`dataset.batch_size` and the like).
+
+    Neighbouring data sets are the client's own records with one changed, added or removed. The private data's name, and
+    with it the ledger, is the client's: no two clients share one, nor do those of different partitions. The ledger of
+    the whole data set (`MNIST/train`) does not count what these do: the partition stands for a federation, in which
+    nobody holds the whole.
+
+    Attributes:
+        num_records: N of the whole data set, a public bound: how many of them are the client's own is private, and a δ
+            below 1/N lies below one over their number.
+
+    Args:
+        dataset: The data set that is shared out.
+        client: Its number, from 0.
+        num_clients: K.
+        alpha: See `Clients`.
+        partition_seed: See `Clients`.
+        min_records: See `Clients`.
+
+    Raises:
+        ValueError: A setting is outside its range, or leaves a client too few records.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: ImageDataModule,
+        client: int,
+        num_clients: int = 5,
+        alpha: float = 0.5,
+        partition_seed: int = 0,
+        min_records: int = MIN_RECORDS,
+    ) -> None:
+        self._clients = _Partition(
+            dataset, num_clients=num_clients, alpha=alpha, seed=partition_seed, min_records=min_records
+        )
+        if require_at_least(0, client=client) >= num_clients:
+            raise ValueError(f"client must be below num_clients={num_clients}, got {client}")
+        self.dataset = dataset
+        self.client = client
+        self.num_classes = dataset.num_classes
+        self.image_shape = dataset.image_shape
+        self.num_records = dataset.num_records
+        self.class_names = dataset.class_names
+        self.class_aliases = dataset.class_aliases
+        self.metrics = dataset.metrics
+        self.official_validation = dataset.official_validation
+        whole = dataset.private_data.removesuffix("/train")
+        self.name = f"{dataset.name}-client-{client}-of-{num_clients}"
+        self.private_name = f"{whole}/client-{client}-{self._clients.label}"
+        super().__init__(
+            root=dataset.root,
+            batch_size=dataset.batch_size,
+            eval_batch_size=dataset.eval_batch_size,
+            val_fraction=dataset.val_fraction,
+            num_workers=dataset.num_workers,
+            download=dataset.download,
+            verify=dataset.verify,
+        )
+
+    def read(self, part: Part) -> ImageDataset:
+        """Reads one official part of the data set, of which all but `test` are cut down to the client's records."""
+        records = self.dataset.read(part)
+        return records if part == "test" else records.select(self._clients.clients_of(records) == self.client)
+
+    def fetch(self, part: Part) -> None:
+        """Downloads as the wrapped data set does."""
+        self.dataset.fetch(part)

@@ -1,0 +1,263 @@
+"""Clients: whose a record is follows from its id, its label and public settings, and from nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning import Trainer
+from support.runs import QUIET, fit
+from torch import Tensor
+
+from datamodules import ClientRecords, Clients, Digits, ImageDataset, Poisson, Shards, client_of
+from datamodules.base import Part
+from datamodules.clients import client_proportions
+from datamodules.splits import id_fraction
+from lightning_modules import TeacherEnsemble
+from lightning_modules.networks import SmallCNN
+from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+
+SETTINGS: dict[str, Any] = {"num_clients": 5, "alpha": 0.5, "num_classes": 10, "seed": 0}
+
+
+@pytest.fixture
+def records() -> ImageDataset:
+    return Digits().read("train")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def by_id(ids: Tensor, clients: Tensor) -> dict[int, int]:
+    return dict(zip(ids.tolist(), clients.tolist(), strict=True))
+
+
+def moved(ids: Tensor, whole: Tensor, some: Tensor, part: Tensor) -> int:
+    """How many of the records `some` have another client in `part` than in `whole`."""
+    before = by_id(ids, whole)
+    return sum(before[one] != client for one, client in by_id(some, part).items())
+
+
+def test_other_records_move_no_record(records: ImageDataset) -> None:
+    whole = client_of(records.ids, records.labels, **SETTINGS)
+    draw = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(records), generator=draw)
+    few = order[: len(order) // 3]
+    without_threes = torch.nonzero(records.labels != 3)[:, 0]
+    for rows in (order, few, without_threes, torch.tensor([700])):
+        part = client_of(records.ids[rows], records.labels[rows], **SETTINGS)
+        assert moved(records.ids, whole, records.ids[rows], part) == 0
+    # The comparison notices an assignment by position, as published code has it.
+    by_position = client_of(torch.arange(len(few)), records.labels[few], **SETTINGS)
+    assert moved(records.ids, whole, records.ids[few], by_position) > 100
+
+
+def test_a_label_decides_and_a_changed_one_moves_its_own_record_alone(records: ImageDataset) -> None:
+    labels = records.labels.clone()
+    labels[5] = (labels[5] + 1) % 10
+    whole, other = (client_of(records.ids, which, **SETTINGS) for which in (records.labels, labels))
+    assert set(torch.nonzero(whole != other)[:, 0].tolist()) <= {5}
+    shifted = client_of(records.ids, (records.labels + 1) % 10, **SETTINGS)
+    assert int((shifted != whole).sum()) > 500
+
+
+def test_the_partition_of_a_seed_stays_what_it_is() -> None:
+    """Ledgers are named by it: another stream of random numbers would be another partition under the same name."""
+    proportions = client_proportions(num_classes=10, num_clients=5, alpha=0.5, seed=0)
+    assert torch.equal(proportions, client_proportions(num_classes=10, num_clients=5, alpha=0.5, seed=0))
+    assert not torch.equal(proportions, client_proportions(num_classes=10, num_clients=5, alpha=0.5, seed=1))
+    assert proportions[0].tolist() == pytest.approx(
+        [0.20702635, 0.00079777, 0.46806847, 0.1826274, 0.14148001], abs=1e-8
+    )
+
+
+def test_proportions_are_of_the_dirichlet_distribution() -> None:
+    for alpha in (0.1, 0.5, 10.0):
+        drawn = client_proportions(num_classes=20_000, num_clients=5, alpha=alpha, seed=1)
+        assert drawn.sum(1).numpy() == pytest.approx(np.ones(20_000))
+        # Marginals are Beta(alpha, 4 alpha): mean 1/5, variance (1/5)(4/5) / (5 alpha + 1).
+        assert drawn.mean(0).numpy() == pytest.approx(np.full(5, 0.2), abs=0.01)
+        assert drawn.var(0).numpy() == pytest.approx(np.full(5, 0.16 / (5 * alpha + 1)), rel=0.05)
+
+
+def test_each_class_is_shared_out_by_its_proportions() -> None:
+    labels = torch.arange(50_000) % 10
+    clients = client_of(torch.arange(50_000), labels, **SETTINGS)
+    proportions = client_proportions(**SETTINGS)
+    for label in range(10):
+        shares = torch.bincount(clients[labels == label], minlength=5) / 5000
+        assert shares.numpy() == pytest.approx(proportions[label].numpy(), abs=0.03)
+    one_client = client_of(torch.arange(100), labels[:100], **{**SETTINGS, "num_clients": 1})
+    assert torch.equal(one_client, torch.zeros(100, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1 - 2.0**-53])
+def test_every_fraction_has_a_client(monkeypatch: pytest.MonkeyPatch, fraction: float) -> None:
+    monkeypatch.setattr("datamodules.clients.id_fraction", lambda ids, purpose: torch.full((10,), fraction).double())
+    clients = client_of(torch.arange(10), torch.arange(10), **SETTINGS)
+    assert clients.tolist() == [0 if fraction == 0 else 4] * 10
+
+
+def test_no_client_expects_fewer_than_its_least_share() -> None:
+    shares = [
+        float(client_proportions(num_classes=10, num_clients=5, alpha=0.1, seed=seed, least_share=least).mean(0).min())
+        for least in (0.0, 0.1)
+        for seed in range(20)
+    ]
+    assert min(shares[20:]) >= 0.1 > min(shares[:20])
+    with pytest.raises(ValueError, match=r"1000 draws of alpha=0.1, seed=0 left one of 5 clients.*min_records"):
+        client_proportions(num_classes=10, num_clients=5, alpha=0.1, seed=0, least_share=0.21)
+    # Of the public number of records: the true ones of a smaller copy decide nothing.
+    clients = Clients(dataset=Digits(), min_records=200, alpha=0.1, batch_size=8)
+    clients.setup("fit")
+    assert int(clients.shards.starts.diff().min()) > 140
+
+
+def test_clients_hold_every_record_once_and_more_of_some_classes(records: ImageDataset) -> None:
+    data = Clients(dataset=Digits(), batch_size=32)
+    data.setup("fit")
+    shards = data.shards
+    assert len(shards) == data.num_teachers == 5 and data.private_data == "Digits/train"
+    kept = shards.records
+    assert isinstance(kept, ImageDataset)
+    assert sorted(kept.ids.tolist()) == sorted(records.ids.tolist())
+    counts = torch.stack([kept.labels[list(shards.positions(one))].bincount(minlength=10) for one in range(5)])
+    assert torch.equal(counts.sum(0), records.labels.bincount())
+    assert int(counts.min()) < 5 and int(counts.max()) > 90
+    assert len(next(iter(data.val_dataloader()))[1]) == 362
+
+
+def test_a_clients_own_data_set_is_its_shard() -> None:
+    data = Clients(dataset=Digits(), batch_size=32)
+    data.setup("fit")
+    kept = data.shards.records
+    assert isinstance(kept, ImageDataset)
+    sizes, names = [], set()
+    for client in range(5):
+        own = ClientRecords(dataset=Digits(val_fraction=0.2), client=client)
+        of_shard = kept.at(torch.tensor(data.shards.positions(client)))
+        read = own.read("train")
+        assert sorted(read.ids.tolist()) == of_shard.ids.tolist()
+        assert len(own.read("test")) == 362
+        own.setup("fit")
+        assert len(own.train_records) + len(own.validation_records) == len(read)
+        sizes.append(len(read))
+        names.add(own.private_data)
+        assert (own.num_records, own.num_classes, own.val_fraction) == (1435, 10, 0.2)
+    assert sum(sizes) == 1435 and len(names) == 5
+    assert "Digits/client-2-of-5-alpha0.5-seed0-min100/train" in names
+    others = [{"alpha": 0.1}, {"partition_seed": 1}, {"min_records": 50}, {"num_clients": 6}]
+    names |= {ClientRecords(dataset=Digits(), client=2, **other).private_data for other in others}
+    assert len(names) == 9
+
+
+def test_a_client_trains_by_itself_with_and_without_privacy(folder: Path) -> None:
+    client = {"class_path": "ClientRecords", "init_args": {"dataset": {"class_path": "Digits"}, "client": 2}}
+    config: dict[str, Any] = {
+        "seed_everything": 0,
+        "trainer": {"max_epochs": 2, "default_root_dir": "plain"},
+        "model": {"class_path": "Teacher", "init_args": {"network": {"class_path": "SmallCNN"}}},
+        "data": client,
+    }
+    fit(config, *QUIET)
+    noisy = {"class_path": "SmallCNN", "init_args": {"norm": "group", "activation": "tanh"}}
+    config["trainer"]["default_root_dir"] = "noisy"
+    config["model"] = {"class_path": "DPSGDTeacher", "init_args": {"network": noisy, "target_epsilon": 3.0}}
+    config["data"] = {
+        "class_path": "Poisson",
+        "init_args": {"dataset": client, "batch_size": 32, "steps_per_epoch": 3},
+    }
+    cli = fit(config, *QUIET)
+    assert isinstance(cli.datamodule, Poisson)
+    stated = json.loads(Path("noisy/result.json").read_text())
+    assert 2.9 < stated["epsilon_record"] <= 3.0
+    assert Path("ledgers/Digits-client-2-of-5-alpha0.5-seed0-min100-train.jsonl").is_file()
+    assert not Path("ledgers/Digits-train.jsonl").exists()
+
+
+def federation(folder: str, **data: Any) -> dict[str, Any]:
+    return {
+        "seed_everything": 0,
+        "trainer": {"max_epochs": -1, "default_root_dir": folder, "log_every_n_steps": 1},
+        "model": {
+            "class_path": "TeacherEnsemble",
+            "init_args": {
+                "network": {"class_path": "SmallCNN", "init_args": {"width": 4}},
+                "steps": 8,
+                "teachers_at_once": 2,
+                "workers": 1,
+            },
+        },
+        "data": {
+            "class_path": "Clients",
+            "init_args": {"dataset": {"class_path": "Digits"}, "num_clients": 3, "steps_per_epoch": 8, **data},
+        },
+    }
+
+
+def test_one_fit_trains_a_teacher_for_each_client(folder: Path) -> None:
+    fit(federation("whole"), *QUIET)
+    ensemble = PrivateEnsemble.load("whole/checkpoints/last.ckpt", num_classes=10, image_shape=(1, 8, 8))
+    assert ensemble.num_teachers == 3 and ensemble.private_data == "Digits/train"
+    assert "does not change with its label" in ensemble.assumptions[0]
+    # Teachers of one file are of one partition.
+    fit(federation("part"), *QUIET, "--trainer.max_epochs=1")
+    module = TeacherEnsemble(
+        num_classes=10, image_shape=(1, 8, 8), network=lambda: SmallCNN(image_shape=(1, 8, 8), width=4), steps=8
+    )
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    for other in (Clients(dataset=Digits(), num_clients=3, alpha=0.1), Shards(dataset=Digits(), num_teachers=3)):
+        with pytest.raises(ValueError, match=r"alpha was 0.5 when .* teachers were trained, and is (0.1|None) now"):
+            trainer.fit(module, datamodule=other, ckpt_path="part/checkpoints/last.ckpt")
+
+
+class Few(Digits):
+    """Digits of which one client of five lost all but ten records."""
+
+    def read(self, part: Part) -> ImageDataset:
+        records = super().read(part)
+        kept = client_of(records.ids, records.labels, **SETTINGS, least_share=100 / 1435) != 3
+        return records.select(kept | (id_fraction(records.ids, purpose="few") < 0.03)) if part == "train" else records
+
+
+def test_a_client_that_is_too_small_is_named() -> None:
+    with pytest.raises(ValueError, match=r"client 3 of Few has \d+ record\(s\), fewer than batch_size=32.*partition_s"):
+        Clients(dataset=Few()).setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_clients": 0}, "num_clients"),
+        ({"alpha": 0.0}, "alpha must lie between 0.001 and 1000000, got 0.0"),
+        ({"alpha": float("nan")}, "alpha"),
+        ({"partition_seed": -1}, "seed must be an integer from 0 to 999999999"),
+        ({"min_records": 0}, "min_records"),
+        ({"min_records": 288}, "lower min_records or num_clients, or raise alpha"),
+        ({"dataset": "Digits"}, "dataset must be an ImageDataModule"),
+        ({"dataset": Digits(classes=[0, 1])}, "dataset.classes must be null"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Clients, ClientRecords])
+def test_settings_without_a_meaning(kind: Any, settings: dict[str, Any], message: str) -> None:
+    own = {"client": 0} if kind is ClientRecords else {}
+    with pytest.raises(ValueError, match=message):
+        kind(**{"dataset": Digits(), **own, **settings})
+
+
+def test_arguments_without_a_meaning() -> None:
+    with pytest.raises(ValueError, match="client must be below num_clients=5, got 5"):
+        ClientRecords(dataset=Digits(), client=5)
+    with pytest.raises(ValueError, match="client must be an integer of at least 0"):
+        ClientRecords(dataset=Digits(), client=-1)
+    with pytest.raises(ValueError, match=r"labels must be \(3,\) int64"):
+        client_of(torch.arange(3), torch.arange(2), **SETTINGS)
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 10\), got 0 to 10"):
+        client_of(torch.arange(11), torch.arange(11), **SETTINGS)
