@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_modules.base import DataFreeDistillation
+from lightning_modules.baselines import DENSE, FedADI, FedAvg, FedDAFL, FedDF
 from lightning_modules.dgd import DGD
 from lightning_modules.distillation import Distillation
 from lightning_modules.dpdfd import DPDFD
@@ -17,12 +18,17 @@ from privacy.deprecation import alias_modules
 alias_modules(MOVED)
 
 __all__ = [
+    "DENSE",
     "DGD",
     "DPDFD",
     "DPSD",
     "DPSGDTeacher",
     "DataFreeDistillation",
     "Distillation",
+    "FedADI",
+    "FedAvg",
+    "FedDAFL",
+    "FedDF",
     "FedDPSD",
     "LabelDP",
     "Teacher",

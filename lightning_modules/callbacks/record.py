@@ -157,6 +157,7 @@ def role(record: Mapping[str, Any]) -> str:
         "Teacher": "teacher, private",
         "DPSGDTeacher": "teacher by DP-SGD",
         "TeacherEnsemble": "ensemble of teachers, private",
+        "FedAvg": "mean of the clients' models, private",
     }
     return teachers.get(record["method"], f"student by {record['method']}")
 

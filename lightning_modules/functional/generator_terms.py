@@ -57,7 +57,11 @@ class GeneratorTerms:
             images: (n, C, H, W).
         """
         logits, features = logits_and_features(discriminator, images)
-        logits, features = logits.float(), features.float()
+        logits = logits.float()
+        return self.of(logits, features.float()), logits
+
+    def of(self, logits: Tensor, features: Tensor) -> Tensor:
+        """The weighted sum of the terms of logits (n, c) and features (n, F)."""
         loss = logits.new_zeros(())
         if self.one_hot_weight:
             loss = loss + self.one_hot_weight * one_hot_loss(logits)
@@ -65,7 +69,7 @@ class GeneratorTerms:
             loss = loss + self.balance_weight * class_balance(logits, logarithm=self.balance_logarithm)
         if self.activation_weight:
             loss = loss - self.activation_weight * activation(features, norm=self.activation_norm)
-        return loss, logits
+        return loss
 
     def with_student_loss(self, loss: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
         """`loss` plus the student's own, of its logits (n, c) and released targets (n, c), held fixed."""

@@ -14,7 +14,7 @@ from privacy.formatting import round_up
 
 __all__ = ["outcome"]
 
-_NEVER_PUBLISHED = ("Teacher", "TeacherEnsemble")
+_NEVER_PUBLISHED = ("Teacher", "TeacherEnsemble", "FedAvg")
 _TEACHERS = (*_NEVER_PUBLISHED, "DPSGDTeacher")
 
 

@@ -43,6 +43,9 @@ def recipe(teacher: str) -> list[str]:
     """Arguments that make a teacher, by DP-SGD or not, or an ensemble, whose fit ends when all are trained."""
     if teacher.endswith("_dp"):
         return ["--config", f"sweeps/dp_teacher_{teacher.removesuffix('_dp')}.yaml", "--data.batch_size=4", *TINY]
+    if teacher.endswith("_clients"):
+        few = ["--model.steps=1", "--data.batch_size=4"]
+        return ["--config", f"sweeps/clients_{teacher.removesuffix('_clients')}.yaml", *few, *QUIET]
     if not teacher.endswith("_ensemble"):
         return ["--config", f"sweeps/teacher_{teacher}.yaml", *TINY]
     few = ["--model.steps=1", "--data.num_teachers=4", "--data.require_all_classes=false", "--data.batch_size=4"]
@@ -72,6 +75,12 @@ def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.Mo
     arguments = ["--data.batch_size=4", f"--trainer.default_root_dir=runs/{path.stem}", *TINY]
     if config["data"]["class_path"] == "Shards":
         arguments += ["--data.num_teachers=4", "--data.require_all_classes=false"]
+    if config["data"]["class_path"] == "Clients":
+        # Teachers that are done: students in other files are of them.
+        arguments += ["--model.local_steps=1" if config["model"]["class_path"] == "FedAvg" else "--model.steps=1"]
+    if config["model"]["class_path"] in ("DENSE", "FedADI"):
+        turns = "generator_steps" if config["model"]["class_path"] == "DENSE" else "image_steps"
+        arguments += [f"--model.terms.{turns}=1"]
     if config["model"]["class_path"] == "Distillation":
         arguments += ["--model.pool_size=8"]
         if "queries" in config["model"]["init_args"]:

@@ -1,0 +1,171 @@
+"""FedAvg: local training at every client, then the mean of their weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import nn
+from torch.nn import functional as F
+
+from datamodules import ShardedRecords, Shards
+from lightning_modules.baselines.averaging import weighted_mean
+from lightning_modules.runtime.processes import check_strategy
+from lightning_modules.runtime.randomness import Draws
+from lightning_modules.setting_checks import check_whole_number
+from lightning_modules.teachers.ensemble import shuffled_passes
+from lightning_modules.teachers.teacher import Teacher
+from privacy.identity import CheckpointError
+
+__all__ = ["FedAvg"]
+
+
+class FedAvg(Teacher):
+    """McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*, AISTATS 2017.
+
+    In a round every client starts at the same weights and takes `local_steps` steps on its own records (the data are
+    `Clients`, whose `batch_size` is that of a client); the next weights are the mean of theirs, each with its number of
+    records. `rounds: 1` is one-shot, as in DENSE's table. A training step of the fit is a round, and the fit ends by
+    itself: leave `trainer.max_epochs` at -1.
+
+    **No privacy**: what it writes is as private as the clients' records, and record-level ε is infinite.
+
+    Args:
+        num_classes: c; linked from the data.
+        image_shape: (C, H, W); linked from the data.
+        rounds: Rounds of communication.
+        local_steps: Steps of each client in a round.
+        network: Builds the classifier, see `Teacher`. The mean is of BatchNorm's statistics as well.
+        optimizer: Of a client, anew in each round. Default: SGD with rate 0.01 and momentum 0.9, as in DENSE.
+        label_smoothing: Between 0 and 1.
+
+    Raises:
+        ValueError: A setting that has no meaning, or a network that does not give c logits for such an image.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        image_shape: tuple[int, int, int],
+        rounds: int = 1,
+        local_steps: int = 100,
+        network: Callable[..., nn.Module] | None = None,
+        optimizer: OptimizerCallable | None = None,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(
+            num_classes=num_classes,
+            image_shape=image_shape,
+            network=network,
+            optimizer=optimizer,
+            label_smoothing=label_smoothing,
+        )
+        check_whole_number("rounds", rounds, least=1)
+        check_whole_number("local_steps", local_steps, least=1)
+        self.automatic_optimization = False
+        self.rounds = rounds
+        self.local_steps = local_steps
+        self.rounds_done = 0
+        self.draw_seed: int | None = None
+
+    @property
+    def clients(self) -> Shards:
+        """The data module.
+
+        Raises:
+            ValueError: It has no clients.
+        """
+        data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, Shards):
+            raise ValueError(
+                "federated averaging needs clients: wrap the data set, data: {class_path: Clients, init_args: "
+                f"{{dataset: ...}}}}, got {type(data).__name__}"
+            )
+        return data
+
+    def setup(self, stage: str) -> None:
+        """Refuses data without clients, and several processes.
+
+        Raises:
+            ValueError: Either.
+            ProcessesError: A strategy that is not supported.
+        """
+        if stage != "fit":
+            return
+        check_strategy(self.trainer, averages_itself=True)
+        if self.trainer.world_size > 1:
+            raise ValueError(f"trainer.devices must be 1 for federated averaging, got {self.trainer.world_size}")
+        self.clients  # noqa: B018 - raises where there are none
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """One that changes nothing: Lightning counts its steps, which are rounds."""
+        return torch.optim.SGD(self.network.parameters(), lr=0.0)
+
+    def on_train_start(self) -> None:
+        """Ends at once where nothing is left to do."""
+        if self.draw_seed is None:
+            self.draw_seed = torch.initial_seed()
+        self.trainer.should_stop = self.trainer.should_stop or self.rounds_done >= self.rounds
+
+    def training_step(self, batch: int, batch_idx: int) -> None:  # type: ignore[override]
+        """One round; `batch` is a step index."""
+        if self.rounds_done >= self.rounds:
+            return
+        records = self.clients.shards
+        trained = [self.trained_at(client, records) for client in range(len(records))]
+        self.network.load_state_dict(weighted_mean(trained, records.starts.diff().tolist()))
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        optimizer.step()
+        self.rounds_done += 1
+        self.trainer.should_stop = self.trainer.should_stop or self.rounds_done >= self.rounds
+        rank_zero_info(f"Round {self.rounds_done} of {self.rounds} done.")
+
+    def trained_at(self, client: int, records: ShardedRecords) -> dict[str, torch.Tensor]:
+        """State of a network after a client's `local_steps` steps from the common weights."""
+        assert self.draw_seed is not None
+        network = copy.deepcopy(self.network).train()
+        if self.optimizer_factory is None:
+            optimizer: torch.optim.Optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+        else:
+            optimizer = self.optimizer_factory(network.parameters())
+        positions, size = records.positions(client), self.clients.batch_size
+        order = shuffled_passes(
+            len(positions),
+            first=self.rounds_done * self.local_steps * size,
+            count=self.local_steps * size,
+            seed=self.draw_seed,
+            teacher=client,
+        )
+        with Draws(self.draw_seed, client, self.device).seeded(self.rounds_done):
+            for rows in (positions.start + order).split(size):
+                images, labels = (values.to(self.device) for values in records.records.__getitems__(rows))
+                optimizer.zero_grad()
+                loss = F.cross_entropy(network(images), labels, label_smoothing=self.label_smoothing)
+                self.manual_backward(loss)
+                optimizer.step()
+        self.log(f"train/loss_{client}", loss.detach())
+        return network.state_dict()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """With the rounds that are done and the seed of the batches."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["federated"] = {"rounds_done": self.rounds_done, "draw_seed": self.draw_seed}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Inverse of `on_save_checkpoint`.
+
+        Raises:
+            CheckpointError: It is of another training.
+        """
+        if "federated" not in checkpoint:
+            raise CheckpointError("the checkpoint is of no federated averaging: give one that a fit of it has written")
+        super().on_load_checkpoint(checkpoint)
+        self.rounds_done = int(checkpoint["federated"]["rounds_done"])
+        self.draw_seed = checkpoint["federated"]["draw_seed"]

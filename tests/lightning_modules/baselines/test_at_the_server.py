@@ -1,0 +1,254 @@
+"""FedDF, FedDAFL, FedADI and DENSE on the digits: they learn, every use of the clients' models is charged, ε is inf."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning import Trainer
+from support.runs import QUIET, checkpoint
+from torch import nn
+
+from datamodules import Digits, Latent
+from lightning_modules import DENSE, FedADI, FedDAFL, FedDF
+from lightning_modules.base import DataFreeDistillation
+from lightning_modules.baselines.dense import DenseTerms
+from lightning_modules.baselines.fed_adi import InversionTerms, NoisePrior
+from lightning_modules.cli import main
+from lightning_modules.functional.generator_terms import GeneratorTerms
+from lightning_modules.image_source import Images
+from lightning_modules.networks import DAFLGenerator, SmallCNN
+from privacy import BudgetExceeded
+from privacy.annotators import GradientAnnotator, ResponseAnnotator
+
+SHAPE = (1, 8, 8)
+METHODS: dict[str, type[DataFreeDistillation]] = {
+    "feddf": FedDF, "feddafl": FedDAFL, "fedadi": FedADI, "dense": DENSE,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of five clients' models."""
+    place = tmp_path_factory.mktemp("clients")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        main(["fit", "--config", "sweeps/clients_digits.yaml", "--model.steps=120", "--model.workers=1", *QUIET])
+    return place / "teachers" / "digits_clients.ckpt"
+
+
+def run(name: str, clients: Path, *arguments: str, folder: str = "run") -> DataFreeDistillation:
+    given = ["--config", f"sweeps/{name}_digits.yaml", f"--model.teacher={clients}", "--data.batch_size=64"]
+    cli = main(["fit", *given, f"--trainer.default_root_dir={folder}", *QUIET, *arguments])
+    assert cli is not None and isinstance(cli.model, METHODS[name])
+    return cli.model
+
+
+#: By method: what makes its run short, and an accuracy far above the 10 % of chance that it then reaches.
+SHORT: dict[str, tuple[list[str], float]] = {
+    "feddf": (["--trainer.max_epochs=1"], 0.6),
+    "feddafl": (["--trainer.max_epochs=1", "--model.images.generator.init_args.width=16"], 0.4),
+    "fedadi": (["--trainer.max_epochs=1", "--model.terms.image_steps=20"], 0.5),
+    "dense": (
+        ["--trainer.max_epochs=1", "--model.images.generator.init_args.width=16", "--model.terms.generator_steps=20"],
+        0.4,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_student_learns_and_the_guarantee_says_that_there_is_none(name: str, clients: Path, folder: Path) -> None:
+    arguments, accuracy = SHORT[name]
+    module = run(name, clients, *arguments)
+    result = json.loads(Path("run/result.json").read_text(encoding="utf-8"))
+    assert result["accuracy"] > accuracy
+    stated = module.guarantee()
+    assert math.isinf(stated.epsilon) and result["epsilon_record"] in ("inf", math.inf)
+    assert any("clients sent their models to the server" in one for one in stated.assumptions)
+    assert any("does not change with its label" in one for one in stated.assumptions)
+    counts = module.annotator.account.counts(scope="run")
+    reasons = [getattr(charge.release, "reason", "") for charge in counts]
+    uses_models = name != "feddf"
+    assert any("clients' models" in reason for reason in reasons) is uses_models
+    # Once in a run, however many clients and steps there are.
+    assert sorted(counts.values()) == ([1, 100] if uses_models else [100])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_nothing_is_used_beyond_a_target(name: str, clients: Path, folder: Path) -> None:
+    with pytest.raises(BudgetExceeded):
+        run(name, clients, "--model.annotator=ResponseAnnotator", "--model.annotator.target_epsilon=10")
+
+
+@pytest.mark.parametrize("name", ["fedadi", "dense"])
+def test_resumed_as_if_never_interrupted(name: str, clients: Path, folder: Path) -> None:
+    turns = "generator_steps" if name == "dense" else "image_steps"
+    few = ["--data.steps_per_epoch=3", "--model.terms.student_steps=2", f"--model.terms.{turns}=2"]
+    run(name, clients, *few, "--trainer.max_epochs=2", folder="whole")
+    run(name, clients, *few, "--trainer.max_epochs=1", folder="part")
+    run(name, clients, *few, "--trainer.max_epochs=2", "--ckpt_path=part/checkpoints/last.ckpt", folder="part")
+    whole, part = (checkpoint(place) for place in ("whole", "part"))
+    assert torch.equal(whole["image_pool"], part["image_pool"])
+    assert all(torch.equal(value, part["state_dict"][key]) for key, value in whole["state_dict"].items())
+
+
+def networks(*, alike: bool = False) -> nn.ModuleList:
+    """Three clients' models, untrained."""
+    made = []
+    for seed in range(3):
+        torch.manual_seed(0 if alike else seed)
+        made.append(SmallCNN(image_shape=SHAPE, width=4, hidden=8))
+    return nn.ModuleList(made)
+
+
+def module_of(kind: type[DataFreeDistillation], *, teacher: nn.Module | None = None, **settings: Any) -> Any:
+    torch.manual_seed(5)
+    images = {} if kind is FedADI else {"images": Images(generator=lambda image_shape: small_generator(image_shape))}
+    if kind is FedDF:
+        images = {"images": Images(source="prior")}
+    return kind(
+        num_classes=10,
+        image_shape=SHAPE,
+        batch_size=16,
+        teacher=teacher or networks(),  # type: ignore[call-arg]
+        student=lambda: SmallCNN(image_shape=SHAPE, width=4, hidden=8),
+        **{**images, **settings},
+    )
+
+
+def small_generator(image_shape: tuple[int, int, int]) -> DAFLGenerator:
+    return DAFLGenerator(image_shape=image_shape, width=4, latent_dim=8)
+
+
+def fitted(module: Any, *, steps: int) -> Any:
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=steps, batch_size=16))
+    return module
+
+
+GRADIENTS = {
+    "DAFL": (FedDAFL, {}),
+    "DENSE": (DENSE, {"terms": DenseTerms(generator_steps=1, student_steps=1)}),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_reach_every_weight_of_the_generator_and_none_of_a_client(name: str, folder: Path) -> None:
+    kind, settings = GRADIENTS[name]
+    clients = networks()
+    before = [value.clone() for value in clients.state_dict().values()]
+    module = fitted(module_of(kind, teacher=clients, **settings), steps=1)
+    missing = [key for key, weight in module.generator.named_parameters() if weight.grad is None]
+    assert not missing
+    assert all(float(weight.grad.abs().sum()) > 0 for weight in module.generator.parameters() if weight.dim() > 1)
+    assert all(weight.grad is None for weight in clients.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(before, clients.state_dict().values(), strict=True))
+    assert not any(key.startswith("_teacher") for key in module.state_dict())
+
+
+@pytest.mark.parametrize("kind", [DENSE, FedADI])
+def test_statistics_of_the_clients_change_the_images(kind: type[DataFreeDistillation], folder: Path) -> None:
+    def pool(*, shift: float, weight: float) -> torch.Tensor:
+        """What is made where one layer of one client remembers other inputs, in eval mode of no effect on logits."""
+        clients = networks()
+        layer = next(one for one in clients[2].modules() if isinstance(one, nn.BatchNorm2d))
+        assert layer.running_mean is not None
+        layer.running_mean += shift
+        with torch.no_grad():  # takes the shift out of its outputs
+            layer.bias += shift * layer.weight / (layer.running_var + layer.eps).sqrt()  # type: ignore[operator]
+        terms: Any = (
+            DenseTerms(generator_steps=5, statistics_weight=weight)
+            if kind is DENSE
+            else InversionTerms(image_steps=5, statistics_weight=weight)
+        )
+        made: torch.Tensor = fitted(module_of(kind, teacher=clients, terms=terms), steps=1).pool.images.float()
+        return made
+
+    assert (pool(shift=0.0, weight=1.0) - pool(shift=3.0, weight=1.0)).abs().mean() > 1e-3
+    # The comparison notices a term that is inert.
+    assert (pool(shift=0.0, weight=0.0) - pool(shift=3.0, weight=0.0)).abs().mean() < 1e-3
+
+
+def test_the_boundary_term_brings_images_between_student_and_ensemble(folder: Path) -> None:
+    def loss(weight: float) -> float:
+        module = fitted(module_of(DENSE, terms=DenseTerms(generator_steps=1, boundary_weight=weight)), steps=1)
+        images = torch.randn(16, *SHAPE)
+        targets = torch.eye(10)[torch.arange(16) % 10]
+        found: torch.Tensor = module.generator_loss(images, targets)
+        return float(found)
+
+    torch.manual_seed(0)
+    with torch.random.fork_rng():
+        without = loss(0.0)
+    assert loss(1.0) < without
+
+
+def test_the_student_may_begin_at_the_average(folder: Path) -> None:
+    alike = networks(alike=True)
+    module = module_of(FedDF, teacher=alike, initial_weights="average")
+    begun: list[torch.Tensor] = []
+    step = module.training_step
+    module.training_step = lambda *args: (begun.append(module.student.head.weight.detach().clone()), step(*args))[1]
+    fitted(module, steps=2)
+    assert torch.allclose(begun[0], alike[0].head.weight, atol=1e-6)  # type: ignore[union-attr]
+    assert not torch.allclose(begun[1], begun[0])
+    reasons = [getattr(charge.release, "reason", "") for charge in module.annotator.account.counts(scope="run")]
+    assert any("mean weights" in reason for reason in reasons)
+    other = module_of(FedDF, initial_weights="average")
+    other.student = SmallCNN(image_shape=SHAPE, width=6)
+    with pytest.raises(ValueError, match="needs a student of the clients' architecture"):
+        fitted(other, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (FedDF, {"initial_weights": "mean"}, "initial_weights must be random or average, got 'mean'"),
+        (FedDF, {"images": Images(source="refined")}, "images.source must be prior, generator or both"),
+        (FedDAFL, {"images": Images(source="prior")}, "images.source must be generator, got 'prior'"),
+        (FedDAFL, {"generator_terms": GeneratorTerms(student_loss_weight=1.0)}, "student_loss_weight must be 0"),
+        (DENSE, {"images": Images(source="both")}, "images.source must be generator, got 'both'"),
+        *[
+            (kind, {"annotator": GradientAnnotator()}, "annotator must be a ResponseAnnotator, got GradientAnnotator")
+            for kind in METHODS.values()
+        ],
+    ],
+)
+def test_settings_without_a_meaning(kind: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        module_of(kind, **settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (DenseTerms, "statistics_weight", -1.0),
+        (DenseTerms, "boundary_weight", float("nan")),
+        (DenseTerms, "generator_steps", 0),
+        (DenseTerms, "student_steps", 1.5),
+        (DenseTerms, "pool_size", 0),
+        (InversionTerms, "competition_weight", -1.0),
+        (InversionTerms, "rate", 0.0),
+        (InversionTerms, "image_steps", 0),
+    ],
+)
+def test_terms_without_a_meaning(kind: Any, name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"terms\.{name}"):
+        kind(**{name: value})
+
+
+def test_inversion_begins_with_noise() -> None:
+    drawn = NoisePrior().sample(
+        64, image_shape=SHAPE, generator=torch.Generator().manual_seed(0), device=torch.device("cpu")
+    )
+    assert drawn.shape == (64, *SHAPE) and float(drawn.abs().max()) <= 1
+    assert abs(float(drawn.mean())) < 0.05
+    assert isinstance(module_of(FedADI).images.prior, NoisePrior)
+    assert isinstance(module_of(FedADI).annotator, ResponseAnnotator)

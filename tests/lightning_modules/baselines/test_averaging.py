@@ -1,0 +1,128 @@
+"""Weighted means of states, and federated averaging of clients that start at the same weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import QUIET, checkpoint, fit
+from torch import nn
+
+from datamodules import Digits
+from lightning_modules import FedAvg
+from lightning_modules.baselines.averaging import weighted_mean
+from lightning_modules.cli import main
+from lightning_modules.networks import SmallCNN
+from lightning_modules.teachers.private_teacher import PrivateTeacher
+
+
+def test_the_mean_is_weighted_and_of_every_buffer() -> None:
+    def states(scale: float) -> list[dict[str, torch.Tensor]]:
+        found = []
+        for value, batches in ((1.0, 3), (4.0, 10)):
+            layer = nn.BatchNorm1d(2)
+            nn.init.constant_(layer.weight, scale * value)
+            layer.running_mean.fill_(value)  # type: ignore[union-attr]
+            layer.num_batches_tracked.fill_(batches)  # type: ignore[union-attr]
+            found.append(layer.state_dict())
+        return found
+
+    mean = weighted_mean(states(1.0), [200, 100])
+    assert mean["weight"].tolist() == mean["running_mean"].tolist() == [2.0, 2.0]
+    assert mean["num_batches_tracked"].item() == 5 and mean["num_batches_tracked"].dtype == torch.int64
+    assert weighted_mean(states(2.0), [0.0, 1.0])["weight"].tolist() == [8.0, 8.0]
+    one = SmallCNN(image_shape=(1, 8, 8)).state_dict()
+    same = weighted_mean([one, one, one], [3, 7, 11])
+    assert all(torch.allclose(same[name], value, rtol=1e-6) for name, value in one.items())
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [([1.0], "one number"), ([1.0, -1.0], "not be negative"), ([0.0, 0.0], "positive"), ([1.0, float("nan")], "sum")],
+)
+def test_weights_without_a_meaning(weights: list[float], message: str) -> None:
+    state = nn.Linear(2, 2).state_dict()
+    with pytest.raises(ValueError, match=message):
+        weighted_mean([state, state], weights)
+    with pytest.raises(ValueError, match="one architecture"):
+        weighted_mean([state, nn.Linear(3, 2).state_dict()], [1.0, 1.0])
+
+
+SMALL = ["--model.network.init_args.width=8", "--model.local_steps=60"]
+
+
+def average(folder: str, *arguments: str) -> FedAvg:
+    given = ["--config", "sweeps/fedavg_digits.yaml", f"--trainer.default_root_dir={folder}", *SMALL, *QUIET]
+    cli = main(["fit", *given, *arguments])
+    assert cli is not None and isinstance(cli.model, FedAvg)
+    return cli.model
+
+
+def result(folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(folder, "result.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_clients_average_to_a_network_that_none_of_them_bounds(folder: Path) -> None:
+    module = average("run", "--model.rounds=3")
+    assert module.rounds_done == 3
+    found = result("run")
+    assert found["accuracy"] > 0.7 and found["epsilon_record"] in ("inf", float("inf"))
+    assert found["method"] == "FedAvg"
+    ledger = Path("ledgers/Digits-train.jsonl").read_text(encoding="utf-8")
+    assert "FedAvg" in ledger
+    teacher = PrivateTeacher.load("run/checkpoints/last.ckpt", num_classes=10, image_shape=(1, 8, 8))
+    images, labels = Digits().read("test").__getitems__(range(362))
+    assert float((teacher.logits(images).argmax(1) == labels).float().mean()) == pytest.approx(found["accuracy"])
+
+
+def test_a_round_is_the_mean_of_local_trainings_by_numbers_of_records(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[dict[str, torch.Tensor]] = []
+    ended: list[dict[str, torch.Tensor]] = []
+    sizes: list[int] = []
+    trained_at = FedAvg.trained_at
+
+    def watched(self: FedAvg, client: int, records: Any) -> dict[str, torch.Tensor]:
+        begun.append({name: value.clone() for name, value in self.network.state_dict().items()})
+        sizes.append(len(records.positions(client)))
+        ended.append(trained_at(self, client, records))
+        return ended[-1]
+
+    monkeypatch.setattr(FedAvg, "trained_at", watched)
+    module = average("run", "--model.local_steps=5")
+    assert len(begun) == 5 and sum(sizes) == 1435 and len(set(sizes)) > 1
+    weight = [state["head.weight"] for state in ended]
+    assert all(torch.equal(state["head.weight"], begun[0]["head.weight"]) for state in begun)
+    assert not torch.allclose(weight[0], weight[1])
+    expected = sum(size * value for size, value in zip(sizes, weight, strict=True)) / 1435
+    assert torch.allclose(module.network.state_dict()["head.weight"], expected, atol=1e-6)  # type: ignore[arg-type]
+    # The comparison notices a mean in which every client counts the same.
+    assert not torch.allclose(torch.stack(weight).mean(0), expected, atol=1e-6)  # type: ignore[arg-type]
+
+
+def test_resumed_as_if_never_interrupted(folder: Path) -> None:
+    few = "--model.local_steps=4"
+    average("whole", few, "--model.rounds=2", "--data.steps_per_epoch=1")
+    average("part", few, "--model.rounds=2", "--data.steps_per_epoch=1", "--trainer.max_epochs=1")
+    assert checkpoint("part")["federated"]["rounds_done"] == 1
+    average("part", few, "--model.rounds=2", "--ckpt_path=part/checkpoints/last.ckpt")
+    whole, part = (checkpoint(name)["state_dict"] for name in ("whole", "part"))
+    assert all(torch.equal(whole[name], part[name]) for name in whole)
+
+
+def test_settings_without_a_meaning(folder: Path) -> None:
+    for name in ("rounds", "local_steps"):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            FedAvg(num_classes=10, image_shape=(1, 8, 8), **{name: 0})  # type: ignore[arg-type]
+    config = {
+        "trainer": {"max_epochs": 1, "default_root_dir": "run"},
+        "model": {"class_path": "FedAvg"},
+        "data": {"class_path": "Digits"},
+    }
+    with pytest.raises(ValueError, match="federated averaging needs clients"):
+        fit(config, *QUIET)
