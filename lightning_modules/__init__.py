@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.dgd import DGD
+from lightning_modules.direct_training import DirectTraining
 from lightning_modules.distillation import Distillation
 from lightning_modules.dpdfd import DPDFD
 from lightning_modules.dpsd import DPSD
@@ -21,6 +22,7 @@ __all__ = [
     "DPSD",
     "DPSGDTeacher",
     "DataFreeDistillation",
+    "DirectTraining",
     "Distillation",
     "LabelDP",
     "Teacher",
