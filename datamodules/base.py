@@ -123,6 +123,7 @@ class ImageDataModule(LightningDataModule, ABC):
         if classes is not None:
             self._keep(ClassChoice.of(classes, names=self.class_names, aliases=self.class_aliases, dataset=self.name))
         self._splits: dict[Split, ImageDataset] = {}
+        self._numbered = False
 
     @property
     def private_data(self) -> str:
@@ -236,13 +237,26 @@ class ImageDataModule(LightningDataModule, ABC):
         """The public test records; needs `setup("test")`."""
         return self._opened("test", stage="test")
 
+    def number_records(self) -> None:
+        """From here on training batches carry each record's number, 0 to N-1, in place of its label.
+
+        For direct training, whose annotator has to know who takes part, and which alone may see a label.
+        """
+        self._numbered = True
+
+    @property
+    def trained_on(self) -> ImageDataset:
+        """What training batches are made of: the training records, or these with their numbers for labels."""
+        records = self.train_records
+        return records.relabelled(torch.arange(len(records))) if self._numbered else records
+
     def train_dataloader(self) -> Batches:
         """Returns shuffled training batches: images (B, C, H, W), labels (B,).
 
         The last, smaller batch is kept so that every record is seen in every epoch and small data sets are not
         skipped entirely; only a last batch of a single image is dropped, because BatchNorm refuses it.
         """
-        records = self.train_records
+        records = self.trained_on
         batch_size = share_size(self.batch_size, 1 if self.trainer is None else self.trainer.world_size)
         # Lightning gives each process as many records as any other.
         own = -(-len(records) // (self.batch_size // batch_size))

@@ -186,6 +186,15 @@ class Poisson(LightningDataModule):
         """Whether what is shown while fitting tells of private records that nothing bounds."""
         return self.evaluation == "validation"
 
+    def number_records(self) -> None:
+        """See `ImageDataModule.number_records`."""
+        self.dataset.number_records()
+
+    @property
+    def train_records(self) -> ImageDataset:
+        """The private training records of all processes; needs `setup("fit")`."""
+        return self.dataset.train_records
+
     @property
     def _looked_at(self) -> ImageDataset:
         if self.looks_at_private_records:
@@ -209,7 +218,7 @@ class Poisson(LightningDataModule):
 
     @property
     def _own_records(self) -> ImageDataset:
-        records = self.dataset.train_records
+        records = self.dataset.trained_on
         if self._own == slice(0, None, 1) or self._own == slice(None):
             return records
         mask = torch.zeros(len(records), dtype=torch.bool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.baselines import DENSE, FedADI, FedAvg, FedDAFL, FedDF
 from lightning_modules.dgd import DGD
+from lightning_modules.direct_training import DirectTraining
 from lightning_modules.distillation import Distillation
 from lightning_modules.dpdfd import DPDFD
 from lightning_modules.dpsd import DPSD
@@ -24,6 +25,7 @@ __all__ = [
     "DPSD",
     "DPSGDTeacher",
     "DataFreeDistillation",
+    "DirectTraining",
     "Distillation",
     "FedADI",
     "FedAvg",

@@ -31,7 +31,7 @@ from privacy.accounting.selection import (
     draw_candidates,
     selection_epsilon,
 )
-from privacy.annotators import Annotator, GradientAnnotator
+from privacy.annotators import Annotator, DirectGradientAnnotator, DirectLabelAnnotator, GradientAnnotator
 from privacy.annotators.label import LabelAnnotator
 from privacy.annotators.mean_response import MeanAnswerAnnotator as MeanAnswerAnnotator  # their old names, which warn
 from privacy.annotators.mean_response import MeanResponseAnnotator
@@ -67,6 +67,7 @@ from privacy.events import (
     DiscreteLaplaceVotes,
     Gaussian,
     GaussianVotes,
+    LabelOnly,
     LaplaceVector,
     LaplaceVotes,
     RandomizedResponse,
@@ -81,7 +82,7 @@ from privacy.events import (
 )
 from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
 from privacy.formatting import round_up
-from privacy.guarantee import Guarantee
+from privacy.guarantee import Guarantee, LabelStatement
 from privacy.identity import Training, ledger_file, new_training_id
 from privacy.ledger import Charge, Ledger, LedgerError
 from privacy.mechanisms import clip_per_sample, keep_largest, normalize_per_sample, zero_non_finite_samples
@@ -134,6 +135,8 @@ __all__ = [
     "Calibration",
     "Charge",
     "Claim",
+    "DirectGradientAnnotator",
+    "DirectLabelAnnotator",
     "DiscreteGaussian",
     "DiscreteLaplaceVotes",
     "EpsilonBound",
@@ -145,6 +148,8 @@ __all__ = [
     "Guarantee",
     "IncompatibleNeighbours",
     "LabelAnnotator",
+    "LabelOnly",
+    "LabelStatement",
     "LaplaceVector",
     "LaplaceVotes",
     "Ledger",

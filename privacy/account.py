@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from privacy.accounting.composition import compose
 from privacy.checks import check_delta
-from privacy.events import Release, Unbounded
+from privacy.events import LabelOnly, Release, Unbounded
 from privacy.ledger import Charge, Ledger
 from privacy.neighbours import Relation, Unit, common_neighbours
 from privacy.published.claims import Claim, published_epsilon
@@ -82,6 +82,21 @@ class PrivacyAccount:
     def epsilon(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
         """Record-level ε at δ of `counts`, by default of everything spent so far; `inf` where nothing bounds it."""
         return compose(self._covering(self.spent(scope=scope) if counts is None else counts)[0], self.delta).epsilon
+
+    def epsilon_label(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
+        """ε at δ of `counts` where neighbours differ in the label of one record and all else is known.
+
+        By default of everything spent so far; `inf` where nothing bounds it. No smaller than what is said of labels by
+        the releases themselves: a teacher's own bound is not made use of.
+        """
+        releases: Counter[Release] = Counter()
+        for charge, count in (self.spent(scope=scope) if counts is None else counts).items():
+            of_label = charge.release.for_labels
+            if of_label is None and count:
+                return math.inf
+            if of_label is not None:
+                releases[of_label] += count
+        return compose(releases, self.delta).epsilon
 
     def epsilon_of(self, releases: Mapping[Release, int]) -> float:
         """Record-level ε at δ of these releases alone."""
@@ -262,4 +277,4 @@ class PrivacyAccount:
 
 
 def _reason(release: Release) -> str:
-    return release.reason if isinstance(release, Unbounded) else "no noise was added"
+    return release.reason if isinstance(release, Unbounded | LabelOnly) else "no noise was added"

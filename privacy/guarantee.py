@@ -17,7 +17,7 @@ from privacy.ledger import Charge
 from privacy.mechanisms.description import MechanismDescription
 from privacy.neighbours import Relation, Unit
 
-__all__ = ["MEANINGFUL_EPSILON", "POST_PROCESSING", "RELATIONS", "Guarantee"]
+__all__ = ["MEANINGFUL_EPSILON", "POST_PROCESSING", "RELATIONS", "Guarantee", "LabelStatement"]
 
 _PUBLIC = (
     "public by assumption: the number of private records, the number of classes, image shape and normalisation, the "
@@ -28,6 +28,12 @@ _PUBLIC = (
 _NO_ACCESSES = (
     "within this run nothing about a teacher left but through the annotator; outside of it no teacher accuracy, "
     "teacher loss or agreement was used to choose a setting, a checkpoint or a run"
+)
+
+
+_NO_LABELS = (
+    "within this run no label left but through the annotator; outside of it nothing that was measured on private "
+    "records was used to choose a setting, a checkpoint or a run"
 )
 
 
@@ -72,6 +78,63 @@ _DP_SGD_ASSUMPTION = (
 
 
 @dataclass(frozen=True)
+class LabelStatement:
+    """What holds of labels where nothing bounds a record: a statement of its own, never the record-level one.
+
+    Attributes:
+        epsilon: ε that covers the artefacts; `inf` where nothing bounds it.
+        delta: δ.
+        source: How ε follows.
+        assumptions: What must be true for it to hold.
+        unit: What one neighbouring change touches.
+        relation: Neighbouring relation.
+        epsilon_spent: ε of the releases made so far.
+    """
+
+    epsilon: float
+    delta: float
+    source: str
+    assumptions: Sequence[str]
+    unit: str = "the label of one training record"
+    relation: str = "replacement of the label; images, and which record was in which batch, count as known to all"
+    epsilon_spent: float = math.inf
+
+    def headline(self) -> str:
+        """One sentence on what ε means here."""
+        if math.isinf(self.epsilon):
+            return "Nothing bounds what they reveal about a label either."
+        return (
+            f"About labels alone, to whoever knows every image: ε = {round_up(self.epsilon)} at δ = {self.delta:g}"
+            + (", which protects no label in any meaningful sense." if self.epsilon > MEANINGFUL_EPSILON else ".")
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, infinities as "inf"."""
+        return {key: json_number(value) if isinstance(value, float) else value for key, value in asdict(self).items()}
+
+    def to_lines(self) -> list[str]:
+        """A section of the page."""
+        return [
+            "## Labels",
+            "",
+            f"{self.headline()} **Nothing bounds a record**: images are not protected at all.",
+            "",
+            "| | |",
+            "|---|---|",
+            f"| label-level ε | {_figure(self.epsilon)} |",
+            f"| δ | {self.delta:g} |",
+            f"| unit | {self.unit} |",
+            f"| neighbouring relation | {self.relation} |",
+            f"| derived from | {self.source} |",
+            f"| ε of the releases made so far | {_figure(self.epsilon_spent)} |",
+            "",
+            "It holds if:",
+            *(f"- {text}" for text in self.assumptions),
+            "",
+        ]
+
+
+@dataclass(frozen=True)
 class Guarantee:
     """A record-level statement, and beside it, marked as such, the paper's claim.
 
@@ -100,6 +163,7 @@ class Guarantee:
         queries_of_run: Inputs that this run alone queried the teachers with.
         teacher_epsilon: Record-level ε of the teacher's own training, at which the teacher itself may be published;
             `inf` where nothing bounds that training.
+        labels: What holds of labels alone, where a method protects these and nothing else.
     """
 
     epsilon: float
@@ -123,6 +187,7 @@ class Guarantee:
     run: str = ""
     queries_of_run: int = 0
     teacher_epsilon: float = math.inf
+    labels: LabelStatement | None = None
 
     @classmethod
     @renamed_arguments(looks="data_accesses")
@@ -142,6 +207,7 @@ class Guarantee:
         data_accesses: Sequence[str] = (),
         assumptions: Sequence[str] = (),
         not_covered: Sequence[str] = (),
+        of_teacher: bool = True,
     ) -> Guarantee:
         """The guarantee of what was computed from the charged releases and public things alone. There is no other way.
 
@@ -161,13 +227,17 @@ class Guarantee:
             data_accesses: Accesses of this run to private things that nothing was charged for, in words.
             assumptions: What else must be true.
             not_covered: What else is not covered.
+            of_teacher: Whether a teacher was asked, of which something has to be said; not where the charges are of the
+                training that made the artefacts.
 
         Raises:
             LedgerError: The ledger cannot be read: nothing can be said.
         """
         account.ledger.refresh()
         holds = [_PUBLIC]
-        holds += [f"ACCESSED WITHOUT CHARGE: {access}" for access in data_accesses] or [_NO_ACCESSES]
+        holds += [f"ACCESSED WITHOUT CHARGE: {access}" for access in data_accesses] or [
+            _NO_ACCESSES if of_teacher else _NO_LABELS
+        ]
         holds.append(
             "the number of steps planned before the first release was chosen without the private data"
             if planned
@@ -191,7 +261,7 @@ class Guarantee:
         holds += assumptions
         holds += [f"VOID: {reason}" for reason in account.unbounded(counts=covered)]
         by_bound = account.rests_on_teachers(counts=covered)
-        own = account.training == account.ledger.run
+        own = account.training == account.ledger.run or not of_teacher
         if by_bound and not own:
             holds.append(_DP_SGD_ASSUMPTION)
         teacher_epsilon = account.epsilon_of_training()
@@ -237,12 +307,15 @@ class Guarantee:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, infinities as "inf"; the paper's claim apart from the guarantee."""
         values = asdict(self)
+        values.pop("labels")
+        beside = {} if self.labels is None else {"label_guarantee": self.labels.to_dict()}
         claim = {"epsilon": values.pop("claimed_epsilon"), "source": values.pop("claimed_source")}
         values = {key: json_number(value) if isinstance(value, float) else value for key, value in values.items()}
         if not self.claimed_source:
-            return {"guarantee": values, "published_claim": None}
+            return {"guarantee": values, **beside, "published_claim": None}
         return {
             "guarantee": values,
+            **beside,
             "published_claim": {
                 "epsilon": json_number(claim["epsilon"]),
                 "delta": self.delta,
@@ -281,6 +354,8 @@ class Guarantee:
             *(f"- {text}" for text in self.not_covered),
             "",
         ]
+        if self.labels is not None:
+            lines += self.labels.to_lines()
         if self.claimed_source:
             lines += ["## The paper's own figure for the same releases", "", self._claim(), ""]
         return "\n".join(lines)
@@ -299,6 +374,8 @@ class Guarantee:
             else "it counts what this run asked, as if a record touched one response, and not the teacher's own "
             "training, which was by DP-SGD and bounds whatever is asked"
         )
+        if self.labels is not None:
+            left_out = "it does not count that the update multiplies what is released by a Jacobian of private images"
         return (
             f"ε = {_figure(self.claimed_epsilon)} at δ = {self.delta:g}, by {self.claimed_source}. This is a claim of "
             f"the paper, **not** a guarantee, and no part of the statement above: {left_out}. It is given so that "
@@ -316,7 +393,7 @@ class Guarantee:
             return (
                 "Nothing bounds what these artefacts reveal about a single record of the private data "
                 "(record-level ε is infinite)."
-            )
+            ) + ("" if self.labels is None else f" {self.labels.headline()}")
         level = f"{self.level.capitalize()}-level"
         if self.epsilon > MEANINGFUL_EPSILON:
             return (

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -29,11 +29,21 @@ from lightning_modules.runtime.runs import (
 )
 from lightning_modules.runtime.validation import validation_metric
 from lightning_modules.teachers.checks import ACCURACY_ACCESS
-from lightning_modules.teachers.dp_sgd import DPSGDTeacher
 from privacy.files import write_atomically
 from privacy.formatting import json_number
+from privacy.guarantee import Guarantee, LabelStatement
 
 __all__ = ["ResultRecord", "keep_teacher_accuracy", "measured_on", "role"]
+
+
+@runtime_checkable
+class _Guaranteed(Protocol):
+    """A module that says itself what holds of it: `DPSGDTeacher`, `DirectTraining`."""
+
+    data_accesses: list[str]
+
+    def guarantee(self) -> Guarantee:
+        """See there."""
 
 
 class ResultRecord(Callback):
@@ -105,15 +115,20 @@ class ResultRecord(Callback):
             }
         else:
             measured = measured_on(pl_module, loader, pl_module.device, auroc=asks_for_auroc(trainer))
-            bound = pl_module.guarantee() if isinstance(pl_module, DPSGDTeacher) else None
+            # What has a guarantee may be measured on public images.
+            bound = pl_module.guarantee() if isinstance(pl_module, _Guaranteed) else None
             epsilon = "inf" if bound is None else json_number(bound.epsilon)
-            # A teacher by DP-SGD may be measured on public images: its guarantee covers that.
-            uncharged = pl_module.data_accesses if isinstance(pl_module, DPSGDTeacher) else list(measured)
+            uncharged = pl_module.data_accesses if isinstance(pl_module, _Guaranteed) else list(measured)
+            labels = None if bound is None else bound.labels
+            claim = {
+                "epsilon_published": epsilon,
+                **({} if labels is None or bound is None else _of_labels(labels, bound)),
+            }
             record |= {
                 **measured,
                 "uncharged_accesses": list(uncharged),
                 "epsilon_record": epsilon,
-                "epsilon_published": epsilon,
+                **claim,
                 "delta": 0.0 if bound is None else bound.delta,
                 "unit": "one training record",
                 **({} if bound is None else {"run": bound.run}),
@@ -151,6 +166,15 @@ class ResultRecord(Callback):
         self._seconds_before = float(state_dict["seconds"])
 
 
+def _of_labels(labels: LabelStatement, bound: Guarantee) -> dict[str, Any]:
+    """What a record has besides where labels alone are protected."""
+    return {
+        "epsilon_label": json_number(labels.epsilon),
+        "epsilon_published": json_number(bound.claimed_epsilon),
+        "published_claim": bound.claimed_source,
+    }
+
+
 def role(record: Mapping[str, Any]) -> str:
     """What a record is about, in words."""
     teachers = {
@@ -158,6 +182,7 @@ def role(record: Mapping[str, Any]) -> str:
         "DPSGDTeacher": "teacher by DP-SGD",
         "TeacherEnsemble": "ensemble of teachers, private",
         "FedAvg": "mean of the clients' models, private",
+        "DirectTraining": "model by direct training, private but for what is said of labels",
     }
     return teachers.get(record["method"], f"student by {record['method']}")
 

@@ -14,8 +14,8 @@ from privacy.formatting import round_up
 
 __all__ = ["outcome"]
 
-_NEVER_PUBLISHED = ("Teacher", "TeacherEnsemble", "FedAvg")
-_TEACHERS = (*_NEVER_PUBLISHED, "DPSGDTeacher")
+_NEVER_PUBLISHED = ("Teacher", "TeacherEnsemble", "FedAvg", "DirectTraining")
+_TEACHERS = ("Teacher", "TeacherEnsemble", "FedAvg", "DPSGDTeacher")
 
 
 def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None) -> str:

@@ -81,10 +81,16 @@ class ExactNoise(DPOptimizer):  # type: ignore[misc] # Opacus ships no types
 
 
 class FlatOptimizer(ExactNoise):
-    """Clips stored per-sample gradients."""
+    """Clips stored per-sample gradients, or normalises them.
+
+    Attributes:
+        stability: γ of C·g/(‖g‖ + γ), the automatic clipping of Bu et al. 2022; None clips at C.
+    """
+
+    stability: float | None = None
 
     def clip_and_accumulate(self) -> None:
-        """Sums gradients clipped to C, each in float64 and below C by `MARGIN`.
+        """Sums gradients clipped or normalised to C, each in float64 and below C by `MARGIN`.
 
         A gradient that is not finite counts as zeros: whether a record breaks the network is private.
         """
@@ -95,7 +101,11 @@ class FlatOptimizer(ExactNoise):
         norms = torch.stack(squares).sum(dim=0).sqrt()
         finite = torch.isfinite(norms)
         limit = self.max_grad_norm * (1 - MARGIN)
-        factors = torch.where(finite, (limit / norms.clamp_min(1e-300)).clamp(max=1.0), 0.0)
+        if self.stability is None:
+            factors = (limit / norms.clamp_min(1e-300)).clamp(max=1.0)
+        else:
+            factors = limit / (norms + self.stability)
+        factors = torch.where(finite, factors, 0.0)
         for parameter in self.params:
             _check_processed_flag(parameter.grad_sample)
             each = self._get_flat_grad_sample(parameter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -17,7 +17,7 @@ from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, is_dev_run
 from lightning_modules.teachers.augmentation import random_views
-from lightning_modules.teachers.dp_optimizers import ExactNoise
+from lightning_modules.teachers.dp_optimizers import ExactNoise, FlatOptimizer
 from lightning_modules.teachers.dp_sgd_checks import check_settings, require_records_apart
 from lightning_modules.teachers.dp_sgd_description import describe_dp_sgd
 from lightning_modules.teachers.record_clipping import WAYS, Clipping, RecordClipping, Way, chosen_way
@@ -72,6 +72,10 @@ class DPSGDTeacher(Teacher):
             no product of an error and an input.
         shift: Pixels by which a view is moved at most.
         flip: Mirror half of the views left to right.
+        bounding: `clip` a record's gradient at `max_grad_norm`, or `normalize` it, C·g/(‖g‖ + γ), whatever its length
+            (automatic clipping, Bu et al. 2022). A record moves the sum by C at most either way: the price is the same.
+            Needs flat clipping.
+        stability: γ of `bounding: normalize`, above 0. In the units of gradients, not of C.
         granularity: Distance of the lattice that clipped gradients are rounded to, towards zero, and that discrete
             Gaussian noise lies on (Canonne, Kamath and Steinke 2020): such noise has no low bits that could tell of a
             record. In units of `max_grad_norm`, rounded down to a power of two; for example 1e-3. It needs flat
@@ -99,6 +103,8 @@ class DPSGDTeacher(Teacher):
         delta: float = 1e-5,
         max_grad_norm: float = 0.1,
         clipping: Clipping = "auto",
+        bounding: Literal["clip", "normalize"] = "clip",
+        stability: float = 0.01,
         physical_batch_size: int = 1024,
         augmentation_multiplicity: int = 0,
         shift: int = 2,
@@ -123,6 +129,8 @@ class DPSGDTeacher(Teacher):
             noise_multiplier=noise_multiplier,
             delta=delta,
             max_grad_norm=max_grad_norm,
+            bounding=bounding,
+            stability=stability,
             physical_batch_size=physical_batch_size,
             augmentation_multiplicity=augmentation_multiplicity,
             shift=shift,
@@ -138,6 +146,8 @@ class DPSGDTeacher(Teacher):
         self.delta = delta
         self.max_grad_norm = max_grad_norm
         self._asked_clipping: Clipping = clipping
+        self.bounding = bounding
+        self.stability = stability
         self.physical_batch_size = physical_batch_size
         self.augmentation_multiplicity = augmentation_multiplicity
         self.shift = shift
@@ -163,6 +173,8 @@ class DPSGDTeacher(Teacher):
 
     def _way(self, clipping: Clipping) -> Way:
         flat_for = None if self.granularity is None else f"granularity={self.granularity}"
+        if self.bounding != "clip":
+            flat_for = f"bounding={self.bounding}"
         if self.augmentation_multiplicity:
             flat_for = f"augmentation_multiplicity={self.augmentation_multiplicity}"
         return chosen_way(clipping, self.network, physical_batch_size=self.physical_batch_size, flat_for=flat_for)
@@ -375,6 +387,7 @@ class DPSGDTeacher(Teacher):
             max_grad_norm=self.max_grad_norm,
             sample_rate=data.sample_rate,
             on_lattice=self.granularity is not None,
+            bounded="clipped" if self.bounding == "clip" else "normalised",
         )
         assumptions = []
         if self.own_training.resumed:
@@ -499,6 +512,8 @@ class DPSGDTeacher(Teacher):
         )
         optimizer.source = self.noise
         optimizer.granularity = self._lattice
+        if isinstance(optimizer, FlatOptimizer):
+            optimizer.stability = None if self.bounding == "clip" else self.stability
         optimizer.processes = self.processes
         if self.scheduler_factory is None:
             return optimizer
@@ -530,6 +545,8 @@ class DPSGDTeacher(Teacher):
             "delta": self.delta,
             "max_grad_norm": self.max_grad_norm,
             "clipping": self.clipping,
+            "bounding": self.bounding,
+            "stability": self.stability,
             "granularity": self.granularity,
             "augmentation_multiplicity": self.augmentation_multiplicity,
         }

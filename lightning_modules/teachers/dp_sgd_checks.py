@@ -15,6 +15,8 @@ def check_settings(
     noise_multiplier: float | None,
     delta: float,
     max_grad_norm: float,
+    bounding: str,
+    stability: float,
     physical_batch_size: int,
     augmentation_multiplicity: int,
     shift: int,
@@ -35,10 +37,13 @@ def check_settings(
         ("target_epsilon", target_epsilon),
         ("noise_multiplier", noise_multiplier),
         ("max_grad_norm", max_grad_norm),
+        ("stability", stability),
         ("physical_batch_size", physical_batch_size),
     ):
         if value is not None and not value > 0:
             raise ValueError(f"{name} must be above 0, got {value}")
+    if bounding not in ("clip", "normalize"):
+        raise ValueError(f"bounding must be clip or normalize, got {bounding!r}")
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie between 0 and 1, got {delta}")
     if augmentation_multiplicity < 0:

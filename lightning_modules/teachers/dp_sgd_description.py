@@ -8,7 +8,7 @@ __all__ = ["describe_dp_sgd"]
 
 
 def describe_dp_sgd(
-    *, noise_multiplier: float, max_grad_norm: float, sample_rate: float, on_lattice: bool
+    *, noise_multiplier: float, max_grad_norm: float, sample_rate: float, on_lattice: bool, bounded: str = "clipped"
 ) -> MechanismDescription:
     """Mechanism, unit, relation, source and assumption.
 
@@ -17,11 +17,12 @@ def describe_dp_sgd(
         max_grad_norm: C.
         sample_rate: q.
         on_lattice: Whether sums and noise lie on a lattice.
+        bounded: How each gradient was brought to C: `clipped` or `normalised`.
     """
     kind = "discrete Gaussian" if on_lattice else "Gaussian"
     return MechanismDescription(
         mechanism=(
-            f"sums of record gradients clipped to {max_grad_norm:g}, with {kind} noise of standard deviation "
+            f"sums of record gradients {bounded} to {max_grad_norm:g}, with {kind} noise of standard deviation "
             f"{noise_multiplier:.4g} x {max_grad_norm:g}, on Poisson samples at rate {sample_rate:.4g}"
         ),
         unit="one training record",

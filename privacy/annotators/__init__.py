@@ -1,6 +1,7 @@
 """Annotators: the only way in which anything about a private teacher leaves it."""
 
 from privacy.annotators.base import DISJOINT_SHARDS, Annotator, uncompiled
+from privacy.annotators.direct import DirectGradientAnnotator, DirectLabelAnnotator
 from privacy.annotators.gradient import GradientAnnotator, GradientReleases
 from privacy.annotators.label import LabelAnnotator
 from privacy.annotators.mean_response import MeanAnswerAnnotator as MeanAnswerAnnotator  # their old names, which warn
@@ -12,6 +13,8 @@ from privacy.annotators.votes import VoteAnnotator, VoteMechanism
 __all__ = [
     "DISJOINT_SHARDS",
     "Annotator",
+    "DirectGradientAnnotator",
+    "DirectLabelAnnotator",
     "GradientAnnotator",
     "GradientReleases",
     "LabelAnnotator",

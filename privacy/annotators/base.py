@@ -99,6 +99,8 @@ class Annotator(ABC):
     """Name of the setting that scales the noise, for calibration."""
     more_is_noisier: ClassVar[bool] = True
     """Whether a larger value of that setting is more noise."""
+    asks_teacher: ClassVar[bool] = True
+    """Whether responses are a teacher's; otherwise they are about the private records of the training itself."""
 
     def __init__(
         self,
@@ -400,6 +402,7 @@ class Annotator(ABC):
             data_accesses=data_accesses,
             assumptions=assumptions,
             not_covered=not_covered,
+            of_teacher=self.asks_teacher,
         )
 
     def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:

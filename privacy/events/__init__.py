@@ -3,6 +3,7 @@
 from privacy.events.base import Release, release_from_dict, release_kinds
 from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
 from privacy.events.gaussian import Gaussian
+from privacy.events.label_only import LabelOnly
 from privacy.events.laplace import LaplaceVector
 from privacy.events.randomized_response import RandomizedResponse
 from privacy.events.repeated import Repeated
@@ -15,6 +16,7 @@ __all__ = [
     "DiscreteLaplaceVotes",
     "Gaussian",
     "GaussianVotes",
+    "LabelOnly",
     "LaplaceVector",
     "LaplaceVotes",
     "RandomizedResponse",

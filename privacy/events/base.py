@@ -65,6 +65,16 @@ class Release(ABC):
         return True
 
     @property
+    def for_labels(self) -> Release | None:
+        """What this release costs where neighbours differ in the label of one record; None where no lemma says so.
+
+        Replacing a label replaces its record by one that differs in the label alone, so that a bound for any change, or
+        for the replacement, of a record holds for its label (`common_neighbours`).
+        """
+        about_labels = self.unit in (Unit.LABEL, Unit.RECORD)
+        return self if about_labels and self.relation in (Relation.ANY_CHANGE, Relation.REPLACE_ONE) else None
+
+    @property
     def pure_epsilon(self) -> float:
         """ε at δ = 0, inf where there is none: N releases never cost more than N times this."""
         return math.inf

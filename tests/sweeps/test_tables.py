@@ -372,6 +372,19 @@ def test_a_rendered_table(spec: TableSpec) -> None:
     assert rows[1]["errors"].startswith("ValueError") and rows[2]["paper_accuracy"] == "0.8386"
 
 
+def test_a_figure_for_labels_has_a_column_of_its_own_beside_the_infinite_one(spec: TableSpec) -> None:
+    record(spec, "cpu", {("MNIST", "1", 0): 0.9})
+    files = render_table(spec, preset="cpu", results="results")
+    assert "ε of labels" not in files[1].read_text() and "epsilon_label" not in files[0].read_text()
+    record(spec, "cpu", {("MNIST", "1", 0): 0.9}, epsilon_label=9.194)
+    files = render_table(spec, preset="cpu", results="results")
+    text = files[1].read_text()
+    assert "| ε record-level | ε of labels | δ |" in text and "it says nothing of an image" in text
+    assert "| 0.98 | inf | 9.194 | 1e-05 |" in text
+    rows = list(csv.DictReader(files[0].open()))
+    assert (rows[0]["epsilon_record"], rows[0]["epsilon_label"]) == ("inf", "9.194")
+
+
 def section(text: str, caption: str) -> str:
     return text.split(caption)[1].split("\n\n")[1] if caption in text else ""
 

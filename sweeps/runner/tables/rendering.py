@@ -27,6 +27,12 @@ LEGEND = (
 )
 
 
+OF_LABELS = (
+    "*ε of labels* is an upper bound where two data sets differ in the label of one record and every image counts as "
+    "known: it says nothing of an image."
+)
+
+
 def render_table(spec: TableSpec, *, preset: str, results: str | Path = "results/tables") -> list[Path]:
     """Writes `table.md`, `table.csv` and for figures `figure.png` and `figure.svg` beside the records.
 
@@ -106,17 +112,23 @@ def as_markdown(spec: TableSpec, preset: str, rows: Sequence[Row], *, comparison
         ]
     if spec.kind == "figure":
         lines += [f"![{spec.title}](figure.png)", ""]
+    # Only where labels alone are protected is there anything to say of them.
+    of_labels = any(row.largest("epsilon_label") is not None for row in rows)
+    heading = ["paper", "ours", "seeds", "ε published", "ε record-level", *(["ε of labels"] if of_labels else [])]
+    heading += ["δ", "steps"]
     lines += [
-        f"| {' | '.join(axes)} | paper | ours | seeds | ε published | ε record-level | δ | steps |",
-        "|" + "---|" * len(axes) + "---:|" * 7,
+        f"| {' | '.join([*axes, *heading])} |",
+        "|" + "---|" * len(axes) + "---:|" * len(heading),
     ]
     for row in rows:
         paper = "–" if row.printed is None else _percent(row.printed.accuracy) + notes.marks(row.printed.notes)
-        shown = {"epsilon_published": _number, "epsilon_record": _bound, "delta": _number, "steps": _number}
+        shown = {"epsilon_published": _number, "epsilon_record": _bound}
+        shown |= {"epsilon_label": _number} if of_labels else {}
+        shown |= {"delta": _number, "steps": _number}
         largest = [show(row.largest(name)) for name, show in shown.items()]
         cells = [*(value for _, value in row.labels), paper, _ours(row), str(len(row.records)), *largest]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", LEGEND, ""]
+    lines += ["", f"{LEGEND} {OF_LABELS}" if of_labels else LEGEND, ""]
     if any(row.outdated for row in rows):
         lines += ["† Measured before its configuration last changed; the command below measures it again.", ""]
     lines += comparisons
@@ -138,7 +150,9 @@ def as_csv(rows: Sequence[Row]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     axes = [axis for axis, _ in rows[0].labels]
-    largest = ("epsilon_published", "epsilon_record", "delta", "steps", "wall_seconds")
+    of_labels = any(row.largest("epsilon_label") is not None for row in rows)
+    largest = ["epsilon_published", "epsilon_record", *(["epsilon_label"] if of_labels else [])]
+    largest += ["delta", "steps", "wall_seconds"]
     writer.writerow(
         [*axes, "paper_accuracy", "ours_mean", "ours_sd", "seeds", *largest, "footnotes", "errors", "selection",
          "commit", "hardware"]

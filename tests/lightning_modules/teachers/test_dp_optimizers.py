@@ -76,6 +76,34 @@ def test_the_sum_is_that_of_the_clipped_records(granularity: float | None) -> No
         assert torch.equal(found / granularity, (found / granularity).round())
 
 
+class _Normalizing(FlatOptimizer):
+    stability = 0.01
+
+
+class _Unstable(FlatOptimizer):
+    """Negative control: a stability below 0 lengthens what it should bound."""
+
+    stability = -0.01
+
+
+def test_a_normalised_record_moves_the_sum_by_no_more_than_its_clipping_norm() -> None:
+    assert 0.99 < longest(_Normalizing) <= 1.0
+    assert longest(_Normalizing, granularity=2.0**-20) <= 1.0
+    assert longest(_Unstable) > 1.0
+
+
+def test_the_sum_is_that_of_the_normalised_records_however_short_they_are() -> None:
+    rows = gradients(200, seed=1, scale=1e-3)
+    flat = torch.cat([each.flatten(1) for each in rows], dim=1).double()
+    expected = C / (flat.norm(dim=1) + 0.01) @ flat
+    assert torch.allclose(clipped(_Normalizing, rows), expected, atol=1e-9)
+    # Clipping would leave such short gradients as they are.
+    assert not torch.allclose(clipped(FlatOptimizer, rows), expected, rtol=0.1)
+    rows[0][0], rows[1][0] = 0.0, 0.0
+    flat[0] = 0.0
+    assert torch.allclose(clipped(_Normalizing, rows), C / (flat.norm(dim=1) + 0.01) @ flat, atol=1e-9)
+
+
 def test_a_record_that_is_not_finite_counts_as_zeros() -> None:
     rows = gradients(5, seed=2)
     without = clipped(FlatOptimizer, [each[1:] for each in rows])

@@ -97,6 +97,26 @@ def test_a_record_moves_a_step_by_no_more_than_its_clipping_norm(start: torch.Te
     assert length(1e6) > 0.1
 
 
+def test_normalised_gradients_cost_what_clipped_ones_do_and_the_guarantee_says_which(start: torch.Tensor) -> None:
+    def length(bounding: str, norm: float) -> float:
+        config = configuration(bounding, bounding=bounding, noise_multiplier=1e-6, max_grad_norm=norm, batch=1275)
+        return float((weights(config) - start).norm())
+
+    # All 1275 records take part: the mean of gradients of norm C at most, and not that of the gradients themselves.
+    assert length("normalize", 1e3) <= 1e3 * (1 + 1e-3)
+    assert length("normalize", 1e3) > 20 * length("clip", 1e3)
+    states = [
+        json.loads(Path(f"{name}/public/guarantee.json").read_text())["guarantee"] for name in ("normalize", "clip")
+    ]
+    assert states[0]["epsilon"] == states[1]["epsilon"]
+    assert "gradients normalised to 1000" in states[0]["mechanism"]
+    assert "gradients clipped to 1000" in states[1]["mechanism"]
+    with pytest.raises(ValueError, match="bounding=normalize needs clipping=flat"):
+        fit(configuration(bounding="normalize", clipping="ghost"))
+    with pytest.raises(ValueError, match="stability must be above 0"):
+        fit(configuration(bounding="normalize", stability=0.0))
+
+
 def test_virtual_batches_and_ghost_clipping_change_nothing(start: torch.Tensor) -> None:
     noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
     settings: dict[str, Any] = {"noise": noise, "steps": 3, "same_coins": True}

@@ -15,6 +15,7 @@ from privacy import (
     DiscreteLaplaceVotes,
     Gaussian,
     GaussianVotes,
+    LabelOnly,
     LaplaceVector,
     LaplaceVotes,
     RandomizedResponse,
@@ -56,6 +57,7 @@ PAIRS: list[tuple[Release, Release]] = [
     (Repeated(RandomizedResponse(1.0, 10), 3), Repeated(RandomizedResponse(1.0, 10), 2)),
     (Repeated(Gaussian(0.1), 4), Gaussian(0.19)),
 ]
+UNBOUNDED = [Unbounded("the generator saw the teacher"), LabelOnly(RevealedGaussian(1.0, 0.05))]
 RELEASES = list(dict.fromkeys(release for release, _ in PAIRS))
 
 
@@ -64,7 +66,7 @@ def epsilon(counts: Mapping[Release, int], delta: float = DELTA) -> float:
 
 
 def test_every_kind_is_under_contract() -> None:
-    covered = {release.kind for release in RELEASES} | {Unbounded.kind}
+    covered = {release.kind for release in RELEASES} | {Unbounded.kind, LabelOnly.kind}
     assert covered == set(release_kinds())
 
 
@@ -117,9 +119,7 @@ def test_delta_and_epsilon_are_inverse(release: Release) -> None:
     assert compose_delta({release: 200}, value * (1 - 1e-3)) > DELTA
 
 
-@pytest.mark.parametrize(
-    "release", [*RELEASES, Unbounded("the generator saw the teacher"), Gaussian(math.inf)], ids=repr
-)
+@pytest.mark.parametrize("release", [*RELEASES, *UNBOUNDED, Gaussian(math.inf)], ids=repr)
 def test_round_trip(release: Release) -> None:
     plain = json.loads(json.dumps(release.to_dict(), allow_nan=False))
     assert release_from_dict(plain) == release
@@ -160,7 +160,7 @@ def test_round_trip_refuses_what_it_does_not_know() -> None:
 @pytest.mark.parametrize(
     "unbounded",
     [
-        Unbounded("x"),
+        *UNBOUNDED,
         Gaussian(math.inf),
         GaussianVotes(0.0),
         LaplaceVotes(0.0),

@@ -1,0 +1,368 @@
+"""Direct training on private data with noise on what is told of labels (DPDFD, Algorithm 3; DPSD, section IV-F)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from datamodules import Poisson
+from lightning_modules.dpsd import LabelTargets
+from lightning_modules.functional.gradient_targets import Annotation, GradientTargets
+from lightning_modules.functional.losses import expected_labels, output_gradients
+from lightning_modules.query_plan import QueryPlan
+from lightning_modules.runtime.hyperparameters import settings_of
+from lightning_modules.runtime.publication import clear, public_folder, publish
+from lightning_modules.runtime.runs import callbacks_of, datamodule_of, is_dev_run
+from lightning_modules.setting_checks import check_choice
+from lightning_modules.teachers.teacher import Teacher
+from privacy.annotators import DirectGradientAnnotator, DirectLabelAnnotator
+from privacy.guarantee import Guarantee
+from privacy.identity import CheckpointError, Training
+from privacy.mechanisms.randomized_response import top_k_candidates
+
+__all__ = ["DirectTraining"]
+
+_ACCESS = (
+    "accuracy on held-out private records was measured while training, with their labels as they are, and stands in "
+    "the logs of this run: nothing bounds what it reveals of them"
+)
+
+
+class DirectTraining(Teacher):
+    """Training on private images with annotated labels: DPDFD Algorithm 3 (Table 4), and DPSD's label switch likewise.
+
+    *Data* switch: each record's gradient of its own cross-entropy with respect to the model's outputs is bounded and
+    noised, subtracted from the outputs, and the model is fitted to the result. *Label* switch: each record's label is
+    told once by randomized response, and kept.
+
+    Both papers state record-level privacy. **It does not hold**: the update multiplies what was released by a Jacobian
+    of the private image, so that the record-level ε is infinite whatever the settings. What holds is about labels,
+    for whoever knows the images: `privacy/epsilon_label`, and a statement of its own in the guarantee. What the fit
+    writes is as private as its images.
+
+    Where the paper leaves a choice:
+
+    - *Outputs are logits*, and gradients are per sample, as in `DPDFD`.
+    - *One noised mean for the whole batch* (line 8 as printed: `release: batch_mean`) carries no label of any image.
+    - *Batches*: Poisson samples (line 2; the data module `Poisson`), or passes of an ordinary data module, which cost
+      less, since a record takes part once in each.
+
+    Args:
+        num_classes: c; linked from the data.
+        image_shape: (C, H, W); linked from the data.
+        batch_size: B, nominal size of a batch; linked from the data.
+        network: Builds the classifier. Default: `SmallCNN`. BatchNorm is no harm: it mixes images, not labels.
+        annotator: `DirectGradientAnnotator` for the data switch, `DirectLabelAnnotator` for the label switch. Default:
+            the one that `privacy` names.
+        privacy: The switch; None takes what the annotator is for.
+        gamma: γ, length of a step along the noisy gradient; null is 1/norm_bound.
+        student_target: Fit the model to `targets` y_s = softmax(logits − γ·g̃), as printed, or propagate the released
+            `gradients` themselves.
+        label_targets: Of the label switch: candidates over time (default: all classes), and what the model makes of
+            noisy labels.
+        optimizer: See `Teacher`.
+        lr_scheduler: See `Teacher`.
+
+    Raises:
+        ValueError: A setting that has no meaning, or an annotator that is not for the switch.
+    """
+
+    paper = "C"
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        image_shape: tuple[int, int, int],
+        batch_size: int,
+        network: Callable[..., nn.Module] | None = None,
+        annotator: DirectGradientAnnotator | DirectLabelAnnotator | None = None,
+        privacy: Literal["data", "label"] | None = None,
+        gamma: float | None = None,
+        student_target: Literal["targets", "gradients"] = "targets",
+        label_targets: LabelTargets = LabelTargets(),
+        optimizer: OptimizerCallable | None = None,
+        lr_scheduler: LRSchedulerCallable | None = None,
+    ) -> None:
+        super().__init__(
+            num_classes=num_classes,
+            image_shape=image_shape,
+            network=network,
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+        )
+        self.automatic_optimization = False
+        self.batch_size = batch_size
+        self.annotator = _annotator(annotator, privacy)
+        self.annotator.bind(batch_size=batch_size, num_classes=num_classes, paper=self.paper)
+        check_choice("student_target", student_target, ("targets", "gradients"))
+        self.gradient_targets = GradientTargets(gamma=gamma, student_target=student_target)
+        self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
+        self.plan = QueryPlan()
+        self.steps_done = 0
+        #: Accesses to private things that nothing is charged for, in words for the guarantee.
+        self.data_accesses: list[str] = []
+        self._labels: Tensor | None = None
+        self._restored_run: dict[str, Any] = {}
+
+    # --- Algorithm 3 ---
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:  # type: ignore[override]
+        """One iteration of Algorithm 3 on private images (n, C, H, W) and the numbers (n,) of their records."""
+        images, records = batch  # line 2
+        if len(images):
+            outputs = self.network(images)
+            annotation = self.annotate(outputs.detach(), records)  # lines 3 to 10
+            loss = annotation.loss(outputs.float()).mean()  # line 11
+            self.update(loss)  # line 12
+            self.log("train/loss", loss.detach())
+        else:
+            # Poisson sampling took nobody, which is a step all the same.
+            self.annotate(torch.zeros(0, self.num_classes, device=images.device), records)
+        self.steps_done += 1
+
+    def annotate(self, outputs: Tensor, records: Tensor) -> Annotation:
+        """Lines 3 to 10: what the model is fitted to, through the annotator.
+
+        Args:
+            outputs: The model's logits, shape (n, c), detached.
+            records: Numbers of the records, shape (n,).
+        """
+        annotator, labels = self.annotator, self._labels_of(records)
+        if isinstance(annotator, DirectGradientAnnotator):
+            gradients = output_gradients(outputs, lambda free: F.cross_entropy(free, labels, reduction="none"))
+            released = annotator.annotate(gradients, records)
+            return self.gradient_targets.annotation(outputs, released, norm_bound=annotator.norm_bound)
+        responses, candidates = annotator.annotate(labels, records, self.candidates(outputs))
+        if self.label_targets.noise_correction:
+            return Annotation(expected_labels(outputs.float(), responses, candidates, epsilon=annotator.epsilon))
+        return Annotation(F.one_hot(responses, self.num_classes).float())
+
+    def candidates(self, outputs: Tensor) -> Tensor:
+        """Classes that a record which has not been asked may be answered with, (n, c), bool: from the model alone."""
+        assert isinstance(self.annotator, DirectLabelAnnotator)
+        schedule = self.label_targets.schedule
+        if schedule is None or not len(outputs):
+            return torch.ones_like(outputs, dtype=torch.bool)
+        probabilities = outputs.float().softmax(dim=1)
+        sizes = schedule.sizes(probabilities, step=self.steps_done, smallest=self.annotator.fewest)
+        return top_k_candidates(outputs, k=sizes)
+
+    def update(self, loss: Tensor) -> None:
+        """Backward, one step of the optimizer, and of the default's schedule."""
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        if self._cycle is not None:
+            self._scheduler.step()
+
+    def _labels_of(self, records: Tensor) -> Tensor:
+        """Private labels (n,): for the annotator alone."""
+        assert self._labels is not None
+        return self._labels[records.cpu()].to(records.device)
+
+    @property
+    def _scheduler(self) -> Any:
+        return self.lr_schedulers()
+
+    # --- the course of a fit ---
+
+    def setup(self, stage: str) -> None:
+        """Refuses more than one process, and has the data number their records.
+
+        Raises:
+            ValueError: Data that cannot say who takes part, or several processes.
+        """
+        super().setup(stage)
+        if stage != "fit":
+            return
+        if self.trainer.world_size != 1:
+            raise ValueError(
+                f"trainer.devices must be 1 for direct training, got {self.trainer.world_size} processes: nobody would "
+                "count in how many of them a record takes part"
+            )
+        data = datamodule_of(self.trainer)
+        if not hasattr(data, "number_records"):
+            raise ValueError(
+                "direct training needs a data module of private records that can number them: an image data set, or "
+                f"Poisson around one, got {type(data).__name__}"
+            )
+        data.number_records()
+        self._labels = data.train_records.labels.clone()
+        if getattr(data, "looks_at_private_records", True):
+            self._refuse_selection()
+
+    def _refuse_selection(self) -> None:
+        if _ACCESS not in self.data_accesses:
+            self.data_accesses.append(_ACCESS)
+        for callback in callbacks_of(self.trainer):
+            if (monitor := getattr(callback, "monitor", None)) is not None:
+                raise ValueError(
+                    f"{type(callback).__name__} chooses by {monitor!r}, which is measured on private records here: a "
+                    "model that was chosen so reveals their labels beyond its epsilon. Wrap the data in Poisson with "
+                    "evaluation=test, or leave the callback out"
+                )
+
+    def on_fit_start(self) -> None:
+        """Gives the training its identity, and opens the ledger that its labels are charged to.
+
+        Raises:
+            BudgetExceeded: Not one step fits.
+        """
+        super().on_fit_start()
+        self._bind_records()
+        self._open_annotator()
+        kept = self._restored_run.get("kept")
+        if kept is not None and isinstance(self.annotator, DirectLabelAnnotator):
+            self.annotator.keep(kept)
+        if self._calls_ahead():
+            if self.steps_done and not self.annotator.affordable(limit=1):
+                rank_zero_info(f"Nothing left to do: the target is used up, at step {self.steps_done}.")
+                self.trainer.should_stop = True
+            else:
+                self.annotator.require_affordable()
+        if not is_dev_run(self.trainer):
+            clear(self.trainer, resumed=(self._restored_run.get("annotator") or {}).get("run"))
+
+    def _bind_records(self) -> None:
+        data, annotator = datamodule_of(self.trainer), self.annotator
+        assert self._labels is not None
+        records = len(self._labels)
+        if isinstance(annotator, DirectLabelAnnotator):
+            annotator.bind(batch_size=records, num_classes=self.num_classes, paper="D")
+        elif isinstance(data, Poisson):
+            annotator.bind_sampling(records=records, sample_rate=data.sample_rate, secure=data.secure)
+        else:
+            annotator.bind_sampling(records=records, steps_in_pass=max(1, math.ceil(records / self.batch_size)))
+
+    def _open_annotator(self) -> None:
+        own, state = self.own_training, self._restored_run.get("annotator")
+        assert own.id is not None
+        training = Training(own.id, kind=own.kind, releases=None)
+        if self.annotator.is_open:
+            self.annotator.require_open_for(training, state=state)
+            return
+        self.annotator.open(
+            private_data=own.ledger.private_data,
+            ledger=own.ledger.path,
+            num_records=getattr(datamodule_of(self.trainer), "num_records", None),
+            state=state,
+            training=training,
+        )
+
+    def on_train_start(self) -> None:
+        """Fixes the plan, before the first release: the guarantee is about the plan."""
+        self.plan.fix(self.annotator, self._calls_wanted)
+
+    def _calls_wanted(self) -> int | None:
+        """Calls that are charged in this run in all, with those before; None where no end is known."""
+        made, ahead = self.annotator.calls_made(), self._calls_ahead()
+        return None if ahead is None else made + self.annotator.affordable(limit=ahead) if ahead else made
+
+    def _calls_ahead(self) -> int | None:
+        if isinstance(self.annotator, DirectLabelAnnotator):
+            return 0 if self.annotator.complete else 1
+        epochs, batches = self.trainer.max_epochs, self.trainer.num_training_batches
+        if epochs is None or epochs < 0 or not math.isfinite(batches):
+            return None if self.annotator.target_epsilon is None else 10**7
+        return max(0, epochs * int(batches) - self.steps_done)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Ends the fit before the step that the target does not allow; the annotator would refuse it anyway."""
+        annotator = self.annotator
+        if annotator.target_epsilon is None or isinstance(annotator, DirectLabelAnnotator):
+            return
+        if not self.trainer.should_stop and not annotator.affordable(limit=1):
+            rank_zero_info(f"Stopped: one more step would exceed target_epsilon={annotator.target_epsilon:g}.")
+            self.trainer.should_stop = True
+
+    def on_train_epoch_end(self) -> None:
+        """Logs what was spent, and steps a schedule of the user's."""
+        account = self.annotator.account
+        self.log_dict(
+            {
+                "privacy/epsilon": account.epsilon(),
+                "privacy/epsilon_label": account.epsilon_label(),
+                "privacy/epsilon_published": account.epsilon_published(),
+            },
+            prog_bar=True,
+        )
+        if self._cycle is None and self.scheduler_factory is not None:
+            self._scheduler.step()
+
+    def guarantee(self) -> Guarantee:
+        """What may be said of the model: nothing of a record, and its own statement about labels."""
+        return self.annotator.guarantee(
+            artefacts=("model", "whatever is computed from it"),
+            planned=self.plan.covered,
+            data_accesses=self.data_accesses,
+        )
+
+    def on_fit_end(self) -> None:
+        """Settles the ledger and writes the guarantee beside the results."""
+        self.annotator.close()
+        if is_dev_run(self.trainer):
+            return
+        guarantee = self.guarantee()
+        folder = public_folder(self.trainer)
+        _, page = guarantee.write(folder)
+        publish(folder, guarantee, {"model": self.network})
+        rank_zero_info(f"\n{guarantee.headline()}\nThe whole statement: {page}")
+
+    # --- checkpoints ---
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds this run's charges, its plan, and the responses that it keeps, which are released values."""
+        super().on_save_checkpoint(checkpoint)
+        annotator = self.annotator
+        checkpoint["direct_training"] = {
+            "steps_done": self.steps_done,
+            "looks": list(self.data_accesses),
+            "annotator": annotator.account.state() if annotator.is_open else self._restored_run.get("annotator"),
+            "kept": annotator.kept() if isinstance(annotator, DirectLabelAnnotator) else None,
+            **self.plan.state(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Inverse of `on_save_checkpoint`; the charges are merged with the ledger when the fit begins.
+
+        Raises:
+            CheckpointError: A fit is to go on from a file that says nothing of what its labels were charged.
+        """
+        super().on_load_checkpoint(checkpoint)
+        state = checkpoint.get("direct_training")
+        if state is None:
+            if self._trainer is not None and self._trainer.state.fn == "fit":
+                raise CheckpointError(
+                    "the checkpoint is of no direct training with annotated labels: nothing that is added now would "
+                    "bound what its weights reveal of them. Begin anew without --ckpt_path"
+                )
+            return
+        self._restored_run = state
+        self.steps_done = int(state["steps_done"])
+        self.plan.load(state)
+        self.data_accesses = list(dict.fromkeys([*self.data_accesses, *state.get("looks", [])]))
+
+
+def _annotator(
+    given: DirectGradientAnnotator | DirectLabelAnnotator | None, privacy: Literal["data", "label"] | None
+) -> DirectGradientAnnotator | DirectLabelAnnotator:
+    if privacy is not None:
+        check_choice("privacy", privacy, ("data", "label"))
+    if given is None:
+        return DirectLabelAnnotator() if privacy == "label" else DirectGradientAnnotator()
+    fits = "data" if isinstance(given, DirectGradientAnnotator) else "label"
+    if privacy not in (fits, None):
+        raise ValueError(
+            f"privacy={privacy!r} does not go with the annotator {type(given).__name__}, which is for {fits}: take "
+            f"Direct{'Label' if privacy == 'label' else 'Gradient'}Annotator, or leave one of the two out"
+        )
+    return given

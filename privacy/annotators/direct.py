@@ -1,0 +1,516 @@
+"""Annotators of direct training: what a model that sees private images is told of their labels, and what that costs.
+
+The update multiplies what is released by a Jacobian of the private image, so that nothing bounds a record. Bounded is
+its **label**: neighbours differ in the label of one record, and images, with who took part in which step, count as
+known to everybody. A record's label enters the row of its own gradient, or its own response, and nothing else.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+
+from privacy.account import Accounting, BudgetExceeded, Scope
+from privacy.annotators.base import Annotator, uncompiled
+from privacy.annotators.gradient import GradientAnnotator, GradientBoundings, GradientReleases
+from privacy.checks import check_count, check_probability
+from privacy.events import Gaussian, LabelOnly, RandomizedResponse, Release, RevealedGaussian, Unbounded
+from privacy.guarantee import Guarantee, LabelStatement
+from privacy.ledger import Charge
+from privacy.mechanisms.description import FLOATS, MechanismDescription
+from privacy.mechanisms.noise import NoiseSource
+from privacy.mechanisms.randomized_response import randomized_response
+from privacy.neighbours import Relation, Unit
+from privacy.plan import Plan
+from privacy.published import dpdfd_rdp_slope
+from privacy.published.claims import RdpSlope, WholeRun
+
+__all__ = ["DirectGradientAnnotator", "DirectLabelAnnotator"]
+
+_COINS = "who takes part can be drawn again by whoever knows the seed of the coins, and a record may be in every step"
+
+_KNOWN = (
+    "the labels of different records were given independently of each other, or the change of one is all that is "
+    "asked about; no label was used other than by the annotator, for initial weights, settings or features neither"
+)
+
+_MEMORY = "a record is asked about by this annotator alone: its number always names the same record"
+
+
+class _OfLabels(Annotator):
+    """What both annotators share: a guarantee that says two things, of records and of labels."""
+
+    asks_teacher = False
+    _source_of_labels: ClassVar[str]
+
+    def epsilon_label(self, planned: Plan | int | None) -> float:
+        """ε at δ, for the label of one record, of what a guarantee has to cover; see `covering`."""
+        return self.account.epsilon_label(counts=self.covering(planned))
+
+    def guarantee(
+        self,
+        *,
+        artefacts: Sequence[str],
+        planned: Plan | int | None,
+        data_accesses: Sequence[str] = (),
+        assumptions: Sequence[str] = (),
+        not_covered: Sequence[str] = (),
+    ) -> Guarantee:
+        """See `Annotator.guarantee`; what holds of labels is a statement of its own in it."""
+        whole = super().guarantee(
+            artefacts=artefacts,
+            planned=planned,
+            data_accesses=data_accesses,
+            assumptions=assumptions,
+            not_covered=not_covered,
+        )
+        # What is VOID for a record need not be so for its label.
+        holds = [text for text in whole.assumptions if not text.startswith("VOID")]
+        labels = LabelStatement(
+            epsilon=self.epsilon_label(planned),
+            delta=whole.delta,
+            source=self._source_of_labels,
+            assumptions=(*holds, _KNOWN, _MEMORY),
+            epsilon_spent=self.account.epsilon_label(),
+        )
+        return replace(whole, labels=labels)
+
+    def _charge_alone(self, charge: Charge) -> None:
+        """Charges one release whose kind is rare: a block of the ledger would count what is never made.
+
+        Raises:
+            BudgetExceeded: The target does not allow it: nothing is charged.
+        """
+
+        def afford() -> int:
+            if not self.account.affordable(charge, limit=1):
+                raise BudgetExceeded(self.account.refusal(charge))
+            return 1
+
+        self.account.ledger.charge(charge, afford=afford)
+
+
+class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
+    """DPDFD Algorithm 3: bounded, noised gradients of each private record's own loss w.r.t. the model's outputs.
+
+    A label moves one row, by 2C at most (C·g/‖g‖ may turn round: at p = (1/2, 1/2) it does), in every step that its
+    record takes part in. So μ of one such step is 2C over the standard deviation of the noise on that row:
+
+    | `release` | noise | μ of one step |
+    |---|---|---|
+    | `per_sample` | σC/B on each row | 2B/σ |
+    | `per_sample_full` | σC on each row | 2/σ |
+    | `batch_mean` (as printed) | σC on the sum | 2/σ |
+    | `batch_mean_rows` | σC on each row, of which the mean is released | at most 2/σ |
+
+    Sampling amplifies nothing, since images show who took part. Poisson: a step happens to a record with probability q,
+    and δ = Σ_K Bin(K; T, q)·δ_GDP(√K μ) for T steps. Passes: a record takes part once in a pass, so that a pass costs
+    what one step costs, and E passes √E μ; the annotator is told who takes part and charges a new pass when somebody
+    does so again. B is the nominal size of a batch, whatever came: noise that followed it would need another proof.
+
+    The figure of DPDFD's Theorem 3, which Table 4 is indexed by, is that of `GradientAnnotator`: a claim.
+
+    Args:
+        release: See the table; `ensemble` is for teachers.
+        top_k: See `GradientAnnotator`; noise goes on all coordinates.
+        bounding: `normalize` or `clip`. Not `normalize_batch`, where a label changes every row by way of their common
+            norm.
+        norm_bound: C.
+        noise_multiplier: σ. Zero releases the gradients themselves.
+        stability: e.
+        delta: δ of every ε, below one over the number of private records.
+        target_epsilon: ε at which the run stops, with `accounting: published`; null for no limit.
+        accounting: With a target `published`: no finite record-level ε can be kept to.
+        scope: `private_data` counts every run on the same private data, `run` this one alone.
+        ledger: The ledger's file; null is the private data's own.
+        ledger_block: Releases that one synced line of the ledger reserves.
+        noise: Source of noise; null is the operating system's cryptographic generator.
+
+    Raises:
+        ValueError: A setting that has no meaning, or that nothing is proved for.
+    """
+
+    _source_of_labels = (
+        "Gaussian mechanism, a label moves one row by up to 2C; sampling amplifies nothing, since images show who took "
+        "part (DPDFD, Algorithm 3; Balle and Wang 2018; Dong et al. 2022)"
+    )
+
+    def __init__(
+        self,
+        *,
+        release: GradientReleases = "per_sample",
+        top_k: int | None = None,
+        bounding: GradientBoundings = "normalize",
+        norm_bound: float = 1e-3,
+        noise_multiplier: float = 100.0,
+        stability: float = 1e-4,
+        delta: float = 1e-5,
+        target_epsilon: float | None = None,
+        accounting: Accounting = "record",
+        scope: Scope = "private_data",
+        ledger: str | None = None,
+        ledger_block: int = 100,
+        noise: NoiseSource | None = None,
+    ) -> None:
+        super().__init__(
+            release=release,
+            top_k=top_k,
+            bounding=bounding,
+            norm_bound=norm_bound,
+            noise_multiplier=noise_multiplier,
+            stability=stability,
+            delta=delta,
+            target_epsilon=target_epsilon,
+            accounting=accounting,
+            scope=scope,
+            ledger=ledger,
+            ledger_block=ledger_block,
+            noise=noise,
+        )
+        if self.mechanism.of_ensemble:
+            raise ValueError("release must not be ensemble for direct training, which has no teachers")
+        if bounding == "normalize_batch":
+            raise ValueError(
+                "bounding must be normalize or clip for direct training, got normalize_batch: one label would change "
+                "every row of its batch, by their common norm"
+            )
+        _require_keepable(target_epsilon, accounting)
+        self._sample_rate: float | None = None
+        self._secure_coins = True
+        self._steps_in_pass = 1
+        self._in_pass: torch.Tensor | None = None
+
+    def bind_sampling(
+        self, *, records: int, sample_rate: float | None = None, steps_in_pass: int = 1, secure: bool = True
+    ) -> None:
+        """Fixes how records come into batches, which the cost depends on.
+
+        Args:
+            records: N, how many take part; their numbers are 0 to N-1.
+            sample_rate: q of Poisson sampling; None: in passes, a record at most once in each.
+            steps_in_pass: Steps that a whole pass takes, for the plan.
+            secure: Whether nobody can toss the coins of Poisson sampling again.
+        """
+        self._sample_rate = None if sample_rate is None else check_probability("sample_rate", sample_rate)
+        self._secure_coins = secure
+        self._steps_in_pass = check_count("steps_in_pass", steps_in_pass, minimum=1)
+        if self._in_pass is None or len(self._in_pass) != records:
+            # Whoever opens a fit cannot know who took part since the last checkpoint: it begins with a new pass.
+            self._in_pass = torch.ones(check_count("records", records, minimum=1), dtype=torch.bool)
+
+    @property
+    def label_mu(self) -> float:
+        """μ of one step that a record takes part in: 2C over the standard deviation of the noise on its row."""
+        std = self.mechanism.noise_std(self.shape[0], self.noise_multiplier)
+        return 2.0 / std if std else math.inf
+
+    def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
+        """Of a step of Poisson sampling, or of one that begins a pass."""
+        return self._charge_of(self.label_mu)
+
+    def _charge_of(self, mu: float) -> Charge:
+        batch_size, num_classes = self.shape
+        if self._sample_rate is not None and not self._secure_coins:
+            return Charge(release=Unbounded(reason=_COINS), queries=batch_size)
+        of_label: Release = (
+            Gaussian(mu, unit=Unit.LABEL, relation=Relation.REPLACE_ONE)
+            if self._sample_rate is None
+            else RevealedGaussian(mu, self._sample_rate)
+        )
+        claim = None
+        if self.noise_multiplier:
+            slope = dpdfd_rdp_slope(self.norm_bound, num_classes, batch_size, self.noise_multiplier)
+            claim = RdpSlope(source=self.theorem, slope=slope)
+        return Charge(release=LabelOnly(of_label), claim=claim, queries=batch_size)
+
+    @property
+    def _within_pass(self) -> Charge:
+        """Of a step in which nobody takes part for the second time in its pass: the pass has been charged."""
+        return self._honest(self._charge_of(0.0))
+
+    def price(self, calls: int) -> Counter[Charge]:
+        """See `Annotator.price`; of passes, as many as so many steps begin."""
+        if self._sample_rate is not None:
+            return super().price(calls)
+        passes = -(-calls // self._steps_in_pass)
+        return +Counter({self.charge: passes}) + Counter({self._within_pass: calls - passes})
+
+    def _noises(self, planned: Mapping[Charge, int]) -> list[Charge]:
+        return [charge for charge in super()._noises(planned) if _mu(charge) != 0.0]
+
+    def _charge_step(self, records: torch.Tensor) -> None:
+        if self._in_pass is None:
+            raise RuntimeError("call bind_sampling(...) before anything is released")
+        if len(torch.unique(records)) != len(records):
+            raise ValueError("records must be distinct within a batch: a label would move several rows")
+        if self._sample_rate is not None:
+            self.account.charge(self.charge)
+            return
+        if not bool(self._in_pass[records].any()):
+            self.account.charge(self._within_pass)
+        else:
+            self._charge_alone(self.charge)
+            self._in_pass.zero_()
+        self._in_pass[records] = True
+
+    @uncompiled
+    @torch.no_grad()
+    def annotate(self, gradients: torch.Tensor, records: torch.Tensor | None = None) -> torch.Tensor:
+        """Charges one step, then releases the batch; see `GradientAnnotator.annotate`.
+
+        Args:
+            gradients: g, shape (n, c), of each record's own loss. n may be 0 and differ from B.
+            records: Numbers of the records, shape (n,), int64.
+
+        Returns:
+            Shape (n, c), detached, with the dtype and device of `gradients`.
+
+        Raises:
+            ValueError: Shapes, or a record twice: nothing is charged.
+            BudgetExceeded: The target does not allow one more step: nothing is charged or released.
+        """
+        batch_size, num_classes = self.shape
+        if gradients.ndim != 2 or gradients.shape[1] != num_classes or records is None:
+            raise ValueError(
+                f"gradients must have the shape (n, c) with c = {num_classes}, and come with the numbers of their "
+                f"records, got {tuple(gradients.shape)} and {None if records is None else tuple(records.shape)}"
+            )
+        if records.shape != gradients.shape[:1]:
+            raise ValueError(f"records must be ({len(gradients)},), got {tuple(records.shape)}")
+        self._charge_step(records.cpu())
+        if not len(gradients):
+            return gradients.detach()
+        bounded = self._bounded(gradients.cpu()).unsqueeze(0)
+        std = self.mechanism.noise_std(batch_size, self.noise_multiplier) * self.norm_bound
+        rows = self.mechanism.release(bounded, noise_std=std, add_noise=self._add_noise)
+        return rows.to(gradients.dtype).to(gradients.device)
+
+    def _as_charged(self, charge: Charge) -> Annotator:
+        mu = _mu(charge)
+        if mu is None or charge.release == self.charge.release:
+            return self
+        made = copy.copy(self)
+        made._shape = (charge.queries, self.shape[1])
+        made.noise_multiplier = 2.0 / (mu * self.mechanism.noise_std(charge.queries, 1.0))
+        return made
+
+    def describe(self) -> MechanismDescription:
+        """See `Annotator.describe`."""
+        batch_size, _ = self.shape
+        noisy = bool(self.noise_multiplier)
+        std = self.mechanism.noise_std(batch_size, self.noise_multiplier)
+        masked = "" if self.top_k is None else f"their {self.top_k} largest entries kept, "
+        released = f"released as {self.mechanism.words(std)}" if noisy else "released without noise"
+        sampled = (
+            "each record in a batch at most once in a pass over all"
+            if self._sample_rate is None
+            else f"Poisson samples at rate {self._sample_rate:.4g}"
+        )
+        return MechanismDescription(
+            mechanism=(
+                "gradients of each private record's own cross-entropy with respect to the model's outputs, "
+                f"{masked}{self.bounded_by.words.format(C=self.norm_bound)}, {released} "
+                f"(sigma={self.noise_multiplier:g}, B={batch_size}, release={self.release}), on {sampled}; the private "
+                "images themselves, in every update"
+            ),
+            unit="one training record",
+            relation="any change of one record",
+            source="nothing: the update multiplies what is released by a Jacobian of the private image",
+            noise=FLOATS if noisy else "",
+            published_source={
+                "C Theorem 3": "DPDFD (Liu et al. 2023, arXiv:2304.12528), Theorem 3",
+                "D Theorem 1": "DPSD (Liu et al., differentially private synthetic distillation), Theorem 1",
+            }[self.theorem],
+        )
+
+
+class DirectLabelAnnotator(_OfLabels):
+    """Randomized response on each record's own label, drawn once and kept (DPSD's label switch on private data).
+
+    A label is told by one response, whatever the number of epochs: the whole run is ε-label-DP (Warner 1965; Ghazi et
+    al. 2021), by parallel composition over records. Candidates may follow from the model, which earlier responses, of
+    other records, have trained. What a crash or an earlier fit drew and no checkpoint kept is drawn again, and costs
+    again: each fit that draws is charged once, before its first draw.
+
+    Args:
+        epsilon: ε of one response, and of the run.
+        smallest: Size of the smallest candidate set that may occur, 2 or more; null: all classes.
+        delta: δ that ε is stated at beside the published figure, below one over the number of private records.
+        target_epsilon: ε at which the run stops, with `accounting: published`; null for no limit.
+        accounting: With a target `published`: no finite record-level ε can be kept to.
+        scope: `private_data` counts every run on the same private data, `run` this one alone.
+        ledger: The ledger's file; null is the private data's own.
+        noise: Source of noise; null is the operating system's cryptographic generator.
+
+    Raises:
+        ValueError: A setting that has no meaning.
+    """
+
+    noise_setting: ClassVar[str] = "epsilon"
+    more_is_noisier: ClassVar[bool] = False
+    _source_of_labels = (
+        "randomized response, one for each record (Warner 1965): pure ε, which holds at every δ; draws that were lost "
+        "with an interrupted fit compose on the loss lattice"
+    )
+
+    def __init__(
+        self,
+        *,
+        epsilon: float = 1.0,
+        smallest: int | None = None,
+        delta: float = 1e-5,
+        target_epsilon: float | None = None,
+        accounting: Accounting = "record",
+        scope: Scope = "private_data",
+        ledger: str | None = None,
+        noise: NoiseSource | None = None,
+    ) -> None:
+        super().__init__(
+            delta=delta,
+            target_epsilon=target_epsilon,
+            accounting=accounting,
+            scope=scope,
+            ledger=ledger,
+            noise=noise,
+        )
+        if not (epsilon > 0 and math.isfinite(epsilon)):
+            raise ValueError(f"epsilon must be above 0 and finite, got {epsilon}")
+        _require_keepable(target_epsilon, accounting)
+        self.epsilon = epsilon
+        self.smallest = None if smallest is None else check_count("smallest", smallest, minimum=2)
+        #: Kept responses, (N,), -1 where there is none yet; and the candidates that they were drawn among, (N, c).
+        self.responses: torch.Tensor | None = None
+        self.candidates: torch.Tensor | None = None
+        self._may_draw = False
+
+    def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
+        """See `Annotator.bind`; the batch is all N records, who are asked once.
+
+        Raises:
+            ValueError: `smallest` exceeds the number of classes.
+        """
+        super().bind(batch_size=batch_size, num_classes=num_classes, paper=paper)
+        if self.smallest is not None and self.smallest > num_classes:
+            raise ValueError(f"smallest must be at most the number of classes {num_classes}, got {self.smallest}")
+
+    @property
+    def fewest(self) -> int:
+        """Size of the smallest candidate set that may occur."""
+        return self.shape[1] if self.smallest is None else self.smallest
+
+    @property
+    def complete(self) -> bool:
+        """Whether every record has its response: nothing more will be drawn."""
+        return self.responses is not None and bool((self.responses >= 0).all())
+
+    def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
+        # Fewer candidates dominate more.
+        of_label = RandomizedResponse(self.epsilon, self.fewest, unit=Unit.LABEL, relation=Relation.REPLACE_ONE)
+        claim = WholeRun(source="D Theorem 2", epsilon=self.epsilon)
+        return Charge(release=LabelOnly(of_label), claim=claim, queries=batch_size)
+
+    @uncompiled
+    @torch.no_grad()
+    def annotate(
+        self, labels: torch.Tensor, records: torch.Tensor, candidates: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Answers for each record, as before where it has been asked before.
+
+        Args:
+            labels: Of these records, shape (n,), int64. **Private.**
+            records: Their numbers, shape (n,), int64.
+            candidates: bool, shape (n, c); must not depend on their own labels. Of no account for a kept response.
+
+        Returns:
+            Responses (n,), int64, and the candidates (n, c) that each was drawn among, on the device of `labels`.
+
+        Raises:
+            ValueError: Shapes, a record twice, or sets that are smaller than is charged for: nothing is charged.
+            BudgetExceeded: The target does not allow it: nothing is charged or released.
+        """
+        count, num_classes = self.shape
+        if records.shape != labels.shape or tuple(candidates.shape) != (len(labels), num_classes):
+            raise ValueError(
+                f"labels and records must be (n,) and candidates (n, {num_classes}), got {tuple(labels.shape)}, "
+                f"{tuple(records.shape)} and {tuple(candidates.shape)}"
+            )
+        own = records.cpu()
+        if len(torch.unique(own)) != len(own):
+            raise ValueError("records must be distinct within a batch: each is answered for once")
+        if self.responses is None or self.candidates is None:
+            self.responses = torch.full((count,), -1, dtype=torch.int16)
+            self.candidates = torch.zeros(count, num_classes, dtype=torch.bool)
+        new = self.responses[own] < 0
+        if bool(new.any()):
+            self._draw(labels.cpu()[new], own[new], candidates.cpu()[new])
+        kept = self.responses[own].long(), self.candidates[own]
+        return kept[0].to(labels.device), kept[1].to(labels.device)
+
+    def _draw(self, labels: torch.Tensor, records: torch.Tensor, candidates: torch.Tensor) -> None:
+        assert self.responses is not None and self.candidates is not None
+        if int(candidates.sum(dim=1).min()) < self.fewest:
+            raise ValueError(
+                f"candidates must hold at least {self.fewest} classes of each record, as is charged for, got "
+                f"{int(candidates.sum(dim=1).min())}"
+            )
+        if not self._may_draw:
+            self._charge_alone(self.charge)
+            self._may_draw = True
+        drawn = randomized_response(labels, candidates, epsilon=self.epsilon, noise=self.noise)
+        self.responses[records] = drawn.to(self.responses.dtype)
+        self.candidates[records] = candidates
+
+    def kept(self) -> dict[str, torch.Tensor] | None:
+        """Responses and candidates for a checkpoint: released values."""
+        if self.responses is None or self.candidates is None:
+            return None
+        return {"responses": self.responses.clone(), "candidates": self.candidates.clone()}
+
+    def keep(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Inverse of `kept`.
+
+        Raises:
+            ValueError: They are of another number of records or classes.
+        """
+        if tuple(state["candidates"].shape) != self.shape or state["responses"].shape != state["candidates"].shape[:1]:
+            raise ValueError(
+                f"kept responses must be of (N, c) = {self.shape}, got {tuple(state['candidates'].shape)}: resume with "
+                "the same private records"
+            )
+        self.responses, self.candidates = state["responses"].clone(), state["candidates"].clone()
+
+    def describe(self) -> MechanismDescription:
+        """See `Annotator.describe`."""
+        count, classes = self.shape
+        sizes = f"{classes}" if self.fewest == classes else f"{self.fewest} to {classes}"
+        return MechanismDescription(
+            mechanism=(
+                f"the label of each of {count} private records, once, by randomized response over {sizes} candidates "
+                f"that the model has chosen (epsilon={self.epsilon:g}); the private images themselves, in every update"
+            ),
+            unit="one training record",
+            relation="any change of one record",
+            source="nothing: the update is computed from the private image",
+            noise="compared with whole-number thresholds that are rounded towards privacy",
+            published_source="DPSD (Liu et al., differentially private synthetic distillation), Theorem 2",
+        )
+
+
+def _require_keepable(target_epsilon: float | None, accounting: Accounting) -> None:
+    if target_epsilon is not None and accounting != "published":
+        raise ValueError(
+            f"target_epsilon={target_epsilon:g} needs accounting='published' in direct training, got {accounting!r}: "
+            "nothing bounds a record there. For labels choose the noise: see docs/direct_training.md"
+        )
+
+
+def _mu(charge: Charge) -> Any:
+    """μ for labels of a charged step; None of what has none."""
+    release = charge.release
+    return getattr(release.release, "mu", None) if isinstance(release, LabelOnly) else None

@@ -1,0 +1,71 @@
+"""The event of a release that bounds labels, and nothing else of a record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from privacy.events.base import Release, checked_orders
+from privacy.neighbours import Relation, Unit
+from privacy.numerics import pld
+
+__all__ = ["LabelOnly"]
+
+
+@dataclass(frozen=True)
+class LabelOnly(Release):
+    """What was computed from private images as they are, and from their labels through `release` alone.
+
+    Direct training on private records (DPDFD, Algorithm 3): the label enters by a noisy gradient of the outputs, which
+    the update then multiplies by a Jacobian of the image. Of a record nothing is bounded. Of its label `release` is the
+    whole cost, to whoever knows every image: see `for_labels`. One event says both, so that no ledger can hold the
+    finite figure without the infinite one.
+
+    >>> from privacy.events import RevealedGaussian
+    >>> LabelOnly(RevealedGaussian(1.0, 0.01)).bounded
+    False
+
+    Raises:
+        ValueError: `release` is not stated for replacing a label.
+    """
+
+    kind: ClassVar[str] = "label_only"
+    release: Release
+
+    def __post_init__(self) -> None:
+        release = self.release
+        if not isinstance(release, Release) or (release.unit, release.relation) != (Unit.LABEL, Relation.REPLACE_ONE):
+            raise ValueError(f"release must be stated for replacing the label of one record, got {release!r}")
+
+    @property
+    def reason(self) -> str:
+        """Why nothing bounds a record, printed wherever the infinite ε is shown."""
+        return "private images were used as they are: the noise is on what was told of their labels alone"
+
+    @property
+    def for_labels(self) -> Release:
+        """See `Release.for_labels`."""
+        return self.release
+
+    def fills(self, planned: Release) -> bool:
+        """As the release about labels does."""
+        return isinstance(planned, LabelOnly) and self.release.fills(planned.release)
+
+    def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
+        return np.full_like(checked_orders(orders), np.inf)
+
+    @property
+    def bounded(self) -> bool:
+        return False
+
+    @property
+    def loss_std(self) -> float:
+        return math.inf
+
+    def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
+        loss = pld.LossDistribution(interval, 0, np.zeros(1), 1.0)
+        return loss, loss

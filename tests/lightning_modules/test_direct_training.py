@@ -1,0 +1,265 @@
+"""Direct training on the digits, through the command line: what it releases, logs, states, refuses and resumes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import checkpoint, fit
+
+from lightning_modules import DirectTraining
+from privacy import LedgerError
+from privacy.annotators import DirectGradientAnnotator, DirectLabelAnnotator
+
+ADAM = {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}}
+NETWORK = {"class_path": "SmallCNN", "init_args": {"width": 8, "hidden": 32}}
+
+
+def configuration(
+    folder: str = "run",
+    *,
+    epochs: int = 2,
+    batch: int = 64,
+    poisson: bool = True,
+    annotator: dict[str, Any] | None = None,
+    label: bool = False,
+    data: dict[str, Any] | None = None,
+    trainer: dict[str, Any] | None = None,
+    **model: Any,
+) -> dict[str, Any]:
+    digits = {"class_path": "Digits", "init_args": {} if poisson else {"batch_size": batch, **(data or {})}}
+    sampled = {"class_path": "Poisson", "init_args": {"dataset": digits, "batch_size": batch, **(data or {})}}
+    kind = "DirectLabelAnnotator" if label else "DirectGradientAnnotator"
+    defaults = {} if label else {"release": "per_sample_full", "noise_multiplier": 2.0}
+    settings = {
+        "network": NETWORK,
+        "annotator": {"class_path": kind, "init_args": {**defaults, **(annotator or {})}},
+        **model,
+    }
+    return {
+        "seed_everything": 3,
+        "trainer": {
+            "max_epochs": epochs,
+            "accelerator": "cpu",
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "default_root_dir": folder,
+            **(trainer or {}),
+        },
+        "model": {"class_path": "DirectTraining", "init_args": settings},
+        "data": sampled if poisson else digits,
+    }
+
+
+def trained(config: dict[str, Any], *, after: str | None = None) -> DirectTraining:
+    cli = fit(config, *([] if after is None else ["--ckpt_path", f"{after}/checkpoints/last.ckpt"]))
+    assert isinstance(cli.model, DirectTraining)
+    return cli.model
+
+
+def written(folder: str, name: str) -> Any:
+    (file,) = Path(folder).rglob(name)
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def logged(folder: str, name: str) -> list[float]:
+    (file,) = Path(folder).rglob("metrics.csv")
+    with file.open(encoding="utf-8") as opened:
+        return [float(row[name]) for row in csv.DictReader(opened) if row.get(name)]
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "ledgers"))
+
+
+def test_both_figures_are_logged_recorded_and_guaranteed() -> None:
+    model = trained(configuration())
+    annotator = model.annotator
+    assert annotator.account.epsilon() == math.inf
+    label = annotator.account.epsilon_label()
+    assert 3.0 < label < math.inf
+    assert logged("run", "privacy/epsilon")[-1] == math.inf
+    assert logged("run", "privacy/epsilon_label")[-1] == pytest.approx(label)
+    guarantee = written("run", "guarantee.json")
+    assert guarantee["guarantee"]["epsilon"] == "inf"
+    assert guarantee["guarantee"]["unit"] == "one training record"
+    assert guarantee["label_guarantee"]["epsilon"] == pytest.approx(label)
+    assert guarantee["label_guarantee"]["unit"] == "the label of one training record"
+    assert guarantee["published_claim"]["source"].endswith("Theorem 3")
+    record = written("run", "result.json")
+    assert (record["method"], record["epsilon_record"]) == ("DirectTraining", "inf")
+    assert record["epsilon_label"] == pytest.approx(label)
+    assert record["epsilon_published"] == pytest.approx(annotator.account.epsilon_published())
+    assert not list(Path("run").rglob("public/*.pt")), "nothing covers the weights"
+    # Another run reads it off the ledger: of the data nothing is bounded any more.
+    assert model.own_training.ledger.durable
+    ledger = next(Path("ledgers").glob("*.jsonl")).read_text(encoding="utf-8")
+    assert '"label_only"' in ledger
+    # The training itself is registered as one that nothing bounds: no student of it inherits a finite figure.
+    assert not annotator.account.ledger.trained()[str(model.own_training.id)]
+
+
+def test_a_data_switch_learns_and_labels_that_are_wrong_are_noticed() -> None:
+    def accuracy(**settings: Any) -> float:
+        folder = "run" if settings else "none"
+        trained(configuration(folder, epochs=8, poisson=False, **settings))
+        return float(written(folder, "result.json")["accuracy"])
+
+    assert accuracy(annotator={"noise_multiplier": 1.0}) > 0.75
+    # Negative control: so much noise that nothing of any label is left.
+    assert accuracy() > 0.5 > accuracy(annotator={"noise_multiplier": 1e4})
+
+
+def test_passes_are_charged_once_for_each_epoch_and_planned_before_the_first() -> None:
+    model = trained(configuration(epochs=3, poisson=False))
+    # μ = 2/σ = 1 in each of three passes.
+    assert model.annotator.account.epsilon_label() == pytest.approx(8.3, abs=0.5)
+    guarantee = model.guarantee()
+    assert guarantee.labels is not None
+    assert guarantee.labels.epsilon == model.annotator.account.epsilon_label()
+    assert any("steps planned before the first release" in text for text in guarantee.assumptions)
+    assert any("ACCESSED WITHOUT CHARGE" in text for text in guarantee.assumptions)
+
+
+def test_an_interrupted_run_is_charged_for_its_whole_plan() -> None:
+    model = trained(configuration(epochs=5, trainer={"max_steps": 3}))
+    guarantee = model.guarantee()
+    assert guarantee.labels is not None
+    assert guarantee.labels.epsilon > guarantee.labels.epsilon_spent
+    assert guarantee.labels.epsilon == model.annotator.epsilon_label(model.plan.covered)
+
+
+@pytest.mark.parametrize("poisson", [True, False])
+def test_going_on_keeps_the_charges(poisson: bool) -> None:
+    first = trained(configuration("one", epochs=1, poisson=poisson, optimizer=ADAM))
+    before = first.annotator.account.epsilon_label(scope="run")
+    second = trained(configuration("two", epochs=2, poisson=poisson, optimizer=ADAM), after="one")
+    after = second.annotator.account.epsilon_label(scope="run")
+    whole = trained(configuration("whole", epochs=2, poisson=poisson)).annotator.account.epsilon_label(scope="run")
+    assert before < after == whole
+    assert second.own_training.id == first.own_training.id
+    assert second.guarantee().labels is not None
+    # All runs on the digits together: more than either.
+    assert second.annotator.account.epsilon_label(scope="private_data") >= after
+
+
+def test_the_label_switch_costs_epsilon_whatever_the_number_of_epochs_and_keeps_its_responses() -> None:
+    first = trained(configuration("one", label=True, epochs=1, optimizer=ADAM, annotator={"epsilon": 1.0}))
+    assert isinstance(first.annotator, DirectLabelAnnotator)
+    second = trained(
+        configuration("two", label=True, epochs=6, optimizer=ADAM, annotator={"epsilon": 1.0}), after="one"
+    )
+    assert isinstance(second.annotator, DirectLabelAnnotator)
+    kept, later = first.annotator.kept(), second.annotator.kept()
+    assert kept is not None and later is not None
+    drawn = kept["responses"] >= 0
+    assert bool(drawn.any())
+    assert torch.equal(kept["responses"][drawn], later["responses"][drawn])
+    # Not everybody took part in the first epoch: the second fit draws too, and is charged as if it drew all again.
+    charges = 1 if bool(drawn.all()) else 2
+    assert sum(second.annotator.account.counts(scope="run").values()) == charges
+    assert second.annotator.account.epsilon_published(scope="run") == 1.0
+
+
+def test_all_labels_drawn_in_one_fit_cost_epsilon() -> None:
+    model = trained(configuration(label=True, poisson=False, epochs=3, annotator={"epsilon": 2.0}))
+    label = model.annotator.account.epsilon_label()
+    assert 1.99 < label <= 2.0
+    assert written("run", "result.json")["epsilon_label"] == pytest.approx(label)
+    assert isinstance(model.annotator, DirectLabelAnnotator)
+    assert model.annotator.complete
+    kept = model.annotator.kept()
+    assert kept is not None and model._labels is not None
+    share = float((kept["responses"].long() == model._labels).double().mean())
+    assert share == pytest.approx(math.exp(2) / (math.exp(2) + 9), abs=0.06)
+
+
+def test_candidates_of_the_model_are_charged_for_the_fewest() -> None:
+    schedule = {"class_path": "LinearCandidates", "init_args": {"begin": 5, "end": 15}}
+    model = trained(
+        configuration(label=True, poisson=False, annotator={"smallest": 3}, label_targets={"schedule": schedule})
+    )
+    assert isinstance(model.annotator, DirectLabelAnnotator)
+    kept = model.annotator.kept()
+    assert kept is not None
+    sizes = kept["candidates"].sum(dim=1)
+    assert (int(sizes.min()), int(sizes.max())) == (3, 10)
+    (charge,) = model.annotator.account.counts(scope="run")
+    assert charge.release.to_dict()["release"]["num_candidates"] == 3
+
+
+def test_no_true_label_reaches_a_batch_or_a_checkpoint() -> None:
+    model = trained(configuration(epochs=1))
+    batch = next(iter(model.trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
+    assert int(batch[1].max()) > 9, "numbers of records in place of labels"
+    content = checkpoint()
+
+    def tensors(value: Any) -> list[torch.Tensor]:
+        if isinstance(value, torch.Tensor):
+            return [value]
+        values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        return [found for one in values for found in tensors(one)]
+
+    assert model._labels is not None
+    assert not [one for one in tensors(content) if one.shape == model._labels.shape]
+
+
+def test_the_target_of_the_paper_ends_a_run() -> None:
+    target = {"target_epsilon": 0.5, "accounting": "published", "noise_multiplier": 2.0}
+    model = trained(configuration(epochs=20, annotator=target))
+    assert 0 < model.steps_done < 400
+    assert model.annotator.account.epsilon_published() <= 0.5
+    assert written("run", "result.json")["epsilon_record"] == "inf"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"annotator": {"bounding": "normalize_batch"}}, "every row of its batch"),
+        ({"annotator": {"release": "ensemble"}}, "release must not be ensemble"),
+        ({"annotator": {"target_epsilon": 1.0}}, "needs accounting='published'"),
+        ({"annotator": {"delta": 0.1}}, "delta must lie below 1/N"),
+        ({"privacy": "label"}, "does not go with the annotator DirectGradientAnnotator"),
+        ({"student_target": "outputs"}, "student_target"),
+    ],
+)
+def test_settings_that_nothing_is_proved_for_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises((ValueError, SystemExit), match=None if "student_target" in words else words) as raised:
+        fit(configuration(**changes))
+    assert words in str(raised.value) or isinstance(raised.value, SystemExit)
+
+
+def test_batches_of_synthetic_images_are_refused() -> None:
+    config = configuration()
+    config["data"] = {"class_path": "Latent", "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 8}}
+    with pytest.raises(ValueError, match="private records that can number them"):
+        fit(config)
+
+
+def test_choosing_by_held_out_private_records_is_refused() -> None:
+    best = {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": {"monitor": "val/accuracy"}}
+    with pytest.raises(ValueError, match="chooses by"):
+        fit(configuration(poisson=False, trainer={"callbacks": [best]}))
+
+
+def test_a_checkpoint_of_a_plain_teacher_is_not_gone_on_from() -> None:
+    plain = configuration("plain", epochs=1, poisson=False)
+    plain["model"] = {"class_path": "Teacher", "init_args": {"network": NETWORK}}
+    fit(plain)
+    with pytest.raises((ValueError, LedgerError, SystemExit)):
+        trained(configuration("run"), after="plain")
+
+
+def test_it_is_made_from_python_with_defaults() -> None:
+    model = DirectTraining(num_classes=10, image_shape=(1, 8, 8), batch_size=16)
+    assert isinstance(model.annotator, DirectGradientAnnotator)
+    labels = DirectTraining(num_classes=10, image_shape=(1, 8, 8), batch_size=16, privacy="label")
+    assert isinstance(labels.annotator, DirectLabelAnnotator)

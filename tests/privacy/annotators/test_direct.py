@@ -1,0 +1,329 @@
+"""Direct training: what a label can move, what that costs by the code and by closed forms, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch.nn import functional as F
+
+from privacy import (
+    BudgetExceeded,
+    Gaussian,
+    RandomizedResponse,
+    ReproducibleNoise,
+    RevealedGaussian,
+    SampledGaussian,
+    Unbounded,
+    compose,
+)
+from privacy.annotators import DirectGradientAnnotator, DirectLabelAnnotator
+from privacy.events import LabelOnly
+from privacy.mechanisms.noise import NoiseSource
+from privacy.neighbours import Relation, Unit
+
+DELTA = 1e-5
+OF_LABEL: dict[str, Any] = {"unit": Unit.LABEL, "relation": Relation.REPLACE_ONE}
+
+
+def gradients_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return logits.softmax(dim=1) - F.one_hot(labels, logits.shape[1])
+
+
+def of_gradients(
+    *, batch: int = 4, records: int = 100, rate: float | None = None, steps_in_pass: int = 1, **settings: Any
+) -> DirectGradientAnnotator:
+    annotator = DirectGradientAnnotator(**{"release": "per_sample_full", "noise_multiplier": 2.0, **settings})
+    annotator.bind(batch_size=batch, num_classes=10, paper="C")
+    annotator.bind_sampling(records=records, sample_rate=rate, steps_in_pass=steps_in_pass)
+    annotator.open(private_data="digits/train")
+    return annotator
+
+
+def of_labels(*, records: int = 100, classes: int = 10, **settings: Any) -> DirectLabelAnnotator:
+    annotator = DirectLabelAnnotator(**settings)
+    annotator.bind(batch_size=records, num_classes=classes, paper="D")
+    annotator.open(private_data="digits/train")
+    return annotator
+
+
+def numbers(*values: int) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+class NoNoise(NoiseSource):
+    """Zeros, to see what noise is added to."""
+
+    secure = True
+
+    def gaussian(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.float64)
+
+    def words(self, count: int) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows"])
+@pytest.mark.parametrize("bounding", ["normalize", "clip"])
+def test_a_label_moves_what_is_noised_by_no_more_than_it_is_charged_for(release: str, bounding: str) -> None:
+    annotator = of_gradients(release=release, bounding=bounding, norm_bound=0.3, noise=NoNoise())
+    torch.manual_seed(0)
+    logits = torch.randn(4, 10) * 5
+    # The worst case: two classes of probability 1/2, whose gradients are opposite.
+    logits[0] = torch.tensor([20.0, 20.0, *[-20.0] * 8])
+    labels = torch.tensor([0, 3, 4, 5])
+
+    def noised(labels: torch.Tensor) -> torch.Tensor:
+        released = annotator.annotate(gradients_of(logits, labels), torch.arange(4)).double()
+        # The mean of a batch is what noise was added to, divided by the number of rows.
+        return released[0] * 4 if release.startswith("batch_mean") else released
+
+    furthest = max(float((noised(labels) - noised(torch.tensor([other, 3, 4, 5]))).norm()) for other in range(1, 10))
+    std = annotator.mechanism.noise_std(4, 2.0) * 0.3
+    if release == "batch_mean_rows":
+        std *= math.sqrt(4)  # of the sum of four rows
+    charged = annotator.label_mu * std
+    assert furthest <= charged * (1 + 1e-5)
+    if release != "batch_mean_rows":  # charged as if a batch had one row
+        # Negative control: a charge for a bound of C and not of 2C would be noticed.
+        assert furthest > 0.99 * charged
+
+
+def test_other_rows_do_not_move_and_a_common_norm_would_move_them() -> None:
+    annotator = of_gradients(noise=NoNoise())
+    torch.manual_seed(0)
+    logits = torch.randn(4, 10)
+    first, second = (
+        annotator.annotate(gradients_of(logits, torch.tensor([label, 1, 2, 3])), torch.arange(4)) for label in (0, 9)
+    )
+    assert torch.equal(first[1:], second[1:])
+    assert not torch.equal(first[0], second[0])
+    with pytest.raises(ValueError, match="normalize_batch: one label would change every row"):
+        of_gradients(bounding="normalize_batch")
+    # Which is so: by their common norm the other rows move.
+    groups = [gradients_of(logits, torch.tensor([label, 1, 2, 3])).flatten() for label in (0, 9)]
+    assert not torch.allclose(*((rows / rows.norm())[10:] for rows in groups), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(1000, 23.391), (1, 3.1387)])
+def test_poisson_steps_cost_what_the_closed_form_says(steps: int, expected: float) -> None:
+    annotator = of_gradients(batch=10, records=1000, rate=0.01)
+    assert annotator.label_mu == 1.0
+    assert annotator.epsilon_label(steps) == pytest.approx(expected, abs=1e-3)
+    assert annotator.covered_epsilon(steps) == math.inf
+
+
+def test_the_closed_form_itself_and_that_sampling_does_not_amplify() -> None:
+    epsilon, steps, rate = 23.391, 1000, 0.01
+
+    def delta_of(mu: float) -> float:
+        near, far = (stats.norm.cdf(-epsilon / mu + sign * mu / 2) for sign in (1, -1))
+        return float(near - math.exp(epsilon) * far)
+
+    counts = range(1, 60)
+    total = math.fsum(float(stats.binom.pmf(k, steps, rate)) * delta_of(math.sqrt(k)) for k in counts)
+    assert total == pytest.approx(DELTA, rel=2e-3)
+    # Negative control: charged as DP-SGD's amplified steps are, the same run would read a fraction of it.
+    amplified = compose({SampledGaussian(1.0, rate): steps}, DELTA).epsilon
+    assert amplified < 0.3 * epsilon
+
+
+def test_ten_passes_cost_ten_steps_however_many_batches_they_have() -> None:
+    annotator = of_gradients(batch=25, records=100, steps_in_pass=4)
+    assert annotator.account.epsilon_label(counts=annotator.price(40)) == pytest.approx(17.857, abs=5e-4)
+    for _ in range(10):
+        for batch in torch.randperm(100).split(25):
+            annotator.annotate(torch.randn(25, 10), batch)
+    assert annotator.account.epsilon_label() == pytest.approx(17.857, abs=5e-4)
+    assert annotator.covering(40) == annotator.account.counts()
+    assert annotator.account.epsilon() == math.inf
+    # Negative control: batches that are not passes are charged for who comes again.
+    for _ in range(3):
+        annotator.annotate(torch.randn(2, 10), numbers(7, 8))
+    assert annotator.account.epsilon_label() > compose({Gaussian(1.0, **OF_LABEL): 13}, DELTA).epsilon * 0.999
+
+
+def test_a_fit_that_goes_on_begins_with_a_new_pass() -> None:
+    annotator = of_gradients(records=8, steps_in_pass=2)
+    annotator.annotate(torch.randn(4, 10), torch.arange(4))
+    state = annotator.account.state()
+    resumed = DirectGradientAnnotator(release="per_sample_full", noise_multiplier=2.0)
+    resumed.bind(batch_size=4, num_classes=10, paper="C")
+    resumed.bind_sampling(records=8, steps_in_pass=2)
+    resumed.open(private_data="digits/train", state=state)
+    # Nobody knows any more who took part: these four may have.
+    resumed.annotate(torch.randn(4, 10), torch.arange(4))
+    assert resumed.account.epsilon_label() == compose({Gaussian(1.0, **OF_LABEL): 2}, DELTA).epsilon
+
+
+def test_an_empty_poisson_batch_is_charged_and_gives_nothing() -> None:
+    annotator = of_gradients(rate=0.01)
+    assert annotator.annotate(torch.zeros(0, 10), torch.zeros(0, dtype=torch.int64)).shape == (0, 10)
+    assert sum(annotator.account.counts().values()) == 1
+
+
+def test_coins_or_noise_with_a_seed_void_both_statements() -> None:
+    annotator = of_gradients(rate=0.01)
+    annotator.bind_sampling(records=100, sample_rate=0.01, secure=False)
+    assert annotator.epsilon_label(1) == math.inf
+    assert of_gradients(noise=ReproducibleNoise(seed=1)).epsilon_label(1) == math.inf
+    assert of_gradients(noise_multiplier=0.0).epsilon_label(1) == math.inf
+
+
+def test_the_published_figure_is_that_of_the_theorem_and_stands_beside_both() -> None:
+    annotator = of_gradients(batch=256, records=1000, rate=0.256, norm_bound=1e-3, noise_multiplier=100.0)
+    for _ in range(200):
+        annotator.annotate(torch.zeros(0, 10), torch.zeros(0, dtype=torch.int64))
+    assert annotator.account.epsilon_published() == pytest.approx(0.0456, abs=1e-4)
+    guarantee = annotator.guarantee(artefacts=["model"], planned=200)
+    assert guarantee.epsilon == math.inf
+    assert guarantee.labels is not None
+    assert guarantee.labels.unit == "the label of one training record"
+    assert guarantee.labels.epsilon == annotator.epsilon_label(200)
+    written = guarantee.to_dict()
+    assert written["guarantee"]["epsilon"] == "inf"
+    assert written["label_guarantee"]["unit"] == "the label of one training record"
+    assert "Nothing bounds a record" in guarantee.to_markdown()
+    assert any("private images" in text for text in guarantee.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"release": "ensemble"}, "release must not be ensemble"),
+        ({"target_epsilon": 1.0}, "target_epsilon=1 needs accounting='published'"),
+    ],
+)
+def test_settings_without_a_proof_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        of_gradients(**settings)
+
+
+def test_bad_calls_are_refused_before_anything_is_charged() -> None:
+    annotator = of_gradients()
+    with pytest.raises(ValueError, match="distinct"):
+        annotator.annotate(torch.randn(2, 10), numbers(3, 3))
+    with pytest.raises(ValueError, match="shape"):
+        annotator.annotate(torch.randn(2, 9), numbers(3, 4))
+    with pytest.raises(ValueError, match="numbers of their records"):
+        annotator.annotate(torch.randn(2, 10))
+    labels = of_labels(smallest=3)
+    with pytest.raises(ValueError, match="at least 3 classes"):
+        labels.annotate(numbers(1), numbers(0), F.one_hot(numbers(1), 10).bool())
+    with pytest.raises(ValueError, match="distinct"):
+        labels.annotate(numbers(1, 1), numbers(0, 0), torch.ones(2, 10, dtype=torch.bool))
+    assert not annotator.account.counts() and not labels.account.counts()
+
+
+def test_the_target_is_kept_before_noise_is_drawn() -> None:
+    annotator = of_gradients(
+        batch=256, records=1000, rate=0.1, noise_multiplier=10.0, target_epsilon=1.0, accounting="published"
+    )
+    allowed = annotator.affordable(limit=10**6)
+    none = torch.zeros(0, 10), torch.zeros(0, dtype=torch.int64)
+    for _ in range(allowed):
+        annotator.annotate(*none)
+    with pytest.raises(BudgetExceeded, match="No record-level ε holds here at all: private images"):
+        annotator.annotate(*none)
+    assert sum(annotator.account.counts().values()) == allowed
+
+
+# --- the label switch ---
+
+
+def test_a_label_is_drawn_once_and_costs_epsilon_for_the_whole_run() -> None:
+    annotator = of_labels(epsilon=1.0)
+    labels, everybody = torch.randint(10, (100,)), torch.arange(100)
+    candidates = torch.ones(100, 10, dtype=torch.bool)
+    first, _ = annotator.annotate(labels, everybody, candidates)
+    for _ in range(5):
+        again, _ = annotator.annotate(labels, everybody, candidates)
+        assert torch.equal(again, first)
+    assert annotator.account.epsilon_label() == pytest.approx(1.0, abs=1e-4)
+    assert annotator.account.epsilon_label() <= 1.0
+    assert annotator.account.epsilon() == math.inf
+    assert annotator.account.epsilon_published() == 1.0
+    assert annotator.complete
+
+
+def test_labels_that_are_drawn_again_cost_again() -> None:
+    annotator = of_labels(epsilon=1.0)
+    labels, everybody = torch.zeros(100, dtype=torch.int64), torch.arange(100)
+    candidates = torch.ones(100, 10, dtype=torch.bool)
+    annotator.annotate(labels[:50], everybody[:50], candidates[:50])
+    state, kept = annotator.account.state(), annotator.kept()
+    annotator.annotate(labels[50:], everybody[50:], candidates[50:])  # lost with a crash
+    resumed = DirectLabelAnnotator(epsilon=1.0)
+    resumed.bind(batch_size=100, num_classes=10, paper="D")
+    resumed.open(private_data="digits/train", state=state)
+    assert kept is not None
+    resumed.keep(kept)
+    resumed.annotate(labels[:50], everybody[:50], candidates[:50])
+    assert resumed.account.epsilon_label() <= 1.0
+    resumed.annotate(labels, everybody, candidates)
+    twice = compose({RandomizedResponse(1.0, 10, **OF_LABEL): 2}, DELTA).epsilon
+    assert resumed.account.epsilon_label() == twice > 1.5
+    with pytest.raises(ValueError, match="same private records"):
+        of_labels(records=99).keep(kept)
+
+
+def test_responses_are_within_the_candidates_and_of_the_stated_epsilon() -> None:
+    """Empirically: the log-ratio of how often two labels give one response, from below at 99 % confidence."""
+    draws, epsilon = 20_000, 1.0
+    ratios = {}
+    for stated in (epsilon, 3.0):
+        annotator = of_labels(records=draws, epsilon=stated, smallest=3)
+        candidates = torch.zeros(draws, 10, dtype=torch.bool)
+        candidates[:, :3] = True
+        counts = []
+        for label in (0, 1):
+            annotator.responses = None
+            found, _ = annotator.annotate(torch.full((draws,), label), torch.arange(draws), candidates)
+            assert int(found.max()) < 3
+            counts.append(int((found == 0).sum()))
+        low = stats.beta.ppf(0.005, counts[0], draws - counts[0] + 1)
+        high = stats.beta.ppf(0.995, counts[1] + 1, draws - counts[1])
+        ratios[stated] = math.log(low / high)
+    assert 0.8 < ratios[epsilon] <= of_labels(epsilon=epsilon, smallest=3).epsilon_label(1)
+    # Negative control: responses of a larger ε are noticed.
+    assert ratios[3.0] > of_labels(epsilon=epsilon, smallest=3).epsilon_label(1)
+
+
+def test_an_empirical_bound_on_gradients_stays_below_epsilon_and_too_little_noise_does_not() -> None:
+    """Label 0 against 1 at p = (1/2, 1/2), the worst case, by the sign of the released difference."""
+    trials = 4000
+
+    def lower_bound(noise_multiplier: float) -> float:
+        annotator = of_gradients(batch=1, records=trials, noise_multiplier=noise_multiplier)
+        logits = torch.tensor([[20.0, 20.0, *[-20.0] * 8]])
+        wrong = []
+        for label in (0, 1):
+            gradients = gradients_of(logits, numbers(label)).repeat(trials, 1)
+            released = annotator.annotate(gradients, torch.arange(trials))
+            told = (released[:, 0] > released[:, 1]).long()  # 1 where label 1 is told
+            wrong.append(stats.beta.ppf(0.99, int((told != label).sum()) + 1, int((told == label).sum())))
+        return float(stats.norm.ppf(1 - wrong[0]) + stats.norm.ppf(1 - wrong[1]))
+
+    assert 0.85 < lower_bound(2.0) <= 1.0  # μ = 2/σ
+    assert lower_bound(1.0) > 1.0  # negative control: half of the noise
+
+
+# --- one event for both statements ---
+
+
+def test_the_event_is_unbounded_for_records_and_says_what_a_label_costs() -> None:
+    event = LabelOnly(RevealedGaussian(1.0, 0.01))
+    assert compose({event: 1}, DELTA).epsilon == math.inf
+    assert event.for_labels == RevealedGaussian(1.0, 0.01)
+    with pytest.raises(ValueError, match="replacing the label"):
+        LabelOnly(Gaussian(1.0))
+
+
+def test_releases_about_records_hold_for_labels_where_a_lemma_says_so() -> None:
+    assert Gaussian(1.0).for_labels == Gaussian(1.0)
+    assert SampledGaussian(1.0, 0.1).for_labels is None  # add-or-remove does not cover replacing
+    assert Unbounded("shown").for_labels == Unbounded("shown")
+    assert Gaussian(1.0, unit=Unit.CLIENT).for_labels is None
