@@ -148,8 +148,12 @@ class FederatedClient:
             raise ClientRefusal(f"{self.name} was asked before a run began")
         return self._annotator
 
-    def answer(self, question: Question) -> torch.Tensor:
+    def answer(self, question: Question, *, features: torch.Tensor | None = None) -> torch.Tensor:
         """Fed-FlexPer: what leaves this client in one round, on the CPU; charged before its noise is drawn.
+
+        Args:
+            question: Of the server.
+            features: Of its images, by the teacher's own fixed extractor, where they are known already.
 
         Returns:
             Gradients bounded by C, shape (B, c), float32, with noise where the client adds it; or classes, shape (B,).
@@ -160,7 +164,8 @@ class FederatedClient:
         """
         annotator = self.annotator
         self._check(question)
-        logits = self.teacher.logits(question.images)
+        teacher = self.teacher
+        logits = teacher.logits(question.images) if features is None else teacher.logits_of_extracted(features)
         if isinstance(annotator, LabelAnnotator):
             assert question.candidates is not None
             return annotator.annotate(logits, question.candidates, size=question.size).cpu()

@@ -65,6 +65,8 @@ class LocalClients(ClientConnection):
         #: The file that all teachers came from, where it is one.
         self.ensemble: PrivateEnsemble | None = None
         self._out: dict[str, Absence] = {}
+        #: Whether all teachers are heads on one fixed extractor, whose features are then computed once for all.
+        self._share_features = False
 
     def introductions(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> list[Introduction]:
         """See `ClientConnection.introductions`."""
@@ -83,6 +85,7 @@ class LocalClients(ClientConnection):
                 )
                 for index, (name, teacher) in enumerate(zip(names, teachers, strict=True))
             ]
+            self._share_features = all(teacher.shares_features(teachers[0]) for teacher in teachers)
         return [client.introduction() for client in self.clients]
 
     def _teachers(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> list[PrivateTeacher]:
@@ -117,12 +120,13 @@ class LocalClients(ClientConnection):
     def ask(self, question: Question) -> Mapping[str, torch.Tensor | Absence]:
         """See `ClientConnection.ask`."""
         answers: dict[str, torch.Tensor | Absence] = {}
+        features = self.clients[0].teacher.features(question.images) if self._share_features else None
         for client in self.clients:
             if client.name in self._out:
                 answers[client.name] = self._out[client.name]
                 continue
             try:
-                answers[client.name] = checked_answer(client.answer(question), question=question)
+                answers[client.name] = checked_answer(client.answer(question, features=features), question=question)
             except (BudgetExceeded, ClientRefusal) as refusal:
                 answers[client.name] = Absence(str(refusal))
         return answers

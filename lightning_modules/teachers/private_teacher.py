@@ -93,6 +93,19 @@ class PrivateTeacher(PrivateModel):
             return False
         return same_module(own, extractor)
 
+    def shares_features(self, other: PrivateTeacher) -> bool:
+        """Whether another teacher's `features` are its own as well."""
+        extractor: Any = getattr(other._held(), "feature_extractor", None)
+        return self.shares_extractor(extractor)
+
+    @torch.no_grad()
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        """Features of images (N, C, H, W) by its own fixed extractor, for teachers that share it; see `logits`."""
+        extract: Any = self._ready(images.device).feature_extractor
+        with torch.autocast(images.device.type, enabled=False):
+            extracted: torch.Tensor = extract(images.detach().float())
+        return extracted
+
     def logits_of_extracted(self, features: torch.Tensor) -> torch.Tensor:
         """As `logits`, of images' features, shape (N, ...), by an extractor that `shares_extractor` knows."""
         after: Any = self._ready(features.device).forward_extracted
