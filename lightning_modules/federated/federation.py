@@ -54,6 +54,8 @@ class Federation(PrivateModel):
             path=None if ensemble is None else ensemble.path,
         )
         self._durable = durable
+        if ensemble is not None:
+            self.assumptions = ensemble.assumptions
 
     @property
     def ledger(self) -> Path | None:

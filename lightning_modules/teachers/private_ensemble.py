@@ -99,8 +99,9 @@ class PrivateEnsemble(PrivateModel):
 
         A client is known by its number: the file's n-th teacher is that of the same shard whatever the others are.
         """
-        return [
-            PrivateTeacher(
+        found = []
+        for index in range(self.num_teachers):
+            teacher = PrivateTeacher(
                 self._held().network(index),
                 private_data=f"{self.private_data}/client-{index}",
                 num_records=self.num_records,  # of all clients together: more than this one's
@@ -108,8 +109,9 @@ class PrivateEnsemble(PrivateModel):
                 inputs=self.inputs,
                 outputs=self.outputs,
             )
-            for index in range(self.num_teachers)
-        ]
+            teacher.assumptions = self.assumptions
+            found.append(teacher)
+        return found
 
     def _name(self, teacher: int) -> str:
         where = "the ensemble" if self.path is None else f"ensemble {self.path}"
