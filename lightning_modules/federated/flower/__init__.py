@@ -1,0 +1,7 @@
+"""Flower as the transport of a federation whose clients are on other machines. Nothing here imports flwr by itself."""
+
+from __future__ import annotations
+
+from lightning_modules.federated.flower.node import Node
+
+__all__ = ["Node"]
