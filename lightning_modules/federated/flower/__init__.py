@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lightning_modules.federated.flower.client_process import serve
+from lightning_modules.federated.flower.connection import FlowerClients
 from lightning_modules.federated.flower.node import Node
 
-__all__ = ["Node"]
+__all__ = ["FlowerClients", "Node", "serve"]
