@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +20,8 @@ from typing import Any
 import torch
 from support.federations import small_network
 from support.runs import configuration
+
+from lightning_modules.federated.flower import Node, serve
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
@@ -117,6 +122,57 @@ class Client:
         header = json.loads(file.read_text(encoding="utf-8").splitlines()[0])
         book = Ledger(path=file, private_data=header["private_data"], run="reader")
         return sum(book.counts().values())
+
+
+class InThread:
+    """A client's whole process but for the process: answers in a thread of this one, and ends with the run."""
+
+    def __init__(self, node: Node, port: int, **settings: Any) -> None:
+        self.node = node
+        self.error: Exception | None = None
+        self._settings = {"server": f"127.0.0.1:{port}", "insecure": True, "patience": 20.0, "pause": 0.1, **settings}
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            serve(self.node, **self._settings)
+        except Exception as error:
+            self.error = error
+
+    def ended(self, *, seconds: float = 20) -> bool:
+        """Whether it ends within this time."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+
+def certificates(folder: Path) -> tuple[list[str], str]:
+    """Files for a server on the loopback interface, and the one that its clients check it by."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    own = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    certificate, secret = folder / "server.pem", folder / "server.key"
+    certificate.write_bytes(own.public_bytes(serialization.Encoding.PEM))
+    secret.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return [str(certificate), str(certificate), str(secret)], str(certificate)
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def serve(
     from flwr.client import start_client
 
     logging.getLogger("flwr").setLevel(logging.ERROR)  # it says three lines for each message
-    client = _FlowerClient(node)
+    client: Any = _FlowerClient(node)
     certificates = None if root_certificates is None else Path(root_certificates).read_bytes()
     with _ended_by_sigterm():
         try:

@@ -135,7 +135,9 @@ class FlowerClients(ClientConnection):
         host = self.address.rpartition(":")[0].strip("[]")
         if self.insecure and not _is_loopback(host):
             rank_zero_warn(f"Without TLS everybody between {self.address} and a client reads what they send each other")
-        files = None if self.certificates is None else tuple(Path(file).read_bytes() for file in self.certificates)
+        files: Any = None  # bytes of each
+        if self.certificates is not None:
+            files = tuple(Path(file).read_bytes() for file in self.certificates)
         self._manager = SimpleClientManager()
         try:
             self._service = start_grpc_server(self._manager, self.address, certificates=files)

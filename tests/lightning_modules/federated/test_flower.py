@@ -10,13 +10,27 @@ from typing import Any
 
 import pytest
 import torch
-from support.flower import Client, by_flower, federation, free_port, started, teacher_files, wait_until
+from support.federations import question, terms
+from support.flower import (
+    Client,
+    InThread,
+    by_flower,
+    certificates,
+    federation,
+    free_port,
+    started,
+    teacher_files,
+    wait_until,
+)
 from support.runs import fit, networks
 
 from lightning_modules.cli import main
-from lightning_modules.federated import FederationError, FlowerClients
+from lightning_modules.federated import Absence, FederationError, FlowerClients
+from lightning_modules.federated.flower import Node
 
 slow = pytest.mark.slow
+# grpc's own thread that watches a channel may look at it once more when it is closed.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
 @pytest.fixture
@@ -115,6 +129,99 @@ def test_answers_that_cannot_be_used_are_left_out_and_charged(workplace: Path) -
     assert cli.model.absences == {"nan": 2, "narrow": 2, "garbled": 2, "late": 2}
     assert [client.charged() for client in clients[:4]] == [rounds] * 4, "what was answered badly was answered"
     assert clients[4].charged() >= 3
+
+
+def _node(number: int, *, name: str | None = None, **settings: Any) -> Node:
+    given = {"trusts_server": True, "num_records": 300, "ledger": f"ledger{number}.jsonl", **settings}
+    return Node(
+        name=name or f"client-{number}", teacher=f"teacher{number}.pt", folder=Path(f"own{number}").resolve(), **given
+    )
+
+
+def _rounds(clients: FlowerClients, count: int = 2, **changed: Any) -> list[dict[str, Any]]:
+    out = clients.begin(terms(**changed), folder=None)
+    assert not out
+    return [dict(clients.ask(question(number))) for number in range(count)]
+
+
+def test_a_connection_is_by_tls_and_the_server_is_checked(workplace: Path) -> None:
+    teacher_files(3)
+    port, (files, root) = free_port(), certificates(workplace)
+    settings = {**by_flower(port)["init_args"], "insecure": False, "certificates": files}
+    honest = [InThread(_node(number), port, insecure=False, root_certificates=root) for number in range(2)]
+    in_clear = InThread(_node(2), port, patience=1.0)
+    unchecked = InThread(_node(2), port, insecure=False, patience=1.0)
+    clients = FlowerClients(**settings)
+    try:
+        known = clients.introductions(num_classes=10, image_shape=(1, 8, 8))
+        assert [one.name for one in known] == ["client-0", "client-1"]
+        for found in _rounds(clients):
+            assert set(found) == {"client-0", "client-1"}
+            assert all(isinstance(answer, torch.Tensor) for answer in found.values())
+        for outside in (in_clear, unchecked):
+            assert outside.ended() and isinstance(outside.error, FederationError)
+    finally:
+        clients.end()
+    assert all(one.ended() and one.error is None for one in honest)
+    assert list(Path("own0").glob("*/guarantee.md")) and not Path("own2").exists()
+
+
+def test_a_name_that_is_taken_and_one_client_too_many_are_not_asked(workplace: Path) -> None:
+    teacher_files(4)
+    port = free_port()
+    clients = FlowerClients(**by_flower(port)["init_args"])
+    first = [InThread(_node(number), port) for number in range(2)]
+    others: list[InThread] = []
+    try:
+        clients.introductions(num_classes=10, image_shape=(1, 8, 8))
+        others += [InThread(_node(2, name="client-1"), port), InThread(_node(3), port)]
+        wait_until(lambda: len(clients._manager.all()) == 4)
+        with pytest.warns(UserWarning) as caught:
+            assert all(set(found) == {"client-0", "client-1"} for found in _rounds(clients))
+        said = "\n".join(str(warning.message) for warning in caught)
+        assert "A second client named client-1 has connected, and is not asked" in said
+        assert "client-3 has connected besides the 2 clients of this run" in said
+    finally:
+        clients.end()
+    assert all(one.ended() for one in [*first, *others])
+    assert not Path("own2").exists() and not Path("own3").exists(), "nothing began there"
+
+
+def test_a_client_that_does_not_agree_takes_no_part_and_the_others_do(workplace: Path) -> None:
+    teacher_files(2)
+    port = free_port()
+    clients = FlowerClients(**by_flower(port)["init_args"])
+    both = [InThread(_node(0), port), InThread(_node(1, trusts_server=False), port)]
+    try:
+        clients.introductions(num_classes=10, image_shape=(1, 8, 8))
+        asked = terms(noise_by="server", mechanism={**terms().mechanism, "noise_multiplier": 0.0})
+        with pytest.warns(UserWarning, match="client-1 takes no part: client-1 does not send gradients without noise"):
+            assert set(clients.begin(asked, folder=None)) == {"client-1"}
+        found = clients.ask(question())
+        assert isinstance(found["client-0"], torch.Tensor) and isinstance(found["client-1"], Absence)
+    finally:
+        clients.end()
+    assert all(one.ended() for one in both)
+
+
+def test_a_server_that_comes_back_goes_on_with_the_run(workplace: Path) -> None:
+    """Its connection is cut without a word, as by a crash; clients reach the next one and count on."""
+    teacher_files(2)
+    port = free_port()
+    both = [InThread(_node(number), port) for number in range(2)]
+    for attempt in range(2):
+        clients = FlowerClients(**by_flower(port)["init_args"])
+        try:
+            clients.introductions(num_classes=10, image_shape=(1, 8, 8))
+            assert len(_rounds(clients)) == 2
+        finally:
+            if attempt == 0:
+                clients._service.stop(grace=None).wait(5)
+            else:
+                clients.end()
+    assert all(one.ended() and one.error is None for one in both)
+    for one in both:
+        assert one.node._client is not None and one.node._client.annotator.calls_made() == 4
 
 
 def test_too_few_clients_are_said(workplace: Path) -> None:
