@@ -224,6 +224,22 @@ def test_a_server_that_comes_back_goes_on_with_the_run(workplace: Path) -> None:
         assert one.node._client is not None and one.node._client.annotator.calls_made() == 4
 
 
+def test_a_run_is_resumed_at_another_address_and_its_clients_count_on(workplace: Path) -> None:
+    teacher_files(2)
+    runs = []
+    for epochs in (1, 2):
+        port = free_port()
+        both = [InThread(_node(number), port) for number in range(2)]
+        config = federation(by_flower(port), rounds=3)
+        config["trainer"]["max_epochs"] = epochs
+        cli = fit(config, *([] if epochs == 1 else ["--ckpt_path=last"]))
+        assert all(one.ended() and one.error is None for one in both)
+        runs.append(cli.model.annotator.account.ledger.run)
+    assert cli.model.steps_done == 6 and runs[0] == runs[1]
+    for one in both:
+        assert one.node._client is not None and one.node._client.annotator.calls_made() == 6
+
+
 def test_too_few_clients_are_said(workplace: Path) -> None:
     settings = by_flower(free_port())
     settings["init_args"]["wait"] = 0.3
