@@ -27,6 +27,7 @@ from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.callbacks.summary import NetworksLine
 from lightning_modules.commands.audit import audit
 from lightning_modules.commands.calibrate import calibrate
+from lightning_modules.commands.client import client
 from lightning_modules.commands.distill import distill
 from lightning_modules.commands.errors import EXPECTED, message_of
 from lightning_modules.commands.export import export
@@ -86,6 +87,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "priors": priors,
     "ledger": ledger,
     "audit": lambda args: audit(args, run=run),
+    "client": client,
     "export": export,
     "work": lambda args: worker(args, run=run),
 }
@@ -352,7 +354,8 @@ def _cli(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
             "would cost, `render FILE` writes results into documents, `tables` runs and renders the papers' tables, "
             "`sweep FILE` follows W&B's sweep files without a server, `priors` draws what each image prior draws, "
             "`ledger` shows what was spent on private data, `audit` trains with and without a planted record and "
-            "bounds epsilon from below; each has its own --help."
+            "bounds epsilon from below, `client` answers a federation's server from where its data are; each has "
+            "its own --help."
         },
         parser_class=UsageParser,
         args=prepare_arguments(args),

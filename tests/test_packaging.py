@@ -162,7 +162,7 @@ def imported_names(tree: ast.AST, *, nested: bool = True) -> set[str]:
 
 def declared(lines: list[str]) -> set[str]:
     """The modules that requirements bring."""
-    module_of = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
+    module_of = {"grpcio": "grpc", "pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
     names = [canonicalize_name(Requirement(line).name) for line in lines]
     return {module_of.get(name, name) for name in names}
 

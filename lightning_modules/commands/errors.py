@@ -10,6 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from datamodules import MissingDataError, MissingExtraError
 from lightning_modules.callbacks.compiled import CompileError
 from lightning_modules.commands.audit import AuditError
+from lightning_modules.federated.connection import FederationError
 from lightning_modules.publishing.errors import ExportError
 from lightning_modules.runtime.run_folder import RunFolderError
 from lightning_modules.runtime.usage import explain
@@ -35,6 +36,7 @@ COMPLETE: tuple[type[Exception], ...] = (
     DocumentError,
     EngineError,
     ExportError,
+    FederationError,
     IncompatibleNeighbours,
     LedgerError,
     MissingDataError,

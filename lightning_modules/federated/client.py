@@ -23,6 +23,15 @@ from privacy.mechanisms.noise import NoiseSource
 
 __all__ = ["ClientRefusal", "FederatedClient"]
 
+# What a server may set of a client's annotator. Its target, its ledger, what counts as spent and where noise comes from
+# are the client's own.
+_OF_SERVER = {
+    "label": frozenset({"epsilon", "smallest", "delta"}),
+    "data": frozenset(
+        {"release", "noise_multiplier", "norm_bound", "bounding", "stability", "top_k", "granularity", "delta"}
+    ),
+}
+
 
 class ClientRefusal(ValueError):
     """A client does not agree to what a run is going to ask, or a question is not what was agreed."""
@@ -103,6 +112,11 @@ class FederatedClient:
                 "each client adds itself"
             )
         annotator = self._annotator_for(terms)
+        if isinstance(annotator, GradientAnnotator) and not annotator.noise_multiplier and not self.trusts_server:
+            raise ClientRefusal(
+                f"{self.name} does not send gradients without noise: its owner has not set trusts_server, and the run "
+                "asks for a noise_multiplier of 0"
+            )
         annotator.bind(batch_size=terms.batch_size, num_classes=terms.num_classes, paper="D")
         annotator.open(
             private_data=self.teacher.private_data,
@@ -120,6 +134,14 @@ class FederatedClient:
         self.write_guarantee()
 
     def _annotator_for(self, terms: Terms) -> Annotator:
+        others = sorted(set(terms.mechanism) - _OF_SERVER[terms.switch])
+        if others:
+            raise ClientRefusal(f"{', '.join(others)} of {self.name} is for its owner to set, and no server's")
+        if terms.switch == "data" and terms.mechanism.get("release") not in ("per_sample_full", "per_sample"):
+            raise ClientRefusal(
+                f"{self.name} answers with release per_sample_full or per_sample, and was asked for "
+                f"{terms.mechanism.get('release')!r}"
+            )
         own: dict[str, Any] = {
             "target_epsilon": self.target_epsilon,
             "noise": self.noise,

@@ -42,6 +42,11 @@ APPLIED = (
     "annotator.max_responses",
     "annotator.noise",
     "noise",
+    "clients.address",
+    "clients.certificates",
+    "clients.insecure",
+    "clients.timeout",
+    "clients.wait",
     "teacher_checks.trial",
     "teacher_checks.accuracy",
     "queries",
@@ -50,8 +55,8 @@ APPLIED = (
     "teachers_at_once",
     "physical_batch_size",
 )
-"""Settings of which a resumed run takes the new value: budgets are held from then on, and each release is charged for
-the noise that it was made with."""
+"""Settings of which a resumed run takes the new value: budgets are held from then on, each release is charged for the
+noise that it was made with, and how a server is reached changes none of it."""
 
 # The same teacher may lie elsewhere now: its identity is checked, not its path. What the data tell the model is known
 # when it is built: weights of other shapes do not fit, and each release is charged for the batch that it was made of.

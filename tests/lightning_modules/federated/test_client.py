@@ -81,6 +81,24 @@ def test_a_client_that_does_not_trust_the_server_sends_nothing_without_noise() -
         asked.answer(question())
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "message"),
+    [
+        ({"accounting": "published"}, "accounting of one is for its owner to set"),
+        ({"scope": "run", "ledger": None}, "ledger, scope of one is for its owner"),
+        ({"release": "ensemble"}, "was asked for 'ensemble'"),
+        ({"noise_multiplier": 0.0}, "does not send gradients without noise"),
+    ],
+)
+def test_no_server_sets_what_a_client_counts_or_takes_its_noise_away(mechanism: dict[str, Any], message: str) -> None:
+    """With them a server could have a target kept by a figure that bounds nothing, or have earlier runs left out."""
+    asked = client(target_epsilon=0.01)
+    with pytest.raises(ClientRefusal, match=message):
+        asked.begin(terms(mechanism={**terms().mechanism, **mechanism}))
+    with pytest.raises(ClientRefusal, match="labels of one"):
+        asked.begin(terms(**{**LABELS, "mechanism": {**LABELS["mechanism"], "labels": "soft"}}))  # type: ignore[dict-item]
+
+
 def test_a_teacher_by_dp_sgd_bounds_what_is_sent_without_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     teacher_by_dp_sgd("dp", target_epsilon=2.0)

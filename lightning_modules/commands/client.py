@@ -1,0 +1,84 @@
+"""`LightningCLI client --server HOST:PORT ...`: one client of a federation, on the machine where its data are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+from torch import nn
+
+from lightning_modules.federated.flower import Node, serve
+from lightning_modules.setting_checks import check_number
+from privacy.checks import check_delta
+
+__all__ = ["client"]
+
+
+def client(args: Sequence[str]) -> None:
+    """The command. It answers the server of one run, and ends with it.
+
+    Args:
+        args: What follows it.
+
+    Raises:
+        ValueError: A setting that has no meaning.
+        FederationError: flwr is not installed, or no server was reached.
+    """
+    parser = ArgumentParser(prog="LightningCLI client", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--config", action="config", help="File that holds these settings.")
+    parser.add_function_arguments(_client)
+    chosen = parser.instantiate(parser.parse_args(list(args)))
+    _client(**{name: value for name, value in chosen.as_dict().items() if name != "config"})
+
+
+def _client(
+    *,
+    server: str,
+    name: str,
+    teacher: str,
+    target_epsilon: float | None,
+    teacher_network: Callable[..., nn.Module] | None = None,
+    folder: str = "clients",
+    delta: float = 1e-5,
+    trusts_server: bool = False,
+    num_records: int | None = None,
+    ledger: str | None = None,
+    root_certificates: str | None = None,
+    insecure: bool = False,
+    patience: float = 600.0,
+) -> None:
+    """One client.
+
+    Args:
+        server: HOST:PORT that the server listens on.
+        name: By which the server knows this client; no other may have it.
+        teacher: File of the classifier that was trained on this client's records.
+        target_epsilon: Record-level epsilon that all runs together may spend of these records; null for no limit, which
+            a server that adds the noise by itself needs.
+        teacher_network: The classifier's architecture, where its file does not say.
+        folder: Where guarantees are written, in NAME/RUN.
+        delta: Of this client's figures, below one over the number of its records.
+        trusts_server: Whether to send gradients without noise, which the server adds to their sum.
+        num_records: Number of records, where the teacher's file does not say.
+        ledger: The ledger's file. Default: the private data's own.
+        root_certificates: Certificates that the server's is checked by, PEM. Default: the system's.
+        insecure: Do without TLS: for tests on the loopback interface, or inside an encrypted network.
+        patience: Seconds without a server after which to give up.
+    """
+    check_number("target_epsilon", target_epsilon, above=0, null="no limit")
+    check_number("patience", patience, above=0)
+    if insecure and root_certificates is not None:
+        raise ValueError("root_certificates are for TLS, which insecure does without: leave one of the two out")
+    node = Node(
+        name=name,
+        teacher=teacher,
+        folder=Path(folder) / name,
+        teacher_network=teacher_network,
+        target_epsilon=target_epsilon,
+        delta=check_delta(delta),
+        trusts_server=trusts_server,
+        ledger=ledger,
+        num_records=num_records,
+    )
+    serve(node, server=server, root_certificates=root_certificates, insecure=insecure, patience=patience)

@@ -1,0 +1,27 @@
+"""Flower, where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from lightning_modules.federated.connection import FederationError
+
+__all__ = ["require_flower"]
+
+
+def require_flower(whose: str) -> None:
+    """Refuses before any work where the extra is missing; switches off what Flower would report to its makers.
+
+    Args:
+        whose: What needs it.
+
+    Raises:
+        FederationError: With what to install.
+    """
+    if importlib.util.find_spec("flwr") is None:
+        raise FederationError(
+            f"{whose} needs the package flwr, which is not installed: pip install 'private-model-transcription[flower]'"
+        )
+    # Read when flwr is imported. Who takes part in a federation of private data is nobody else's business.
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")

@@ -1,0 +1,304 @@
+"""Flower as the transport: clients in processes of their own, with ledgers of their own, that may fail in every way."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.federations import question, terms
+from support.flower import (
+    Client,
+    InThread,
+    by_flower,
+    certificates,
+    federation,
+    free_port,
+    started,
+    teacher_files,
+    wait_until,
+)
+from support.runs import fit, networks
+
+from lightning_modules.cli import main
+from lightning_modules.federated import Absence, FederationError, FlowerClients
+from lightning_modules.federated.flower import Node
+
+slow = pytest.mark.slow
+# grpc's own thread that watches a channel may look at it once more when it is closed.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    pytest.importorskip("flwr", reason="the extra flower is not installed")
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@slow
+def test_the_student_is_that_of_clients_in_one_process(workplace: Path) -> None:
+    rounds, port, files = 6, free_port(), teacher_files(2)
+    local = fit(federation({"class_path": "LocalClients", "init_args": {"teachers": files}}, rounds=rounds))
+    before = {name: value.clone() for name, value in networks(local).items()}
+    Path("run").rename("local")
+    with started([lambda i=i: Client(f"client-{i}", files[i], port) for i in range(2)]) as clients:  # type: ignore[misc]
+        remote = fit(federation(by_flower(port), rounds=rounds))
+        assert [client.status() for client in clients] == [0, 0], clients[0].said + clients[1].said
+    for name, value in networks(remote).items():
+        assert torch.allclose(value, before[name], rtol=1e-5, atol=1e-7), name
+    assert not remote.model.absences
+    same = federation({"class_path": "LocalClients", "init_args": {"teachers": [files[0], files[0]]}}, rounds=rounds)
+    others = networks(fit(same, "--trainer.default_root_dir=others"))
+    assert not all(torch.allclose(value, before[name], rtol=1e-5, atol=1e-7) for name, value in others.items()), (
+        "students of other teachers are told apart"
+    )
+    for client in clients:
+        assert client.charged() == rounds, "a settled ledger counts what was answered"
+        said = client.guarantee()
+        assert said["run"] == remote.model.annotator.account.ledger.run
+        assert said["queries"] == rounds * 8 and said["epsilon"] == "inf"
+
+
+@slow
+def test_a_client_that_is_killed_is_left_out_charged_and_may_come_back(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, port, files = 12, free_port(), teacher_files(2)
+    own = ("--target_epsilon", "1e6")
+    model = {
+        "annotator": {
+            "class_path": "GradientAnnotator",
+            "init_args": {"release": "per_sample_full", "noise_multiplier": 5.0},
+        }
+    }
+    makers = [lambda i=i: Client(f"client-{i}", files[i], port, *own) for i in range(2)]  # type: ignore[misc]
+    answered: list[int] = []
+    with started(makers) as clients:
+        again: list[Client] = []
+        ask = FlowerClients.ask
+
+        def watched(self: FlowerClients, question: Any) -> Any:
+            if question.number == 4:
+                clients[1].kill()
+            if question.number == 7:
+                again.append(makers[1]())
+                clients.append(again[0])  # ended with the others
+                wait_until(lambda: len(self._manager.all()) == 2)
+            found = ask(self, question)
+            answered.append(sum(isinstance(answer, torch.Tensor) for answer in found.values()))
+            return found
+
+        monkeypatch.setattr(FlowerClients, "ask", watched)
+        with pytest.warns(
+            UserWarning, match=r"Round 4 goes on without client-1: (its connection was lost|it is not con)"
+        ):
+            cli = fit(federation(by_flower(port), rounds=rounds, **model))
+        assert clients[0].status() == again[0].status() == 0, again[0].said
+    assert answered == [2] * 4 + [1] * 3 + [2] * 5
+    assert cli.model.absences == {"client-1": 3}
+    assert clients[0].charged() == rounds
+    # A block that was reserved when it was killed counts as a whole; what came back began another.
+    assert clients[1].charged() == 100 + 5
+    assert clients[1].guarantee()["queries"] == 105 * 8
+    assert "rounds that clients were left out of: client-1 in 3" in Path("run/public/guarantee.md").read_text()
+
+
+@slow
+def test_answers_that_cannot_be_used_are_left_out_and_charged(workplace: Path) -> None:
+    rounds, port, names = 4, free_port(), ["sound", "nan", "narrow", "garbled", "late"]
+    files = teacher_files(len(names))
+    makers = [
+        lambda name=name, file=file: Client(name, file, port, module="support.odd_clients")  # type: ignore[misc]
+        for name, file in zip(names, files, strict=True)
+    ]
+    with started(makers) as clients, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cli = fit(federation(by_flower(port, count=len(names), timeout=3), rounds=rounds))
+        said = "\n".join(str(warning.message) for warning in caught)
+        assert "Round 2 goes on without nan: its answer is not finite" in said
+        assert "Round 2 goes on without narrow: its answer has the shape (8, 9) in place of (8, 10)" in said
+        assert "Round 2 goes on without garbled: its answer cannot be read" in said
+        assert "Round 2 goes on without late: no answer within 3 s" in said
+        assert clients[0].status() == 0
+    assert cli.model.absences == {"nan": 2, "narrow": 2, "garbled": 2, "late": 2}
+    assert [client.charged() for client in clients[:4]] == [rounds] * 4, "what was answered badly was answered"
+    assert clients[4].charged() >= 3
+
+
+def _node(number: int, *, name: str | None = None, **settings: Any) -> Node:
+    given = {"trusts_server": True, "num_records": 300, "ledger": f"ledger{number}.jsonl", **settings}
+    return Node(
+        name=name or f"client-{number}", teacher=f"teacher{number}.pt", folder=Path(f"own{number}").resolve(), **given
+    )
+
+
+def _rounds(clients: FlowerClients, count: int = 2, **changed: Any) -> list[dict[str, Any]]:
+    out = clients.begin(terms(**changed), folder=None)
+    assert not out
+    return [dict(clients.ask(question(number))) for number in range(count)]
+
+
+def test_a_connection_is_by_tls_and_the_server_is_checked(workplace: Path) -> None:
+    teacher_files(3)
+    port, (files, root) = free_port(), certificates(workplace)
+    settings = {**by_flower(port)["init_args"], "insecure": False, "certificates": files}
+    honest = [InThread(_node(number), port, insecure=False, root_certificates=root) for number in range(2)]
+    in_clear = InThread(_node(2), port, patience=1.0)
+    unchecked = InThread(_node(2), port, insecure=False, patience=1.0)
+    clients = FlowerClients(**settings)
+    try:
+        known = clients.introductions(num_classes=10, image_shape=(1, 8, 8))
+        assert [one.name for one in known] == ["client-0", "client-1"]
+        for found in _rounds(clients):
+            assert set(found) == {"client-0", "client-1"}
+            assert all(isinstance(answer, torch.Tensor) for answer in found.values())
+        for outside in (in_clear, unchecked):
+            assert outside.ended() and isinstance(outside.error, FederationError)
+    finally:
+        clients.end()
+    assert all(one.ended() and one.error is None for one in honest)
+    assert list(Path("own0").glob("*/guarantee.md")) and not Path("own2").exists()
+
+
+def test_a_name_that_is_taken_and_one_client_too_many_are_not_asked(workplace: Path) -> None:
+    teacher_files(4)
+    port = free_port()
+    clients = FlowerClients(**by_flower(port)["init_args"])
+    first = [InThread(_node(number), port) for number in range(2)]
+    others: list[InThread] = []
+    try:
+        clients.introductions(num_classes=10, image_shape=(1, 8, 8))
+        others += [InThread(_node(2, name="client-1"), port), InThread(_node(3), port)]
+        wait_until(lambda: len(clients._manager.all()) == 4)
+        with pytest.warns(UserWarning) as caught:
+            assert all(set(found) == {"client-0", "client-1"} for found in _rounds(clients))
+        said = "\n".join(str(warning.message) for warning in caught)
+        assert "A second client named client-1 has connected, and is not asked" in said
+        assert "client-3 has connected besides the 2 clients of this run" in said
+    finally:
+        clients.end()
+    assert all(one.ended() for one in [*first, *others])
+    assert not Path("own2").exists() and not Path("own3").exists(), "nothing began there"
+
+
+def test_a_client_that_does_not_agree_takes_no_part_and_the_others_do(workplace: Path) -> None:
+    teacher_files(2)
+    port = free_port()
+    clients = FlowerClients(**by_flower(port)["init_args"])
+    both = [InThread(_node(0), port), InThread(_node(1, trusts_server=False), port)]
+    try:
+        clients.introductions(num_classes=10, image_shape=(1, 8, 8))
+        asked = terms(noise_by="server", mechanism={**terms().mechanism, "noise_multiplier": 0.0})
+        with pytest.warns(UserWarning, match="client-1 takes no part: client-1 does not send gradients without noise"):
+            assert set(clients.begin(asked, folder=None)) == {"client-1"}
+        found = clients.ask(question())
+        assert isinstance(found["client-0"], torch.Tensor) and isinstance(found["client-1"], Absence)
+    finally:
+        clients.end()
+    assert all(one.ended() for one in both)
+
+
+def test_a_server_that_comes_back_goes_on_with_the_run(workplace: Path) -> None:
+    """Its connection is cut without a word, as by a crash; clients reach the next one and count on."""
+    teacher_files(2)
+    port = free_port()
+    both = [InThread(_node(number), port) for number in range(2)]
+    for attempt in range(2):
+        clients = FlowerClients(**by_flower(port)["init_args"])
+        try:
+            clients.introductions(num_classes=10, image_shape=(1, 8, 8))
+            assert len(_rounds(clients)) == 2
+        finally:
+            if attempt == 0:
+                clients._service.stop(grace=None).wait(5)
+            else:
+                clients.end()
+    assert all(one.ended() and one.error is None for one in both)
+    for one in both:
+        assert one.node._client is not None and one.node._client.annotator.calls_made() == 4
+
+
+def test_a_run_is_resumed_at_another_address_and_its_clients_count_on(workplace: Path) -> None:
+    teacher_files(2)
+    runs = []
+    for epochs in (1, 2):
+        port = free_port()
+        both = [InThread(_node(number), port) for number in range(2)]
+        config = federation(by_flower(port), rounds=3)
+        config["trainer"]["max_epochs"] = epochs
+        cli = fit(config, *([] if epochs == 1 else ["--ckpt_path=last"]))
+        assert all(one.ended() and one.error is None for one in both)
+        runs.append(cli.model.annotator.account.ledger.run)
+    assert cli.model.steps_done == 6 and runs[0] == runs[1]
+    for one in both:
+        assert one.node._client is not None and one.node._client.annotator.calls_made() == 6
+
+
+def test_too_few_clients_are_said(workplace: Path) -> None:
+    settings = by_flower(free_port())
+    settings["init_args"]["wait"] = 0.3
+    begun = time.monotonic()
+    with pytest.raises(
+        FederationError, match=r"0 of 2 clients have connected to .* within clients.wait=0.3 s \(none\)"
+    ):
+        fit(federation(settings, rounds=1))
+    assert time.monotonic() - begun < 60
+
+
+def test_an_address_that_is_taken_is_said(workplace: Path) -> None:
+    settings = by_flower(free_port())
+    first = FlowerClients(**settings["init_args"])
+    first._listen()
+    try:
+        with pytest.raises(FederationError, match="cannot be listened on"):
+            fit(federation(settings, rounds=1))
+    finally:
+        first.end()
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    with pytest.raises(FederationError, match=r"pip install 'private-model-transcription\[flower\]'"):
+        fit(federation(by_flower(free_port()), rounds=1))
+    command = ["client", "--server=a:1", "--name=one", "--teacher=t.pt", "--target_epsilon=1"]
+    with pytest.raises(FederationError, match=r"LightningCLI client needs the package flwr.*\[flower\]"):
+        main(command)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_clients": 0}, "num_clients must be"),
+        ({"timeout": 0}, "timeout must be"),
+        ({"wait": float("nan")}, "wait must be"),
+        ({"address": "8080"}, "address must be HOST:PORT, got '8080'"),
+        ({"address": "host:99999"}, "address must be HOST:PORT"),
+        ({"insecure": False}, "either certificates"),
+        ({"certificates": ["a", "b", "c"]}, "either certificates"),
+        ({"insecure": False, "certificates": ["a", "b"]}, "must be three files"),
+    ],
+)
+def test_settings_are_checked_at_once(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FlowerClients(**{"num_clients": 2, "insecure": True, **changed})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target_epsilon=0"], "target_epsilon must be above 0"),
+        (["--target_epsilon=1", "--patience=0"], "patience must be"),
+        (["--target_epsilon=1", "--delta=2"], "delta"),
+        (["--target_epsilon=1", "--insecure=true", "--root_certificates=a.pem"], "leave one of the two out"),
+    ],
+)
+def test_settings_of_a_client_are_checked_at_once(options: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        main(["client", "--server=a:1", "--name=one", "--teacher=t.pt", *options])
