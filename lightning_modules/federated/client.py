@@ -190,7 +190,9 @@ class FederatedClient:
         logits = teacher.logits(question.images) if features is None else teacher.logits_of_extracted(features)
         if isinstance(annotator, LabelAnnotator):
             assert question.candidates is not None
-            return annotator.annotate(logits, question.candidates, size=question.size).cpu()
+            # As of the smallest set, whatever its size: a server that chose sizes by what it was answered would make of
+            # them what no composition of fixed ones covers.
+            return annotator.annotate(logits, question.candidates).cpu()
         assert isinstance(annotator, GradientAnnotator)
         return annotator.annotate(self._loss.gradients(question.outputs, logits)).float().cpu()
 

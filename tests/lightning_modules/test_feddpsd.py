@@ -85,8 +85,10 @@ def test_server_and_clients_charge_each_round(release: str) -> None:
 def test_labels_are_charged_by_each_client_for_its_own_responses() -> None:
     reached = LocalClients(teachers=small_networks(3))
     module = federated(reached, annotator=LabelAnnotator(epsilon=1.0, smallest=3))
-    wanted = Repeated(RandomizedResponse(1.0, 10), BATCH_SIZE)
-    for account in (module.annotator.account, *(client.annotator.account for client in reached.clients)):
+    # The server knows its own schedule, which begins with all classes; clients charge for the smallest set.
+    charged = [(module.annotator.account, 10), *((client.annotator.account, 3) for client in reached.clients)]
+    for account, size in charged:
+        wanted = Repeated(RandomizedResponse(1.0, size), BATCH_SIZE)
         assert {charge.release: count for charge, count in account.counts().items()} == {wanted: 2}
 
 
