@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -192,7 +193,7 @@ class GradientAnnotator(Annotator):
             ValueError: Not of the shape that was bound: nothing is charged.
             BudgetExceeded: The target does not allow one more step: nothing is charged or released.
         """
-        return self._charged_release(gradients, bounded=False)
+        return self._charged_release(gradients, self._bounded)
 
     @uncompiled
     @torch.no_grad()
@@ -202,7 +203,7 @@ class GradientAnnotator(Annotator):
         They are not taken at their word: what is longer than C is clipped to it, so that the price holds for the others
         whatever one of them sent.
         """
-        return self._charged_release(gradients, bounded=True)
+        return self._charged_release(gradients, self._clipped)
 
     def charge_elsewhere(self) -> None:
         """Charges one call whose gradients others bound and noise, before they are asked for it.
@@ -212,11 +213,11 @@ class GradientAnnotator(Annotator):
         """
         self.account.charge(self.charge)
 
-    def _charged_release(self, gradients: torch.Tensor, *, bounded: bool) -> torch.Tensor:
+    def _charged_release(self, gradients: torch.Tensor, bound: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         self._require_shape(gradients)
         self.account.charge(self.charge)
         batch_size, num_classes = self.shape
-        rows = self._bounded(gradients.cpu().flatten(0, -2), bounded=bounded).view(-1, batch_size, num_classes)
+        rows = bound(gradients.cpu().flatten(0, -2)).view(-1, batch_size, num_classes)
         std = self.mechanism.noise_std(batch_size, self.noise_multiplier) * self.norm_bound
         released = self.mechanism.release(rows, noise_std=std, add_noise=self._add_noise)
         # First the dtype: not every device has float64.
@@ -232,25 +233,30 @@ class GradientAnnotator(Annotator):
                 f"got {shape}"
             )
 
-    def _bounded(self, gradients: torch.Tensor, *, bounded: bool = False) -> torch.Tensor:
-        """Gradients (n·B, c) of n teachers, all processes' samples, in float64 and bounded by `bounded_by`.
+    def _bounded(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Gradients (n·B, c) of n teachers, all processes' samples, in float64 and bounded by `bounded_by`."""
+        groups = self._grouped(gradients)
+        bounded = self.bounded_by.bound(groups, norm_bound=self.norm_bound, stability=self.stability)
+        return self._on_lattice(bounded).view(len(gradients), -1)
 
-        Of what is said to be `bounded` already, rows that are too long are clipped and the others left as they are.
-        """
+    def _clipped(self, gradients: torch.Tensor) -> torch.Tensor:
+        """As `_bounded`, of what others have bounded: what is too long is clipped, and the rest left as it is."""
+        clipped = clip_per_sample(self._grouped(gradients), norm_bound=self.norm_bound)
+        return self._on_lattice(clipped).view(len(gradients), -1)
+
+    def _grouped(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Masked gradients, one row for all that is bounded as one: a sample, or a teacher's whole batch."""
         rows = zero_non_finite_samples(gradients)
         if self.top_k is not None:
             rows = keep_largest(rows, k=self.top_k)
-        # One row for all that is bounded as one: a sample, or a teacher's whole batch.
-        groups = self.bounded_by.grouped(rows, batch_size=self.shape[0])
-        if bounded:
-            groups = clip_per_sample(groups, norm_bound=self.norm_bound)
-        else:
-            groups = self.bounded_by.bound(groups, norm_bound=self.norm_bound, stability=self.stability)
-        if self._lattice is not None:
-            # Towards zero, so that no norm grows, and before anything is summed.
-            whole = round_to_lattice(groups, norm_bound=self.norm_bound, granularity=self._lattice)
-            groups = whole.double() * self._lattice
-        return groups.view_as(rows)
+        return self.bounded_by.grouped(rows, batch_size=self.shape[0])
+
+    def _on_lattice(self, groups: torch.Tensor) -> torch.Tensor:
+        if self._lattice is None:
+            return groups
+        # Towards zero, so that no norm grows, and before anything is summed.
+        whole = round_to_lattice(groups, norm_bound=self.norm_bound, granularity=self._lattice)
+        return whole.double() * self._lattice
 
     def _as_charged(self, charge: Charge) -> Annotator:
         mu, batch_size = getattr(charge.release, "mu", None), charge.queries

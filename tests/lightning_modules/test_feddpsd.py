@@ -149,7 +149,7 @@ class Watching(GradientAnnotator):
 class Unclipped(Watching):
     """Takes the clients at their word."""
 
-    def _bounded(self, gradients: torch.Tensor, *, bounded: bool = False) -> torch.Tensor:
+    def _clipped(self, gradients: torch.Tensor) -> torch.Tensor:
         return gradients.double()
 
 

@@ -248,8 +248,11 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
         rows = read_rows(installed, "paper", Path("nowhere"))
         # Of a curve the papers print a few points at most.
         # DGD Table II is of a data set alone that is not at hand: it stands below ours.
-        datasets = {row.dataset for row in published() if (row.paper, row.table) == (installed.paper, installed.table)}
-        found = [row.printed is not None for row in rows if dict(row.labels)["dataset"] in datasets]
+        of_table = [row for row in published() if (row.paper, row.table) == (installed.paper, installed.table)]
+        datasets, settings = {row.dataset for row in of_table}, {row.setting for row in of_table}
+        # DPSD prints one alpha of its Table V alone.
+        comparable = [row for row in rows if installed.name != "d5" or dict(row.labels)["setting"] in settings]
+        found = [row.printed is not None for row in comparable if dict(row.labels)["dataset"] in datasets]
         assert any(found) if installed.kind == "figure" else all(found)
 
 
