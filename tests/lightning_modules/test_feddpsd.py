@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.dp_teachers import trainer_settings
 from support.ensembles import ensemble_file
 from support.federations import BATCH_SIZE, federated, reproducible, small_network, small_networks
 from support.runs import checkpoint, configuration, equal, fit, leaks
@@ -325,6 +326,45 @@ def test_separate_files_have_separate_ledgers_and_one_for_the_server(place: Path
     assert module.guarantee().private_data == "hospitals/clients"
     assert module.teacher.ledger is not None and module.teacher.ledger.is_file()
     assert len({module.teacher.ledger, *ledgers_of(module)}) == 3
+
+
+def client_by_dp_sgd(number: int, *, target_epsilon: float | None) -> str:
+    """The file of one client's teacher, by DP-SGD or, without a target, by nothing that bounds it."""
+    folder = f"client{number}"
+    records = {"dataset": {"class_path": "Digits"}, "client": number, "num_clients": 3, "alpha": 5.0}
+    own = {"class_path": "ClientRecords", "init_args": records}
+    kind = "Teacher" if target_epsilon is None else "DPSGDTeacher"
+    config = {
+        "seed_everything": number,
+        "trainer": trainer_settings(folder, 2),
+        "model": {
+            "class_path": kind,
+            "init_args": {"network": {"class_path": "ScatteringClassifier", "init_args": {"scales": 1, "groups": 1}}},
+        },
+        "data": own
+        if target_epsilon is None
+        else {"class_path": "Poisson", "init_args": {"dataset": own, "batch_size": 400}},
+    }
+    if target_epsilon is not None:
+        config["model"]["init_args"]["target_epsilon"] = target_epsilon  # type: ignore[index]
+    fit(config)
+    return f"{folder}/checkpoints/last.ckpt"
+
+
+def test_teachers_by_dp_sgd_bound_what_is_sent_without_noise(tmp_path: Path) -> None:
+    """A record lies at one client: the largest of their figures is the federation's."""
+    files = [client_by_dp_sgd(number, target_epsilon=epsilon) for number, epsilon in enumerate((1.5, 3.0))]
+    clients = {"class_path": "LocalClients", "init_args": {"teachers": files}}
+    annotator = {"class_path": "GradientAnnotator", "init_args": NO_NOISE}
+    said = run("bounded", clients=clients, annotator=annotator, federation="bounded").guarantee()
+    assert 2.9 < said.epsilon <= 3.0 and said.relation == "add-or-remove of one training record"
+    own = [json.loads(Path(f"bounded/clients/client-{n}/guarantee.json").read_text())["guarantee"] for n in range(2)]
+    assert own[0]["epsilon"] <= 1.5 < own[1]["epsilon"] <= 3.0
+    # Nothing of that is about a whole client, and one client that nothing bounds is enough.
+    whole = run("whole", clients=clients, annotator=annotator, federation="whole", unit="client").guarantee()
+    assert math.isinf(whole.epsilon)
+    clients["init_args"]["teachers"] = [files[0], client_by_dp_sgd(2, target_epsilon=None)]  # type: ignore[index]
+    assert math.isinf(run("plain", clients=clients, annotator=annotator, federation="plain").guarantee().epsilon)
 
 
 # --- what is refused ---
