@@ -35,10 +35,11 @@ _REASON = "the generator was trained against the clients' models"
 
 @dataclass(frozen=True, kw_only=True)
 class DenseTerms:
-    """The generator's loss (DENSE Eq. 5) and how it takes turns with the student.
+    """The generator's loss, L_CE + λ1 L_BN + λ2 L_div, and how it takes turns with the student.
 
     Attributes:
-        statistics_weight: λ1, of the distance to the BatchNorm statistics of every client's model.
+        statistics_weight: λ1, of the mean distance to the BatchNorm statistics of every client's model. The published
+            code sums over clients: with m of them, a weight m times as large.
         boundary_weight: λ2, of the images that student and ensemble decide differently.
         generator_steps: T_G, steps of the generator on one batch of latents and classes.
         student_steps: Steps of the student before the next batch of images is made; 1 in the paper's algorithm.
@@ -66,6 +67,10 @@ class DENSE(DataFreeDistillation):
     steps against the mean logits of the clients' models (cross-entropy to these classes, BatchNorm statistics of every
     model, and disagreement with the student); then steps of the student by KL to the mean logits of images that were
     made. Set `images.reset_every` to `terms.student_steps` for a new generator each time, as in the published code.
+
+    Of that code is left out: steps on the latents besides the generator's, the choice of the step whose loss was
+    lowest, shifts and mirror images, temperature 20 of the student's KL, and that the student goes through all images
+    that were made between two batches of new ones.
 
     **No privacy**: the server holds the clients' models, and record-level ε is infinite.
 
@@ -154,7 +159,7 @@ class DENSE(DataFreeDistillation):
         return ensemble_targets(self.teacher, self.annotator, images)
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Eq. 5: L_CE + λ1 L_BN + λ2 L_div.
+        """L_CE + λ1 L_BN + λ2 L_div.
 
         Args:
             images: Generated images with their graph, shape (n, C, H, W).

@@ -1,6 +1,6 @@
 """What the server does with the clients' models in the baselines: each use is charged before it is made.
 
-All of them take the mean of the clients' logits for the ensemble (Lin et al. 2020, AVGLOGITS; DENSE Eq. 1).
+All of them take the mean of the clients' logits for the ensemble (AVGLOGITS of Lin et al. 2020, and DENSE).
 """
 
 from __future__ import annotations
@@ -80,10 +80,14 @@ def mean_logits_and_features(networks: Sequence[nn.Module], images: Tensor) -> t
 
 
 def mean_logits_and_statistics(networks: Sequence[nn.Module], images: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean logits (N, c), and the mean over networks of the distance from their BatchNorm statistics (DENSE Eq. 3).
+    """Mean logits (N, c), and the mean over networks of the distance from their BatchNorm statistics (DENSE's L_BN).
 
     Each network itself is called, with hooks on its own layers: hooks on an object that only stands for the networks
     never fire, and the term is then 0 for every image (see `logits_and_statistics`, which refuses that).
+
+    Args:
+        networks: Classifiers with BatchNorm, in evaluation mode.
+        images: (N, C, H, W).
 
     Raises:
         ValueError: A network without such statistics.

@@ -36,7 +36,7 @@ _REASON = "images were optimised against the clients' models"
 
 
 class NoisePrior(ImagePrior):
-    """Standard normal pixels cut off at -1 and 1: where DeepInversion begins."""
+    """Standard normal pixels, where DeepInversion begins; here cut off at -1 and 1."""
 
     def sample(
         self,
@@ -54,7 +54,9 @@ class NoisePrior(ImagePrior):
 
 @dataclass(frozen=True, kw_only=True)
 class InversionTerms:
-    """The loss of an image (Yin et al. 2020, Eqs. 2 to 6) and how images take turns with the student.
+    """The loss of an image (Yin et al. 2020) and how images take turns with the student.
+
+    The weights are this project's.
 
     Attributes:
         statistics_weight: α_f, of the distance to the BatchNorm statistics of every client's model.
@@ -101,7 +103,7 @@ class FedADI(DataFreeDistillation):
         teacher: The file of a `TeacherEnsemble` on `Clients`, or an `nn.ModuleList` in a script.
         annotator: Budget and ledger. Default: `ResponseAnnotator`.
         student: Builds the student. Default: `SmallCNN`.
-        prior: Images that the optimisation begins with. Default: `NoisePrior`, as in the paper.
+        prior: Images that the optimisation begins with. Default: `NoisePrior`.
         terms: The images' loss and their turns.
         optimizers: Optimizer and schedule of the student.
 

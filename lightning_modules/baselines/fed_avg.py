@@ -30,8 +30,8 @@ class FedAvg(Teacher):
 
     In a round every client starts at the same weights and takes `local_steps` steps on its own records (the data are
     `Clients`, whose `batch_size` is that of a client); the next weights are the mean of theirs, each with its number of
-    records. `rounds: 1` is one-shot, as in DENSE's table. A training step of the fit is a round, and the fit ends by
-    itself: leave `trainer.max_epochs` at -1.
+    records (DENSE's code counts all clients the same). `rounds: 1` is one-shot, as in DENSE. A training step of the fit
+    is a round, and the fit ends by itself: leave `trainer.max_epochs` at -1.
 
     **No privacy**: what it writes is as private as the clients' records, and record-level ε is infinite.
 

@@ -14,8 +14,8 @@ __all__ = ["boundary_support", "jensen_shannon", "total_variation"]
 def boundary_support(ensemble_logits: Tensor, student_logits: Tensor) -> Tensor:
     """KL(ensemble || student) of the images that the two decide differently, 0 of the others; mean over all.
 
-    DENSE Eq. 4 (L_div, which is this with a minus sign): images between the two decision boundaries teach the student
-    most. **Subtracted** from the generator's loss.
+    DENSE's L_div is this with a minus sign: images between the two decision boundaries teach the student most.
+    **Subtracted** from the generator's loss.
 
     Args:
         ensemble_logits: (N, c).
@@ -33,7 +33,9 @@ def boundary_support(ensemble_logits: Tensor, student_logits: Tensor) -> Tensor:
 def jensen_shannon(first_logits: Tensor, second_logits: Tensor) -> Tensor:
     """Jensen-Shannon divergence of two predictions in units of its largest value ln 2; mean over the batch.
 
-    Adaptive DeepInversion (Yin et al. 2020, Eq. 6 and 7): 1 minus this is its R_compete.
+    Adaptive DeepInversion (Yin et al. 2020): 1 minus this is its R_compete. Their code has other numbers: both
+    predictions at temperature 3, all probabilities kept in [0.01, 0.99], KL(middle || prediction) in place of
+    KL(prediction || middle), and no division by ln 2.
 
     Args:
         first_logits: (N, c).
@@ -55,7 +57,8 @@ def total_variation(images: Tensor) -> Tensor:
         images: (N, C, H, W), 2 pixels a side or more.
 
     Returns:
-        Scalar, not negative; Yin et al. 2020, R_TV, there of a whole batch.
+        Scalar, not negative; Yin et al. 2020, R_TV, in whose code each norm is of the whole batch: with N images of
+        like variation √N times as much.
     """
     differences = (
         images[..., 1:] - images[..., :-1],

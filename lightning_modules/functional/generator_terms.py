@@ -29,8 +29,8 @@ class GeneratorTerms:
     Attributes:
         one_hot_weight: Weight of the cross-entropy to the discriminator's own decision.
         balance_weight: α, of the negative entropy of the mean prediction.
-        balance_logarithm: `natural` or `decimal`, which the papers' `log` leaves open. Decimal is natural over ln 10,
-            that is a `balance_weight` of 0.434 times as much.
+        balance_logarithm: `natural` or `decimal`, which the papers' `log` leaves open (DAFL's published code: decimal).
+            Decimal is natural over ln 10, that is a `balance_weight` of 0.434 times as much.
         activation_weight: β, of the size of the features.
         activation_norm: `l1` mean absolute feature, or `l2` mean norm of an image's features.
         student_loss_weight: Of the student's loss on the released targets (1 as printed).

@@ -18,6 +18,7 @@ from privacy.published import published_dpdfd_epsilon
 from sweeps.runner.tables import SpecError, TableSpec, footnotes, published, render_table
 from sweeps.runner.tables.cells import Cell
 from sweeps.runner.tables.published import Published
+from sweeps.runner.tables.rows import read_rows
 from sweeps.runner.tables.spec import list_specs
 
 SPECS = list_specs()
@@ -217,6 +218,8 @@ def test_what_changes_a_fit_and_what_does_not(spec: TableSpec) -> None:
         ({"skip": [{"epsilon": "3"}]}, "skip: needs values"),
         ({"skip": [{}]}, "skip: needs values"),
         ({"presets": {"cpu": {"skip": [{"epsilon": "3"}]}}}, "preset cpu, skip: needs values"),
+        ({"unprinted": [{"epsilon": "3"}]}, "unprinted: needs values"),
+        ({"unprinted": [{}]}, "unprinted: needs values"),
         ({"exceptions": [{"when": {"epsilon": "3"}, "set": {"student": {"a": 1}}}]}, "when: needs values"),
         ({"exceptions": [{"set": {"student": {}}}]}, "when: allowed keys"),
         ({"exceptions": [{"when": {"epsilon": "1"}}]}, "`set` needed"),
@@ -243,16 +246,12 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
         cells = installed.cells(preset)
         assert cells and all(fit.seconds is not None for cell in cells for fit in cell.fit.lineage())
     if installed.table is not None:
-        from sweeps.runner.tables.rows import read_rows
-
         rows = read_rows(installed, "paper", Path("nowhere"))
         # Of a curve the papers print a few points at most.
         # DGD Table II is of a data set alone that is not at hand: it stands below ours.
-        of_table = [row for row in published() if (row.paper, row.table) == (installed.paper, installed.table)]
-        datasets, settings = {row.dataset for row in of_table}, {row.setting for row in of_table}
-        # DPSD prints one alpha of its Table V alone.
-        comparable = [row for row in rows if installed.name != "d5" or dict(row.labels)["setting"] in settings]
-        found = [row.printed is not None for row in comparable if dict(row.labels)["dataset"] in datasets]
+        datasets = {row.dataset for row in published() if (row.paper, row.table) == (installed.paper, installed.table)}
+        sought = [row for row in rows if dict(row.labels)["dataset"] in datasets]
+        found = [row.printed is not None for row in sought if installed.is_printed(dict(row.labels))]
         assert any(found) if installed.kind == "figure" else all(found)
 
 
@@ -400,6 +399,19 @@ def test_what_is_printed_and_not_run_here_is_shown(spec: TableSpec) -> None:
     # What one column less is run of is shown there instead.
     _, file = render_table(spec, preset="smoke", results="results")
     assert "| FashionMNIST, ε = 10 |" in section(file.read_text(), "not run here:")
+
+
+def test_a_point_that_the_paper_does_not_print_gets_no_other_points_figure(spec: TableSpec) -> None:
+    """DPSD Table V is of α = 0.5 alone: its figures stood beside α = 0.1 as well."""
+    axes = {"alpha": {"0.5": None, "0.1": {"student": {"other": 1}}}, **SPEC["axes"]}
+    for unprinted, shown in (([], True), ([{"alpha": "0.1"}], False)):
+        made = written({**SPEC, "axes": axes, "unprinted": unprinted})
+        text = render_table(made, preset="cpu", results="results")[1].read_text()
+        assert "| 0.5 | MNIST | 1 | 95.12 %" in text
+        assert ("| 0.1 | MNIST | 1 | 95.12 %" in text) is shown
+    d5 = TableSpec.read("d5")
+    printed = {row.labels: row.printed for row in read_rows(d5, "cpu", Path("nowhere"))}
+    assert {dict(labels)["setting"] for labels, figure in printed.items() if figure is not None} == {"alpha 0.5"}
 
 
 def test_methods_that_are_run_are_no_competitors(spec: TableSpec) -> None:

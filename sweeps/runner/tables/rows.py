@@ -86,7 +86,7 @@ def read_rows(spec: TableSpec, preset: str, folder: Path) -> list[Row]:
 
 
 def _printed(spec: TableSpec, labels: Mapping[str, str]) -> Published | None:
-    if spec.table is None:
+    if not spec.is_printed(labels):
         return None
     wanted = {"method": spec.method or "", **labels}
     found = [row for row in published() if row.paper == spec.paper and row.table == spec.table and row.matches(wanted)]

@@ -15,6 +15,8 @@
         "1": {student: {model.annotator.target_epsilon: 1.0}}
     skip:                       # points of the grid that have no meaning; a preset may leave out more
       - {dataset: FashionMNIST, epsilon: "10"}
+    unprinted:                  # points whose figure the paper does not print, though axes of those names select one
+      - {alpha: "0.1"}
     exceptions:                 # what a combination of values changes, after each of them; a preset may have its own
       - {when: {dataset: FashionMNIST, epsilon: "1"}, set: {student: {trainer.max_epochs: 40}}}
     value: 300                  # a number: `tables all` runs tables of a higher one first, those without one last
@@ -26,8 +28,9 @@
         seconds: {teacher: 60, student: 300}
 
 Axes named `dataset`, `epsilon`, `setting`, `method` or `unit` (what ε is claimed to protect) select the printed figure
-beside a cell. Only the last fit takes the cell's seed, and those named in `seeded`: other parents are made once, with
-the seed of their file. `value` says when a table is measured, never what: it enters no digest.
+beside a cell, and no other axis does: `unprinted` names the points that would get another's. Only the last fit takes
+the cell's seed, and those named in `seeded`: other parents are made once, with the seed of their file. `value` says
+when a table is measured, never what: it enters no digest.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ __all__ = ["Preset", "SpecError", "TableSpec", "list_specs"]
 
 KEYS = {
     "title", "kind", "paper", "published", "method", "note", "fits", "axes", "skip", "seeds", "presets", "figure",
-    "seeded", "selection", "compare_with", "exceptions", "value",
+    "seeded", "selection", "compare_with", "exceptions", "value", "unprinted",
 }  # fmt: skip
 PRESET_KEYS = {"seeds", "axes", "set", "seconds", "note", "exceptions", "skip"}
 FIGURE_KEYS = {"x", "log", "label"}
@@ -114,6 +117,7 @@ class TableSpec:
         compare_with: Rows of other tables to show with this one: `table`, `label`, and `cell`, labels to choose by.
         selection: `last` step, or `best_on_test`, which the rendered table then says.
         value: Tables of a higher one are measured first; None is last.
+        unprinted: Values of axes whose combination the paper prints no figure of.
         path: What it was read by.
     """
 
@@ -133,6 +137,7 @@ class TableSpec:
     compare_with: Sequence[Mapping[str, Any]] = ()
     selection: str = "last"
     value: float | None = None
+    unprinted: Sequence[Mapping[str, str]] = ()
     path: str = ""
 
     @classmethod
@@ -185,6 +190,7 @@ class TableSpec:
             seeded=_seeded(values.get("seeded") or [], fits, where),
             selection=selection,
             value=_value(values.get("value"), where),
+            unprinted=[_point(entry, axes, f"{where}, unprinted") for entry in values.get("unprinted") or []],
             path=where,
         )
 
@@ -197,6 +203,10 @@ class TableSpec:
         if name not in self.presets:
             raise SpecError(f"{self.name}: presets are {sorted(self.presets)}, got {name!r}")
         return self.presets[name]
+
+    def is_printed(self, labels: Mapping[str, str]) -> bool:
+        """Whether the paper may print a figure of this point of the grid."""
+        return self.table is not None and not any(_holds(point, labels) for point in self.unprinted)
 
     def cells(self, preset: str, *, seeds: Sequence[int] | None = None) -> list[Cell]:
         """The grid in order, seeds innermost.
