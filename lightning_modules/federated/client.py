@@ -126,6 +126,9 @@ class FederatedClient:
             state={"run": terms.run, "private_data": self.teacher.private_data, "training": None, "charges": []},
             training=self.teacher.training,
         )
+        if terms.run in annotator.account.ledger.trained():
+            # In the ledger the run's charges would stand as what that training released: nobody could read it again.
+            raise ClientRefusal(f"the run's identity is that of a training which {self.name} knows: {terms.run}")
         annotator.require_affordable()
         self._terms, self._annotator, self.folder = terms, annotator, folder
         self._loss = GradientTargets(**terms.loss)
