@@ -271,6 +271,12 @@ class FedDPSD(DataFreeDistillation):
         known = self.clients.introductions(num_classes=self.num_classes, image_shape=self.image_shape)
         if len(known) < self.min_clients:
             raise FederationError(f"min_clients is {self.min_clients}, and there are {len(known)} clients")
+        twice = Counter(client.training for client in known if client.training)
+        if alike := [client.name for client in known if twice[client.training] > 1]:
+            raise FederationError(
+                f"{', '.join(alike)} have teachers of one training: a record of theirs would move several answers, and "
+                "be charged for one. Each client needs a teacher that was trained on its own records"
+            )
         if not all(client.secure for client in known) and self.annotator.noise.secure and self.noise_by == "client":
             insecure = ", ".join(client.name for client in known if not client.secure)
             raise FederationError(f"the noise of {insecure} can be drawn again by whoever knows its seed")

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from support.dp_teachers import private_teacher
 from support.ensembles import ensemble_file
 from support.federations import BATCH_SIZE, federated, reproducible, small_network, small_networks
 from support.runs import checkpoint, configuration, equal, fit, leaks
 from torch import nn
 
 from lightning_modules import FedDPSD
-from lightning_modules.federated import Absence, FederationError, LocalClients, Question
+from lightning_modules.federated import Absence, FederationError, Introduction, LocalClients, Question
 from lightning_modules.functional.gradient_targets import GradientTargets
 from lightning_modules.image_source import Images
+from lightning_modules.teachers.private_teacher import TeacherError
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.events import Gaussian, RandomizedResponse, Repeated
@@ -349,6 +351,28 @@ def test_separate_files_have_separate_ledgers_and_one_for_the_server(place: Path
 def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         federated(small_networks(2), **settings)
+
+
+def test_one_teacher_is_no_two_clients() -> None:
+    """A record of its would move two rows of every sum, and be charged for one."""
+    with pytest.raises(TeacherError, match="client-0 and client-1 have the same teacher"):
+        federated([small_network(0), small_network(0)], annotator=gradients())
+
+
+def test_two_trainings_on_the_same_records_are_no_two_clients() -> None:
+    for name in ("one", "other"):
+        private_teacher(name)
+    files = [f"{name}/checkpoints/last.ckpt" for name in ("one", "other")]
+    with pytest.raises(TeacherError, match="client-0 and client-1 have the same private data, Digits/train"):
+        federated(LocalClients(teachers=files), annotator=gradients())
+
+
+def test_clients_that_name_one_training_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients on other machines say no more of their records than that."""
+    said = [Introduction(name=name, training="ab" * 16) for name in ("north", "south")]
+    monkeypatch.setattr(LocalClients, "introductions", lambda self, **shape: said)
+    with pytest.raises(FederationError, match="north, south have teachers of one training"):
+        federated(small_networks(2), annotator=gradients())
 
 
 def test_clients_must_be_reached_somehow() -> None:
