@@ -305,6 +305,20 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path) -> None:
     assert checkpoint("run")["absences"] == {}
 
 
+def test_more_noise_on_resuming_does_not_make_earlier_rounds_cheaper_on_a_clients_page(place: Path) -> None:
+    def noise(multiplier: float) -> dict[str, Any]:
+        settings = {"release": "ensemble", "noise_multiplier": multiplier}
+        return {"class_path": "GradientAnnotator", "init_args": settings}
+
+    run("run", annotator=noise(2.0))
+    server = run("run", "--ckpt_path=run/checkpoints/last.ckpt", epochs=2, annotator=noise(1e3)).guarantee()
+    said = json.loads(Path("run/clients/client-0/guarantee.json").read_text(encoding="utf-8"))["guarantee"]
+    (text,) = [text for text in said["not_covered"] if "if that server is honest" in text]
+    stated = float(text.split("epsilon = ")[1].split()[0])
+    assert stated == pytest.approx(server.epsilon, rel=1e-3)
+    assert stated >= compose({Gaussian(math.sqrt(BATCH_SIZE) * 2 / 2.0): 3}, DELTA).epsilon * (1 - 1e-3)
+
+
 NO_NOISE = {"release": "ensemble", "noise_multiplier": 0.0}
 
 
