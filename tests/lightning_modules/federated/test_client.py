@@ -148,6 +148,25 @@ def test_a_client_keeps_to_its_own_budget() -> None:
         spent.begin(terms())
 
 
+def test_no_more_is_answered_than_was_agreed(tmp_path: Path) -> None:
+    """The page covers the plan and says that it was made beforehand: a server must not go on by what it was told."""
+    asked = client(ledger=str(tmp_path / "ledger.jsonl"))
+    asked.begin(terms(calls=2))
+    for number in range(2):
+        asked.answer(question(number))
+    with pytest.raises(ClientRefusal, match="2 questions were agreed"):
+        asked.answer(question(2))
+    planned = asked.guarantee()
+    assert planned.epsilon == pytest.approx(compose({Gaussian(MU): 2}, DELTA).epsilon, rel=1e-6)
+    asked.end()
+    asked.begin(terms(calls=2))  # the same run once more: another plan, which the page must not call the first
+    asked.answer(question(2))
+    said = asked.guarantee()
+    assert said.epsilon > planned.epsilon
+    assert any("planned before the first release" in text for text in planned.assumptions)
+    assert not any("planned before the first release" in text for text in said.assumptions)
+
+
 def test_a_restarted_client_goes_on_with_its_ledger(tmp_path: Path) -> None:
     """What its process forgot stands in the file, under the server's run."""
     path = str(tmp_path / "ledger.jsonl")
