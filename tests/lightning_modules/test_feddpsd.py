@@ -191,6 +191,19 @@ def test_a_server_that_takes_clients_at_their_word_is_noticed() -> None:
     assert moved(Unclipped, Shouting) > 100
 
 
+def noise_of_the_server(noise_multiplier: float) -> float:
+    """Standard deviation of what the server added to its clients' mean, in units of σC over their number, at σ = 20."""
+    annotator = Watching(release="ensemble", noise_multiplier=noise_multiplier)
+    federated(small_networks(3), annotator=annotator, steps=10)
+    added = torch.stack([released.double() - given.double().mean(dim=0) for given, released in annotator.seen])
+    return float(added.std()) / (SIGMA * 1e-3 / 3)
+
+
+def test_the_server_adds_the_noise_that_it_charges() -> None:
+    assert 0.85 < noise_of_the_server(SIGMA) < 1.15
+    assert noise_of_the_server(SIGMA / 2) < 0.6, "half of it is noticed"
+
+
 def test_the_others_answers_are_the_same_to_the_last_bit() -> None:
     networks = small_networks(4)
     one, other = (released_of(Watching, [*networks[:2], last])[0] for last in networks[2:])
