@@ -49,6 +49,10 @@ _TRUSTED = (
 )
 _OWN_NOISE = "each client adds noise of its own, drawn from its operating system's generator, before anything leaves it"
 
+_STATED = (
+    "each client's teacher was trained by DP-SGD as the client says of itself, which the server has no means to check"
+)
+
 
 class FedDPSD(DataFreeDistillation):
     """Liu et al., *Privacy-Preserving Model Transcription with Differentially Private Synthetic Distillation*, Alg. 2.
@@ -354,6 +358,9 @@ class FedDPSD(DataFreeDistillation):
         """What a guarantee of this run rests on besides the annotator."""
         noise = _TRUSTED if self.noise_by == "server" else _OWN_NOISE
         said = [_CLIENTS, _ABSENT, noise]
+        training = self.teacher.training if isinstance(self.teacher, Federation) else None
+        if training is not None and training.releases:
+            said.append(_STATED)
         if self.absences:
             listed = ", ".join(f"{name} in {count:,}" for name, count in sorted(self.absences.items()))
             said.append(f"rounds that clients were left out of: {listed}; they are charged for these all the same")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -22,7 +23,7 @@ from lightning_modules.image_source import Images
 from lightning_modules.teachers.private_teacher import TeacherError
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator, LabelAnnotator
-from privacy.events import Gaussian, RandomizedResponse, Repeated
+from privacy.events import Gaussian, RandomizedResponse, Repeated, SampledGaussian
 from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.neighbours import Relation, Unit
 from privacy.processes import ProcessesError
@@ -400,6 +401,23 @@ def test_clients_that_name_one_training_are_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(LocalClients, "introductions", lambda self, **shape: said)
     with pytest.raises(FederationError, match="north, south have teachers of one training"):
         federated(small_networks(2), annotator=gradients())
+
+
+def test_a_bound_that_clients_state_of_themselves_is_said_to_be_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = federated(small_networks(2), annotator=gradients()).assumptions()
+    reached = LocalClients.introductions
+
+    def stated(self: LocalClients, **shape: Any) -> list[Introduction]:
+        bound = {SampledGaussian(1.0, 0.01): 10}
+        return [
+            dataclasses.replace(said, training=f"{place:032x}", releases=bound)
+            for place, said in enumerate(reached(self, **shape))
+        ]
+
+    monkeypatch.setattr(LocalClients, "introductions", stated)
+    said = federated(small_networks(2), annotator=gradients()).guarantee().assumptions
+    assert any("as the client says of itself" in text for text in said)
+    assert not any("as the client says of itself" in text for text in own)
 
 
 def test_clients_must_be_reached_somehow() -> None:
