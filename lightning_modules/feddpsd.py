@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
@@ -28,6 +29,7 @@ from lightning_modules.teachers.private_model import PrivateModel
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.events import Gaussian
 from privacy.mechanisms.randomized_response import top_k_candidates
+from privacy.plan import unmade
 from privacy.processes import ProcessesError
 
 __all__ = ["FedDPSD"]
@@ -46,6 +48,10 @@ _TRUSTED = (
     "trainings"
 )
 _OWN_NOISE = "each client adds noise of its own, drawn from its operating system's generator, before anything leaves it"
+
+_STATED = (
+    "each client's teacher was trained by DP-SGD as the client says of itself, which the server has no means to check"
+)
 
 
 class FedDPSD(DataFreeDistillation):
@@ -271,6 +277,12 @@ class FedDPSD(DataFreeDistillation):
         known = self.clients.introductions(num_classes=self.num_classes, image_shape=self.image_shape)
         if len(known) < self.min_clients:
             raise FederationError(f"min_clients is {self.min_clients}, and there are {len(known)} clients")
+        twice = Counter(client.training for client in known if client.training)
+        if alike := [client.name for client in known if twice[client.training] > 1]:
+            raise FederationError(
+                f"{', '.join(alike)} have teachers of one training: a record of theirs would move several answers, and "
+                "be charged for one. Each client needs a teacher that was trained on its own records"
+            )
         if not all(client.secure for client in known) and self.annotator.noise.secure and self.noise_by == "client":
             insecure = ", ".join(client.name for client in known if not client.secure)
             raise FederationError(f"the noise of {insecure} can be drawn again by whoever knows its seed")
@@ -303,8 +315,6 @@ class FedDPSD(DataFreeDistillation):
         """What this run asks of every client."""
         annotator = self.annotator
         label = isinstance(annotator, LabelAnnotator)
-        release = annotator.charge.release
-        by_server = self.noise_by == "server"
         return Terms(
             run=annotator.account.ledger.run,
             switch="label" if label else "data",
@@ -316,8 +326,25 @@ class FedDPSD(DataFreeDistillation):
             image_shape=self.image_shape,
             mechanism=_mechanism(annotator),
             loss={} if label else dataclasses.asdict(self.gradient_targets),
-            server_mu=release.mu if by_server and isinstance(release, Gaussian) else None,
+            server_mu=self._mu_of_round() if self.noise_by == "server" else None,
         )
+
+    def _mu_of_round(self) -> float | None:
+        """μ of each planned round, all of them together costing what was released and is planned at any noise.
+
+        A resumed run may add other noise than its first rounds had: those do not get cheaper by it. None where no
+        number of rounds is planned, or their noise is on a lattice and has no μ.
+        """
+        calls, made = self.plan.calls, self.annotator.account.counts(scope="run")
+        whole = made + unmade((self.plan.covered.charges if self.plan.covered else None) or {}, made)
+        releases = [(charge.release, count) for charge, count in whole.items() if charge.queries]
+        if not calls or not all(isinstance(release, Gaussian) for release, _ in releases):
+            return None
+        mus = {release.mu for release, _ in releases if isinstance(release, Gaussian)}
+        if len(mus) == 1 and sum(count for _, count in releases) == calls:
+            return mus.pop()
+        squares = sum(count * release.mu**2 for release, count in releases if isinstance(release, Gaussian))
+        return math.sqrt(squares / calls)
 
     def on_fit_end(self) -> None:
         """Lets the clients settle their ledgers and write their guarantees."""
@@ -331,6 +358,9 @@ class FedDPSD(DataFreeDistillation):
         """What a guarantee of this run rests on besides the annotator."""
         noise = _TRUSTED if self.noise_by == "server" else _OWN_NOISE
         said = [_CLIENTS, _ABSENT, noise]
+        training = self.teacher.training if isinstance(self.teacher, Federation) else None
+        if training is not None and training.releases:
+            said.append(_STATED)
         if self.absences:
             listed = ", ".join(f"{name} in {count:,}" for name, count in sorted(self.absences.items()))
             said.append(f"rounds that clients were left out of: {listed}; they are charged for these all the same")

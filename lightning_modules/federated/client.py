@@ -20,6 +20,7 @@ from privacy.formatting import round_up
 from privacy.guarantee import Guarantee
 from privacy.identity import Training
 from privacy.mechanisms.noise import NoiseSource
+from privacy.plan import Plan
 
 __all__ = ["ClientRefusal", "FederatedClient"]
 
@@ -79,6 +80,7 @@ class FederatedClient:
         self._annotator: Annotator | None = None
         self._plan = QueryPlan()
         self._loss = GradientTargets()
+        self._answered = 0
 
     def introduction(self) -> Introduction:
         """What it says of itself."""
@@ -126,9 +128,13 @@ class FederatedClient:
             state={"run": terms.run, "private_data": self.teacher.private_data, "training": None, "charges": []},
             training=self.teacher.training,
         )
+        if terms.run in annotator.account.ledger.trained():
+            # In the ledger the run's charges would stand as what that training released: nobody could read it again.
+            raise ClientRefusal(f"the run's identity is that of a training which {self.name} knows: {terms.run}")
         annotator.require_affordable()
         self._terms, self._annotator, self.folder = terms, annotator, folder
         self._loss = GradientTargets(**terms.loss)
+        self._answered = 0
         self._plan = QueryPlan()
         self._plan.fix(annotator, self._calls_wanted)
         self.write_guarantee()
@@ -186,6 +192,7 @@ class FederatedClient:
         """
         annotator = self.annotator
         self._check(question)
+        self._answered += 1
         teacher = self.teacher
         logits = teacher.logits(question.images) if features is None else teacher.logits_of_extracted(features)
         if isinstance(annotator, LabelAnnotator):
@@ -199,6 +206,9 @@ class FederatedClient:
     def _check(self, question: Question) -> None:
         assert self._terms is not None
         terms = self._terms
+        if terms.calls is not None and self._answered >= terms.calls:
+            # A server that goes on has seen what the planned ones gave; one that is resumed begins anew.
+            raise ClientRefusal(f"{terms.calls:,} questions were agreed, and all have been answered")
         wanted = {
             "images": (terms.batch_size, *terms.image_shape),
             "outputs": (terms.batch_size, terms.num_classes),
@@ -223,7 +233,7 @@ class FederatedClient:
                 f"all {answers} that {self.name} sent to the server of run {terms.run}, and whatever anybody computes "
                 "from them: the student, the generator, synthetic images",
             ),
-            planned=self._plan.covered,
+            planned=self._planned(),
             assumptions=[
                 "this client's teacher was trained on this client's records alone, and left it in no other way",
                 *self.teacher.assumptions,
@@ -231,6 +241,12 @@ class FederatedClient:
             not_covered=[self._of_trusted_server()] if terms.noise_by == "server" else [],
         )
         return replace(said, unit="one training record of this client")
+
+    def _planned(self) -> Plan | None:
+        """What the guarantee covers besides what was released; marked as changed where more was answered than that."""
+        plan = self._plan.covered
+        beyond = plan is not None and plan.calls is not None and self.annotator.calls_made() > plan.calls
+        return replace(plan, changed=True) if plan is not None and beyond else plan
 
     def _of_trusted_server(self) -> str:
         """What holds against everybody but a server that adds the noise; its own figure bounds nothing then."""
@@ -242,11 +258,12 @@ class FederatedClient:
         )
         if terms.server_mu is None or terms.calls is None or not math.isfinite(terms.server_mu):
             return text
-        epsilon = compose({Gaussian(terms.server_mu): terms.calls}, delta).epsilon
+        rounds = max(terms.calls, self.annotator.calls_made())
+        epsilon = compose({Gaussian(terms.server_mu): rounds}, delta).epsilon
         return (
             f"{text}. Against everybody else, if that server is honest, adds the noise it states before anything "
             f"leaves it and keeps what it was sent to itself, epsilon = {round_up(epsilon)} at delta = {delta:g} for "
-            f"one record of this client, or all of them ({terms.calls:,} planned rounds, mu = {terms.server_mu:.4g} "
+            f"one record of this client, or all of them ({rounds:,} planned rounds, mu = {terms.server_mu:.4g} "
             "each)"
         )
 

@@ -106,5 +106,6 @@ def _training(
     worst = None
     if len(bounds) == len(stated) and not of_clients:
         worst = max(bounds, key=lambda releases: compose(releases, delta).epsilon)
-    joint = hashlib.sha256("\n".join(ids).encode()).hexdigest()[:32]
+    # A ledger that knows these clients by a bound on records must not apply it to what is said of whole clients.
+    joint = hashlib.sha256("\n".join([*(["of clients"] if of_clients else []), *ids]).encode()).hexdigest()[:32]
     return Training(joint, kind=f"{len(ids)} clients", releases=worst)

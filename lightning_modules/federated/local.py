@@ -15,6 +15,7 @@ from lightning_modules.federated.messages import Absence, Introduction, Question
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import PrivateTeacher, TeacherError
 from privacy.account import BudgetExceeded
+from privacy.identity import UnnamedTraining
 from privacy.mechanisms.noise import NoiseSource
 
 __all__ = ["LocalClients"]
@@ -75,6 +76,7 @@ class LocalClients(ClientConnection):
             names = self.names or [f"client-{index}" for index in range(len(teachers))]
             if len(names) != len(teachers):
                 raise TeacherError(f"names must be one for each of {len(teachers)} teachers, got {len(names)}")
+            _require_apart(names, teachers)
             self.clients = [
                 FederatedClient(
                     name=name,
@@ -135,6 +137,26 @@ class LocalClients(ClientConnection):
         """See `ClientConnection.end`."""
         for client in self.clients:
             client.end()
+
+
+def _require_apart(names: Sequence[str], teachers: Sequence[PrivateTeacher]) -> None:
+    """Refuses clients that share records as far as their files say: one record would then move several answers.
+
+    Raises:
+        TeacherError: Two have the same private data, or the same weights.
+    """
+    of: dict[str | bytes, str] = {}
+    for name, teacher in zip(names, teachers, strict=True):
+        known: list[str | bytes] = [teacher.private_data]
+        if isinstance(teacher.training, UnnamedTraining):
+            known.append(teacher.training.digest)
+        for each in known:
+            if (other := of.setdefault(each, name)) != name:
+                what = f"the same private data, {each}" if isinstance(each, str) else "the same teacher"
+                raise TeacherError(
+                    f"{other} and {name} have {what}: a record of theirs would move both answers, and be charged for "
+                    "one. Give each client a teacher that was trained on its own records (data: ClientRecords)"
+                )
 
 
 def _hidden(teachers: str | Sequence[str] | Sequence[nn.Module]) -> str | list[str | _Held]:

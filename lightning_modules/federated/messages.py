@@ -68,8 +68,9 @@ class Terms:
         image_shape: (C, H, W).
         mechanism: Settings of the client's annotator, see `FederatedClient`.
         loss: Settings of `GradientTargets` whose gradient is asked for; empty for labels.
-        server_mu: Of noise that the server adds: μ of one of its releases, for what a client's guarantee says of
-            everybody but the server; None where clients add their own.
+        server_mu: Of noise that the server adds: μ of one of its `calls` releases, for what a client's guarantee says
+            of everybody but the server; their root mean square where the noise was changed. None where clients add
+            their own.
     """
 
     run: str

@@ -484,6 +484,8 @@ class DirectLabelAnnotator(_OfLabels):
                 "the same private records"
             )
         self.responses, self.candidates = state["responses"].clone(), state["candidates"].clone()
+        # What this object drew since they were kept is lost with them, and drawn again: that costs again.
+        self._may_draw = False
 
     def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -9,19 +10,20 @@ from typing import Any
 
 import pytest
 import torch
-from support.dp_teachers import trainer_settings
+from support.dp_teachers import private_teacher, trainer_settings
 from support.ensembles import ensemble_file
 from support.federations import BATCH_SIZE, federated, reproducible, small_network, small_networks
 from support.runs import checkpoint, configuration, equal, fit, leaks
 from torch import nn
 
 from lightning_modules import FedDPSD
-from lightning_modules.federated import Absence, FederationError, LocalClients, Question
+from lightning_modules.federated import Absence, FederationError, Introduction, LocalClients, Question
 from lightning_modules.functional.gradient_targets import GradientTargets
 from lightning_modules.image_source import Images
+from lightning_modules.teachers.private_teacher import TeacherError
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator, LabelAnnotator
-from privacy.events import Gaussian, RandomizedResponse, Repeated
+from privacy.events import Gaussian, RandomizedResponse, Repeated, SampledGaussian
 from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.neighbours import Relation, Unit
 from privacy.processes import ProcessesError
@@ -190,6 +192,19 @@ def test_a_server_that_takes_clients_at_their_word_is_noticed() -> None:
     assert moved(Unclipped, Shouting) > 100
 
 
+def noise_of_the_server(noise_multiplier: float) -> float:
+    """Standard deviation of what the server added to its clients' mean, in units of σC over their number, at σ = 20."""
+    annotator = Watching(release="ensemble", noise_multiplier=noise_multiplier)
+    federated(small_networks(3), annotator=annotator, steps=10)
+    added = torch.stack([released.double() - given.double().mean(dim=0) for given, released in annotator.seen])
+    return float(added.std()) / (SIGMA * 1e-3 / 3)
+
+
+def test_the_server_adds_the_noise_that_it_charges() -> None:
+    assert 0.85 < noise_of_the_server(SIGMA) < 1.15
+    assert noise_of_the_server(SIGMA / 2) < 0.6, "half of it is noticed"
+
+
 def test_the_others_answers_are_the_same_to_the_last_bit() -> None:
     networks = small_networks(4)
     one, other = (released_of(Watching, [*networks[:2], last])[0] for last in networks[2:])
@@ -304,6 +319,20 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path) -> None:
     assert checkpoint("run")["absences"] == {}
 
 
+def test_more_noise_on_resuming_does_not_make_earlier_rounds_cheaper_on_a_clients_page(place: Path) -> None:
+    def noise(multiplier: float) -> dict[str, Any]:
+        settings = {"release": "ensemble", "noise_multiplier": multiplier}
+        return {"class_path": "GradientAnnotator", "init_args": settings}
+
+    run("run", annotator=noise(2.0))
+    server = run("run", "--ckpt_path=run/checkpoints/last.ckpt", epochs=2, annotator=noise(1e3)).guarantee()
+    said = json.loads(Path("run/clients/client-0/guarantee.json").read_text(encoding="utf-8"))["guarantee"]
+    (text,) = [text for text in said["not_covered"] if "if that server is honest" in text]
+    stated = float(text.split("epsilon = ")[1].split()[0])
+    assert stated == pytest.approx(server.epsilon, rel=1e-3)
+    assert stated >= compose({Gaussian(math.sqrt(BATCH_SIZE) * 2 / 2.0): 3}, DELTA).epsilon * (1 - 1e-3)
+
+
 NO_NOISE = {"release": "ensemble", "noise_multiplier": 0.0}
 
 
@@ -389,6 +418,45 @@ def test_teachers_by_dp_sgd_bound_what_is_sent_without_noise(tmp_path: Path) -> 
 def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         federated(small_networks(2), **settings)
+
+
+def test_one_teacher_is_no_two_clients() -> None:
+    """A record of its would move two rows of every sum, and be charged for one."""
+    with pytest.raises(TeacherError, match="client-0 and client-1 have the same teacher"):
+        federated([small_network(0), small_network(0)], annotator=gradients())
+
+
+def test_two_trainings_on_the_same_records_are_no_two_clients() -> None:
+    for name in ("one", "other"):
+        private_teacher(name)
+    files = [f"{name}/checkpoints/last.ckpt" for name in ("one", "other")]
+    with pytest.raises(TeacherError, match="client-0 and client-1 have the same private data, Digits/train"):
+        federated(LocalClients(teachers=files), annotator=gradients())
+
+
+def test_clients_that_name_one_training_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients on other machines say no more of their records than that."""
+    said = [Introduction(name=name, training="ab" * 16) for name in ("north", "south")]
+    monkeypatch.setattr(LocalClients, "introductions", lambda self, **shape: said)
+    with pytest.raises(FederationError, match="north, south have teachers of one training"):
+        federated(small_networks(2), annotator=gradients())
+
+
+def test_a_bound_that_clients_state_of_themselves_is_said_to_be_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = federated(small_networks(2), annotator=gradients()).assumptions()
+    reached = LocalClients.introductions
+
+    def stated(self: LocalClients, **shape: Any) -> list[Introduction]:
+        bound = {SampledGaussian(1.0, 0.01): 10}
+        return [
+            dataclasses.replace(said, training=f"{place:032x}", releases=bound)
+            for place, said in enumerate(reached(self, **shape))
+        ]
+
+    monkeypatch.setattr(LocalClients, "introductions", stated)
+    said = federated(small_networks(2), annotator=gradients()).guarantee().assumptions
+    assert any("as the client says of itself" in text for text in said)
+    assert not any("as the client says of itself" in text for text in own)
 
 
 def test_clients_must_be_reached_somehow() -> None:

@@ -18,6 +18,7 @@ from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
 from privacy.events import Gaussian, RandomizedResponse, Repeated
+from privacy.identity import Training
 from privacy.ledger import Ledger
 
 DELTA = 1e-5
@@ -147,6 +148,25 @@ def test_a_client_keeps_to_its_own_budget() -> None:
         spent.begin(terms())
 
 
+def test_no_more_is_answered_than_was_agreed(tmp_path: Path) -> None:
+    """The page covers the plan and says that it was made beforehand: a server must not go on by what it was told."""
+    asked = client(ledger=str(tmp_path / "ledger.jsonl"))
+    asked.begin(terms(calls=2))
+    for number in range(2):
+        asked.answer(question(number))
+    with pytest.raises(ClientRefusal, match="2 questions were agreed"):
+        asked.answer(question(2))
+    planned = asked.guarantee()
+    assert planned.epsilon == pytest.approx(compose({Gaussian(MU): 2}, DELTA).epsilon, rel=1e-6)
+    asked.end()
+    asked.begin(terms(calls=2))  # the same run once more: another plan, which the page must not call the first
+    asked.answer(question(2))
+    said = asked.guarantee()
+    assert said.epsilon > planned.epsilon
+    assert any("planned before the first release" in text for text in planned.assumptions)
+    assert not any("planned before the first release" in text for text in said.assumptions)
+
+
 def test_a_restarted_client_goes_on_with_its_ledger(tmp_path: Path) -> None:
     """What its process forgot stands in the file, under the server's run."""
     path = str(tmp_path / "ledger.jsonl")
@@ -162,6 +182,19 @@ def test_a_restarted_client_goes_on_with_its_ledger(tmp_path: Path) -> None:
     second.end()
     book = Ledger(path=path, private_data="records of one", run="bb" * 16)
     assert book.runs() == ["aa" * 16]
+
+
+def test_a_server_cannot_make_a_ledger_unreadable_by_the_name_of_its_run(tmp_path: Path) -> None:
+    """A client says its training's identity; a run of the same name stands in no ledger beside it."""
+    teacher = PrivateTeacher(small_network(0), private_data="records of one", training=Training("cd" * 16))
+    asked = FederatedClient(name="one", teacher=teacher, ledger=str(tmp_path / "ledger.jsonl"))
+    quiet = {**terms().mechanism, "noise_multiplier": 1e6}
+    with pytest.raises(ClientRefusal, match="is that of a training"):
+        asked.begin(terms(run=asked.introduction().training, mechanism=quiet))
+    with pytest.raises(ClientRefusal, match="before a run began"):
+        asked.answer(question())
+    asked.begin(terms(calls=50))
+    assert asked.guarantee().epsilon >= compose({Gaussian(MU): 50}, DELTA).epsilon * (1 - 1e-6)
 
 
 class Broken(nn.Module):

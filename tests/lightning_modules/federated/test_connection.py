@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from support.federations import BATCH_SIZE, question, small_network, terms
 
 from lightning_modules.federated import Absence, Introduction, LocalClients, Terms
 from lightning_modules.federated.connection import checked_answer
+from lightning_modules.federated.federation import Federation
+from privacy.annotators import GradientAnnotator
 from privacy.events import SampledGaussian
+from privacy.neighbours import Unit
 
 LABELS = torch.zeros(BATCH_SIZE, 10, dtype=torch.bool)
 LABELS[:, :3] = True
@@ -72,3 +76,22 @@ def test_messages_survive_json() -> None:
 def test_clients_that_make_no_sense_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LocalClients(**settings)  # type: ignore[arg-type]
+
+
+def test_a_bound_on_records_is_not_taken_for_one_on_clients(tmp_path: Path) -> None:
+    """One ledger, the same clients with teachers by DP-SGD: first about records, then about whole clients."""
+    bound = {SampledGaussian(1.0, 0.001): 1}
+    known = [Introduction(name=name, training=name * 16, releases=bound) for name in ("ab", "cd")]
+    figures = []
+    for of_clients in (False, True):
+        federation = Federation(known, private_data="x", delta=1e-5, of_clients=of_clients)
+        annotator = GradientAnnotator(release="per_sample_full", ledger=str(tmp_path / "ledger.jsonl"), scope="run")
+        if of_clients:
+            annotator.protect_clients()
+        annotator.bind(batch_size=BATCH_SIZE, num_classes=10, paper="D")
+        annotator.open(private_data="x", training=federation.training)
+        annotator.account.charge(annotator.charge)
+        figures.append((annotator.account.epsilon(), annotator.account.neighbours()[0]))
+        annotator.close()
+    (of_record, unit), (of_client, other) = figures
+    assert (unit, other) == (Unit.RECORD, Unit.CLIENT) and of_record < of_client

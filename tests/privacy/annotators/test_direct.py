@@ -270,6 +270,22 @@ def test_labels_that_are_drawn_again_cost_again() -> None:
         of_labels(records=99).keep(kept)
 
 
+def test_labels_that_an_older_checkpoint_takes_back_cost_again_in_one_process_too() -> None:
+    """A script that fits once more from an earlier file has the same object, which knows that it was charged."""
+    annotator = of_labels(epsilon=1.0)
+    labels, everybody = torch.zeros(100, dtype=torch.int64), torch.arange(100)
+    candidates = torch.ones(100, 10, dtype=torch.bool)
+    annotator.annotate(labels[:50], everybody[:50], candidates[:50])
+    kept = annotator.kept()
+    assert kept is not None
+    first, _ = annotator.annotate(labels, everybody, candidates)
+    annotator.keep(kept)
+    second, _ = annotator.annotate(labels, everybody, candidates)
+    assert not torch.equal(first[50:], second[50:]), "drawn twice"
+    twice = compose({RandomizedResponse(1.0, 10, **OF_LABEL): 2}, DELTA).epsilon
+    assert annotator.account.epsilon_label() == twice
+
+
 def test_responses_are_within_the_candidates_and_of_the_stated_epsilon() -> None:
     """Empirically: the log-ratio of how often two labels give one response, from below at 99 % confidence."""
     draws, epsilon = 20_000, 1.0
