@@ -109,7 +109,8 @@ class DirectTraining(Teacher):
         self.steps_done = 0
         #: Accesses to private things that nothing is charged for, in words for the guarantee.
         self.data_accesses: list[str] = []
-        self._labels: Tensor | None = None
+        #: Private labels, in a function: an attribute would be written by whoever saves or copies the module.
+        self._labels: Callable[[], Tensor] | None = None
         self._restored_run: dict[str, Any] = {}
 
     # --- Algorithm 3 ---
@@ -167,7 +168,7 @@ class DirectTraining(Teacher):
     def _labels_of(self, records: Tensor) -> Tensor:
         """Private labels (n,): for the annotator alone."""
         assert self._labels is not None
-        return self._labels[records.cpu()].to(records.device)
+        return self._labels()[records.cpu()].to(records.device)
 
     @property
     def _scheduler(self) -> Any:
@@ -196,7 +197,8 @@ class DirectTraining(Teacher):
                 f"Poisson around one, got {type(data).__name__}"
             )
         data.number_records()
-        self._labels = data.train_records.labels.clone()
+        labels = data.train_records.labels.clone()
+        self._labels = lambda: labels
         if getattr(data, "looks_at_private_records", True):
             self._refuse_selection()
 
@@ -235,7 +237,7 @@ class DirectTraining(Teacher):
     def _bind_records(self) -> None:
         data, annotator = datamodule_of(self.trainer), self.annotator
         assert self._labels is not None
-        records = len(self._labels)
+        records = len(self._labels())
         if isinstance(annotator, DirectLabelAnnotator):
             annotator.bind(batch_size=records, num_classes=self.num_classes, paper="D")
         elif isinstance(data, Poisson):

@@ -289,7 +289,6 @@ class FedDPSD(DataFreeDistillation):
         return Federation(
             known,
             private_data=f"{self.federation}/clients",
-            delta=self.annotator.delta,
             of_clients=self.unit == "client",
             ensemble=getattr(self.clients, "ensemble", None),
             durable=not is_dev_run(self.trainer),

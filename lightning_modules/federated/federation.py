@@ -12,8 +12,7 @@ from torch import nn
 from lightning_modules.federated.messages import Introduction
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_model import PrivateModel, TeacherError
-from privacy.accounting.composition import compose
-from privacy.events import Release
+from privacy.events import OneOf, Release
 from privacy.identity import Training, UnnamedTraining, ledger_file
 
 __all__ = ["Federation"]
@@ -28,7 +27,6 @@ class Federation(PrivateModel):
     Args:
         introductions: Of all clients.
         private_data: Public name of what they hold together.
-        delta: δ that their trainings are compared at.
         of_clients: Whether figures are about whole clients, of which no training by DP-SGD says anything.
         ensemble: The file that all teachers came from, where it is one.
         durable: Whether its ledger is a file.
@@ -39,7 +37,6 @@ class Federation(PrivateModel):
         introductions: Sequence[Introduction],
         *,
         private_data: str,
-        delta: float,
         of_clients: bool = False,
         ensemble: PrivateEnsemble | None = None,
         durable: bool = True,
@@ -49,7 +46,7 @@ class Federation(PrivateModel):
         known = sum(count for count in counts if count is not None) if None not in counts else None
         super().__init__(
             private_data=private_data if ensemble is None else ensemble.private_data,
-            training=_training(introductions, delta, of_clients) if ensemble is None else ensemble.training,
+            training=_training(introductions, of_clients) if ensemble is None else ensemble.training,
             num_records=known if ensemble is None else ensemble.num_records,
             path=None if ensemble is None else ensemble.path,
         )
@@ -94,18 +91,17 @@ class Federation(PrivateModel):
         raise TeacherError("the server of a federation holds no teacher: ask the clients")
 
 
-def _training(
-    introductions: Sequence[Introduction], delta: float, of_clients: bool
-) -> Training | UnnamedTraining | None:
+def _training(introductions: Sequence[Introduction], of_clients: bool) -> Training | UnnamedTraining | None:
     """One training in the place of all clients': the same for the same clients, bounded where all of them are."""
     ids = sorted(introduction.training for introduction in introductions)
     if "" in ids:
         return None
     stated = [introduction.releases for introduction in introductions]
     bounds: list[Mapping[Release, int]] = [releases for releases in stated if releases]
-    worst = None
+    joined: Mapping[Release, int] | None = None
     if len(bounds) == len(stated) and not of_clients:
-        worst = max(bounds, key=lambda releases: compose(releases, delta).epsilon)
+        # Not the worst client's: which one that is depends on what else is composed.
+        joined = {OneOf.of(bounds): 1}
     # A ledger that knows these clients by a bound on records must not apply it to what is said of whole clients.
     joint = hashlib.sha256("\n".join([*(["of clients"] if of_clients else []), *ids]).encode()).hexdigest()[:32]
-    return Training(joint, kind=f"{len(ids)} clients", releases=worst)
+    return Training(joint, kind=f"{len(ids)} clients", releases=joined)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,6 +19,7 @@ from privacy.events import (
     Gaussian,
     GaussianVotes,
     LaplaceVotes,
+    OneOf,
     RandomizedResponse,
     Release,
     Repeated,
@@ -33,6 +36,7 @@ Items: TypeAlias = Sequence[tuple[Release, int]]
 _RESOLUTION = 1.0 / 60.0
 _MAX_SINGLE = 1 << 17
 _MAX_SUM = 1 << 20
+_MAX_CHOICES = 256
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,9 @@ def compose(counts: Mapping[Release, int], delta: float) -> EpsilonBound:
     >>> compose({}, 1e-5)
     EpsilonBound(epsilon=0.0, method='none')
     """
-    return _compose(_kept(counts), check_delta(delta))
+    delta = check_delta(delta)
+    bounds = [_compose(_kept(choice), delta) for choice in _choices(counts)]
+    return max(bounds, key=lambda bound: bound.epsilon)
 
 
 def compose_delta(counts: Mapping[Release, int], epsilon: float) -> float:
@@ -76,7 +82,11 @@ def compose_delta(counts: Mapping[Release, int], epsilon: float) -> float:
     True
     """
     epsilon = check_nonnegative("epsilon", epsilon)
-    items = _merged(_kept(counts))
+    return max(_compose_delta(_kept(choice), epsilon) for choice in _choices(counts))
+
+
+def _compose_delta(kept: frozenset[tuple[Release, int]], epsilon: float) -> float:
+    items = _merged(kept)
     if not items:
         return 0.0
     if not all(release.bounded for release, _ in items):
@@ -95,6 +105,24 @@ def rdp_compose(counts: Mapping[Release, int], delta: float) -> float:
     0.794315
     """
     return _rdp(sorted(_kept(counts), key=repr), check_delta(delta))
+
+
+def _choices(counts: Mapping[Release, int]) -> Iterator[Mapping[Release, int]]:
+    """What was released, for each way in which every `OneOf` was one of its alternatives.
+
+    Of more ways than can be gone through they stay what they are, and are composed by RDP.
+    """
+    several = [release for release, count in _kept(counts) for _ in range(count) if isinstance(release, OneOf)]
+    if not several or math.prod(len(release.alternatives) for release in several) > _MAX_CHOICES:
+        yield counts
+        return
+    rest = Counter({release: count for release, count in counts.items() if not isinstance(release, OneOf)})
+    for choice in itertools.product(*(release.alternatives for release in several)):
+        total = rest.copy()
+        for alternative in choice:
+            for release, count in alternative:
+                total[release] += count
+        yield total
 
 
 def _kept(counts: Mapping[Release, int]) -> frozenset[tuple[Release, int]]:

@@ -5,6 +5,7 @@ from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
 from privacy.events.gaussian import Gaussian
 from privacy.events.label_only import LabelOnly
 from privacy.events.laplace import LaplaceVector
+from privacy.events.one_of import OneOf
 from privacy.events.randomized_response import RandomizedResponse
 from privacy.events.repeated import Repeated
 from privacy.events.sampled import RevealedGaussian, SampledGaussian
@@ -19,6 +20,7 @@ __all__ = [
     "LabelOnly",
     "LaplaceVector",
     "LaplaceVotes",
+    "OneOf",
     "RandomizedResponse",
     "Release",
     "Repeated",

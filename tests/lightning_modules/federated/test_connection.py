@@ -84,7 +84,7 @@ def test_a_bound_on_records_is_not_taken_for_one_on_clients(tmp_path: Path) -> N
     known = [Introduction(name=name, training=name * 16, releases=bound) for name in ("ab", "cd")]
     figures = []
     for of_clients in (False, True):
-        federation = Federation(known, private_data="x", delta=1e-5, of_clients=of_clients)
+        federation = Federation(known, private_data="x", of_clients=of_clients)
         annotator = GradientAnnotator(release="per_sample_full", ledger=str(tmp_path / "ledger.jsonl"), scope="run")
         if of_clients:
             annotator.protect_clients()

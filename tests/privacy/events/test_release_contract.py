@@ -18,6 +18,7 @@ from privacy import (
     LabelOnly,
     LaplaceVector,
     LaplaceVotes,
+    OneOf,
     RandomizedResponse,
     Release,
     Repeated,
@@ -56,6 +57,10 @@ PAIRS: list[tuple[Release, Release]] = [
     (RevealedGaussian(1.0, 0.05), RevealedGaussian(0.9, 0.05)),
     (Repeated(RandomizedResponse(1.0, 10), 3), Repeated(RandomizedResponse(1.0, 10), 2)),
     (Repeated(Gaussian(0.1), 4), Gaussian(0.19)),
+    (
+        OneOf((((SampledGaussian(0.8, 0.01), 3),), ((Gaussian(0.1), 1), (SampledGaussian(0.9, 0.05), 2)))),
+        OneOf((((SampledGaussian(0.85, 0.01), 3),), ((Gaussian(0.09), 1), (SampledGaussian(0.95, 0.05), 2)))),
+    ),
 ]
 UNBOUNDED = [Unbounded("the generator saw the teacher"), LabelOnly(RevealedGaussian(1.0, 0.05))]
 RELEASES = list(dict.fromkeys(release for release, _ in PAIRS))

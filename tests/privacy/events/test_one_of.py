@@ -1,0 +1,63 @@
+"""One of several trainings: the largest counts, whichever that is once everything is composed."""
+
+from __future__ import annotations
+
+import pytest
+
+from privacy import Gaussian, OneOf, RandomizedResponse, SampledGaussian, compose, compose_delta, rdp_compose
+from privacy.events import Release
+from privacy.neighbours import Relation, Unit
+
+DELTA = 1e-5
+MANY: dict[Release, int] = {SampledGaussian(5.0, 0.05): 91}
+FEW: dict[Release, int] = {SampledGaussian(0.5, 0.001): 1}
+EITHER = OneOf.of([MANY, FEW])
+
+
+def epsilon(counts: dict[Release, int]) -> float:
+    return compose(counts, DELTA).epsilon
+
+
+def test_by_itself_it_costs_what_the_worst_training_costs() -> None:
+    assert epsilon({EITHER: 1}) == max(epsilon(MANY), epsilon(FEW)) == epsilon(MANY)
+    assert compose_delta({EITHER: 1}, 0.1) == max(compose_delta(MANY, 0.1), compose_delta(FEW, 0.1))
+
+
+def test_which_training_is_the_worst_follows_from_what_else_is_composed() -> None:
+    """Choosing it once, by its own epsilon, would understate what two federations of the same clients cost."""
+    others: dict[Release, int] = {SampledGaussian(0.5, 0.001): 1}
+    truth = max(epsilon({**MANY, **others}), epsilon({SampledGaussian(0.5, 0.001): 2}))
+    assert epsilon({EITHER: 1, **others}) == truth
+    twice = {EITHER: 2}
+    wrong = epsilon({SampledGaussian(5.0, 0.05): 182})
+    ways = [
+        epsilon({SampledGaussian(5.0, 0.05): 182}),
+        epsilon({**MANY, **FEW}),
+        epsilon({SampledGaussian(0.5, 0.001): 2}),
+    ]
+    assert epsilon(twice) == max(ways) >= wrong
+    assert max(ways) > wrong * 1.01, "the choice by itself is too small here"
+
+
+def test_of_more_ways_than_are_gone_through_it_is_composed_by_renyi() -> None:
+    assert compose({EITHER: 20}, DELTA).method == "rdp"
+    assert epsilon({EITHER: 20}) == rdp_compose({EITHER: 20}, DELTA) >= epsilon({SampledGaussian(5.0, 0.05): 20 * 91})
+
+
+def test_order_of_the_trainings_is_nothing() -> None:
+    assert OneOf.of([MANY, FEW]) == OneOf.of([FEW, MANY]) == OneOf.of([FEW, MANY, FEW])
+
+
+def test_it_is_about_what_its_trainings_are_about() -> None:
+    assert (EITHER.unit, EITHER.relation) == (Unit.RECORD, Relation.ADD_OR_REMOVE)
+
+
+@pytest.mark.parametrize("alternatives", [(), ((),), (((EITHER, 1),),), (((Gaussian(1.0), 0),),)])
+def test_what_is_no_choice_of_releases_is_refused(alternatives: tuple[object, ...]) -> None:
+    with pytest.raises(ValueError, match=r"alternatives must|count must"):
+        OneOf(alternatives)  # type: ignore[arg-type]
+
+
+def test_pure_bounds_are_the_largest() -> None:
+    choice = OneOf.of([{RandomizedResponse(1.0, 3): 4}, {RandomizedResponse(0.5, 3): 2}])
+    assert choice.pure_epsilon == 4.0
