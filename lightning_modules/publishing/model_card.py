@@ -116,8 +116,8 @@ def _warning(run: FinishedRun) -> str:
     if run.epsilon > MEANINGFUL_EPSILON:
         return (
             f"> **NOT PROTECTED in any meaningful sense: {_level(run)}-level ε = {round_up(run.epsilon)}** (δ = "
-            f"{run.stated['delta']:g}) bounds nothing that would matter to a {_level(run)} of {data}. Treat it like the "
-            "private model that it was made from."
+            f"{run.stated['delta']:g}) bounds nothing that would matter to a {_level(run)} of {data}. Treat it "
+            "like the private model that it was made from."
         )
     return ""
 
