@@ -112,16 +112,24 @@ def _choices(counts: Mapping[Release, int]) -> Iterator[Mapping[Release, int]]:
 
     Of more ways than can be gone through they stay what they are, and are composed by RDP.
     """
-    several = [release for release, count in _kept(counts) for _ in range(count) if isinstance(release, OneOf)]
-    if not several or math.prod(len(release.alternatives) for release in several) > _MAX_CHOICES:
+    several = [(release, count) for release, count in _kept(counts) if isinstance(release, OneOf)]
+    # Counts may be as large as any number: they are not gone through before it is known how many ways there are.
+    exponents = [(len(release.alternatives), min(count, _MAX_CHOICES)) for release, count in several]
+    if not several or math.prod(number**count for number, count in exponents) > _MAX_CHOICES:
         yield counts
         return
     rest = Counter({release: count for release, count in counts.items() if not isinstance(release, OneOf)})
-    for choice in itertools.product(*(release.alternatives for release in several)):
+    ways = []
+    for release, count in several:
+        if len(release.alternatives) > 1:
+            ways += [[(alternative, 1) for alternative in release.alternatives]] * count
+        else:
+            ways.append([(release.alternatives[0], count)])
+    for choice in itertools.product(*ways):
         total = rest.copy()
-        for alternative in choice:
-            for release, count in alternative:
-                total[release] += count
+        for alternative, times in choice:
+            for part, number in alternative:
+                total[part] += times * number
         yield total
 
 

@@ -44,6 +44,13 @@ def test_of_more_ways_than_are_gone_through_it_is_composed_by_renyi() -> None:
     assert epsilon({EITHER: 20}) == rdp_compose({EITHER: 20}, DELTA) >= epsilon({SampledGaussian(5.0, 0.05): 20 * 91})
 
 
+def test_numbers_of_any_size_are_composed_at_once() -> None:
+    """A budget is tried with a thousand million calls; nothing may be gone through one by one."""
+    many = 10**9
+    assert epsilon({Gaussian(1e-9): many}) == epsilon({OneOf.of([{Gaussian(1e-9): 1}]): many})
+    assert compose({EITHER: many}, DELTA).method == "rdp"
+
+
 def test_order_of_the_trainings_is_nothing() -> None:
     assert OneOf.of([MANY, FEW]) == OneOf.of([FEW, MANY]) == OneOf.of([FEW, MANY, FEW])
 
