@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import threading
 
 from lightning_modules.federated.connection import FederationError
 
 __all__ = ["require_flower"]
 
+_importing = threading.Lock()
+
 
 def require_flower(whose: str) -> None:
-    """Refuses before any work where the extra is missing; switches off what Flower would report to its makers.
+    """Imports it, refuses before any work where it is missing, switches off what it would report to its makers.
 
     Args:
         whose: What needs it.
@@ -25,3 +29,6 @@ def require_flower(whose: str) -> None:
         )
     # Read when flwr is imported. Who takes part in a federation of private data is nobody else's business.
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    # Its parts import each other in a circle, which two threads of one process cannot do at the same time.
+    with _importing:
+        importlib.import_module("flwr")
