@@ -91,6 +91,8 @@ class FedDPSD(DataFreeDistillation):
         unit: What figures are about: one `record`, or one `client` with all of its records.
         federation: Public name of what the clients hold together, by which the server's ledger is found. Of the one
             file of a `TeacherEnsemble` it is that of its data.
+        num_records: Public number of records of all clients together, below one over which δ must lie; null is the sum
+            of what they state, each of which may be a bound (as that of `ClientRecords` is).
         min_clients: Fewest answers that a round is made of.
         student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
             `SmallCNN`.
@@ -118,6 +120,7 @@ class FedDPSD(DataFreeDistillation):
         privacy: Literal["data", "label"] | None = None,
         unit: Literal["record", "client"] = "record",
         federation: str = "federation",
+        num_records: int | None = None,
         min_clients: int = 1,
         student: Callable[..., nn.Module] | None = None,
         images: Images = Images(),
@@ -128,6 +131,7 @@ class FedDPSD(DataFreeDistillation):
     ) -> None:
         check_choice("unit", unit, ("record", "client"))
         check_whole_number("min_clients", min_clients, least=1)
+        check_whole_number("num_records", num_records, least=1, null="the sum of what clients state")
         if not federation.strip():
             raise ValueError("federation must name what the clients hold together, got an empty name")
         super().__init__(
@@ -147,6 +151,7 @@ class FedDPSD(DataFreeDistillation):
         if unit == "client":
             self.annotator.protect_clients()
         self.federation = federation
+        self.num_records = num_records
         self.min_clients = min_clients
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         if self.gradient_targets.student_target == "gradients" and isinstance(self.annotator, LabelAnnotator):
@@ -289,6 +294,7 @@ class FedDPSD(DataFreeDistillation):
         return Federation(
             known,
             private_data=f"{self.federation}/clients",
+            num_records=self.num_records,
             of_clients=self.unit == "client",
             ensemble=getattr(self.clients, "ensemble", None),
             durable=not is_dev_run(self.trainer),

@@ -27,6 +27,7 @@ class Federation(PrivateModel):
     Args:
         introductions: Of all clients.
         private_data: Public name of what they hold together.
+        num_records: Number of their records together; None: the sum of what they state.
         of_clients: Whether figures are about whole clients, of which no training by DP-SGD says anything.
         ensemble: The file that all teachers came from, where it is one.
         durable: Whether its ledger is a file.
@@ -37,6 +38,7 @@ class Federation(PrivateModel):
         introductions: Sequence[Introduction],
         *,
         private_data: str,
+        num_records: int | None = None,
         of_clients: bool = False,
         ensemble: PrivateEnsemble | None = None,
         durable: bool = True,
@@ -47,7 +49,7 @@ class Federation(PrivateModel):
         super().__init__(
             private_data=private_data if ensemble is None else ensemble.private_data,
             training=_training(introductions, of_clients) if ensemble is None else ensemble.training,
-            num_records=known if ensemble is None else ensemble.num_records,
+            num_records=num_records or (known if ensemble is None else ensemble.num_records),
             path=None if ensemble is None else ensemble.path,
         )
         self._durable = durable

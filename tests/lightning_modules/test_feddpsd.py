@@ -386,6 +386,9 @@ def test_teachers_by_dp_sgd_bound_what_is_sent_without_noise(tmp_path: Path) -> 
     clients = {"class_path": "LocalClients", "init_args": {"teachers": files}}
     annotator = {"class_path": "GradientAnnotator", "init_args": NO_NOISE}
     said = run("bounded", clients=clients, annotator=annotator, federation="bounded").guarantee()
+    # Each states N of all the digits; three clients of the same federation would be told that δ is too large.
+    with pytest.raises(ValueError, match=r"delta must lie below 1/N = .* for the 1000000 records"):
+        run("many", clients=clients, annotator=annotator, federation="many", num_records=1_000_000)
     assert 2.9 < said.epsilon <= 3.0 and said.relation == "add-or-remove of one training record"
     own = [json.loads(Path(f"bounded/clients/client-{n}/guarantee.json").read_text())["guarantee"] for n in range(2)]
     assert own[0]["epsilon"] <= 1.5 < own[1]["epsilon"] <= 3.0
@@ -407,6 +410,7 @@ def test_teachers_by_dp_sgd_bound_what_is_sent_without_noise(tmp_path: Path) -> 
         ({"annotator": LabelAnnotator(), "privacy": "data"}, "does not go with the annotator LabelAnnotator"),
         ({"unit": "label"}, "unit must be"),
         ({"min_clients": 0}, "min_clients"),
+        ({"num_records": 0}, "num_records"),
         ({"federation": " "}, "federation must name"),
         ({"privacy": "neither"}, "privacy must be data or label"),
         (
