@@ -68,7 +68,7 @@ def compose(counts: Mapping[Release, int], delta: float) -> EpsilonBound:
     EpsilonBound(epsilon=0.0, method='none')
     """
     delta = check_delta(delta)
-    bounds = [_compose(_kept(choice), delta) for choice in _choices(counts)]
+    bounds = [_compose(choice, delta) for choice in _choices(_kept(counts))]
     return max(bounds, key=lambda bound: bound.epsilon)
 
 
@@ -82,7 +82,7 @@ def compose_delta(counts: Mapping[Release, int], epsilon: float) -> float:
     True
     """
     epsilon = check_nonnegative("epsilon", epsilon)
-    return max(_compose_delta(_kept(choice), epsilon) for choice in _choices(counts))
+    return max(_compose_delta(choice, epsilon) for choice in _choices(_kept(counts)))
 
 
 def _compose_delta(kept: frozenset[tuple[Release, int]], epsilon: float) -> float:
@@ -107,18 +107,18 @@ def rdp_compose(counts: Mapping[Release, int], delta: float) -> float:
     return _rdp(sorted(_kept(counts), key=repr), check_delta(delta))
 
 
-def _choices(counts: Mapping[Release, int]) -> Iterator[Mapping[Release, int]]:
+def _choices(kept: frozenset[tuple[Release, int]]) -> Iterator[frozenset[tuple[Release, int]]]:
     """What was released, for each way in which every `OneOf` was one of its alternatives.
 
     Of more ways than can be gone through they stay what they are, and are composed by RDP.
     """
-    several = [(release, count) for release, count in _kept(counts) if isinstance(release, OneOf)]
+    several = [(release, count) for release, count in kept if isinstance(release, OneOf)]
     # Counts may be as large as any number: they are not gone through before it is known how many ways there are.
     exponents = [(len(release.alternatives), min(count, _MAX_CHOICES)) for release, count in several]
     if not several or math.prod(number**count for number, count in exponents) > _MAX_CHOICES:
-        yield counts
+        yield kept
         return
-    rest = Counter({release: count for release, count in counts.items() if not isinstance(release, OneOf)})
+    rest = Counter({release: count for release, count in kept if not isinstance(release, OneOf)})
     ways = []
     for release, count in several:
         if len(release.alternatives) > 1:
@@ -130,7 +130,7 @@ def _choices(counts: Mapping[Release, int]) -> Iterator[Mapping[Release, int]]:
         for alternative, times in choice:
             for part, number in alternative:
                 total[part] += times * number
-        yield total
+        yield _kept(total)
 
 
 def _kept(counts: Mapping[Release, int]) -> frozenset[tuple[Release, int]]:
