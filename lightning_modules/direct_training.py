@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from datamodules import Poisson
-from lightning_modules.dpsd import LabelTargets
 from lightning_modules.functional.gradient_targets import Annotation, GradientTargets
-from lightning_modules.functional.losses import expected_labels, output_gradients
+from lightning_modules.functional.label_targets import LabelTargets
+from lightning_modules.functional.losses import output_gradients
 from lightning_modules.query_plan import QueryPlan
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
@@ -142,9 +142,7 @@ class DirectTraining(Teacher):
             released = annotator.annotate(gradients, records)
             return self.gradient_targets.annotation(outputs, released, norm_bound=annotator.norm_bound)
         responses, candidates = annotator.annotate(labels, records, self.candidates(outputs))
-        if self.label_targets.noise_correction:
-            return Annotation(expected_labels(outputs.float(), responses, candidates, epsilon=annotator.epsilon))
-        return Annotation(F.one_hot(responses, self.num_classes).float())
+        return Annotation(self.label_targets.targets(outputs, responses, candidates, epsilon=annotator.epsilon))
 
     def candidates(self, outputs: Tensor) -> Tensor:
         """Classes that a record which has not been asked may be answered with, (n, c), bool: from the model alone."""

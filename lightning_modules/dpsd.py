@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.functional.candidates import CandidateSchedule, LinearCandidates
+from lightning_modules.functional.candidates import LinearCandidates
 from lightning_modules.functional.generator_terms import GeneratorTerms
 from lightning_modules.functional.gradient_targets import Annotation, GradientTargets
-from lightning_modules.functional.losses import expected_labels
+from lightning_modules.functional.label_targets import LabelTargets
 from lightning_modules.image_source import Images
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
@@ -25,20 +23,6 @@ from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.mechanisms.randomized_response import top_k_candidates
 
 __all__ = ["DPSD", "LabelTargets"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelTargets:
-    """Targets of the label switch.
-
-    Attributes:
-        schedule: Candidates over the course of a run. Default: `LinearCandidates`.
-        noise_correction: Fit the student to the classes that the noisy labels make likely (`expected_labels`), in place
-            of the labels themselves as printed. Computed from released labels alone.
-    """
-
-    schedule: CandidateSchedule | None = None
-    noise_correction: bool = True
 
 
 class DPSD(DataFreeDistillation):
@@ -170,9 +154,7 @@ class DPSD(DataFreeDistillation):
         # One size for all: the step alone fixes it.
         size = int(candidates[0].sum()) if self.schedule.fixed_beforehand else None
         labels = annotator.annotate(self.teacher.logits(images), candidates, size=size)
-        if self.label_targets.noise_correction:
-            return Annotation(expected_labels(outputs.float(), labels, candidates, epsilon=annotator.epsilon))
-        return Annotation(F.one_hot(labels, self.num_classes).float())
+        return Annotation(self.label_targets.targets(outputs, labels, candidates, epsilon=annotator.epsilon))
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
         """I of each image, shape (B, c), bool: from the student's `outputs` and the step alone."""

@@ -11,15 +11,13 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
-from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.dpsd import LabelTargets
 from lightning_modules.federated import Absence, ClientConnection, Federation, FederationError, Question, Terms
 from lightning_modules.functional.candidates import LinearCandidates
 from lightning_modules.functional.generator_terms import GeneratorTerms
 from lightning_modules.functional.gradient_targets import Annotation, GradientTargets
-from lightning_modules.functional.losses import expected_labels
+from lightning_modules.functional.label_targets import LabelTargets
 from lightning_modules.image_source import Images
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
@@ -187,7 +185,8 @@ class FedDPSD(DataFreeDistillation):
         size = int(sizes[0]) if self.schedule.fixed_beforehand else None
         annotator.charge_elsewhere(size=size)
         answers = self._answers(self._question(outputs, images, candidates=candidates, size=size))
-        votes = [self._likely(labels.to(outputs.device), outputs, candidates) for labels in answers]
+        targets, epsilon = self.label_targets.targets, annotator.epsilon
+        votes = [targets(outputs, labels.to(outputs.device), candidates, epsilon=epsilon) for labels in answers]
         return Annotation(torch.stack(votes).mean(dim=0))
 
     def _noisy_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -202,17 +201,6 @@ class FedDPSD(DataFreeDistillation):
             annotator.charge_elsewhere()
             released = torch.stack(self._answers(question)).mean(dim=0)
         return released.to(outputs.device, outputs.dtype)
-
-    def _likely(self, labels: torch.Tensor, outputs: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-        """One client's labels (B,) as distributions (B, c)."""
-        if not self.label_targets.noise_correction:
-            return F.one_hot(labels, self.num_classes).float()
-        return expected_labels(outputs.float(), labels, candidates, epsilon=self._label_epsilon)
-
-    @property
-    def _label_epsilon(self) -> float:
-        assert isinstance(self.annotator, LabelAnnotator)
-        return self.annotator.epsilon
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_G with a weight for each term, plus L_S if switched on; see `DataFreeDistillation`."""
