@@ -6,6 +6,7 @@ from lightning_modules.networks.classifiers import ImageClassifier
 from lightning_modules.networks.features import logits_and_features
 from lightning_modules.networks.foreign import ForeignNetwork
 from lightning_modules.networks.generators import DAFLGenerator
+from lightning_modules.networks.patches import WhitenedPatchClassifier
 from lightning_modules.networks.pixel_statistics import ScaledOutput
 from lightning_modules.networks.refiner import Refiner
 from lightning_modules.networks.resnet import ResNet18, ResNet34
@@ -28,6 +29,7 @@ __all__ = [
     "ScatteringClassifier",
     "SmallCNN",
     "TwoConvNet",
+    "WhitenedPatchClassifier",
     "WhitenedScatteringClassifier",
     "build_network",
     "check_network",

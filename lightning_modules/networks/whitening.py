@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +13,7 @@ from lightning_modules.networks.classifiers import ImageClassifier
 from lightning_modules.networks.scattering import Scattering2d, scattering_norm
 from lightning_modules.priors import ImagePrior, StrokePrior
 
-__all__ = ["WhitenedScattering", "WhitenedScatteringClassifier", "whitening_of"]
+__all__ = ["NormalisedScattering", "WhitenedFeatures", "WhitenedScatteringClassifier", "whitening_of"]
 
 #: What whitening takes from a prior's images, by all that decides it: seconds to find, and a teacher and its student
 #: want the same.
@@ -47,22 +51,25 @@ def whitening_of(features: Tensor, *, power: float, floor: float) -> tuple[Tenso
     return middle.float(), directions.float(), gains.float()
 
 
-class WhitenedScattering(nn.Module):
-    """Scattering features, normalised by groups within each image, then whitened by a prior's statistics.
+class WhitenedFeatures(nn.Module):
+    """Fixed features of an image, whitened by a prior's statistics.
 
     What whitening needs is taken from images that nobody owns, so a teacher by DP-SGD on these features costs what it
     costs on plain ones, and its noise is spent on directions that have been made alike. The statistics are buffers: a
     checkpoint holds them, whatever later versions of the prior draw.
 
     Args:
+        plain: Maps images (N, C, H, W) to features (N, *output_shape), each image by itself.
         image_shape: channels, height, width.
         prior: images of about the kind that will be classified.
-        scales: see `Scattering2d`.
-        angles: see `Scattering2d`.
-        groups: see `ScatteringClassifier`.
         power: see `whitening_of`.
         floor: see `whitening_of`.
         images: how many of the prior's are taken.
+        mirrored: Take the mean of an image's features and of its mirror image's, so that both are one to a classifier.
+            For pictures whose class does not depend on left and right; of those it doubles what a record teaches.
+
+    Raises:
+        ValueError: a setting that has no meaning.
     """
 
     mean: Tensor
@@ -72,37 +79,39 @@ class WhitenedScattering(nn.Module):
 
     def __init__(
         self,
+        plain: nn.Module,
         *,
         image_shape: tuple[int, int, int],
         prior: ImagePrior,
-        scales: int,
-        angles: int,
-        groups: int,
         power: float,
         floor: float,
         images: int,
+        mirrored: bool = False,
     ) -> None:
         super().__init__()
-        self.scattering = Scattering2d(image_shape=image_shape, scales=scales, angles=angles)
-        channels, height, width = self.scattering.output_shape
+        self.plain = plain
+        self.mirrored = mirrored
         if not power >= 0 or not floor > 0 or images < 2:
             raise ValueError(
                 f"power must be 0 or more, floor above 0 and images 2 or more, got {power}, {floor} and {images}"
             )
-        self.norm = scattering_norm(groups, channels)
-        self.output_shape = (channels * height * width,)
-        key = (type(prior), *sorted(vars(prior).items()), *image_shape, scales, angles, groups, power, floor, images)
-        plain = all(_is_plain(value) for value in vars(prior).values())
-        found = _FOUND.get(key) if plain else None
+        self.output_shape = (math.prod(cast(tuple[int, ...], plain.output_shape)),)
+        key = (_digest(plain), type(prior), *sorted(vars(prior).items()), *image_shape, power, floor, images, mirrored)
+        settled = all(_is_plain(value) for value in vars(prior).values())
+        found = _FOUND.get(key) if settled else None
         if found is None:
             found = self._statistics_of(prior, image_shape, images, power=power, floor=floor)
-        if plain:
+        if settled:
             _FOUND[key] = found
             while len(_FOUND) > _KEPT:
                 _FOUND.pop(next(iter(_FOUND)))
         # Copies: a checkpoint that is loaded writes into buffers.
         for name, value in zip(("mean", "directions", "gains", "scale"), found, strict=True):
             self.register_buffer(name, value.clone())
+
+    def extra_repr(self) -> str:
+        """What no submodule or buffer says."""
+        return f"mirrored={self.mirrored}"
 
     def _statistics_of(
         self, prior: ImagePrior, image_shape: tuple[int, int, int], count: int, *, power: float, floor: float
@@ -112,22 +121,32 @@ class WhitenedScattering(nn.Module):
         pieces = [min(500, count - start) for start in range(0, count, 500)]
         size, device = (image_shape[0], image_shape[1], image_shape[2]), torch.device("cpu")
         drawn = [prior.sample(n, image_shape=size, generator=draw, device=device) for n in pieces]
-        features = torch.cat([self.plain(images) for images in drawn])
+        features = torch.cat([self.before_whitening(images) for images in drawn])
         mean, directions, gains = whitening_of(features, power=power, floor=floor)
         # As long as the plain features of these images are on the average, so that rates mean about the same.
         whitened = _whitened(features, mean, directions, gains)
         return mean, directions, gains, features.norm(dim=1).mean() / whitened.norm(dim=1).mean()
 
     @torch.no_grad()
-    def plain(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, F) before whitening."""
-        features: Tensor = self.norm(self.scattering(images)).flatten(1)
+    def before_whitening(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to plain features (N, F)."""
+        features: Tensor = self.plain(images).flatten(1)
+        if self.mirrored:
+            features = (features + self.plain(images.flip(-1)).flatten(1)) / 2
         return features
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to features (N, F)."""
-        return self.scale * _whitened(self.plain(images), self.mean, self.directions, self.gains)
+        return self.scale * _whitened(self.before_whitening(images), self.mean, self.directions, self.gains)
+
+
+def _digest(module: nn.Module) -> str:
+    """Of a module's settings, as far as it prints them, and of what its buffers hold."""
+    state = hashlib.sha256(repr(module).encode())
+    for name, value in module.named_buffers():
+        state.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return state.hexdigest()
 
 
 def _is_plain(value: object) -> bool:
@@ -143,6 +162,22 @@ def _whitened(features: Tensor, mean: Tensor, directions: Tensor, gains: Tensor)
     return centred + (along * (gains - 1)) @ directions.T
 
 
+class NormalisedScattering(nn.Module):
+    """Scattering features, normalised by groups of channels within each image."""
+
+    def __init__(self, scattering: Scattering2d, *, groups: int) -> None:
+        """See `ScatteringClassifier` for `groups`."""
+        super().__init__()
+        self.scattering = scattering
+        self.norm = scattering_norm(groups, scattering.output_shape[0])
+        self.output_shape = scattering.output_shape
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to features (N, *output_shape)."""
+        features: Tensor = self.norm(self.scattering(images))
+        return features
+
+
 class WhitenedScatteringClassifier(ImageClassifier):
     """A linear classifier on whitened scattering features, for training by DP-SGD and for students of such teachers.
 
@@ -156,6 +191,7 @@ class WhitenedScatteringClassifier(ImageClassifier):
         power: how far features are whitened, 0 to 0.5; see `whitening_of`.
         floor: see `whitening_of`.
         images: how many images of the prior are taken.
+        mirrored: see `WhitenedFeatures`.
 
     Raises:
         ValueError: a setting that does not fit.
@@ -173,17 +209,18 @@ class WhitenedScatteringClassifier(ImageClassifier):
         power: float = 0.25,
         floor: float = 0.01,
         images: int = 2000,
+        mirrored: bool = False,
     ) -> None:
         super().__init__()
-        self.feature_extractor = WhitenedScattering(
+        scattering = Scattering2d(image_shape=image_shape, scales=scales, angles=angles)
+        self.feature_extractor = WhitenedFeatures(
+            NormalisedScattering(scattering, groups=groups),
             image_shape=image_shape,
             prior=prior or StrokePrior(),
-            scales=scales,
-            angles=angles,
-            groups=groups,
             power=power,
             floor=floor,
             images=images,
+            mirrored=mirrored,
         )
         self.head = nn.Linear(self.feature_extractor.output_shape[0], num_classes)
         self.register_load_state_dict_pre_hook(_under_its_old_name)  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ from support.runs import QUIET
 
 from lightning_modules.cli import main
 from lightning_modules.networks import whitening
-from lightning_modules.networks.whitening import WhitenedScattering
+from lightning_modules.networks.whitening import WhitenedFeatures
 
 
 @pytest.fixture(scope="session")
@@ -47,13 +47,13 @@ def _train_teacher(folder: Path) -> None:
 @pytest.fixture
 def quick_whitening(monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics of 20 images of a prior in place of 2000, which take seconds, where no figure depends on them."""
-    statistics = WhitenedScattering._statistics_of
+    statistics = WhitenedFeatures._statistics_of
     monkeypatch.setattr(whitening, "_FOUND", {})  # nor are they kept for others
 
-    def of_few(self: WhitenedScattering, prior: object, image_shape: object, count: int, **settings: float) -> object:
+    def of_few(self: WhitenedFeatures, prior: object, image_shape: object, count: int, **settings: float) -> object:
         return statistics(self, prior, image_shape, min(count, 20), **settings)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(WhitenedScattering, "_statistics_of", of_few)
+    monkeypatch.setattr(WhitenedFeatures, "_statistics_of", of_few)
 
 
 @pytest.fixture(autouse=True)

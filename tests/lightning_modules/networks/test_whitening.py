@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_modules.networks import WhitenedScatteringClassifier
-from lightning_modules.networks.whitening import WhitenedScattering, whitening_of
+from lightning_modules.networks.whitening import WhitenedFeatures, whitening_of
 from lightning_modules.priors import MixturePrior, SilhouettePrior, StrokePrior
 
 SHAPE = (1, 8, 8)
@@ -88,13 +88,13 @@ def test_statistics_are_the_priors_and_come_back_from_a_checkpoint() -> None:
 def test_what_was_found_for_one_network_is_found_for_the_next_and_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept in the process; what is written into one network changes no other."""
     made: list[int] = []
-    find = WhitenedScattering._statistics_of
+    find = WhitenedFeatures._statistics_of
 
-    def counted(self: WhitenedScattering, *given: Any, **more: Any) -> Any:
+    def counted(self: WhitenedFeatures, *given: Any, **more: Any) -> Any:
         made.append(1)
         return find(self, *given, **more)
 
-    monkeypatch.setattr(WhitenedScattering, "_statistics_of", counted)
+    monkeypatch.setattr(WhitenedFeatures, "_statistics_of", counted)
     monkeypatch.setattr("lightning_modules.networks.whitening._FOUND", {})
     first = whitened()
     gains = first.feature_extractor.gains.clone()
@@ -128,7 +128,7 @@ def test_features_of_the_priors_images_are_as_long_as_before_on_the_average() ->
     )
     lengths = (
         network.feature_extractor(images).norm(dim=1).mean()
-        / network.feature_extractor.plain(images).norm(dim=1).mean()
+        / network.feature_extractor.before_whitening(images).norm(dim=1).mean()
     )
     assert float(lengths) == pytest.approx(1, rel=1e-4)
 

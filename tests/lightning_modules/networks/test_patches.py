@@ -1,0 +1,133 @@
+"""Patch features: filters of public patches alone, checked against their definition patch by patch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_modules.networks import WhitenedPatchClassifier
+from lightning_modules.networks.patches import PatchFeatures, patch_filters
+from lightning_modules.priors import DeadLeavesPrior, FractalPrior, GradientPrior
+
+SHAPE = (3, 12, 10)
+SMALL: dict[str, Any] = {"filters": 12, "patch": 4, "stride": 1}
+
+
+def images(count: int = 5, seed: int = 0) -> Tensor:
+    return 2 * torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(seed)) - 1
+
+
+def features(**settings: Any) -> PatchFeatures:
+    return PatchFeatures(image_shape=SHAPE, **{"prior": DeadLeavesPrior(), **SMALL, **settings})
+
+
+def one_by_one(network: PatchFeatures, picture: Tensor) -> Tensor:
+    """The same by its definition: each patch by itself, in float64."""
+    picture, side, stride, cells = picture.double(), network.patch, network.stride, network.cells
+    filters = network.filters.double().flatten(1)
+    rows, columns = ((length - side) // stride + 1 for length in picture.shape[1:])
+    sums = torch.zeros(2, len(filters), cells, cells, dtype=torch.float64)
+    counts = torch.zeros(cells, cells)
+    for row in range(rows):
+        for column in range(columns):
+            patch = picture[:, row * stride : row * stride + side, column * stride : column * stride + side].flatten()
+            centred = patch - patch.mean()
+            normalised = centred / (centred.square().mean() + network.contrast**2).sqrt()
+            response = filters @ normalised + network.offsets.double().flatten()
+            down, right = row * cells // rows, column * cells // columns
+            sums[0, :, down, right] += (response - network.threshold).clamp_min(0)
+            sums[1, :, down, right] += (-response - network.threshold).clamp_min(0)
+            counts[down, right] += 1
+    return (sums / counts).flatten()
+
+
+@pytest.mark.parametrize("settings", [{}, {"stride": 2}, {"cells": 3}, {"threshold": 0.0}, {"cells": 1}])
+def test_features_are_what_their_definition_says(settings: dict[str, Any]) -> None:
+    network = features(**settings)
+    given = images()
+    expected = torch.stack([one_by_one(network, picture) for picture in given])
+    assert given.shape[0] == 5 and network(given).shape == (5, *network.output_shape)
+    assert torch.allclose(network(given).double(), expected, atol=1e-4)
+    network.contrast *= 20  # the mutant: another normalisation
+    assert not torch.allclose(network(given).double(), expected, atol=1e-3)
+
+
+def test_filters_compare_whitened_patches() -> None:
+    """Over the patches that they were made of, a filter's responses are its patch's scalar products."""
+    patches = torch.randn(4000, 6, generator=torch.Generator().manual_seed(1)) * torch.logspace(0, -1, 6)
+    filters, offsets = patch_filters(patches, count=4, contrast=0.1, regularisation=1e-6)
+    rows = patches.double() - patches.double().mean(dim=1, keepdim=True)
+    rows = rows / (rows.square().mean(dim=1, keepdim=True) + 0.1**2).sqrt()
+    values, vectors = torch.linalg.eigh(torch.cov(rows.T))
+    whitened = (rows - rows.mean(dim=0)) @ vectors @ torch.diag((values.clamp_min(0) + 1e-6).rsqrt()) @ vectors.T
+    chosen = whitened[whitened.norm(dim=1) > 1][:4]
+    expected = whitened @ F.normalize(chosen).T
+    assert torch.allclose(rows @ filters.double() + offsets.double(), expected, atol=1e-3)
+    # Each varies by 1, which is what whitening is for; without it each by something else.
+    ones = torch.ones(4, dtype=torch.float64)
+    assert torch.allclose((rows @ filters.double()).std(dim=0), ones, atol=0.05)
+    assert not torch.allclose((rows @ F.normalize(rows[:4]).T).std(dim=0), ones, atol=0.2)
+
+
+def test_brightness_and_contrast_of_an_image_change_little() -> None:
+    network = features()
+    given = images()
+    assert torch.allclose(network(0.4 * given + 0.3), network(given), rtol=0.05, atol=0.02)
+    assert not torch.allclose(network(given.flip(2)), network(given), rtol=0.05, atol=0.02)
+
+
+def test_features_of_an_image_do_not_depend_on_its_neighbours() -> None:
+    network = features()
+    given = images(19)
+    assert torch.allclose(network(given)[7:8], network(given[7:8]), atol=1e-6)
+    assert network(given[:0]).shape == (0, *network.output_shape)
+
+
+def test_filters_are_the_priors_and_come_back_from_a_checkpoint() -> None:
+    def made(**settings: Any) -> WhitenedPatchClassifier:
+        torch.manual_seed(0)
+        return WhitenedPatchClassifier(image_shape=SHAPE, images=20, **SMALL, **settings)
+
+    leaves, again, fractals = made(), made(), made(prior=FractalPrior())
+    given = images()
+    assert torch.equal(leaves.feature_extractor(given), again.feature_extractor(given))
+    assert not torch.allclose(leaves.feature_extractor(given), fractals.feature_extractor(given), atol=1e-2)
+    assert torch.equal(leaves.forward_extracted(leaves.feature_extractor(given)), leaves(given))
+    assert {name for name, _ in leaves.named_parameters()} == {"head.weight", "head.bias"}
+    fractals.load_state_dict(leaves.state_dict())
+    assert torch.equal(fractals(given), leaves(given))
+
+
+def test_mirrored_features_do_not_tell_an_image_from_its_mirror_image() -> None:
+    given = images()
+    kept = {}
+    for mirrored in (True, False):
+        network = WhitenedPatchClassifier(image_shape=SHAPE, images=20, mirrored=mirrored, **SMALL).feature_extractor
+        kept[mirrored] = torch.allclose(network(given), network(given.flip(-1)), atol=1e-4)
+    assert kept == {True: True, False: False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"filters": 0}, "filters must be at least 1"),
+        ({"patch": 1}, "patch must be at least 2"),
+        ({"stride": 0}, "stride must be at least 1"),
+        ({"threshold": -0.1}, "threshold must be 0 or more"),
+        ({"contrast": 0.0}, "contrast and regularisation above 0"),
+        ({"patch": 11}, "at least 12x12 pixels"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        features(**settings)
+
+
+def test_more_filters_than_a_prior_has_patches_are_refused() -> None:
+    with pytest.raises(ValueError, match="filters must be at most as many"):
+        patch_filters(torch.zeros(50, 12), count=1, contrast=0.1, regularisation=0.1)
+    assert features(prior=GradientPrior()).filters.shape[0] == 12
