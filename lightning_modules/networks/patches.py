@@ -14,6 +14,8 @@ __all__ = ["PatchFeatures", "WhitenedPatchClassifier", "patch_filters"]
 
 #: Images at once: the maps of a few stay in the processor's cache, which is three times as fast as a batch of them.
 _PIECE = 8
+#: Of whitened features: that of normalised scattering features at 28 pixels, so that rates mean about the same.
+_LENGTH = 64.0
 _SAMPLED_IMAGES = 1000
 _PATCHES_PER_IMAGE = 100
 
@@ -219,7 +221,7 @@ class WhitenedPatchClassifier(ImageClassifier):
         threshold: float = 0.25,
         power: float = 0.25,
         floor: float = 0.01,
-        images: int = 1000,
+        images: int = 2000,
         mirrored: bool = False,
     ) -> None:
         super().__init__()
@@ -239,6 +241,7 @@ class WhitenedPatchClassifier(ImageClassifier):
             power=power,
             floor=floor,
             images=images,
+            length=_LENGTH,
             mirrored=mirrored,
         )
         self.head = nn.Linear(self.feature_extractor.output_shape[0], num_classes)

@@ -65,6 +65,7 @@ class WhitenedFeatures(nn.Module):
         power: see `whitening_of`.
         floor: see `whitening_of`.
         images: how many of the prior's are taken.
+        length: mean length of the features of the prior's images; None is that of the plain ones.
         mirrored: Take the mean of an image's features and of its mirror image's, so that both are one to a classifier.
             For pictures whose class does not depend on left and right; of those it doubles what a record teaches.
 
@@ -86,6 +87,7 @@ class WhitenedFeatures(nn.Module):
         power: float,
         floor: float,
         images: int,
+        length: float | None = None,
         mirrored: bool = False,
     ) -> None:
         super().__init__()
@@ -96,11 +98,12 @@ class WhitenedFeatures(nn.Module):
                 f"power must be 0 or more, floor above 0 and images 2 or more, got {power}, {floor} and {images}"
             )
         self.output_shape = (math.prod(cast(tuple[int, ...], plain.output_shape)),)
-        key = (_digest(plain), type(prior), *sorted(vars(prior).items()), *image_shape, power, floor, images, mirrored)
+        settings = (*image_shape, power, floor, images, length, mirrored)
+        key = (_digest(plain), type(prior), *sorted(vars(prior).items()), *settings)
         settled = all(_is_plain(value) for value in vars(prior).values())
         found = _FOUND.get(key) if settled else None
         if found is None:
-            found = self._statistics_of(prior, image_shape, images, power=power, floor=floor)
+            found = self._statistics_of(prior, image_shape, images, power=power, floor=floor, length=length)
         if settled:
             _FOUND[key] = found
             while len(_FOUND) > _KEPT:
@@ -114,7 +117,14 @@ class WhitenedFeatures(nn.Module):
         return f"mirrored={self.mirrored}"
 
     def _statistics_of(
-        self, prior: ImagePrior, image_shape: tuple[int, int, int], count: int, *, power: float, floor: float
+        self,
+        prior: ImagePrior,
+        image_shape: tuple[int, int, int],
+        count: int,
+        *,
+        power: float,
+        floor: float,
+        length: float | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What the buffers are to hold, of the prior's first images."""
         draw = torch.Generator().manual_seed(0)
@@ -124,8 +134,8 @@ class WhitenedFeatures(nn.Module):
         features = torch.cat([self.before_whitening(images) for images in drawn])
         mean, directions, gains = whitening_of(features, power=power, floor=floor)
         # As long as the plain features of these images are on the average, so that rates mean about the same.
-        whitened = _whitened(features, mean, directions, gains)
-        return mean, directions, gains, features.norm(dim=1).mean() / whitened.norm(dim=1).mean()
+        wanted = features.norm(dim=1).mean() if length is None else features.new_tensor(length)
+        return mean, directions, gains, wanted / _whitened(features, mean, directions, gains).norm(dim=1).mean()
 
     @torch.no_grad()
     def before_whitening(self, images: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def quick_whitening(monkeypatch: pytest.MonkeyPatch) -> None:
     statistics = WhitenedFeatures._statistics_of
     monkeypatch.setattr(whitening, "_FOUND", {})  # nor are they kept for others
 
-    def of_few(self: WhitenedFeatures, prior: object, image_shape: object, count: int, **settings: float) -> object:
+    def of_few(self: WhitenedFeatures, prior: object, image_shape: object, count: int, **settings: object) -> object:
         return statistics(self, prior, image_shape, min(count, 20), **settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(WhitenedFeatures, "_statistics_of", of_few)
