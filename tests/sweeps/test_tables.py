@@ -220,6 +220,7 @@ def test_what_changes_a_fit_and_what_does_not(spec: TableSpec) -> None:
         ({"presets": {"cpu": {"skip": [{"epsilon": "3"}]}}}, "preset cpu, skip: needs values"),
         ({"unprinted": [{"epsilon": "3"}]}, "unprinted: needs values"),
         ({"unprinted": [{}]}, "unprinted: needs values"),
+        ({"measures": ["loss"]}, "measures must be a list of teacher_accuracy, auroc"),
         ({"exceptions": [{"when": {"epsilon": "3"}, "set": {"student": {"a": 1}}}]}, "when: needs values"),
         ({"exceptions": [{"set": {"student": {}}}]}, "when: allowed keys"),
         ({"exceptions": [{"when": {"epsilon": "1"}}]}, "`set` needed"),
@@ -399,6 +400,21 @@ def test_what_is_printed_and_not_run_here_is_shown(spec: TableSpec) -> None:
     # What one column less is run of is shown there instead.
     _, file = render_table(spec, preset="smoke", results="results")
     assert "| FashionMNIST, ε = 10 |" in section(file.read_text(), "not run here:")
+
+
+def test_further_figures_of_the_records_are_shown_where_a_table_asks_for_them(spec: TableSpec) -> None:
+    accuracies = {("MNIST", "1", 0): 0.9, ("MNIST", "1", 1): 0.92}
+    made = written({**SPEC, "measures": ["teacher_accuracy", "auroc"]})
+    record(made, "cpu", accuracies, teacher_accuracy=0.95, auroc=0.8)
+    table, page = render_table(made, preset="cpu", results="results")
+    assert "| paper | ours | teacher | AUC | seeds |" in page.read_text()
+    assert "| MNIST | 1 | 95.12 % [1] [2] | 91.00 ± 1.41 % | 95.00 % | 80.00 % | 2 |" in page.read_text()
+    assert "| MNIST | 10 | 97.51 % [1] | – | – | – | 0 |" in page.read_text()
+    assert "ours_sd,teacher_accuracy,auroc,seeds" in table.read_text() and ",0.95,0.8,0 1," in table.read_text()
+    record(made, "cpu", accuracies, teacher_accuracy=0.95)  # not measured: never taken for 0
+    assert "| 95.00 % | – | 2 |" in render_table(made, preset="cpu", results="results")[1].read_text()
+    plain = render_table(written(SPEC), preset="cpu", results="results")[1].read_text()
+    assert "| paper | ours | seeds |" in plain and "95.00 %" not in plain
 
 
 def test_a_point_that_the_paper_does_not_print_gets_no_other_points_figure(spec: TableSpec) -> None:

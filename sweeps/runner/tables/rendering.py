@@ -15,7 +15,7 @@ from privacy.formatting import short_figure
 from sweeps.runner.tables.figures import figure_of
 from sweeps.runner.tables.published import Published, footnotes, published
 from sweeps.runner.tables.rows import Row, read_rows
-from sweeps.runner.tables.spec import SpecError, TableSpec
+from sweeps.runner.tables.spec import MEASURES, SpecError, TableSpec
 
 __all__ = ["render_results", "render_table"]
 
@@ -51,7 +51,7 @@ def _rendered(spec: TableSpec, preset: str, results: Path) -> tuple[list[Row], s
 
 def _write(spec: TableSpec, place: Path, rows: Sequence[Row], text: str) -> list[Path]:
     written = [place / "table.csv", place / "table.md"]
-    write_atomically(written[0], as_csv(rows))
+    write_atomically(written[0], as_csv(rows, measures=spec.measures))
     if spec.kind == "figure":
         figure = figure_of(spec, rows)
         written += [save_figure(figure, place / "figure.svg"), save_figure(figure, place / "figure.png")]
@@ -114,7 +114,15 @@ def as_markdown(spec: TableSpec, preset: str, rows: Sequence[Row], *, comparison
         lines += [f"![{spec.title}](figure.png)", ""]
     # Only where labels alone are protected is there anything to say of them.
     of_labels = any(row.largest("epsilon_label") is not None for row in rows)
-    heading = ["paper", "ours", "seeds", "ε published", "ε record-level", *(["ε of labels"] if of_labels else [])]
+    heading = [
+        "paper",
+        "ours",
+        *(MEASURES[name] for name in spec.measures),
+        "seeds",
+        "ε published",
+        "ε record-level",
+        *(["ε of labels"] if of_labels else []),
+    ]
     heading += ["δ", "steps"]
     lines += [
         f"| {' | '.join([*axes, *heading])} |",
@@ -126,7 +134,8 @@ def as_markdown(spec: TableSpec, preset: str, rows: Sequence[Row], *, comparison
         shown |= {"epsilon_label": _number} if of_labels else {}
         shown |= {"delta": _number, "steps": _number}
         largest = [show(row.largest(name)) for name, show in shown.items()]
-        cells = [*(value for _, value in row.labels), paper, _ours(row), str(len(row.records)), *largest]
+        measured = [_share(row.mean_of(name)) for name in spec.measures]
+        cells = [*(value for _, value in row.labels), paper, _ours(row), *measured, str(len(row.records)), *largest]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", f"{LEGEND} {OF_LABELS}" if of_labels else LEGEND, ""]
     if any(row.outdated for row in rows):
@@ -145,8 +154,8 @@ def as_markdown(spec: TableSpec, preset: str, rows: Sequence[Row], *, comparison
     return "\n".join(lines)
 
 
-def as_csv(rows: Sequence[Row]) -> str:
-    """One line per point of the grid."""
+def as_csv(rows: Sequence[Row], *, measures: Sequence[str] = ()) -> str:
+    """One line per point of the grid, with these figures beside the accuracy."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     axes = [axis for axis, _ in rows[0].labels]
@@ -154,14 +163,15 @@ def as_csv(rows: Sequence[Row]) -> str:
     largest = ["epsilon_published", "epsilon_record", *(["epsilon_label"] if of_labels else [])]
     largest += ["delta", "steps", "wall_seconds"]
     writer.writerow(
-        [*axes, "paper_accuracy", "ours_mean", "ours_sd", "seeds", *largest, "footnotes", "errors", "selection",
-         "commit", "hardware"]
+        [*axes, "paper_accuracy", "ours_mean", "ours_sd", *measures, "seeds", *largest, "footnotes", "errors",
+         "selection", "commit", "hardware"]
     )  # fmt: skip
     for row in rows:
         printed = row.printed
         writer.writerow(
             [*(value for _, value in row.labels), "" if printed is None else printed.accuracy, _plain(row.mean),
-             _plain(row.std), " ".join(str(record["seed"]) for record in row.records),
+             _plain(row.std), *(_plain(row.mean_of(name)) for name in measures),
+             " ".join(str(record["seed"]) for record in row.records),
              *(_plain(row.largest(name)) for name in largest),
              "" if printed is None else " ".join(printed.notes), "; ".join(row.errors), row.selection,
              " ".join(_distinct(row.records, "commit")), "; ".join(_distinct(row.records, "hardware"))]
@@ -295,6 +305,10 @@ def _ours(row: Row) -> str:
         return "failed" if row.errors else "–"
     spread = "" if row.std is None else f" ± {100 * row.std:.2f}"
     return f"{100 * row.mean:.2f}{spread} %{' †' if row.outdated else ''}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else _percent(value)
 
 
 def _percent(value: float) -> str:

@@ -55,6 +55,11 @@ class Row:
         """Sample standard deviation over seeds, from two seeds on."""
         return stdev(self.accuracies) if len(self.records) > 1 else None
 
+    def mean_of(self, name: str) -> float | None:
+        """Mean over seeds of another figure; None where a record is without it."""
+        values = [record.get(name) for record in self.records]
+        return fmean(float(value) for value in values if value is not None) if values and None not in values else None
+
     def largest(self, name: str) -> float | None:
         """Largest value of a figure over seeds; infinite where any is."""
         values = [float(record[name]) for record in self.records if record.get(name) is not None]

@@ -19,6 +19,7 @@
       - {alpha: "0.1"}
     exceptions:                 # what a combination of values changes, after each of them; a preset may have its own
       - {when: {dataset: FashionMNIST, epsilon: "1"}, set: {student: {trainer.max_epochs: 40}}}
+    measures: [teacher_accuracy] # further figures of the records that are shown: this one, or auroc
     value: 300                  # a number: `tables all` runs tables of a higher one first, those without one last
     presets:
       cpu:
@@ -53,12 +54,15 @@ from sweeps.runner.fit import Fit
 from sweeps.runner.tables.cells import Cell, FitSpec
 from sweeps.runner.tables.published import published
 
-__all__ = ["Preset", "SpecError", "TableSpec", "list_specs"]
+__all__ = ["MEASURES", "Preset", "SpecError", "TableSpec", "list_specs"]
 
 KEYS = {
     "title", "kind", "paper", "published", "method", "note", "fits", "axes", "skip", "seeds", "presets", "figure",
-    "seeded", "selection", "compare_with", "exceptions", "value", "unprinted",
+    "seeded", "selection", "compare_with", "exceptions", "value", "unprinted", "measures",
 }  # fmt: skip
+MEASURES = {"teacher_accuracy": "teacher", "auroc": "AUC"}
+"""Figures of a record beside its accuracy that a table may show, each with its heading."""
+
 PRESET_KEYS = {"seeds", "axes", "set", "seconds", "note", "exceptions", "skip"}
 FIGURE_KEYS = {"x", "log", "label"}
 
@@ -118,6 +122,7 @@ class TableSpec:
         selection: `last` step, or `best_on_test`, which the rendered table then says.
         value: Tables of a higher one are measured first; None is last.
         unprinted: Values of axes whose combination the paper prints no figure of.
+        measures: Figures that are shown beside the accuracy, of `MEASURES`.
         path: What it was read by.
     """
 
@@ -138,6 +143,7 @@ class TableSpec:
     selection: str = "last"
     value: float | None = None
     unprinted: Sequence[Mapping[str, str]] = ()
+    measures: Sequence[str] = ()
     path: str = ""
 
     @classmethod
@@ -191,6 +197,7 @@ class TableSpec:
             selection=selection,
             value=_value(values.get("value"), where),
             unprinted=[_point(entry, axes, f"{where}, unprinted") for entry in values.get("unprinted") or []],
+            measures=_measures(values.get("measures") or [], where),
             path=where,
         )
 
@@ -269,6 +276,12 @@ def _seeded(given: Sequence[str], fits: Mapping[str, Any], where: str) -> tuple[
     if unknown := set(given) - set(fits):
         raise SpecError(f"{where}, seeded: fits are {sorted(fits)}, got {sorted(unknown)}")
     return (*given, list(fits)[-1])
+
+
+def _measures(names: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(names, list) or not set(map(str, names)) <= set(MEASURES):
+        raise SpecError(f"{where}: measures must be a list of {', '.join(MEASURES)}, got {names!r}")
+    return tuple(names)
 
 
 def _compare_with(entries: Any, where: str) -> tuple[Mapping[str, Any], ...]:
