@@ -140,10 +140,11 @@ class PatchFeatures(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to features (N, 2·K·cells²)."""
-        pieces = [self._transform(piece) for piece in images.to(self.filters).split(_PIECE)]
+        pieces = [self.at_once(piece) for piece in images.to(self.filters).split(_PIECE)]
         return torch.cat(pieces) if len(images) else images.new_zeros(0, *self.output_shape)
 
-    def _transform(self, images: Tensor) -> Tensor:
+    def at_once(self, images: Tensor) -> Tensor:
+        """As `forward`, of all images in one piece, whatever their number."""
         means, squares = (
             F.avg_pool2d(values.mean(dim=1, keepdim=True), self.patch, self.stride)
             for values in (images, images.square())

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from lightning_modules.networks.patches import PatchFeatures
 from lightning_modules.networks.pooling import MaxPool2x2
 from lightning_modules.networks.scattering import Scattering2d
 
@@ -18,7 +19,8 @@ __all__ = ["PortableScattering", "portable"]
 def portable(network: nn.Module) -> nn.Module:
     """A copy for export, in eval mode on the CPU, that computes the same and takes any number of images.
 
-    Scattering is computed without complex numbers and without pieces of a fixed size, pooling by torch's own layer.
+    Scattering is computed without complex numbers, it and patch features without pieces of a fixed size, pooling by
+    torch's own layer.
     """
     found = copy.deepcopy(network).cpu().eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
     return _replaced(found)
@@ -27,11 +29,30 @@ def portable(network: nn.Module) -> nn.Module:
 def _replaced(module: nn.Module) -> nn.Module:
     if isinstance(module, Scattering2d):
         return PortableScattering(module).eval()
+    if isinstance(module, PatchFeatures):
+        return PortablePatches(module).eval()
     if isinstance(module, MaxPool2x2):
         return nn.MaxPool2d(2).eval()
     for name, child in module.named_children():
         setattr(module, name, _replaced(child))
     return module
+
+
+class PortablePatches(nn.Module):
+    """`PatchFeatures` of any number of images in one piece.
+
+    Args:
+        patches: What it computes.
+    """
+
+    def __init__(self, patches: PatchFeatures) -> None:
+        super().__init__()
+        self.patches = patches
+        self.output_shape = patches.output_shape
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to features (N, 2·K·cells²)."""
+        return self.patches.at_once(images)
 
 
 class PortableScattering(nn.Module):

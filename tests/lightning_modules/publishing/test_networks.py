@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_modules.networks import ResNet18, ScatteringClassifier, SmallCNN, WhitenedScatteringClassifier
+from lightning_modules.networks import (
+    ResNet18,
+    ScatteringClassifier,
+    SmallCNN,
+    WhitenedPatchClassifier,
+    WhitenedScatteringClassifier,
+)
 from lightning_modules.networks.pooling import MaxPool2x2
 from lightning_modules.networks.scattering import Scattering2d
 from lightning_modules.publishing import ExportError
@@ -22,7 +28,10 @@ GREY, COLOUR = (1, 8, 8), (3, 12, 10)
 
 def network(kind: type[nn.Module], shape: tuple[int, int, int]) -> nn.Module:
     torch.manual_seed(0)
-    settings = {"images": 20} if kind is WhitenedScatteringClassifier else {}
+    settings = {
+        WhitenedScatteringClassifier: {"images": 20},
+        WhitenedPatchClassifier: {"images": 20, "filters": 30, "patch": 4, "mirrored": True},
+    }.get(kind, {})
     made = kind(num_classes=4, image_shape=shape, **settings)
     # Statistics and weights as after a training.
     for name, value in made.state_dict().items():
@@ -31,8 +40,8 @@ def network(kind: type[nn.Module], shape: tuple[int, int, int]) -> nn.Module:
     return made.eval()
 
 
-@pytest.mark.parametrize("kind", [ScatteringClassifier, WhitenedScatteringClassifier])
-def test_scattering_as_onnx_and_as_a_program(tmp_path: Path, quick_whitening: None, kind: type[nn.Module]) -> None:
+@pytest.mark.parametrize("kind", [ScatteringClassifier, WhitenedScatteringClassifier, WhitenedPatchClassifier])
+def test_fixed_features_as_onnx_and_as_a_program(tmp_path: Path, quick_whitening: None, kind: type[nn.Module]) -> None:
     made = network(kind, GREY)
     assert write_program(made, tmp_path, image_shape=GREY) <= TOLERANCE
     assert write_onnx(made, tmp_path, image_shape=GREY) <= TOLERANCE
@@ -40,7 +49,9 @@ def test_scattering_as_onnx_and_as_a_program(tmp_path: Path, quick_whitening: No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
-@pytest.mark.parametrize("kind", [SmallCNN, ResNet18, ScatteringClassifier, WhitenedScatteringClassifier])
+@pytest.mark.parametrize(
+    "kind", [SmallCNN, ResNet18, ScatteringClassifier, WhitenedScatteringClassifier, WhitenedPatchClassifier]
+)
 def test_all_kinds_at_their_sizes(
     tmp_path: Path, quick_whitening: None, kind: type[nn.Module], shape: tuple[int, int, int]
 ) -> None:
