@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,8 @@ class Constant(nn.Module):
 
 
 def _module(**settings: Any) -> Distillation:
-    module = Distillation(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=100, teacher=Constant(), pool_size=300, **settings
-    )
+    settings = {"teacher": Constant(), "pool_size": 300, **settings}
+    module = Distillation(num_classes=10, image_shape=(1, 8, 8), batch_size=100, **settings)
     module.draw_seed = 0
     module.annotator.open(private_data="none")
     module._trainer = type("Trainer", (), {"is_global_zero": False, "global_rank": 0})()  # type: ignore[assignment]
@@ -197,3 +197,21 @@ def test_features_of_what_is_evaluated_are_computed_once_in_a_fit(
 def test_settings_without_meaning(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Distillation(num_classes=10, image_shape=(1, 8, 8), batch_size=4, teacher=Constant(), **settings)
+
+
+def test_images_that_tell_little_of_the_teacher_are_warned_of() -> None:
+    """The control answers the same images surely, a tenth of them with each class."""
+
+    class Sure(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            rank = images.flatten(1).mean(dim=1).argsort().argsort() * 10 // len(images)
+            return 50 * torch.nn.functional.one_hot(rank, 10).float()
+
+    unsuitable = _module()
+    with pytest.warns(UserWarning, match="Images of StrokePrior tell little of this teacher: 0.0"):
+        unsuitable.answer_pool()
+    suitable = _module(teacher=Sure())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*tell little.*")
+        suitable.answer_pool()
+    assert suitable.pool_informativeness == pytest.approx(1)
