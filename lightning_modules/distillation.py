@@ -20,6 +20,7 @@ from lightning_modules.networks import ScatteringClassifier, build_network, logi
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.processes import share_of
+from lightning_modules.setting_checks import check_number
 from lightning_modules.teachers.checks import CHECKS, TeacherChecks
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import PrivateTeacher
@@ -68,7 +69,9 @@ class Distillation(DataFreeDistillation):
         queries: Images that an ensemble is asked about, rounded up to whole batches; None for one teacher.
         balance: Images are drawn with a weight of n_y to the power of minus this, where n_y of the pool are of the
             class that they were answered with: 0 takes them as they come, 1 every class equally often.
-        loss: `logits`, squared distance of logits up to a constant of each row; or `kl`, at temperature 1.
+        loss: `logits`, squared distance of logits up to a constant of each row; or `kl`, of the classes' probabilities.
+        temperature: Of `kl`: both sides' logits are divided by it. A teacher whose logits are large is sure of nearly
+            everything, and its probabilities say nothing of the other classes at temperature 1.
         optimizers: Optimizer and schedule of the student.
 
     Raises:
@@ -96,6 +99,7 @@ class Distillation(DataFreeDistillation):
         queries: int | None = None,
         balance: float = 0.5,
         loss: Literal["logits", "kl"] = "logits",
+        temperature: float = 1.0,
         optimizers: Optimizers = Optimizers(),
     ) -> None:
         super().__init__(
@@ -123,6 +127,9 @@ class Distillation(DataFreeDistillation):
             raise ValueError(f"balance must lie in [0, 1], got {balance}")
         if loss not in ("logits", "kl"):
             raise ValueError(f"loss must be logits or kl, got {loss!r}")
+        check_number("temperature", temperature, above=0)
+        if temperature != 1 and loss != "kl":
+            raise ValueError(f"temperature must be 1 for loss={loss!r}, which has none, got {temperature}")
         if (queries is not None) != self.of_ensemble:
             raise ValueError(
                 f"queries must be given for a MeanResponseAnnotator, and for no other, got queries={queries} with "
@@ -134,6 +141,7 @@ class Distillation(DataFreeDistillation):
         self.charged_calls = self.pool_calls if queries is None else -(-queries // batch_size)
         self.balance = balance
         self.loss: Literal["logits", "kl"] = loss
+        self.temperature = temperature
         # In a tuple: registered, it would stand in the checkpoint twice.
         self._feature_extractor = (getattr(self.student, "feature_extractor", None),)
         #: Extracted features of what is evaluated each epoch, by batch: a loader gives the same ones in the same order.
@@ -308,8 +316,11 @@ class Distillation(DataFreeDistillation):
         """One step of the student on images (or extracted features of them) and their responses (B, c)."""
         with self.toggled_optimizer(self.optimizer("student")):
             outputs = self.student(inputs) if self._feature_extractor[0] is None else self._forward_extracted(inputs)
-            distance = logit_distance if self.loss == "logits" else kd
-            self.step_student(distance(outputs.float(), answers).mean())
+            if self.loss == "logits":
+                distance = logit_distance(outputs.float(), answers)
+            else:
+                distance = kd(outputs.float(), answers, temperature=self.temperature)
+            self.step_student(distance.mean())
 
     def _forward_extracted(self, features: torch.Tensor) -> torch.Tensor:
         after: Any = self.student.forward_extracted
