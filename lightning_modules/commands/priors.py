@@ -15,6 +15,7 @@ from torchvision.utils import make_grid
 from lightning_modules.priors import (
     DeadLeavesPrior,
     FractalPrior,
+    GlyphPrior,
     GradientPrior,
     ImagePrior,
     MixturePrior,
@@ -52,6 +53,7 @@ COLOUR = (3, 32, 32)
 PICTURES: dict[str, PriorPicture] = {
     "strokes_28": PriorPicture(prior=StrokePrior(), image_shape=(1, 28, 28)),
     "strokes_8": PriorPicture(prior=StrokePrior(), image_shape=(1, 8, 8), zoom=7),
+    "glyphs_28": PriorPicture(prior=GlyphPrior(), image_shape=(1, 28, 28)),
     "silhouettes": PriorPicture(prior=SilhouettePrior(), image_shape=(1, 28, 28)),
     "dead_leaves": PriorPicture(prior=DeadLeavesPrior(), image_shape=COLOUR, columns=10),
     "fractals": PriorPicture(prior=FractalPrior(), image_shape=COLOUR, columns=10),

@@ -9,14 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightning_modules.priors.base import ImagePrior, check_sample
+from lightning_modules.priors.pen import MIN_CANVAS, along_curves, pen_ink
 
 __all__ = ["StrokePrior"]
-
-_MIN_CANVAS = 28  # below this a pen is thinner than a pixel: draw larger and average the area of each pixel
-
-_IMAGES_AT_ONCE = 32  # on a CPU: what they take in between stays in its cache
-
-_FULL_WIDTH_AT_HALF_MAXIMUM = 2 * math.sqrt(2 * math.log(2))
 
 
 class StrokePrior(ImagePrior):
@@ -97,7 +92,7 @@ class StrokePrior(ImagePrior):
         """
         check_sample(batch_size, image_shape)
         _, height, width = image_shape
-        zoom = -(-_MIN_CANVAS // min(height, width)) if min(height, width) < _MIN_CANVAS else 1
+        zoom = -(-MIN_CANVAS // min(height, width)) if min(height, width) < MIN_CANVAS else 1
         with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
             ink = self._draw(
                 batch_size, (height * zoom, width * zoom), self._box_of(image_shape), generator, torch.device(device)
@@ -125,12 +120,7 @@ class StrokePrior(ImagePrior):
                 joined[:, curve, None], controls[:, curve - 1, 3], controls[:, curve, 0]
             )
 
-        # A Bezier curve is fastest at its ends: steps half as long there spread the points evenly.
-        even = (torch.arange(points, device=device) + 0.5) / points
-        at = even / 2 + (1 - torch.cos(math.pi * even)) / 4
-        step = (0.5 + math.pi / 4 * torch.sin(math.pi * even)).repeat(curves) / points
-        path = torch.einsum("pk,bckd->bcpd", _bernstein(at), controls)
-        speed = torch.einsum("pk,bckd->bcpd", _bernstein_slope(at), controls)
+        path, speed, step = along_curves(controls, points)
         visible = torch.arange(curves, device=device) < (count * curves).floor().clamp(max=curves - 1)[:, None] + 1
         hidden = ~visible[:, :, None].expand(-1, -1, points).flatten(1)
         path, speed = path.flatten(1, 2), speed.flatten(1, 2)  # (B, P, 2): x, y
@@ -152,7 +142,7 @@ class StrokePrior(ImagePrior):
         path = (path - low[:, None]) * scale[:, None]
         extent = extent * scale
         # A point's ink is the length of curve that it stands for: where the pen moves fast the points lie far apart.
-        length = ((speed * scale[:, None]).norm(dim=2) * step).masked_fill(hidden, 0)
+        length = ((speed * scale[:, None]).norm(dim=2) * step.repeat(curves)).masked_fill(hidden, 0)
 
         mass = (path * length[..., None]).sum(1) / length.sum(1).clamp_min(1e-9)[:, None]
         frame = torch.tensor([size[1], size[0]], dtype=path.dtype, device=device)
@@ -161,46 +151,7 @@ class StrokePrior(ImagePrior):
         corner = torch.minimum(torch.maximum(corner, least), (frame - extent - least).clamp_min(0))
         path = path + corner[:, None]
 
-        sigma = (pen / _FULL_WIDTH_AT_HALF_MAXIMUM)[:, None, None]
-        weight = length[..., None] / (math.sqrt(2 * math.pi) * sigma)
-        at_once = _IMAGES_AT_ONCE if device.type == "cpu" else rows
-        height = torch.cat(
-            [
-                _heights(*piece, size=size)
-                for piece in zip(*(x.split(at_once) for x in (path, weight, sigma)), strict=True)
-            ]
-        )
-        # On a straight stroke `height` is exp(-distance^2 / 2 sigma^2): half at the pen's edge, with this slope there.
-        slope = _FULL_WIDTH_AT_HALF_MAXIMUM / 4 / sigma
-        # A softer edge than 1 / slope would not reach 0 far from the stroke.
-        return (0.5 + (height - 0.5) / (slope * edge[:, None, None]).clamp_max(1)).clamp(0, 1)
-
-
-def _heights(path: Tensor, weight: Tensor, sigma: Tensor, *, size: tuple[int, int]) -> Tensor:
-    """Sum over the points (B, P, 2) of Gaussians of `weight` (B, P, 1) and width `sigma` (B, 1, 1): (B, H, W).
-
-    A Gaussian on the plane is a product of one per axis, so a whole image is one matrix product: (H, P) times (P, W).
-    """
-
-    def along(axis: int, side: int) -> Tensor:
-        distance = (torch.arange(side, device=path.device) + 0.5 - path[..., axis, None]).div_(sigma)
-        # Of exp(-40) at least, the same picture, since ink is 1 at most: far from a stroke products of smaller numbers
-        # would be denormal, each of which takes a processor many times as long.
-        return distance.square_().mul_(-0.5).clamp_min_(-40.0).exp_()
-
-    return torch.bmm(along(1, size[0]).mul_(weight).transpose(1, 2), along(0, size[1]))
-
-
-def _bernstein(t: Tensor) -> Tensor:
-    """Weights (P, 4) of a cubic Bezier curve's control points at the parameters `t` (P,)."""
-    u = 1 - t
-    return torch.stack([u**3, 3 * u**2 * t, 3 * u * t**2, t**3], 1)
-
-
-def _bernstein_slope(t: Tensor) -> Tensor:
-    """Derivatives (P, 4) of `_bernstein`."""
-    u = 1 - t
-    return torch.stack([-3 * u**2, 3 * u**2 - 6 * u * t, 6 * u * t - 3 * t**2, 3 * t**2], 1)
+        return pen_ink(path, length, pen=pen, edge=edge, size=size)
 
 
 def _interval(name: str, pair: tuple[float, float], *, most: float) -> tuple[float, float]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +117,8 @@ class Constant(nn.Module):
 
 
 def _module(**settings: Any) -> Distillation:
-    module = Distillation(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=100, teacher=Constant(), pool_size=300, **settings
-    )
+    settings = {"teacher": Constant(), "pool_size": 300, **settings}
+    module = Distillation(num_classes=10, image_shape=(1, 8, 8), batch_size=100, **settings)
     module.draw_seed = 0
     module.annotator.open(private_data="none")
     module._trainer = type("Trainer", (), {"is_global_zero": False, "global_rank": 0})()  # type: ignore[assignment]
@@ -191,9 +192,47 @@ def test_features_of_what_is_evaluated_are_computed_once_in_a_fit(
         ({"balance": 1.5}, "balance"),
         ({"balance": math.nan}, "balance"),
         ({"loss": "l1"}, "loss"),
+        ({"loss": "kl", "temperature": 0.0}, "temperature"),
+        ({"temperature": 4.0}, "temperature"),
         ({"annotator": GradientAnnotator()}, "annotator"),
     ],
 )
 def test_settings_without_meaning(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Distillation(num_classes=10, image_shape=(1, 8, 8), batch_size=4, teacher=Constant(), **settings)
+
+
+def test_images_that_tell_little_of_the_teacher_are_warned_of() -> None:
+    """The control answers the same images surely, a tenth of them with each class."""
+
+    class Sure(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            rank = images.flatten(1).mean(dim=1).argsort().argsort() * 10 // len(images)
+            return 50 * torch.nn.functional.one_hot(rank, 10).float()
+
+    unsuitable = _module()
+    with pytest.warns(UserWarning, match="Images of StrokePrior tell little of this teacher: 0.0"):
+        unsuitable.answer_pool()
+    suitable = _module(teacher=Sure())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*tell little.*")
+        suitable.answer_pool()
+    assert suitable.pool_informativeness == pytest.approx(1)
+
+
+def test_a_temperature_shows_what_a_sure_teacher_says_of_other_classes() -> None:
+    """At temperature 1 a student that is as sure is right whatever it says of the others; the control."""
+
+    def loss(temperature: float) -> float:
+        module = _module(loss="kl", temperature=temperature)
+        module.student = nn.Identity()
+        found: list[float] = []
+        module.step_student = lambda loss: found.append(float(loss))  # type: ignore[method-assign]
+        module.toggled_optimizer = lambda _: nullcontext()  # type: ignore[assignment,method-assign]
+        module.optimizer = lambda _: None  # type: ignore[method-assign]
+        teacher = torch.tensor([[40.0, 20.0, *[0.0] * 8]])
+        module.fit_student(teacher[:, [0, 2, 1, *range(3, 10)]], teacher)
+        return found[0]
+
+    assert loss(1.0) < 1e-6
+    assert loss(8.0) > 1

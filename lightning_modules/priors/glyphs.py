@@ -1,0 +1,185 @@
+"""Characters of any script: pen strokes whose framing, number, thickness and contrast nobody knows."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lightning_modules.priors.base import ImagePrior, check_sample
+from lightning_modules.priors.pen import MIN_CANVAS, along_curves, pen_ink
+from lightning_modules.priors.random_rows import RandomRows
+from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
+
+__all__ = ["GlyphPrior"]
+
+_Polarity = Literal["bright", "dark", "either"]
+
+_POINTS = 40  # per stroke: closer than a thin pen's width where a stroke crosses the whole image
+
+#: A narrow bundle of strokes is widened this much more than the rest at most: a bar stays a bar.
+_MOST_STRETCH = 2.5
+
+
+class GlyphPrior(ImagePrior):
+    """Characters without data, broad in all that nobody knows of the private ones beforehand.
+
+    Where `StrokePrior` knows the box and the pen of the data sets that it was made for, this prior has every image
+    another: few strokes or many, long or short, straight or bent, at times closed to a loop; thin, thick or soft; faint
+    or at full contrast; filling the frame to its edges or small in it, in the middle or not. It shows a teacher more
+    than it was trained on, and a student loses little by that, but a lot by never seeing what its data look like. Its
+    defaults were chosen on data made for the purpose out of MNIST (digits cropped to 16x16 pixels, overlaid ones), not
+    on those that it is meant for.
+
+    Lengths are fractions, so that one set of settings serves any size. Below 28 pixels images are drawn larger and
+    averaged over each pixel's area. All channels carry the same ink. The random numbers of one image are one row of one
+    draw from `generator`.
+
+    Args:
+        strokes: fewest and most strokes of one image.
+        reach: shortest and longest reach of an image's strokes, as a fraction of the plane that their first points lie
+            in: short ones leave many separate parts.
+        join_probability: probability that a stroke starts where the one before ended.
+        loop_probability: probability that a stroke ends where it started.
+        pen_width: smallest and largest width of the pen as fractions of the box's shorter side; evenly on a
+            logarithmic scale.
+        blur: smallest and largest width of a stroke's soft edge as fractions of the image's shorter side; likewise.
+        slant: largest horizontal shear in either direction.
+        side: smallest and largest width and height of the box as fractions of the image's.
+        fill_probability: probability that the box is the whole image, as in data that were cropped to their content.
+        ink: smallest and largest contrast of those half of the images that are not at full contrast.
+        polarity: `bright` ink on dark ground, `dark` ink on bright ground, or `either`, half of each.
+
+    Raises:
+        ValueError: for a setting out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        strokes: tuple[int, int] = (1, 8),
+        reach: tuple[float, float] = (0.35, 1.0),
+        join_probability: float = 0.65,
+        loop_probability: float = 0.2,
+        pen_width: tuple[float, float] = (0.06, 0.22),
+        blur: tuple[float, float] = (0.03, 0.12),
+        slant: float = 0.3,
+        side: tuple[float, float] = (0.6, 1.0),
+        fill_probability: float = 0.5,
+        ink: tuple[float, float] = (0.5, 1.0),
+        polarity: _Polarity = "bright",
+    ) -> None:
+        for number in strokes:
+            check_whole_number("strokes", number, least=1)
+        if len(strokes) != 2 or not strokes[0] <= strokes[1] <= 32:
+            raise ValueError(f"strokes must be two increasing whole numbers from 1 to 32, got {strokes!r}")
+        for name, probability in {
+            "join_probability": join_probability,
+            "loop_probability": loop_probability,
+            "fill_probability": fill_probability,
+        }.items():
+            check_number(name, probability, least=0, most=1)
+        check_number("slant", slant, least=0, most=2)
+        check_choice("polarity", polarity, get_args(_Polarity))
+        self.strokes = (int(strokes[0]), int(strokes[1]))
+        self.reach = _interval("reach", reach, most=2.0)
+        self.join_probability = float(join_probability)
+        self.loop_probability = float(loop_probability)
+        self.pen_width = _interval("pen_width", pen_width, most=0.5)
+        self.blur = _interval("blur", blur, most=0.5)
+        self.slant = float(slant)
+        self.side = _interval("side", side, most=1.0)
+        self.fill_probability = float(fill_probability)
+        self.ink = _interval("ink", ink, most=1.0)
+        self.polarity: _Polarity = polarity
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        image_shape: tuple[int, int, int],
+        generator: torch.Generator,
+        device: torch.device | str,
+    ) -> Tensor:
+        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
+
+        Raises:
+            ValueError: if `batch_size` or a size in `image_shape` is not positive.
+        """
+        check_sample(batch_size, image_shape)
+        _, height, width = image_shape
+        zoom = -(-MIN_CANVAS // min(height, width))
+        with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
+            rows = RandomRows.draw(batch_size, 11 * self.strokes[1] + 15, generator=generator, device=device)
+            ink = self._draw(rows, (height * zoom, width * zoom))
+            if zoom > 1:
+                ink = functional.avg_pool2d(ink[:, None], zoom)[:, 0]
+            faint, level, turned = rows.uniform(3)[..., None, None].unbind(1)
+            ink = ink * torch.where(faint < 0.5, _between(self.ink, level), 1.0)
+            dark = turned < {"bright": 0.0, "dark": 1.0, "either": 0.5}[self.polarity]
+            return (torch.where(dark, -1.0, 1.0) * (2 * ink - 1))[:, None].expand(-1, *image_shape).contiguous()
+
+    def _draw(self, rows: RandomRows, size: tuple[int, int]) -> Tensor:
+        """Ink in [0, 1] of shape (B, H, W)."""
+        path, speed, step, hidden = self._strokes(rows)
+        lean = rows.uniform(1, low=-self.slant, high=self.slant)
+        path[..., 0] -= lean * path[..., 1]
+        speed[..., 0] -= lean * speed[..., 1]
+
+        frame = torch.tensor([size[1], size[0]], dtype=path.dtype, device=path.device)
+        filled = rows.uniform(1) < self.fill_probability
+        box = torch.where(filled, 1.0, rows.uniform(2, low=self.side[0], high=self.side[1])) * frame
+        pen = box.amin(1) * _even_on_log_scale(self.pen_width, rows.uniform(1)[:, 0])
+        edge = min(size) * _even_on_log_scale(self.blur, rows.uniform(1)[:, 0])
+        low = path.masked_fill(hidden[..., None], math.inf).amin(1)
+        extent = (path.masked_fill(hidden[..., None], -math.inf).amax(1) - low).clamp_min(1e-3)
+        scale = (box - pen[:, None]).clamp_min(0) / extent
+        scale = torch.minimum(scale, _MOST_STRETCH * scale.amin(1, keepdim=True))
+        path, extent = (path - low[:, None]) * scale[:, None], extent * scale
+        length = ((speed * scale[:, None]).norm(dim=2) * step).masked_fill(hidden, 0)
+
+        # A quarter lie in the middle of the frame by their box, a quarter by their centre of mass, the rest anywhere.
+        mass = (path * length[..., None]).sum(1) / length.sum(1).clamp_min(1e-9)[:, None]
+        least = pen[:, None] / 2
+        most = torch.maximum(frame - extent - least, least)
+        way, anywhere = rows.uniform(1), least + (most - least) * rows.uniform(2)
+        corner = torch.where(way < 0.25, (frame - extent) / 2, torch.where(way < 0.5, frame / 2 - mass, anywhere))
+        path = path + torch.minimum(torch.maximum(corner, least), most)[:, None]
+        return pen_ink(path, length, pen=pen, edge=edge, size=size)
+
+    def _strokes(self, rows: RandomRows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Points of all strokes (B, P, 2), derivatives there, steps of the parameter (P,), and which are hidden."""
+        least, most = self.strokes
+        starts = rows.uniform(most, 2)
+        moves = rows.uniform(most, 3, 2, low=-1, high=1) * rows.uniform(1, 1, 1, low=self.reach[0], high=self.reach[1])
+        joined = rows.uniform(most, 1) < self.join_probability
+        end = torch.where(rows.uniform(most, 1) < self.loop_probability, 0.0, moves[:, :, 2])
+        # From straight to as bent as its control points happen to make it.
+        bend = rows.uniform(most, 1).sqrt()
+        bends = [end * share + (moves[:, :, at] - end * share) * bend for at, share in ((0, 1 / 3), (1, 2 / 3))]
+        begins = [starts[:, 0]]
+        for stroke in range(1, most):
+            begins.append(torch.where(joined[:, stroke], begins[-1] + end[:, stroke - 1], starts[:, stroke]))
+        controls = torch.stack([torch.zeros_like(end), *bends, end], 2) + torch.stack(begins, 1)[:, :, None]
+        path, speed, step = along_curves(controls, _POINTS)
+        count = least + (rows.uniform(1) * (most + 1 - least)).floor()
+        hidden = torch.arange(most, device=count.device) >= count.clamp_max(most)
+        return path.flatten(1, 2), speed.flatten(1, 2), step.repeat(most), hidden.repeat_interleave(_POINTS, 1)
+
+
+def _interval(name: str, pair: tuple[float, float], *, most: float) -> tuple[float, float]:
+    if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= most:
+        raise ValueError(f"{name} must be two increasing numbers in (0, {most:g}], got {pair!r}")
+    return float(pair[0]), float(pair[1])
+
+
+def _between(interval: tuple[float, float], uniform: Tensor) -> Tensor:
+    return interval[0] + (interval[1] - interval[0]) * uniform
+
+
+def _even_on_log_scale(interval: tuple[float, float], uniform: Tensor) -> Tensor:
+    scaled: Tensor = interval[0] * (interval[1] / interval[0]) ** uniform
+    return scaled
