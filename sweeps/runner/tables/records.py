@@ -16,6 +16,8 @@ from sweeps.runner.store import Store
 from sweeps.runner.tables.cells import Cell
 from sweeps.runner.tables.spec import TableSpec
 
+TEACHER = "teacher_accuracy"
+
 __all__ = ["collect", "plan_of", "records_by_digest", "run_table", "share_records"]
 
 
@@ -79,8 +81,17 @@ def collect(
                 stale = {"table": spec.name, "preset": preset, "cell": dict(cell.labels), "error": error}
                 write_atomically(path, json.dumps({**stale, "seed": cell.seed}, indent=2, ensure_ascii=False) + "\n")
             continue
-        record = json.loads((plan.store.folder(name) / "result.json").read_text(encoding="utf-8"))
+        record = _result(plan, name)
+        parent = cell.fit.parents.get("teacher")
+        if TEACHER in spec.measures and TEACHER not in record and parent is not None:
+            # As its own fit has measured it: the student's needs no look at its teacher for it.
+            record[TEACHER] = _result(plan, parent.folder_name)["accuracy"]
         _write(path, record, spec=spec, preset=preset, cell=cell)
+
+
+def _result(plan: Plan, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((plan.store.folder(name) / "result.json").read_text(encoding="utf-8"))
+    return found
 
 
 def _write(path: Path, record: Mapping[str, Any], *, spec: TableSpec, preset: str, cell: Cell) -> None:
