@@ -33,7 +33,7 @@ __all__ = ["Distillation"]
 #: What answers that were fitted to directions are scaled to, about that of a classifier's logits.
 _LOGIT_DEVIATION = 3.0
 
-#: Below this a SmallCNN lost 20 points and more to its teacher, above it 2 to 10 (docs/priors.md).
+#: On two data sets a SmallCNN lost 20 points and more to its teacher below this, 2 to 10 above it (docs/choosing.md).
 _INFORMATIVE = 0.7
 
 
