@@ -152,7 +152,8 @@ class PrivateEnsemble(PrivateModel):
         if not file.is_file():
             raise TeacherError(
                 f"checkpoint {file} of an ensemble does not exist. Make one with `LightningCLI fit --config "
-                "sweeps/ensemble_<dataset>.yaml`, or set the path to your own file"
+                "sweeps/ensemble_<dataset>.yaml` (a federation's: sweeps/clients_<dataset>.yaml), or set the path to "
+                "your own file"
             )
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)

@@ -29,7 +29,8 @@ def weights_in(content: Any, file: Path) -> dict[str, torch.Tensor]:
     if isinstance(content, Mapping) and "ensemble" in content:
         raise TeacherError(
             f"{file} holds an ensemble, and one teacher was asked for: set model.annotator.release to ensemble for "
-            "DPDFD, or take MeanResponseAnnotator for Distillation or VoteAnnotator for DGD"
+            "DPDFD, or take MeanResponseAnnotator for Distillation or VoteAnnotator for DGD. A federation's "
+            "LocalClients take it by itself (teachers=FILE), or a file of one teacher for each client"
         )
     found = content
     while isinstance(found, Mapping) and not _is_weights(found):
