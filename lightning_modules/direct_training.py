@@ -276,16 +276,17 @@ class DirectTraining(Teacher):
         return max(0, epochs * int(batches) - self.steps_done)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Ends the fit before the step that the target does not allow; the annotator would refuse it anyway."""
+        """Ends the fit before the step that the target does not allow, which would be refused anyway; logs ε."""
         annotator = self.annotator
-        if annotator.target_epsilon is None or isinstance(annotator, DirectLabelAnnotator):
-            return
-        if not self.trainer.should_stop and not annotator.affordable(limit=1):
+        limited = annotator.target_epsilon is not None and not isinstance(annotator, DirectLabelAnnotator)
+        if limited and not self.trainer.should_stop and not annotator.affordable(limit=1):
             rank_zero_info(f"Stopped: one more step would exceed target_epsilon={annotator.target_epsilon:g}.")
             self.trainer.should_stop = True
+        # Callbacks write an epoch's line before the module's own hook for its end.
+        if self.trainer.is_last_batch or self.trainer.should_stop:
+            self._log_spent()
 
-    def on_train_epoch_end(self) -> None:
-        """Logs what was spent, and steps a schedule of the user's."""
+    def _log_spent(self) -> None:
         account = self.annotator.account
         self.log_dict(
             {
@@ -294,7 +295,13 @@ class DirectTraining(Teacher):
                 "privacy/epsilon_published": account.epsilon_published(),
             },
             prog_bar=True,
+            on_step=False,
+            on_epoch=True,
+            batch_size=1,
         )
+
+    def on_train_epoch_end(self) -> None:
+        """Steps a schedule of the user's."""
         if self._cycle is None and self.scheduler_factory is not None:
             self._scheduler.step()
 

@@ -15,6 +15,7 @@ __all__ = ["ProgressLines", "ShortProgressBar", "progress"]
 _SHORT = {
     "privacy/epsilon": "ε record",
     "privacy/epsilon_published": "ε published",
+    "privacy/epsilon_label": "ε of labels",
     "test_split/accuracy": "test",
     "val/accuracy": "val",
     "ensemble/teachers_done": "teachers",

@@ -24,6 +24,7 @@ _NOISE = re.compile(
 _KEY = re.compile(r'Parser key "(?P<key>[^"]+)":\s*(?P<rest>.*)$')
 _CLASS = re.compile(r"Problem with given class_path '(?P<name>[^']+)':\s*(?P<rest>.*)$")
 _NO_CLASS = re.compile(r"Expected a dot import path string: (?P<given>.+)$")
+_OTHER_CLASS = re.compile(r"Import path \S+ does not correspond to a subclass of ")
 _SUBTYPE = re.compile(r"<class '(?P<path>[\w.]+)'>|\[\.\.\., (?P<returned>[\w.]+)\]")
 _NO_SETTING = re.compile(r"(?:unrecognized arguments: )--(?P<given>[^\s=]+)")
 _NO_OPTION = re.compile(r"Option '(?P<given>[^']+)' is not accepted(?:.*class_path='(?P<name>[^']+)')?")
@@ -148,8 +149,10 @@ def explain(message: str, *, known: Iterable[str] = ()) -> str:
         said = _said(text, setting, inside=inside, bases=bases, given=_given(lines[number:]), known=known)
         if said not in found:
             found.append(said)
-    # What a subtype of a union lacks says less than what was wrong inside of it.
-    better = [one for one in found if " must be " not in one or " or " not in one]
+    # What a subtype of a union lacks says less than what was wrong inside of it, and that a class is none of another
+    # says nothing where one that it may be was tried.
+    better = [one for one in found if not _OTHER_CLASS.search(one)]
+    better = [one for one in better if " must be " not in one or " or " not in one] or better
     return "; ".join(_merged(better or found)) or " ".join(message.split())
 
 

@@ -476,9 +476,13 @@ class DPSGDTeacher(Teacher):
                 raise
             self.own_training.register(now, in_memory=is_dev_run(self.trainer))
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Logs ε after an epoch's last step: callbacks write the epoch's line before the module's own hook for it."""
+        if self.trainer.is_last_batch or self.trainer.should_stop:
+            self.log("privacy/epsilon", self.epsilon(), prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
+
     def on_train_epoch_end(self) -> None:
-        """Logs ε; steps a schedule by hand."""
-        self.log("privacy/epsilon", self.epsilon(), prog_bar=True)
+        """Steps a schedule by hand."""
         schedulers = self.lr_schedulers()
         for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
             if scheduler is not None:
