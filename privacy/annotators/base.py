@@ -73,7 +73,8 @@ def of_all_processes(*, samples: int) -> Callable[[_F], _F]:
 
 DISJOINT_SHARDS = (
     "teachers of different shards share nothing: each record was seen by one of them alone, which its stable id "
-    "decides, and where a record is added, removed or replaced the ids of all others stay as they are"
+    "decides (of clients its id and label), and where a record is added, removed or replaced the ids of all others "
+    "stay as they are"
 )
 """What every bound on responses of an ensemble rests on."""
 

@@ -287,7 +287,8 @@ class GradientAnnotator(Annotator):
             unit="one training record of one teacher" if many else "one training record of the teacher",
             relation=(
                 "zero-out of one record; the bound holds for replace-one and add-or-remove as well"
-                + (", since a record's id alone decides its shard" if many else "")
+                # Of clients that share records out by id and label, a replaced record may change its client.
+                + (", where a record's id alone decides its shard" if many else "")
             ),
             source=(
                 f"Gaussian mechanism, one record moves {self.bounded_by.moved(of_ensemble=many)} by up to 2C; "

@@ -61,6 +61,11 @@ ANNOTATOR = "--model.annotator"
 
 BAD: list[Bad] = [
     ("negative noise", _fit(f"{ANNOTATOR}.noise_multiplier=-1"), None),
+    (
+        "negative noise, where the annotator may be of two classes",
+        ("fit", "--config", "sweeps/dpsd_digits.yaml", "--trainer.max_epochs=1", f"{ANNOTATOR}.noise_multiplier=-1"),
+        None,
+    ),
     ("δ of 0", _fit(f"{ANNOTATOR}.delta=0"), None),
     ("δ of 1", _fit(f"{ANNOTATOR}.delta=1"), None),
     ("δ above one in the number of records", _fit(f"{ANNOTATOR}.delta=0.01"), None),
