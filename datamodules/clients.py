@@ -44,7 +44,8 @@ def client_proportions(
         (c, K) float64, rows sum to 1.
 
     Raises:
-        ValueError: A setting is outside its range, or no draw of 1000 gives every client its least share.
+        ValueError: A setting is outside its range, the least shares are more than 1 in all, or no draw of 1000 gives
+            every client its own.
     """
     require_at_least(1, num_classes=num_classes)
     require_at_least(1, num_clients=num_clients)
@@ -53,6 +54,11 @@ def client_proportions(
         raise ValueError(f"alpha must lie between 0.001 and 1000000, got {alpha!r}")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _LARGEST_SEED:
         raise ValueError(f"seed must be an integer from 0 to {_LARGEST_SEED}, got {seed!r}")
+    if num_clients * least_share > 1:
+        raise ValueError(
+            f"{num_clients} clients with an expected share of {least_share:.4g} each are more than there are records: "
+            "lower min_records or num_clients"
+        )
     draws = np.random.Generator(np.random.PCG64(seed))
     for _ in range(_TRIES):
         proportions = draws.dirichlet(np.full(num_clients, float(alpha)), size=num_classes)

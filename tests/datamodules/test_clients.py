@@ -113,6 +113,9 @@ def test_no_client_expects_fewer_than_its_least_share() -> None:
     ]
     assert min(shares[20:]) >= 0.1 > min(shares[:20])
     with pytest.raises(ValueError, match=r"1000 draws of alpha=0.1, seed=0 left one of 5 clients.*min_records"):
+        client_proportions(num_classes=10, num_clients=5, alpha=0.1, seed=0, least_share=0.1999)
+    # No draw could: said at once, and not after a thousand.
+    with pytest.raises(ValueError, match="5 clients with an expected share of 0.21 each are more than there are"):
         client_proportions(num_classes=10, num_clients=5, alpha=0.1, seed=0, least_share=0.21)
     # Of the public number of records: the true ones of a smaller copy decide nothing.
     clients = Clients(dataset=Digits(), min_records=200, alpha=0.1, batch_size=8)
