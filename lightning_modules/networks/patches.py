@@ -188,7 +188,7 @@ class WhitenedPatchClassifier(ImageClassifier):
     """A linear classifier on whitened patch features, for training by DP-SGD and for students of such teachers.
 
     Nothing in it was learnt from anybody's data: filters and whitening are of procedural images. On CIFAR-10 it does
-    far better by DP-SGD than scattering: docs/results.md, table records-colour.
+    far better by DP-SGD than scattering: docs/results.md, table records-images.
 
     Args:
         num_classes: number of classes c.
