@@ -46,6 +46,25 @@ def test_each_fit_is_made_once_and_finds_its_parent(spec: TableSpec) -> None:
     assert again.asked == []
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_teachers_figure_is_its_own_fits_where_a_table_shows_it(spec: TableSpec, asked: bool) -> None:
+    class Better(Fits):
+        """Of which the teacher is better than its students."""
+
+        def __call__(self, arguments: list[str]) -> None:
+            super().__call__(arguments)
+            if "size" not in self.asked[-1]:
+                path = Path(self.asked[-1]["trainer.default_root_dir"]) / "result.json"
+                path.write_text(json.dumps({**json.loads(path.read_text()), "accuracy": 0.75}))
+
+    if asked:
+        Path("t.yaml").write_text(yaml.safe_dump({**SPEC, "measures": ["teacher_accuracy"]}, sort_keys=False))
+    run_table(TableSpec.read("t.yaml"), preset="smoke", run=Better(), say=lambda _: None)
+    for path in Path("results/tables/t/smoke/records").iterdir():
+        record = json.loads(path.read_text())
+        assert record["accuracy"] == 0.5 and record.get("teacher_accuracy") == (0.75 if asked else None)
+
+
 def test_only_what_is_missing_is_made(spec: TableSpec) -> None:
     run_table(spec, preset="smoke", run=Fits(), say=lambda _: None)
     fits = Fits()

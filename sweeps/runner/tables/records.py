@@ -16,9 +16,10 @@ from sweeps.runner.store import Store
 from sweeps.runner.tables.cells import Cell
 from sweeps.runner.tables.spec import TableSpec
 
-TEACHER = "teacher_accuracy"
-
 __all__ = ["collect", "plan_of", "records_by_digest", "run_table", "share_records"]
+
+TEACHER = "teacher_accuracy"
+"""One of `MEASURES`: a record is without it unless its fit has looked at the teacher."""
 
 
 def plan_of(cells: Sequence[Cell], store: Store, *, title: str = "") -> Plan:
