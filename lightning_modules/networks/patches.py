@@ -187,8 +187,8 @@ def _cell_means(rows: int, columns: int, cells: int) -> Tensor:
 class WhitenedPatchClassifier(ImageClassifier):
     """A linear classifier on whitened patch features, for training by DP-SGD and for students of such teachers.
 
-    Nothing in it was learnt from anybody's data: filters and whitening are of procedural images. On CIFAR-10 it does
-    far better by DP-SGD than scattering: docs/results.md, table records-images.
+    Nothing in it was learnt from anybody's data: filters and whitening are of procedural images. What it is worth on
+    CIFAR-10, and beside scattering: docs/features.md.
 
     Args:
         num_classes: number of classes c.
