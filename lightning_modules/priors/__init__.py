@@ -6,6 +6,7 @@ from lightning_modules.priors.fractals import FractalPrior
 from lightning_modules.priors.glyphs import GlyphPrior
 from lightning_modules.priors.gradients import GradientPrior
 from lightning_modules.priors.mixture import MixturePrior
+from lightning_modules.priors.shaders import ShaderPrior
 from lightning_modules.priors.silhouettes import SilhouettePrior
 from lightning_modules.priors.strokes import StrokePrior
 
@@ -16,6 +17,7 @@ __all__ = [
     "GradientPrior",
     "ImagePrior",
     "MixturePrior",
+    "ShaderPrior",
     "SilhouettePrior",
     "StrokePrior",
     "check_sample",
