@@ -19,6 +19,7 @@ from lightning_modules.priors import (
     GradientPrior,
     ImagePrior,
     MixturePrior,
+    RandomGeneratorPrior,
     ShaderPrior,
     SilhouettePrior,
     StrokePrior,
@@ -59,6 +60,7 @@ PICTURES: dict[str, PriorPicture] = {
     "dead_leaves": PriorPicture(prior=DeadLeavesPrior(), image_shape=COLOUR, columns=10),
     "fractals": PriorPicture(prior=FractalPrior(), image_shape=COLOUR, columns=10),
     "shaders": PriorPicture(prior=ShaderPrior(), image_shape=COLOUR, columns=10),
+    "random_generators": PriorPicture(prior=RandomGeneratorPrior(), image_shape=COLOUR, columns=10),
     "gradients": PriorPicture(prior=GradientPrior(), image_shape=COLOUR, columns=10),
     "mixture": PriorPicture(
         prior=MixturePrior(

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_modules.priors import ImagePrior, ShaderPrior
+from lightning_modules.priors import ImagePrior, RandomGeneratorPrior, ShaderPrior
 from lightning_modules.priors.fractals import power_law_noise
 
-PRIORS: list[ImagePrior] = [ShaderPrior()]
+PRIORS: list[ImagePrior] = [RandomGeneratorPrior(), ShaderPrior()]
 SIDE = 64
 
 
