@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from lightning_modules.priors.base import ImagePrior, check_sample
 from lightning_modules.priors.colours import tone, tone_numbers
+from lightning_modules.priors.precision import full_float32
 from lightning_modules.priors.random_rows import RandomRows
 
 __all__ = ["RandomGeneratorPrior"]
@@ -84,19 +85,17 @@ class RandomGeneratorPrior(ImagePrior):
         own = torch.Generator(device=generator.device).manual_seed(seed)
         noise = self.channels * sizes[0].numel() + sum(size.numel() for size in sizes)
         columns = noise + 2 * self.channels * len(sizes) + tone_numbers(count)
-        with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
+        with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False), full_float32():
             rows = RandomRows.draw(batch_size, columns, generator=generator, device=device)
             inputs = zip(
                 rows.normal(noise).split(self.images_per_generator),
                 rows.normal(len(sizes), 2, self.channels, 1, 1).split(self.images_per_generator),
                 strict=True,
             )
-            # As many digits on a GPU as on a processor.
-            with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-                fields = [
-                    self._fields(_Weights.draw(self.channels, len(sizes), count + 1, own, device), *one, sizes)
-                    for one in inputs
-                ]
+            fields = [
+                self._fields(_Weights.draw(self.channels, len(sizes), count + 1, own, device), *one, sizes)
+                for one in inputs
+            ]
             return 2 * tone(rows, _decorrelated(torch.cat(fields))) - 1
 
     def _fields(self, weights: _Weights, noise: Tensor, style: Tensor, sizes: list[torch.Size]) -> Tensor:

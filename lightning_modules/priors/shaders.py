@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from lightning_modules.priors.base import ImagePrior, check_sample
 from lightning_modules.priors.colours import palette, palette_numbers, tone, tone_numbers
+from lightning_modules.priors.precision import full_float32
 from lightning_modules.priors.random_rows import RandomRows
 
 __all__ = ["ShaderPrior"]
@@ -100,7 +101,7 @@ class ShaderPrior(ImagePrior):
         """
         check_sample(batch_size, image_shape)
         kind = torch.device(device).type
-        with torch.no_grad(), torch.autocast(kind, enabled=False):
+        with torch.no_grad(), torch.autocast(kind, enabled=False), full_float32():
             rows = RandomRows.draw(batch_size, self._numbers(image_shape[0]), generator=generator, device=device)
             points = image_shape[1] * image_shape[2] * self.supersampling**2
             pieces = rows.split(max(1, _POINTS.get(kind, _MANY_POINTS) // points))
