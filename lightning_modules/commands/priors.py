@@ -19,6 +19,8 @@ from lightning_modules.priors import (
     GradientPrior,
     ImagePrior,
     MixturePrior,
+    RandomGeneratorPrior,
+    ShaderPrior,
     SilhouettePrior,
     StrokePrior,
 )
@@ -57,6 +59,8 @@ PICTURES: dict[str, PriorPicture] = {
     "silhouettes": PriorPicture(prior=SilhouettePrior(), image_shape=(1, 28, 28)),
     "dead_leaves": PriorPicture(prior=DeadLeavesPrior(), image_shape=COLOUR, columns=10),
     "fractals": PriorPicture(prior=FractalPrior(), image_shape=COLOUR, columns=10),
+    "shaders": PriorPicture(prior=ShaderPrior(), image_shape=COLOUR, columns=10),
+    "random_generators": PriorPicture(prior=RandomGeneratorPrior(), image_shape=COLOUR, columns=10),
     "gradients": PriorPicture(prior=GradientPrior(), image_shape=COLOUR, columns=10),
     "mixture": PriorPicture(
         prior=MixturePrior(

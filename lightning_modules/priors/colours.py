@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_modules.priors.random_rows import RandomRows
 
-__all__ = ["HARMONICS", "palette", "palette_numbers", "tint"]
+__all__ = ["HARMONICS", "palette", "palette_numbers", "tint", "tone", "tone_numbers"]
 
 HARMONICS = 4
 
@@ -58,3 +58,26 @@ def tint(noise: Tensor, *, mixing: Tensor, strength: Tensor) -> Tensor:
     """
     shades = torch.einsum("bij,bjhw->bihw", mixing, noise[:, 1:])
     return noise[:, :1] + strength[:, None, None, None] * shades
+
+
+def tone_numbers(channels: int) -> int:
+    """How many random numbers `tone` takes for each image."""
+    return channels * channels + channels + 3
+
+
+def tone(rows: RandomRows, fields: Tensor) -> Tensor:
+    """Makes images of fields: random tints, mean and contrast, with the colour covariance of photographs.
+
+    Args:
+        rows: numbers of each image, see `tone_numbers`.
+        fields: (B, C + 1, H, W), independent, of mean 0 and standard deviation 1; the first is brightness.
+
+    Returns:
+        (B, C, H, W) in [0, 1].
+    """
+    channels = fields.shape[1] - 1
+    mixing = rows.normal(channels, channels) / math.sqrt(channels)
+    colours = tint(fields, mixing=mixing, strength=rows.uniform(1, low=0.1, high=0.7)[:, 0])
+    mean = rows.uniform(1, low=0.25, high=0.75) + rows.uniform(channels, low=-0.2, high=0.2)
+    contrast = rows.uniform(1, low=0.1, high=0.3)[..., None, None]
+    return (mean[:, :, None, None] + contrast * colours).clamp(0, 1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightning_modules.priors.base import ImagePrior, check_sample
-from lightning_modules.priors.colours import palette, palette_numbers, tint
+from lightning_modules.priors.colours import palette, palette_numbers, tone, tone_numbers
 from lightning_modules.priors.random_rows import RandomRows
 
 __all__ = ["FractalPrior", "power_law_noise"]
@@ -65,7 +65,7 @@ class FractalPrior(ImagePrior):
         """
         check_sample(batch_size, image_shape)
         channels, height, width = image_shape
-        noise_numbers = (channels + 1) * height * width + channels * channels + channels + 5
+        noise_numbers = (channels + 1) * height * width + tone_numbers(channels) + 2
         walk_numbers = _MAPS * 7 + 1 + _WALKERS * _STEPS
         columns = noise_numbers + walk_numbers + palette_numbers(channels) + 2
         with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
@@ -85,11 +85,7 @@ class FractalPrior(ImagePrior):
         low, high = self.exponent
         exponent = rows.uniform(1, low=low, high=high)[:, 0]
         fields = power_law_noise(rows.normal(channels + 1, height, width), exponent)
-        mixing = rows.normal(channels, channels) / math.sqrt(channels)
-        noise = tint(fields, mixing=mixing, strength=rows.uniform(1, low=0.1, high=0.7)[:, 0])
-        mean = rows.uniform(1, low=0.25, high=0.75) + rows.uniform(channels, low=-0.2, high=0.2)
-        contrast = rows.uniform(1, low=0.1, high=0.3)[..., None, None]
-        return (mean[:, :, None, None] + contrast * noise).clamp(0, 1)
+        return tone(rows, fields)
 
 
 def power_law_noise(white: Tensor, exponent: Tensor) -> Tensor:

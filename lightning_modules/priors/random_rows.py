@@ -26,6 +26,15 @@ class RandomRows:
         """One draw of (rows, columns) from `generator`, on whatever device that lives, moved to `device`."""
         return cls(torch.rand(rows, columns, generator=generator, device=generator.device).to(device))
 
+    @property
+    def device(self) -> torch.device:
+        """Where the numbers are."""
+        return self._numbers.device
+
+    def split(self, size: int) -> list[RandomRows]:
+        """The same rows, at most `size` at once; none of their numbers may have been taken."""
+        return [RandomRows(piece) for piece in self._numbers.split(size)]
+
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         """(B, *shape), uniform between two values.
 

@@ -1,4 +1,4 @@
-"""Dead leaves, fractals, gradients: deterministic, in range, not degenerate, and what they say of photographs."""
+"""Priors for photographs: deterministic, in range, not degenerate, and what they say of photographs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_modules.priors import DeadLeavesPrior, FractalPrior, GradientPrior, ImagePrior
+from lightning_modules.priors import (
+    DeadLeavesPrior,
+    FractalPrior,
+    GradientPrior,
+    ImagePrior,
+    RandomGeneratorPrior,
+    ShaderPrior,
+)
 from lightning_modules.priors.colours import palette, palette_numbers
 from lightning_modules.priors.fractals import power_law_noise
 from lightning_modules.priors.random_rows import RandomRows
 
-PRIORS: list[ImagePrior] = [DeadLeavesPrior(), FractalPrior(), GradientPrior()]
+PRIORS: list[ImagePrior] = [
+    DeadLeavesPrior(),
+    FractalPrior(),
+    GradientPrior(),
+    RandomGeneratorPrior(),
+    ShaderPrior(),
+]
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (3, 20, 36), (1, 1, 1)]
 each_prior = pytest.mark.parametrize("prior", PRIORS, ids=lambda prior: type(prior).__name__)
 
@@ -84,7 +97,7 @@ def test_nothing_is_read(prior: ImagePrior, monkeypatch: pytest.MonkeyPatch) -> 
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
     }
-    allowed = {"__future__", "math", "torch", "torch.nn"}
+    allowed = {"__future__", "dataclasses", "math", "torch", "torch.nn"}
     assert all(name in allowed or str(name).startswith("lightning_modules.priors.") for name in names)
 
     def refuse(*arguments: Any, **_: Any) -> None:
