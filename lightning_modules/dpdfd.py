@@ -104,6 +104,7 @@ class DPDFD(DataFreeDistillation):
         )
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")
+        self.generator_terms.require_statistics(self.student)
 
     @property
     def of_ensemble(self) -> bool:

@@ -128,6 +128,12 @@ class DPSD(DataFreeDistillation):
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")
+        self.generator_terms.require_statistics(self.student)
+        if self.generator_terms.statistics_weight and discriminator != "student":
+            raise ValueError(
+                "generator_terms.statistics_weight must be 0 for discriminator='teacher': the term is of the student's "
+                f"BatchNorm statistics, got {self.generator_terms.statistics_weight}"
+            )
         self.latents: nn.Parameter | None = None
         if self.generator is not None and self.images.kind != "refined" and not fresh_latents:
             self.latents = nn.Parameter(torch.randn(self.images.generated, self.images.latent_dim))  # line 1: Z

@@ -159,6 +159,7 @@ class FedDPSD(DataFreeDistillation):
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")
+        self.generator_terms.require_statistics(self.student)
         #: In how many rounds each client was left out.
         self.absences: Counter[str] = Counter()
         self._told: set[tuple[str, str]] = set()
