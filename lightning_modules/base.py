@@ -39,6 +39,7 @@ from lightning_modules.runtime.renamed import plain_content, upgraded_checkpoint
 from lightning_modules.runtime.resuming import take_back_unfinished_step
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
 from lightning_modules.runtime.validation import log_validation_accuracy, validation_metric
+from lightning_modules.setting_checks import check_whole_number
 from lightning_modules.teachers.checks import ACCURACY_ACCESS, CHECKS, TRIAL_ACCESS, TeacherChecks
 from lightning_modules.teachers.private_model import PrivateModel
 from lightning_modules.teachers.source import TeacherSource
@@ -75,6 +76,7 @@ class DataFreeDistillation(LightningModule):
             `SmallCNN`.
         images: Where images come from.
         optimizers: Optimizers and schedules of student and generator.
+        generator_steps: Updates of the generator in each step of a method that calls `update_generator_again`.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -104,6 +106,7 @@ class DataFreeDistillation(LightningModule):
         teacher_checks: TeacherChecks = CHECKS,
         student: Callable[..., nn.Module] | None = None,
         optimizers: Optimizers | None = None,
+        generator_steps: int = 1,
     ) -> None:
         super().__init__()
         # A network is neither a hyperparameter nor saved; Lightning would warn that it is.
@@ -135,6 +138,13 @@ class DataFreeDistillation(LightningModule):
         self.generator = self.images.generator  # a submodule of this one, trained and saved with it
         if self.generator is not None:
             self.generator.to(memory_format=torch.channels_last)
+        check_whole_number("generator_steps", generator_steps, least=1)
+        if generator_steps > 1 and self.generator is None:
+            raise ValueError(
+                f"generator_steps must be 1 for images.source={self.images.kind!r}, which has no generator, got "
+                f"{generator_steps}"
+            )
+        self.generator_steps = generator_steps
         self.published_artefacts: tuple[str, ...] = ("student", *self.images.published)
         self.optimizer_settings = settings_of(Optimizers, optimizers or Optimizers(), name="optimizers")
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
@@ -217,7 +227,7 @@ class DataFreeDistillation(LightningModule):
         Args:
             latents: What this step's images are made from, see `draw_latents`.
             targets: Released targets of their images, shape (n, c), detached: a gradient through them would carry the
-                teacher past the noise.
+                teacher past the noise. No rows where there are none.
             scheduled: Whether this is one of the steps that the generator's schedule counts.
         """
         assert self.generator is not None
@@ -227,6 +237,17 @@ class DataFreeDistillation(LightningModule):
         if scheduled:
             self.step_scheduler("generator")
         self.log_in_step("train/generator_loss", loss.detach())
+
+    def update_generator_again(self) -> None:
+        """The updates of `generator_steps` after the first: of images that nobody is asked about.
+
+        So they have no targets, and the student's loss on targets is none of their terms. They see the student alone
+        (or what else `generator_loss` is of), and the generator's schedule does not count them.
+        """
+        for turn in range(1, self.generator_steps):
+            latents = self.draw_latents(self.steps_done, turn=turn)
+            assert latents is not None
+            self.update_generator(latents, torch.empty(0, self.num_classes, device=self.device), scheduled=False)
 
     def descend(self, name: str, loss: torch.Tensor) -> None:
         """One step of an optimizer down a loss, its mean over processes; inside `toggled_optimizer`."""
@@ -265,9 +286,9 @@ class DataFreeDistillation(LightningModule):
         """Draws that are the same in each process."""
         return replace(self.draws, rank=0)
 
-    def draw_latents(self, step: int) -> torch.Tensor | None:
-        """What the generator makes the images of a step from, see `ImageSource.latents`."""
-        return self.images.latents(step, self.draws)
+    def draw_latents(self, step: int, *, turn: int = 0) -> torch.Tensor | None:
+        """What the generator makes the images of a step from, see `ImageSource.latents`; others in each turn."""
+        return self.images.latents(step, self.draws.again(turn))
 
     @torch.no_grad()
     def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:

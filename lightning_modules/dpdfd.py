@@ -60,6 +60,8 @@ class DPDFD(DataFreeDistillation):
         gradient_targets: The distillation loss, and what the student makes of its noisy gradient.
         generator_terms: The generator's loss.
         optimizers: Optimizers and schedules of student and generator.
+        generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
+            nobody is asked about: they cost nothing, and their loss is without L_S.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -86,6 +88,7 @@ class DPDFD(DataFreeDistillation):
         gradient_targets: GradientTargets = GradientTargets(),
         generator_terms: GeneratorTerms = GeneratorTerms(),
         optimizers: Optimizers = Optimizers(),
+        generator_steps: int = 1,
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -101,10 +104,11 @@ class DPDFD(DataFreeDistillation):
             student=student,
             images=settings_of(Images, images, name="images"),
             optimizers=optimizers,
+            generator_steps=generator_steps,
         )
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")
-        self.generator_terms.require_statistics(self.student)
+        self.generator_terms.check_for(self.student, steps=generator_steps)
 
     @property
     def of_ensemble(self) -> bool:
@@ -119,6 +123,7 @@ class DPDFD(DataFreeDistillation):
             targets = self.update_student(images)  # lines 4 to 12
             if latents is not None:
                 self.update_generator(latents, targets[: len(latents)])  # lines 13 and 14
+                self.update_generator_again()
         self.end_step()
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
@@ -137,6 +142,6 @@ class DPDFD(DataFreeDistillation):
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_G of Eq. 5 with a weight for each term, plus L_S if switched on; see `DataFreeDistillation`."""
         loss, logits = self.generator_terms(self.student, images)
-        if self.generator_terms.student_loss_weight:
+        if self.generator_terms.student_loss_weight and len(targets):
             loss = self.generator_terms.with_student_loss(loss, logits, targets)
         return loss

@@ -70,16 +70,26 @@ class GeneratorTerms:
         loss = self.of(logits.float(), features.float()) + self.statistics_weight * distance()
         return loss, logits.float()
 
-    def require_statistics(self, student: nn.Module) -> None:
-        """Refuses `statistics_weight` of a student that keeps no statistics, before anything is spent.
+    def check_for(self, student: nn.Module, *, steps: int) -> None:
+        """Refuses, before anything is spent, what a run cannot do.
+
+        Args:
+            student: Whose statistics `statistics_weight` is of.
+            steps: Updates of the generator in each step; those after the first have no released targets.
 
         Raises:
-            ValueError: It has no BatchNorm.
+            ValueError: The student has no BatchNorm, or the later updates would have no term.
         """
         if self.statistics_weight and not has_statistics(student):
             raise ValueError(
                 f"generator_terms.statistics_weight={self.statistics_weight} needs a student with BatchNorm layers "
                 f"that keep running statistics (SmallCNN, ResNet18), got {type(student).__name__}: it must be 0"
+            )
+        others = (self.one_hot_weight, self.balance_weight, self.activation_weight, self.statistics_weight)
+        if steps > 1 and not any(others):
+            raise ValueError(
+                f"generator_steps must be 1 where generator_terms has no term but the student's loss, got {steps}: "
+                "updates after the first have no released targets"
             )
 
     def of(self, logits: Tensor, features: Tensor) -> Tensor:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import distil, equal, networks
+from support.runs import distil, equal, grouped, networks
+from support.variants import MoodyTeacher
 
-from lightning_modules import DPDFD
+from lightning_modules import DPDFD, DPSD
+from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli import TranscriptionCLI
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 
@@ -25,6 +27,7 @@ RUNS: dict[str, dict[str, Any]] = {
 #: Each option by the settings that switch it on.
 OPTIONS: dict[str, dict[str, Any]] = {
     "statistics": {"generator_terms": {"statistics_weight": 1.0}},
+    "generator steps": {"generator_steps": 3},
 }
 
 
@@ -50,11 +53,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def run(name: str, folder: str, *, noise: float = 100.0, **options: Any) -> TranscriptionCLI:
+def run(name: str, folder: str, *arguments: str, noise: float = 100.0, **options: Any) -> TranscriptionCLI:
     settings = dict(RUNS[name])
     annotator = {"noise_multiplier": noise, "scope": "run", **settings.pop("annotator", {})}
     model = {**settings.pop("model", {}), **options}
-    return distil(folder, model=model, annotator=annotator, steps=STEPS, **settings)
+    return distil(folder, *arguments, model=model, annotator=annotator, steps=STEPS, **settings)
 
 
 def spent(made: Callable[[], TranscriptionCLI], asked: list[int]) -> tuple[Any, ...]:
@@ -93,3 +96,77 @@ def test_an_option_changes_the_run(folder: Path, name: str) -> None:
     assert equal(default, networks(run(name, "again", noise=0.0)))
     for option, settings in OPTIONS.items():
         assert not equal(default, networks(run(name, option, noise=0.0, **settings)))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_survives_an_interruption(folder: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    settings = {"noise": 0.0, "student": {"class_path": "DataLensClassifier"}, "images": "both", **OPTIONS[option]}
+    if option == "statistics":
+        del settings["student"]
+    whole = run("DPDFD", "whole", **settings)
+    ended = DPDFD.on_train_batch_end
+
+    def failing(self: DPDFD, *arguments: Any) -> None:
+        ended(self, *arguments)
+        if self.steps_done == 2:
+            raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DPDFD, "on_train_batch_end", failing)
+        with pytest.raises(InterruptedError):
+            run("DPDFD", "run", **settings)
+    resumed = run("DPDFD", "run", "--ckpt_path=run/checkpoints/last.ckpt", **settings)
+    assert resumed.model.steps_done == STEPS
+    assert _all(whole).keys() == _all(resumed).keys()
+    assert equal(_all(whole), _all(resumed))
+
+
+def _all(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in cli.model.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
+@pytest.mark.parametrize("name", ["DPDFD", "DPSD data"])
+def test_further_updates_of_the_generator_have_images_of_their_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    seen: list[tuple[torch.Tensor, int]] = []
+    update = DataFreeDistillation.update_generator
+
+    def watched(self: Any, latents: torch.Tensor, targets: torch.Tensor, **settings: Any) -> None:
+        seen.append((latents.detach().clone(), len(targets)))
+        update(self, latents, targets, **settings)
+
+    monkeypatch.setattr(DataFreeDistillation, "update_generator", watched)
+    schedule = {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 1, "gamma": 0.5}}
+    options = {"optimizers": {"generator_lr_scheduler": schedule}, "student_loss_weight": 1.0}
+    made = run(name, "run", generator_steps=3, **options).model
+    assert [targets for _, targets in seen] == [8, 0, 0] * STEPS
+    # DPSD's own latent inputs are moved by every update, so that they differ as well.
+    assert len({tuple(latents.flatten().tolist()) for latents, _ in seen}) == 3 * STEPS
+    assert made.optimizer("generator").param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5**STEPS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"generator_steps": 0}, "generator_steps must be 1 or more and a whole number, got 0"),
+        ({"generator_steps": 1.5}, "generator_steps must be 1 or more and a whole number, got 1.5"),
+        ({"generator_steps": 2, "images": "prior"}, "generator_steps must be 1 for images.source='prior'.* got 2"),
+        (
+            {
+                "generator_steps": 2,
+                "generator_terms": {
+                    "one_hot_weight": 0.0,
+                    "balance_weight": 0.0,
+                    "activation_weight": 0.0,
+                    "student_loss_weight": 1.0,
+                },
+            },
+            "generator_steps must be 1 where generator_terms has no term but the student's loss, got 2",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", [DPDFD, DPSD])
+def test_settings_without_meaning_are_refused(kind: type[DPDFD | DPSD], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), **grouped(kind, **settings))
