@@ -62,6 +62,8 @@ class DPDFD(DataFreeDistillation):
         optimizers: Optimizers and schedules of student and generator.
         generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
             nobody is asked about: they cost nothing, and their loss is without L_S.
+        student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
+            is evaluated and published in place of the student; null for none. It costs nothing.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -89,6 +91,7 @@ class DPDFD(DataFreeDistillation):
         generator_terms: GeneratorTerms = GeneratorTerms(),
         optimizers: Optimizers = Optimizers(),
         generator_steps: int = 1,
+        student_ema: float | None = None,
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -105,6 +108,7 @@ class DPDFD(DataFreeDistillation):
             images=settings_of(Images, images, name="images"),
             optimizers=optimizers,
             generator_steps=generator_steps,
+            student_ema=student_ema,
         )
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")

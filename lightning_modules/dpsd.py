@@ -68,6 +68,8 @@ class DPSD(DataFreeDistillation):
         optimizers: Optimizers and schedules of student and generator; the generator's steps Z as well.
         generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
             nobody is asked about: they cost nothing, and their loss is without L_s.
+        student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
+            is evaluated and published in place of the student; null for none. It costs nothing.
 
     Raises:
         ValueError: A setting that has no meaning, or an annotator that is not for the switch.
@@ -99,6 +101,7 @@ class DPSD(DataFreeDistillation):
         generator_terms: GeneratorTerms = GeneratorTerms(),
         optimizers: Optimizers = Optimizers(),
         generator_steps: int = 1,
+        student_ema: float | None = None,
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -115,6 +118,7 @@ class DPSD(DataFreeDistillation):
             images=settings_of(Images, images, name="images"),
             optimizers=optimizers,
             generator_steps=generator_steps,
+            student_ema=student_ema,
         )
         if discriminator not in ("student", "teacher"):
             raise ValueError(f"discriminator must be student or teacher, got {discriminator!r}")

@@ -101,6 +101,8 @@ class FedDPSD(DataFreeDistillation):
         optimizers: Optimizers and schedules of student and generator.
         generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
             nobody is asked about: they cost nothing, and their loss is without L_S.
+        student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
+            is evaluated and published in place of the student; null for none. It costs nothing.
 
     Raises:
         ValueError: A setting that has no meaning, or an annotator that is not for the switch.
@@ -129,6 +131,7 @@ class FedDPSD(DataFreeDistillation):
         generator_terms: GeneratorTerms = GeneratorTerms(),
         optimizers: Optimizers = Optimizers(),
         generator_steps: int = 1,
+        student_ema: float | None = None,
     ) -> None:
         check_choice("unit", unit, ("record", "client"))
         check_whole_number("min_clients", min_clients, least=1)
@@ -145,6 +148,7 @@ class FedDPSD(DataFreeDistillation):
             images=settings_of(Images, images, name="images"),
             optimizers=optimizers,
             generator_steps=generator_steps,
+            student_ema=student_ema,
         )
         if not isinstance(clients, ClientConnection):
             raise ValueError(f"clients must be LocalClients or another way to reach them, got {type(clients).__name__}")

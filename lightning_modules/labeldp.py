@@ -137,6 +137,8 @@ class LabelDP(DataFreeDistillation):
         optimizers: Optimizers and schedules of student and generator.
         generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
             nobody is asked about: they cost nothing, and their loss is without the student's loss.
+        student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
+            is evaluated and published in place of the student; null for none. It costs nothing.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -164,6 +166,7 @@ class LabelDP(DataFreeDistillation):
         generator_training: GeneratorTraining = GeneratorTraining(),
         optimizers: Optimizers = Optimizers(),
         generator_steps: int = 1,
+        student_ema: float | None = None,
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -180,6 +183,7 @@ class LabelDP(DataFreeDistillation):
             images=settings_of(Images, images, name="images"),
             optimizers=optimizers,
             generator_steps=generator_steps,
+            student_ema=student_ema,
         )
         if not isinstance(self.annotator, LabelAnnotator):
             raise ValueError(f"annotator must be a LabelAnnotator, got {type(self.annotator).__name__}")

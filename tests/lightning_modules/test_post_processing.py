@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from support.variants import MoodyTeacher
 
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.base import DataFreeDistillation
+from lightning_modules.callbacks.record import measured_on
 from lightning_modules.cli import TranscriptionCLI
+from lightning_modules.publishing.run import read_run
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 
 STEPS = 4
@@ -28,6 +31,7 @@ RUNS: dict[str, dict[str, Any]] = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "statistics": {"generator_terms": {"statistics_weight": 1.0}},
     "generator steps": {"generator_steps": 3},
+    "average": {"student_ema": 0.9},
 }
 
 
@@ -58,6 +62,12 @@ def run(name: str, folder: str, *arguments: str, noise: float = 100.0, **options
     annotator = {"noise_multiplier": noise, "scope": "run", **settings.pop("annotator", {})}
     model = {**settings.pop("model", {}), **options}
     return distil(folder, *arguments, model=model, annotator=annotator, steps=STEPS, **settings)
+
+
+def published(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
+    """Every weight and buffer that a run publishes."""
+    found = cli.model.published_networks().items()
+    return {f"{name}.{key}": value for name, network in found for key, value in network.state_dict().items()}
 
 
 def spent(made: Callable[[], TranscriptionCLI], asked: list[int]) -> tuple[Any, ...]:
@@ -92,17 +102,17 @@ def test_a_query_that_is_not_charged_is_noticed(folder: Path, asked: list[int]) 
 @pytest.mark.parametrize("name", [name for name in RUNS if name != "DPSD label"])
 def test_an_option_changes_the_run(folder: Path, name: str) -> None:
     """Without noise, which no two runs have in common."""
-    default = networks(run(name, "default", noise=0.0))
-    assert equal(default, networks(run(name, "again", noise=0.0)))
+    default = published(run(name, "default", noise=0.0))
+    assert equal(default, published(run(name, "again", noise=0.0)))
     for option, settings in OPTIONS.items():
-        assert not equal(default, networks(run(name, option, noise=0.0, **settings)))
+        assert not equal(default, published(run(name, option, noise=0.0, **settings))), option
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_survives_an_interruption(folder: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
     settings = {"noise": 0.0, "student": {"class_path": "DataLensClassifier"}, "images": "both", **OPTIONS[option]}
-    if option == "statistics":
-        del settings["student"]
+    if option in ("statistics", "average"):
+        del settings["student"]  # without BatchNorm
     whole = run("DPDFD", "whole", **settings)
     ended = DPDFD.on_train_batch_end
 
@@ -146,9 +156,47 @@ def test_further_updates_of_the_generator_have_images_of_their_own(
     assert made.optimizer("generator").param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5**STEPS)
 
 
+def test_the_average_of_the_student_is_what_is_evaluated_and_published(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights and BatchNorm statistics against the sum by hand; the student itself learns as it does without."""
+    states: list[dict[str, torch.Tensor]] = []
+    step = DPDFD.step_student
+
+    def watched(self: DPDFD, loss: torch.Tensor) -> None:
+        step(self, loss)
+        states.append({name: value.clone() for name, value in self.student.state_dict().items()})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DPDFD, "step_student", watched)
+        model = run("DPDFD", "run", "--trainer.callbacks+=ResultRecord", student_ema=0.25).model
+    expected = states[0]
+    for decay, state in zip([2 / 11, 3 / 12, 0.25], states[1:], strict=True):
+        expected = {name: decay * value + (1 - decay) * state[name] for name, value in expected.items()}
+    average = model.published_networks()["student"]
+    assert average is not model.student and equal(states[-1], model.student.state_dict())
+    for name, value in average.state_dict().items():
+        assert not value.is_floating_point() or torch.allclose(value, expected[name], atol=1e-6), name
+    saved = torch.load("run/public/student.pt", weights_only=True)
+    assert equal(average.state_dict(), saved)
+    assert equal(average.state_dict(), read_run("run").network.state_dict())
+    images = torch.randn(64, 1, 8, 8)
+    assert torch.equal(model.eval()(images), average(images))
+    assert not torch.equal(model(images), model.student(images))
+    measured = measured_on(average, model.trainer.datamodule.test_dataloader(), model.device)
+    assert json.loads(Path("run/result.json").read_text())["accuracy"] == measured["accuracy"]
+
+
+def test_a_student_learns_as_it_does_without_an_average(folder: Path) -> None:
+    plain = networks(run("DPDFD", "plain", noise=0.0))
+    assert equal(plain, networks(run("DPDFD", "averaged", noise=0.0, student_ema=0.9)))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"student_ema": 1.0}, "student_ema must be 0 or more and below 1, or null for no average, got 1.0"),
+        ({"student_ema": -0.1}, "student_ema must be 0 or more and below 1, or null for no average, got -0.1"),
         ({"generator_steps": 0}, "generator_steps must be 1 or more and a whole number, got 0"),
         ({"generator_steps": 1.5}, "generator_steps must be 1 or more and a whole number, got 1.5"),
         ({"generator_steps": 2, "images": "prior"}, "generator_steps must be 1 for images.source='prior'.* got 2"),
