@@ -23,6 +23,7 @@ from lightning_modules.functional.rows import joined
 from lightning_modules.image_source import ImageSettings
 from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.networks.batchnorm import frozen_statistics
+from lightning_modules.networks.moving_average import moving_average
 from lightning_modules.optimizers import Optimizers, adam
 from lightning_modules.query_plan import QueryPlan
 from lightning_modules.runtime.area_under_curve import AreaUnderCurve, log_auroc
@@ -39,6 +40,7 @@ from lightning_modules.runtime.renamed import plain_content, upgraded_checkpoint
 from lightning_modules.runtime.resuming import take_back_unfinished_step
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
 from lightning_modules.runtime.validation import log_validation_accuracy, validation_metric
+from lightning_modules.setting_checks import check_number, check_whole_number
 from lightning_modules.teachers.checks import ACCURACY_ACCESS, CHECKS, TRIAL_ACCESS, TeacherChecks
 from lightning_modules.teachers.private_model import PrivateModel
 from lightning_modules.teachers.source import TeacherSource
@@ -75,6 +77,9 @@ class DataFreeDistillation(LightningModule):
             `SmallCNN`.
         images: Where images come from.
         optimizers: Optimizers and schedules of student and generator.
+        generator_steps: Updates of the generator in each step of a method that calls `update_generator_again`.
+        student_ema: Decay of a moving average of the student's weights, which is then evaluated and published in its
+            place.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -104,6 +109,8 @@ class DataFreeDistillation(LightningModule):
         teacher_checks: TeacherChecks = CHECKS,
         student: Callable[..., nn.Module] | None = None,
         optimizers: Optimizers | None = None,
+        generator_steps: int = 1,
+        student_ema: float | None = None,
     ) -> None:
         super().__init__()
         # A network is neither a hyperparameter nor saved; Lightning would warn that it is.
@@ -130,11 +137,20 @@ class DataFreeDistillation(LightningModule):
             student or SmallCNN, num_classes=num_classes, image_shape=self.image_shape, name="model.student"
         )
         self.student.to(memory_format=torch.channels_last)  # a CPU pools several times as fast
+        check_number("student_ema", student_ema, least=0, below=1, null="no average")
+        self.student_average = None if student_ema is None else moving_average(self.student, decay=student_ema)
         # After the student: the order decides which initial weights a seed gives.
         self.images = images.build(image_shape=self.image_shape, batch_size=batch_size)
         self.generator = self.images.generator  # a submodule of this one, trained and saved with it
         if self.generator is not None:
             self.generator.to(memory_format=torch.channels_last)
+        check_whole_number("generator_steps", generator_steps, least=1)
+        if generator_steps > 1 and self.generator is None:
+            raise ValueError(
+                f"generator_steps must be 1 for images.source={self.images.kind!r}, which has no generator, got "
+                f"{generator_steps}"
+            )
+        self.generator_steps = generator_steps
         self.published_artefacts: tuple[str, ...] = ("student", *self.images.published)
         self.optimizer_settings = settings_of(Optimizers, optimizers or Optimizers(), name="optimizers")
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
@@ -208,6 +224,8 @@ class DataFreeDistillation(LightningModule):
     def step_student(self, loss: torch.Tensor) -> None:
         """Backward, one step of the student's optimizer and of its schedule; inside `toggled_optimizer`."""
         self.descend("student", loss)
+        if self.student_average is not None:
+            self.student_average.update_parameters(self.student)
         self.step_scheduler("student")
         self.log_in_step("train/student_loss", loss.detach())
 
@@ -217,7 +235,7 @@ class DataFreeDistillation(LightningModule):
         Args:
             latents: What this step's images are made from, see `draw_latents`.
             targets: Released targets of their images, shape (n, c), detached: a gradient through them would carry the
-                teacher past the noise.
+                teacher past the noise. No rows where there are none.
             scheduled: Whether this is one of the steps that the generator's schedule counts.
         """
         assert self.generator is not None
@@ -227,6 +245,17 @@ class DataFreeDistillation(LightningModule):
         if scheduled:
             self.step_scheduler("generator")
         self.log_in_step("train/generator_loss", loss.detach())
+
+    def update_generator_again(self) -> None:
+        """The updates of `generator_steps` after the first: of images that nobody is asked about.
+
+        So they have no targets, and the student's loss on targets is none of their terms. They see the student alone
+        (or what else `generator_loss` is of), and the generator's schedule does not count them.
+        """
+        for turn in range(1, self.generator_steps):
+            latents = self.draw_latents(self.steps_done, turn=turn)
+            assert latents is not None
+            self.update_generator(latents, torch.empty(0, self.num_classes, device=self.device), scheduled=False)
 
     def descend(self, name: str, loss: torch.Tensor) -> None:
         """One step of an optimizer down a loss, its mean over processes; inside `toggled_optimizer`."""
@@ -265,9 +294,9 @@ class DataFreeDistillation(LightningModule):
         """Draws that are the same in each process."""
         return replace(self.draws, rank=0)
 
-    def draw_latents(self, step: int) -> torch.Tensor | None:
-        """What the generator makes the images of a step from, see `ImageSource.latents`."""
-        return self.images.latents(step, self.draws)
+    def draw_latents(self, step: int, *, turn: int = 0) -> torch.Tensor | None:
+        """What the generator makes the images of a step from, see `ImageSource.latents`; others in each turn."""
+        return self.images.latents(step, self.draws.again(turn))
 
     @torch.no_grad()
     def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:
@@ -333,8 +362,8 @@ class DataFreeDistillation(LightningModule):
         return self._teacher
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """The student's logits, (N, C, H, W) → (N, c)."""
-        logits: torch.Tensor = self.student(images)
+        """The published student's logits, (N, C, H, W) → (N, c)."""
+        logits: torch.Tensor = self.published_student(images)
         return logits
 
     def configure_callbacks(self) -> list[Callback]:
@@ -561,9 +590,17 @@ class DataFreeDistillation(LightningModule):
         """Record-level ε that a guarantee of this run states as things stand."""
         return self.annotator.covered_epsilon(self.plan.covered)
 
+    @property
+    def published_student(self) -> nn.Module:
+        """The student that is evaluated and published: itself, or the moving average of its weights."""
+        if self.student_average is None:
+            return self.student
+        average: nn.Module = self.student_average.module
+        return average
+
     def published_networks(self) -> dict[str, nn.Module]:
         """Networks that a guarantee of this run covers, by name."""
-        return {"student": self.student, **self.images.networks()}
+        return {"student": self.published_student, **self.images.networks()}
 
     # --- evaluation ---
 

@@ -60,6 +60,10 @@ class DPDFD(DataFreeDistillation):
         gradient_targets: The distillation loss, and what the student makes of its noisy gradient.
         generator_terms: The generator's loss.
         optimizers: Optimizers and schedules of student and generator.
+        generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
+            nobody is asked about: they cost nothing, and their loss is without L_S.
+        student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
+            is evaluated and published in place of the student; null for none. It costs nothing.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -86,6 +90,8 @@ class DPDFD(DataFreeDistillation):
         gradient_targets: GradientTargets = GradientTargets(),
         generator_terms: GeneratorTerms = GeneratorTerms(),
         optimizers: Optimizers = Optimizers(),
+        generator_steps: int = 1,
+        student_ema: float | None = None,
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -101,9 +107,12 @@ class DPDFD(DataFreeDistillation):
             student=student,
             images=settings_of(Images, images, name="images"),
             optimizers=optimizers,
+            generator_steps=generator_steps,
+            student_ema=student_ema,
         )
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")
+        self.generator_terms.check_for(self.student, steps=generator_steps)
 
     @property
     def of_ensemble(self) -> bool:
@@ -118,6 +127,7 @@ class DPDFD(DataFreeDistillation):
             targets = self.update_student(images)  # lines 4 to 12
             if latents is not None:
                 self.update_generator(latents, targets[: len(latents)])  # lines 13 and 14
+                self.update_generator_again()
         self.end_step()
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
@@ -136,6 +146,6 @@ class DPDFD(DataFreeDistillation):
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_G of Eq. 5 with a weight for each term, plus L_S if switched on; see `DataFreeDistillation`."""
         loss, logits = self.generator_terms(self.student, images)
-        if self.generator_terms.student_loss_weight:
+        if self.generator_terms.student_loss_weight and len(targets):
             loss = self.generator_terms.with_student_loss(loss, logits, targets)
         return loss

@@ -66,6 +66,10 @@ class DPSD(DataFreeDistillation):
         label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
         generator_terms: The generator's loss.
         optimizers: Optimizers and schedules of student and generator; the generator's steps Z as well.
+        generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
+            nobody is asked about: they cost nothing, and their loss is without L_s.
+        student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
+            is evaluated and published in place of the student; null for none. It costs nothing.
 
     Raises:
         ValueError: A setting that has no meaning, or an annotator that is not for the switch.
@@ -96,6 +100,8 @@ class DPSD(DataFreeDistillation):
         label_targets: LabelTargets = LabelTargets(),
         generator_terms: GeneratorTerms = GeneratorTerms(),
         optimizers: Optimizers = Optimizers(),
+        generator_steps: int = 1,
+        student_ema: float | None = None,
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -111,6 +117,8 @@ class DPSD(DataFreeDistillation):
             student=student,
             images=settings_of(Images, images, name="images"),
             optimizers=optimizers,
+            generator_steps=generator_steps,
+            student_ema=student_ema,
         )
         if discriminator not in ("student", "teacher"):
             raise ValueError(f"discriminator must be student or teacher, got {discriminator!r}")
@@ -128,6 +136,12 @@ class DPSD(DataFreeDistillation):
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")
+        self.generator_terms.check_for(self.student, steps=generator_steps)
+        if self.generator_terms.statistics_weight and discriminator != "student":
+            raise ValueError(
+                "generator_terms.statistics_weight must be 0 for discriminator='teacher': the term is of the student's "
+                f"BatchNorm statistics, got {self.generator_terms.statistics_weight}"
+            )
         self.latents: nn.Parameter | None = None
         if self.generator is not None and self.images.kind != "refined" and not fresh_latents:
             self.latents = nn.Parameter(torch.randn(self.images.generated, self.images.latent_dim))  # line 1: Z
@@ -136,13 +150,18 @@ class DPSD(DataFreeDistillation):
         """One iteration of Algorithm 1. `batch` is a step index: no data set stands behind it."""
         with self.draws.seeded(self.steps_done):
             latents = self.draw_latents(self.steps_done)
-            if self.latents is not None:
-                latents = self.latents[share_of(len(self.latents), self.processes)]
             images = self.draw_images(self.steps_done, latents)  # line 3
             targets = self.update_student(images)  # lines 4 and 5
             if latents is not None:
                 self.update_generator(latents, targets[: len(latents)])  # line 6
+                self.update_generator_again()
         self.end_step()
+
+    def draw_latents(self, step: int, *, turn: int = 0) -> torch.Tensor | None:
+        """See `DataFreeDistillation.draw_latents`; this process's share of Z where it is kept."""
+        if self.latents is None:
+            return super().draw_latents(step, turn=turn)
+        return self.latents[share_of(len(self.latents), self.processes)]
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Line 4: ŷ of Eq. 6, shape (B, c)."""
@@ -178,6 +197,7 @@ class DPSD(DataFreeDistillation):
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_g of Eq. 8 with a weight for each term, plus L_s if switched on; see `DataFreeDistillation`."""
         terms = self.generator_terms
+        of_targets = terms.student_loss_weight and len(targets)
         if self.discriminator == "student":
             loss, logits = terms(self.student, images)
         else:
@@ -185,8 +205,8 @@ class DPSD(DataFreeDistillation):
                 self.annotator, reason="the generator was trained against the private teacher (DPSD-T)"
             ).to(images.device)
             loss, _ = terms(network, images)
-            logits = self.student(images).float() if terms.student_loss_weight else images
-        return terms.with_student_loss(loss, logits, targets) if terms.student_loss_weight else loss
+            logits = self.student(images).float() if of_targets else images
+        return terms.with_student_loss(loss, logits, targets) if of_targets else loss
 
     def reset_generator(self) -> None:
         """See `DataFreeDistillation.reset_generator`; its latent inputs are drawn anew."""

@@ -99,6 +99,10 @@ class FedDPSD(DataFreeDistillation):
         label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
         generator_terms: The generator's loss.
         optimizers: Optimizers and schedules of student and generator.
+        generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
+            nobody is asked about: they cost nothing, and their loss is without L_S.
+        student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
+            is evaluated and published in place of the student; null for none. It costs nothing.
 
     Raises:
         ValueError: A setting that has no meaning, or an annotator that is not for the switch.
@@ -126,6 +130,8 @@ class FedDPSD(DataFreeDistillation):
         label_targets: LabelTargets = LabelTargets(),
         generator_terms: GeneratorTerms = GeneratorTerms(),
         optimizers: Optimizers = Optimizers(),
+        generator_steps: int = 1,
+        student_ema: float | None = None,
     ) -> None:
         check_choice("unit", unit, ("record", "client"))
         check_whole_number("min_clients", min_clients, least=1)
@@ -141,6 +147,8 @@ class FedDPSD(DataFreeDistillation):
             student=student,
             images=settings_of(Images, images, name="images"),
             optimizers=optimizers,
+            generator_steps=generator_steps,
+            student_ema=student_ema,
         )
         if not isinstance(clients, ClientConnection):
             raise ValueError(f"clients must be LocalClients or another way to reach them, got {type(clients).__name__}")
@@ -159,6 +167,7 @@ class FedDPSD(DataFreeDistillation):
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")
+        self.generator_terms.check_for(self.student, steps=generator_steps)
         #: In how many rounds each client was left out.
         self.absences: Counter[str] = Counter()
         self._told: set[tuple[str, str]] = set()
@@ -171,6 +180,7 @@ class FedDPSD(DataFreeDistillation):
             targets = self.update_student(images)  # lines 5 to 16
             if latents is not None:
                 self.update_generator(latents, targets[: len(latents)])  # lines 17 and 18
+                self.update_generator_again()
         self.end_step()
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
@@ -205,7 +215,7 @@ class FedDPSD(DataFreeDistillation):
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_G with a weight for each term, plus L_S if switched on; see `DataFreeDistillation`."""
         loss, logits = self.generator_terms(self.student, images)
-        if self.generator_terms.student_loss_weight:
+        if self.generator_terms.student_loss_weight and len(targets):
             loss = self.generator_terms.with_student_loss(loss, logits, targets)
         return loss
 

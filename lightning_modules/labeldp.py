@@ -135,6 +135,10 @@ class LabelDP(DataFreeDistillation):
         stages: How a stage's images are labelled, and what its student is fitted to.
         generator_training: What the generator is trained against, and its loss.
         optimizers: Optimizers and schedules of student and generator.
+        generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
+            nobody is asked about: they cost nothing, and their loss is without the student's loss.
+        student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
+            is evaluated and published in place of the student; null for none. It costs nothing.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -161,6 +165,8 @@ class LabelDP(DataFreeDistillation):
         stages: Stages = Stages(),
         generator_training: GeneratorTraining = GeneratorTraining(),
         optimizers: Optimizers = Optimizers(),
+        generator_steps: int = 1,
+        student_ema: float | None = None,
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -176,6 +182,8 @@ class LabelDP(DataFreeDistillation):
             student=student,
             images=settings_of(Images, images, name="images"),
             optimizers=optimizers,
+            generator_steps=generator_steps,
+            student_ema=student_ema,
         )
         if not isinstance(self.annotator, LabelAnnotator):
             raise ValueError(f"annotator must be a LabelAnnotator, got {type(self.annotator).__name__}")
@@ -227,6 +235,7 @@ class LabelDP(DataFreeDistillation):
                 begin = call * self.batch_size + self._own_rows.start
                 labels = self.stage_labels[-self.labelled_batches * self.batch_size :][begin:][: len(latents)]
                 self.update_generator(latents, self._distributions(labels))
+                self.update_generator_again()
         self.end_step()
 
     def reset_generator(self) -> None:

@@ -43,7 +43,14 @@ def check_whole_number(name: str, given: Any, *, least: int, null: str = "") -> 
 
 
 def check_number(
-    name: str, given: Any, *, least: float = -math.inf, above: float = -math.inf, most: float = math.inf, null: str = ""
+    name: str,
+    given: Any,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+    below: float = math.inf,
+    null: str = "",
 ) -> None:
     """Refuses what is not a finite number in range.
 
@@ -53,15 +60,20 @@ def check_number(
         least: The smallest that is allowed.
         above: What it must exceed.
         most: The largest that is allowed.
+        below: What it must not reach; given with `least`.
         null: What null stands for, where it is allowed.
 
     Raises:
         ValueError: It is none.
     """
     number = isinstance(given, Real) and not isinstance(given, bool)
-    if (given is None and null) or (number and math.isfinite(given) and least <= given <= most and given > above):
+    if given is None and null:
         return
-    if most < math.inf:
+    if number and math.isfinite(given) and least <= given <= most and above < given < below:
+        return
+    if below < math.inf:
+        allowed = f"{least:g} or more and below {below:g}"
+    elif most < math.inf:
         allowed = f"a number between {least:g} and {most:g}"
     elif least > -math.inf:
         allowed = f"{least:g} or more and finite"

@@ -81,11 +81,9 @@ class FedDAFL(DataFreeDistillation):
         if self.images.kind != "generator":
             raise ValueError(f"images.source must be generator, got {self.images.kind!r}")
         self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")
-        if self.generator_terms.student_loss_weight:
-            raise ValueError(
-                "generator_terms.student_loss_weight must be 0: DAFL has no such term, got "
-                f"{self.generator_terms.student_loss_weight}"
-            )
+        for name in ("student_loss_weight", "statistics_weight"):
+            if weight := getattr(self.generator_terms, name):
+                raise ValueError(f"generator_terms.{name} must be 0: DAFL has no such term, got {weight}")
 
     @property
     def of_ensemble(self) -> bool:

@@ -25,10 +25,13 @@ class DataFreeModule(Protocol):
     """The part of `DataFreeDistillation` that its callbacks use; see there."""
 
     annotator: Annotator
-    student: nn.Module
     steps_done: int
     draw_seed: int | None
     data_accesses: list[str]
+
+    @property
+    def published_student(self) -> nn.Module:
+        """The student that is evaluated and published."""
 
     @property
     def next_calls(self) -> int:

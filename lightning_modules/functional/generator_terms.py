@@ -14,6 +14,7 @@ from lightning_modules.functional.losses import (
     one_hot_loss,
     soft_cross_entropy,
 )
+from lightning_modules.networks.bn_statistics import distance_to_statistics, has_statistics
 from lightning_modules.networks.features import logits_and_features
 from lightning_modules.setting_checks import check_choice, check_number
 
@@ -34,6 +35,9 @@ class GeneratorTerms:
         activation_weight: β, of the size of the features.
         activation_norm: `l1` mean absolute feature, or `l2` mean norm of an image's features.
         student_loss_weight: Of the student's loss on the released targets (1 as printed).
+        statistics_weight: Of the distance of the batch's statistics from those that the student's BatchNorm layers keep
+            (LabelDP's third term, of the student in place of the teacher). No paper has it. The student is released, so
+            that it costs nothing.
     """
 
     one_hot_weight: float = 1.0
@@ -42,10 +46,12 @@ class GeneratorTerms:
     activation_norm: Literal["l1", "l2"] = "l1"
     student_loss_weight: float = 0.0
     balance_logarithm: Logarithm = "natural"
+    statistics_weight: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("one_hot_weight", "balance_weight", "activation_weight", "student_loss_weight"):
             check_number(f"generator_terms.{name}", getattr(self, name))
+        check_number("generator_terms.statistics_weight", self.statistics_weight, least=0)
         check_choice("generator_terms.activation_norm", self.activation_norm, ("l1", "l2"))
         check_choice("generator_terms.balance_logarithm", self.balance_logarithm, get_args(Logarithm))
 
@@ -56,9 +62,35 @@ class GeneratorTerms:
             discriminator: A classifier; see `logits_and_features`.
             images: (n, C, H, W).
         """
-        logits, features = logits_and_features(discriminator, images)
-        logits = logits.float()
-        return self.of(logits, features.float()), logits
+        if not self.statistics_weight:
+            logits, features = logits_and_features(discriminator, images)
+            return self.of(logits.float(), features.float()), logits.float()
+        with distance_to_statistics(discriminator) as distance:
+            logits, features = logits_and_features(discriminator, images)
+        loss = self.of(logits.float(), features.float()) + self.statistics_weight * distance()
+        return loss, logits.float()
+
+    def check_for(self, student: nn.Module, *, steps: int) -> None:
+        """Refuses, before anything is spent, what a run cannot do.
+
+        Args:
+            student: Whose statistics `statistics_weight` is of.
+            steps: Updates of the generator in each step; those after the first have no released targets.
+
+        Raises:
+            ValueError: The student has no BatchNorm, or the later updates would have no term.
+        """
+        if self.statistics_weight and not has_statistics(student):
+            raise ValueError(
+                f"generator_terms.statistics_weight={self.statistics_weight} needs a student with BatchNorm layers "
+                f"that keep running statistics (SmallCNN, ResNet18), got {type(student).__name__}: it must be 0"
+            )
+        others = (self.one_hot_weight, self.balance_weight, self.activation_weight, self.statistics_weight)
+        if steps > 1 and not any(others):
+            raise ValueError(
+                f"generator_steps must be 1 where generator_terms has no term but the student's loss, got {steps}: "
+                "updates after the first have no released targets"
+            )
 
     def of(self, logits: Tensor, features: Tensor) -> Tensor:
         """The weighted sum of the terms of logits (n, c) and features (n, F)."""

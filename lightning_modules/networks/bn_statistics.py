@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,27 +11,29 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-def logits_and_statistics(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Run `model` once and return its logits with the distance of its layers' inputs from their running statistics.
+def has_statistics(model: nn.Module) -> bool:
+    """Whether a network has a BatchNorm layer that keeps running statistics."""
+    return bool(_layers(model))
+
+
+@contextmanager
+def distance_to_statistics(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
+    """Watches the inputs of a network's BatchNorm layers while it is run within the block.
 
     For each BatchNorm layer ‖mean - running_mean‖₂ + ‖var - running_var‖₂ over the channels of its input, summed over
     layers. The hooks that catch the inputs are removed again.
 
     Args:
-        model: a classifier with BatchNorm, in eval mode.
-        images: (N, C, H, W).
+        model: a classifier with BatchNorm. In eval mode the inputs are what its running statistics make of the images,
+            in training mode what the batch's own do.
 
-    Returns:
-        Logits (N, c) and a scalar, both with their graph.
+    Yields:
+        What gives the sum, a scalar with its graph, once the network has run.
 
     Raises:
-        ValueError: if the model has no BatchNorm that keeps statistics, or calls one of them not at all.
+        ValueError: if the model has no BatchNorm that keeps statistics, or called one of them not at all.
     """
-    layers = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, _BatchNorm) and layer.running_mean is not None
-    }
+    layers = _layers(model)
     if not layers:
         raise ValueError(
             f"model: {type(model).__name__} has no BatchNorm layer with running statistics, which the statistics term"
@@ -43,18 +47,46 @@ def logits_and_statistics(model: nn.Module, images: Tensor) -> tuple[Tensor, Ten
 
         return caught
 
+    def total() -> Tensor:
+        if silent := [name for name, found in distances.items() if not found]:
+            raise ValueError(
+                f"model: {type(model).__name__} does not call its BatchNorm layers {', '.join(silent)} (or hides them"
+                " from hooks), so that their statistics cannot be compared with"
+            )
+        return torch.stack([value for found in distances.values() for value in found]).sum()
+
     handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
     try:
-        logits: Tensor = model(images)
+        yield total
     finally:
         for handle in handles:
             handle.remove()
-    if silent := [name for name, found in distances.items() if not found]:
-        raise ValueError(
-            f"model: {type(model).__name__} does not call its BatchNorm layers {', '.join(silent)} (or hides them from"
-            " hooks), so that their statistics cannot be compared with"
-        )
-    return logits, torch.stack([value for found in distances.values() for value in found]).sum()
+
+
+def logits_and_statistics(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Run `model` once and return its logits with the distance of its layers' inputs from their running statistics.
+
+    Args:
+        model: a classifier with BatchNorm, in eval mode.
+        images: (N, C, H, W).
+
+    Returns:
+        Logits (N, c) and a scalar, both with their graph; see `distance_to_statistics`.
+
+    Raises:
+        ValueError: if the model has no BatchNorm that keeps statistics, or calls one of them not at all.
+    """
+    with distance_to_statistics(model) as distance:
+        logits: Tensor = model(images)
+    return logits, distance()
+
+
+def _layers(model: nn.Module) -> dict[str, nn.Module]:
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None
+    }
 
 
 def _distance(layer: Any, inputs: Tensor) -> Tensor:

@@ -31,6 +31,9 @@ from privacy.identity import Training
 
 __all__ = ["FinishedRun", "read_run"]
 
+#: What stands before the names of a student's averaged weights in a checkpoint of a run with `student_ema`.
+_AVERAGE = "student_average.module."
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
@@ -292,6 +295,8 @@ def _filled(
     image_shape: tuple[int, int, int],
 ) -> nn.Module:
     prefix = "student." if role == "student" else "network."
+    if role == "student" and any(name.startswith(_AVERAGE) for name in content["state_dict"]):
+        prefix = _AVERAGE
     weights = {
         name.removeprefix(prefix): value for name, value in content["state_dict"].items() if name.startswith(prefix)
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -62,6 +62,10 @@ class Draws:
     def stream(self, step: int, name: str) -> torch.Generator:
         """A CPU generator for what is drawn under `name` in a step."""
         return stream(self.seed, step, self.rank, name)
+
+    def again(self, turn: int) -> Draws:
+        """The draws of what is done again in a step, for the turn of that number; 0 is the first."""
+        return self if not turn else replace(self, seed=key(self.seed, turn, 0, "again"))
 
     def seeded(self, step: int) -> AbstractContextManager[None]:
         """A block of which everything random, dropout above all, is of this step."""

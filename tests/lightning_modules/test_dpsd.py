@@ -85,6 +85,10 @@ def test_the_switch_chooses_the_annotator_and_refuses_the_other_one() -> None:
         ({"gamma": 0.0}, "gradient_targets.gamma must be above 0 and finite, or null for 1/norm_bound, got 0.0"),
         ({"annotator": LabelAnnotator(labels="soft")}, "annotator.labels must be hard for DPSD"),
         ({"images": "real"}, "images.source must be one of generator, prior, both"),
+        (
+            {"discriminator": "teacher", "generator_terms": {"statistics_weight": 0.5}},
+            "generator_terms.statistics_weight must be 0 for discriminator='teacher'.* got 0.5",
+        ),
     ],
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -66,9 +66,13 @@ def test_a_generator_that_saw_the_teacher_is_bounded_by_nothing(folder: Path, im
     assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
 
 
-def test_a_generator_that_saw_the_student_alone_is_bounded_by_the_answers(folder: Path) -> None:
-    account = run(images="both", discriminator="student", student_loss_weight=1.0).model.annotator.account
-    assert account.epsilon() == pytest.approx(_answers(STEPS * STAGES))
+@pytest.mark.parametrize("generator_steps", [1, 3])
+def test_a_generator_that_saw_the_student_alone_is_bounded_by_the_answers(folder: Path, generator_steps: int) -> None:
+    settings = {"discriminator": "student", "student_loss_weight": 1.0, "generator_steps": generator_steps}
+    model = run(images="both", **settings).model
+    assert model.annotator.account.epsilon() == pytest.approx(_answers(STEPS * STAGES))
+    updates = model.optimizer("generator").optimizer.state.values()
+    assert {int(state["step"]) for state in updates} == {generator_steps * STEPS * STAGES}
 
 
 def test_the_generator_is_pretrained_and_fine_tuned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,7 @@ def test_what_is_allowed_is_let_through_up_to_its_bounds() -> None:
         (-1, {"least": 0}, "0 or more and finite"),
         (2.1, {"least": 1, "most": 2}, "a number between 1 and 2"),
         (0, {"above": 0}, "above 0 and finite"),
+        (1.0, {"least": 0, "below": 1}, "0 or more and below 1"),
     ):
         with pytest.raises(ValueError, match=f"x must be {words}, got {given}"):
             check_number("x", given, **bounds)

@@ -1,0 +1,220 @@
+"""Options that use what was released once more: each changes the run, and none of them what it asked and paid for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import distil, equal, grouped, networks
+from support.variants import MoodyTeacher
+
+from lightning_modules import DPDFD, DPSD
+from lightning_modules.base import DataFreeDistillation
+from lightning_modules.callbacks.record import measured_on
+from lightning_modules.cli import TranscriptionCLI
+from lightning_modules.publishing.run import read_run
+from lightning_modules.teachers.private_teacher import PrivateTeacher
+
+STEPS = 4
+LABEL = {"class_path": "LabelAnnotator", "init_args": {"epsilon": 2.0, "smallest": 3, "scope": "run"}}
+RUNS: dict[str, dict[str, Any]] = {
+    "DPDFD": {},
+    "DPDFD follows gradients": {"model": {"student_follows": "gradients"}},
+    "DPSD data": {"class_path": "DPSD", "annotator": {"top_k": 3}},
+    "DPSD label": {"class_path": "DPSD", "model": {"annotator": LABEL}},
+}
+#: Each option by the settings that switch it on.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "statistics": {"generator_terms": {"statistics_weight": 1.0}},
+    "generator steps": {"generator_steps": 3},
+    "average": {"student_ema": 0.9},
+}
+
+
+class AskingDPDFD(DPDFD):
+    """Asks its teacher once more where nobody is charged for it."""
+
+    def update_generator(self, *arguments: Any, **settings: Any) -> None:
+        super().update_generator(*arguments, **settings)
+        self.teacher.logits(torch.zeros(2, *self.image_shape))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many images the teacher was asked about in each call."""
+    found: list[int] = []
+    logits = PrivateTeacher.logits
+
+    def watched(self: PrivateTeacher, images: torch.Tensor) -> torch.Tensor:
+        found.append(len(images))
+        return logits(self, images)
+
+    monkeypatch.setattr(PrivateTeacher, "logits", watched)
+    return found
+
+
+def run(name: str, folder: str, *arguments: str, noise: float = 100.0, **options: Any) -> TranscriptionCLI:
+    settings = dict(RUNS[name])
+    annotator = {"noise_multiplier": noise, "scope": "run", **settings.pop("annotator", {})}
+    model = {**settings.pop("model", {}), **options}
+    return distil(folder, *arguments, model=model, annotator=annotator, steps=STEPS, **settings)
+
+
+def published(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
+    """Every weight and buffer that a run publishes."""
+    found = cli.model.published_networks().items()
+    return {f"{name}.{key}": value for name, network in found for key, value in network.state_dict().items()}
+
+
+def spent(made: Callable[[], TranscriptionCLI], asked: list[int]) -> tuple[Any, ...]:
+    """All that a run asked for, was charged and may say of itself, but for its own identity."""
+    asked.clear()
+    model = made().model
+    account, guarantee = model.annotator.account, model.guarantee()
+    return (
+        list(asked),
+        account.counts(scope="run"),
+        (account.epsilon(), account.epsilon_published(), account.queries(scope="run")),
+        (guarantee.epsilon, guarantee.claimed_epsilon, guarantee.unit, guarantee.assumptions),
+        model.data_accesses,
+    )
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("name", RUNS)
+def test_an_option_costs_nothing(folder: Path, asked: list[int], name: str, option: str) -> None:
+    default = spent(lambda: run(name, "default"), asked)
+    assert default[0] == [8] * STEPS and 0 < default[2][0] < float("inf")
+    assert spent(lambda: run(name, "changed", **OPTIONS[option]), asked) == default
+
+
+def test_a_query_that_is_not_charged_is_noticed(folder: Path, asked: list[int]) -> None:
+    default = spent(lambda: run("DPDFD", "default"), asked)
+    asking = {"class_path": f"{__name__}.AskingDPDFD", "annotator": {"scope": "run"}}
+    changed = spent(lambda: distil("asking", steps=STEPS, **asking), asked)
+    assert changed[0] != default[0] and changed[1:] == default[1:]
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "DPSD label"])
+def test_an_option_changes_the_run(folder: Path, name: str) -> None:
+    """Without noise, which no two runs have in common."""
+    default = published(run(name, "default", noise=0.0))
+    assert equal(default, published(run(name, "again", noise=0.0)))
+    for option, settings in OPTIONS.items():
+        assert not equal(default, published(run(name, option, noise=0.0, **settings))), option
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_survives_an_interruption(folder: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    settings = {"noise": 0.0, "student": {"class_path": "DataLensClassifier"}, "images": "both", **OPTIONS[option]}
+    if option in ("statistics", "average"):
+        del settings["student"]  # without BatchNorm
+    whole = run("DPDFD", "whole", **settings)
+    ended = DPDFD.on_train_batch_end
+
+    def failing(self: DPDFD, *arguments: Any) -> None:
+        ended(self, *arguments)
+        if self.steps_done == 2:
+            raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DPDFD, "on_train_batch_end", failing)
+        with pytest.raises(InterruptedError):
+            run("DPDFD", "run", **settings)
+    resumed = run("DPDFD", "run", "--ckpt_path=run/checkpoints/last.ckpt", **settings)
+    assert resumed.model.steps_done == STEPS
+    assert _all(whole).keys() == _all(resumed).keys()
+    assert equal(_all(whole), _all(resumed))
+
+
+def _all(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in cli.model.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
+@pytest.mark.parametrize("name", ["DPDFD", "DPSD data"])
+def test_further_updates_of_the_generator_have_images_of_their_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    seen: list[tuple[torch.Tensor, int]] = []
+    update = DataFreeDistillation.update_generator
+
+    def watched(self: Any, latents: torch.Tensor, targets: torch.Tensor, **settings: Any) -> None:
+        seen.append((latents.detach().clone(), len(targets)))
+        update(self, latents, targets, **settings)
+
+    monkeypatch.setattr(DataFreeDistillation, "update_generator", watched)
+    schedule = {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 1, "gamma": 0.5}}
+    options = {"optimizers": {"generator_lr_scheduler": schedule}, "student_loss_weight": 1.0}
+    made = run(name, "run", generator_steps=3, **options).model
+    assert [targets for _, targets in seen] == [8, 0, 0] * STEPS
+    # DPSD's own latent inputs are moved by every update, so that they differ as well.
+    assert len({tuple(latents.flatten().tolist()) for latents, _ in seen}) == 3 * STEPS
+    assert made.optimizer("generator").param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5**STEPS)
+
+
+def test_the_average_of_the_student_is_what_is_evaluated_and_published(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights and BatchNorm statistics against the sum by hand; the student itself learns as it does without."""
+    states: list[dict[str, torch.Tensor]] = []
+    step = DPDFD.step_student
+
+    def watched(self: DPDFD, loss: torch.Tensor) -> None:
+        step(self, loss)
+        states.append({name: value.clone() for name, value in self.student.state_dict().items()})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DPDFD, "step_student", watched)
+        model = run("DPDFD", "run", "--trainer.callbacks+=ResultRecord", student_ema=0.25).model
+    expected = states[0]
+    for decay, state in zip([2 / 11, 3 / 12, 0.25], states[1:], strict=True):
+        expected = {name: decay * value + (1 - decay) * state[name] for name, value in expected.items()}
+    average = model.published_networks()["student"]
+    assert average is not model.student and equal(states[-1], model.student.state_dict())
+    for name, value in average.state_dict().items():
+        assert not value.is_floating_point() or torch.allclose(value, expected[name], atol=1e-6), name
+    saved = torch.load("run/public/student.pt", weights_only=True)
+    assert equal(average.state_dict(), saved)
+    assert equal(average.state_dict(), read_run("run").network.state_dict())
+    images = torch.randn(64, 1, 8, 8)
+    assert torch.equal(model.eval()(images), average(images))
+    assert not torch.equal(model(images), model.student(images))
+    measured = measured_on(average, model.trainer.datamodule.test_dataloader(), model.device)
+    assert json.loads(Path("run/result.json").read_text())["accuracy"] == measured["accuracy"]
+
+
+def test_a_student_learns_as_it_does_without_an_average(folder: Path) -> None:
+    plain = networks(run("DPDFD", "plain", noise=0.0))
+    assert equal(plain, networks(run("DPDFD", "averaged", noise=0.0, student_ema=0.9)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"student_ema": 1.0}, "student_ema must be 0 or more and below 1, or null for no average, got 1.0"),
+        ({"student_ema": -0.1}, "student_ema must be 0 or more and below 1, or null for no average, got -0.1"),
+        ({"generator_steps": 0}, "generator_steps must be 1 or more and a whole number, got 0"),
+        ({"generator_steps": 1.5}, "generator_steps must be 1 or more and a whole number, got 1.5"),
+        ({"generator_steps": 2, "images": "prior"}, "generator_steps must be 1 for images.source='prior'.* got 2"),
+        (
+            {
+                "generator_steps": 2,
+                "generator_terms": {
+                    "one_hot_weight": 0.0,
+                    "balance_weight": 0.0,
+                    "activation_weight": 0.0,
+                    "student_loss_weight": 1.0,
+                },
+            },
+            "generator_steps must be 1 where generator_terms has no term but the student's loss, got 2",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", [DPDFD, DPSD])
+def test_settings_without_meaning_are_refused(kind: type[DPDFD | DPSD], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), **grouped(kind, **settings))
