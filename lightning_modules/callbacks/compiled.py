@@ -9,6 +9,7 @@ from lightning import Callback, LightningModule, Trainer
 from torch import nn
 
 from lightning_modules.callbacks.data_free import is_data_free
+from lightning_modules.pretraining import ProceduralPretraining
 from lightning_modules.runtime.processes import processes_of
 from lightning_modules.teachers.teacher import Teacher
 from privacy.processes import by_all
@@ -28,8 +29,9 @@ class Compile(Callback):
     rounding.
 
     Args:
-        networks: Which: of a data-free method `student` and `generator`, of a `Teacher` its `network`. Default: those
-            that there are, except a `DGD` student with tangent and normal terms, whose gradients are derived twice.
+        networks: Which: of a data-free method `student` and `generator`, of a `Teacher` its `network`, of a pretraining
+            its `encoder`. Default: those that there are, except a `DGD` student with tangent and normal terms, whose
+            gradients are derived twice.
         backend: Of `torch.compile`.
         mode: Of `torch.compile`, such as `reduce-overhead`.
         dynamic: Of `torch.compile`; None lets it find out.
@@ -63,8 +65,9 @@ class Compile(Callback):
         offered = _networks(module)
         if not offered:
             raise CompileError(
-                f"Compile is for data-free methods and Teacher: {type(module).__name__} takes gradients of single "
-                "records or of many networks at once, which is not compiled. Leave the callback out"
+                "Compile is for data-free methods, Teacher and ProceduralPretraining: "
+                f"{type(module).__name__} takes gradients of single records or of many networks at once, which is not "
+                "compiled. Leave the callback out"
             )
         twice = bool(getattr(getattr(module, "tangent_normal", None), "switched_on", False))
         names = self.networks
@@ -85,4 +88,6 @@ def _networks(module: LightningModule) -> dict[str, nn.Module]:
     if is_data_free(module):
         found = {name: getattr(module, name, None) for name in ("student", "generator")}
         return {name: network for name, network in found.items() if isinstance(network, nn.Module)}
+    if isinstance(module, ProceduralPretraining):
+        return {"encoder": module.encoder}
     return {"network": module.network} if type(module) is Teacher else {}

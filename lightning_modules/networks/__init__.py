@@ -10,6 +10,7 @@ from lightning_modules.networks.patches import WhitenedPatchClassifier
 from lightning_modules.networks.pixel_statistics import ScaledOutput
 from lightning_modules.networks.refiner import Refiner
 from lightning_modules.networks.resnet import ResNet18, ResNet34
+from lightning_modules.networks.resnet_encoder import ResNetEncoder
 from lightning_modules.networks.scattering import Scattering2d, ScatteringClassifier
 from lightning_modules.networks.small_nets import DataLensClassifier, SmallCNN, TwoConvNet
 from lightning_modules.networks.vae import ConvVAE
@@ -24,6 +25,7 @@ __all__ = [
     "Refiner",
     "ResNet18",
     "ResNet34",
+    "ResNetEncoder",
     "ScaledOutput",
     "Scattering2d",
     "ScatteringClassifier",

@@ -1,0 +1,138 @@
+"""What a checkpoint of a pretraining says of its encoder, and of the images that it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_modules.networks.foreign import named_object
+from lightning_modules.networks.named_code import require_classes
+from lightning_modules.priors import ImagePrior
+
+__all__ = [
+    "PROVENANCE",
+    "SECTION",
+    "build_encoder",
+    "check_encoder",
+    "described_factory",
+    "described_prior",
+    "provenance_of",
+]
+
+PROVENANCE = "procedural images only"
+"""What a pretraining declares whose images and first weights are all this package's own."""
+
+SECTION = "pretraining"
+"""Where a checkpoint says it."""
+
+_OURS = "lightning_modules."
+
+
+def provenance_of(prior: ImagePrior, encoder: nn.Module) -> str | None:
+    """`PROVENANCE` where classes of this package drew the images and the first weights; None where others did.
+
+    A prior or a network of anyone's may read files: it knows where they come from, and nothing here does.
+    """
+    classes = [*_classes_of(prior), type(encoder)]
+    return PROVENANCE if all(one.__module__.startswith(_OURS) for one in classes) else None
+
+
+def _classes_of(prior: ImagePrior) -> list[type]:
+    inner = [one for value in vars(prior).values() for one in (value if isinstance(value, (list, tuple)) else [value])]
+    nested = [one for part in inner if isinstance(part, ImagePrior) for one in _classes_of(part)]
+    return [type(prior), *nested]
+
+
+def described_prior(value: Any) -> Any:
+    """A prior's class and settings as plain values, those of a mixture's parts too."""
+    if isinstance(value, ImagePrior):
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        return {"class": name, **{key: described_prior(item) for key, item in vars(value).items()}}
+    if isinstance(value, (list, tuple)):
+        return [described_prior(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
+
+
+def described_factory(factory: Any) -> dict[str, Any] | None:
+    """Class and settings of what builds an encoder; None where it is no class with plain settings.
+
+    Args:
+        factory: A class, a `partial` of one with keywords alone, or `class_path` and `init_args` as a configuration has
+            them.
+    """
+    if isinstance(factory, Mapping):
+        return {"class": str(factory["class_path"]), "settings": dict(factory.get("init_args") or {})}
+    keywords: dict[str, Any] = {}
+    if isinstance(factory, partial) and not factory.args:
+        factory, keywords = factory.func, dict(factory.keywords)
+    if not isinstance(factory, type) or not _plain(keywords):
+        return None
+    return {"class": f"{factory.__module__}.{factory.__qualname__}", "settings": described_prior(keywords)}
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _plain(item) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def build_encoder(spec: Mapping[str, Any], *, image_shape: tuple[int, int, int]) -> nn.Module:
+    """An encoder with fresh weights, by its description.
+
+    Args:
+        spec: `class` and `settings`, see `described_factory`.
+        image_shape: (C, H, W).
+
+    Raises:
+        ValueError: It is no class of a network, or cannot be built for such images.
+    """
+    name = str(spec["class"])
+    require_classes({"class_path": name, "init_args": dict(spec["settings"])}, of=(nn.Module,))
+    settings = {**spec["settings"], "image_shape": image_shape}
+    try:
+        encoder: nn.Module = named_object(name)(**settings)
+    except TypeError as error:
+        raise ValueError(f"encoder {name} cannot be built with {settings}: {error}") from error
+    check_encoder(encoder, image_shape=image_shape)
+    return encoder
+
+
+def check_encoder(encoder: nn.Module, *, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Checks by a dry run in eval mode that an encoder gives maps. Its mode is restored.
+
+    Returns:
+        (C, h, w) of the maps of one image.
+
+    Raises:
+        ValueError: It fails on such images, or gives anything but finite maps (N, C, h, w).
+    """
+    name = type(encoder).__name__
+    if not isinstance(encoder, nn.Module):
+        raise ValueError(f"encoder must build a torch.nn.Module, got {name}")
+    modes = {module: module.training for module in encoder.modules()}
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            maps = encoder(torch.zeros(2, *image_shape))
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise ValueError(
+            f"encoder: {name} cannot take images of shape {image_shape} (channels, height, width): {error}"
+        ) from error
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    if not isinstance(maps, torch.Tensor) or maps.dim() != 4 or len(maps) != 2:
+        found = tuple(maps.shape) if isinstance(maps, torch.Tensor) else type(maps).__name__
+        raise ValueError(
+            f"encoder: {name} must give maps of features (2, channels, height, width) for two images, such as "
+            f"ResNetEncoder does, got {found}"
+        )
+    if not bool(torch.isfinite(maps).all()):
+        raise ValueError(f"encoder: {name} gives maps that are not finite for blank images")
+    return (maps.shape[1], maps.shape[2], maps.shape[3])
