@@ -1,8 +1,9 @@
-"""What a fit holds is let go of when it ends."""
+"""What a fit holds is let go of when it ends: its features by whoever computed them, the rest by who makes the next."""
 
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any
 import pytest
 from lightning import LightningDataModule, LightningModule
 from support.dp_teachers import train
+from support.runs import configuration
 from torch import nn
 
 from datamodules import Digits, Latent, Poisson, Shards
 from lightning_modules import Distillation, DPSGDTeacher, TeacherEnsemble
+from lightning_modules.cli import run
 from lightning_modules.networks import ScatteringClassifier, SmallCNN
+from sweeps.runner.pipeline import Pipeline
 
 SHAPE = (1, 8, 8)
 
@@ -97,3 +101,35 @@ def test_after_a_fit_a_teacher_is_validated_and_another_is_trained_on_images(
     assert 0 <= found["test_split/accuracy"] <= 1
     train(other, data)
     train(module, data)  # on features that are computed again
+
+
+@pytest.mark.parametrize("broken", ["", "sweeps.runner.work.let_go_of_fits", "lightning_modules.cli.copy_context"])
+def test_a_pipeline_holds_one_fit_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """With the controls: cycles that nobody looks for, and a parser that is left behind with the model."""
+    alive: list[int] = []
+    modules: list[weakref.ref[Any]] = []
+
+    def watched(arguments: list[str]) -> None:
+        alive.append(sum(one() is not None for one in modules))
+        made = run(arguments)
+        assert made is not None
+        modules.append(weakref.ref(made.model))
+
+    Path("student.json").write_text(json.dumps(configuration()))
+    fits = "\n".join(f"  - {{name: {name}, config: student.json}}" for name in ("one", "two", "three"))
+    Path("pipe.yaml").write_text(f"folder: out\nfits:\n{fits}\n")
+    if broken.endswith("copy_context"):
+
+        class Current:
+            def run(self, function: Any, **given: Any) -> Any:
+                return function(**given)
+
+        monkeypatch.setattr(broken, Current)
+    elif broken:
+        monkeypatch.setattr(broken, lambda: None)
+    Pipeline.read("pipe.yaml").run(watched)
+    left = [one() is not None for one in modules]
+    if broken:
+        assert max(alive) > 0 and any(left)
+    else:
+        assert alive == [0, 0, 0] and not any(left)
