@@ -97,6 +97,10 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         rows = torch.as_tensor(indices, dtype=torch.int64, device=self.inputs.device)
         return torch.index_select(self.inputs, 0, rows, out=held[: len(rows)]), self.labels[rows]
 
+    def clear(self) -> None:
+        """Lets go of all of it, whoever still holds this: a trainer keeps the loaders of its last fit."""
+        self.inputs, self.labels = self.inputs.new_empty(0), self.labels.new_empty(0)
+
     def to(self, device: torch.device) -> MappedRecords:
         """Returns a copy on a device."""
         return MappedRecords(self.inputs.to(device), self.labels.to(device))

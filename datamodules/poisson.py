@@ -157,11 +157,13 @@ class Poisson(LightningDataModule):
         self.dataset.prepare_data()
 
     def setup(self, stage: str) -> None:
-        """Opens the splits that `stage` needs.
+        """Opens the splits that `stage` needs; a fit begins with images, whatever one before has precomputed.
 
         Raises:
             ValueError: The expected batch is larger than the training split.
         """
+        if stage == "fit":
+            self._forget_precomputed()
         self.dataset.setup(stage)
         if not self.looks_at_private_records and stage in ("fit", "validate"):
             self.dataset.setup("test")
@@ -205,10 +207,25 @@ class Poisson(LightningDataModule):
     def precompute(self, function: Callable[[Tensor], Tensor], *, piece: int = 512, workers: int = 1) -> None:
         """Replaces training images, and those evaluated while fitting, by `function` of them, computed once.
 
-        For a fixed feature extractor of the network, applied to each image by itself. See `MappedRecords.of`.
+        For a fixed feature extractor of the network, applied to each image by itself. See `MappedRecords.of`. It lasts
+        until the fit ends: other networks are given images.
         """
         for split, records in (("train", self._own_records), ("validation", self._looked_at)):
             self._mapped[split] = MappedRecords.of(records, function, piece=piece, workers=workers)
+
+    def teardown(self, stage: str) -> None:
+        """Lets go of what `precompute` has made, gigabytes of large features, and of nothing else."""
+        if stage == "fit":
+            self._forget_precomputed()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """As `teardown`, which a fit that fails does not reach."""
+        self._forget_precomputed()
+
+    def _forget_precomputed(self) -> None:
+        for mapped in self._mapped.values():
+            mapped.clear()
+        self._mapped.clear()
 
     @property
     def _own(self) -> slice:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -339,7 +340,9 @@ def run(args: Sequence[str]) -> TranscriptionCLI | None:
 
 
 def _cli(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
-    return TranscriptionCLI(
+    # In a context of its own: jsonargparse leaves its last parser in the current one, and with it the model.
+    return copy_context().run(
+        TranscriptionCLI,
         model_class=LightningModule,
         datamodule_class=LightningDataModule,
         subclass_mode_model=True,

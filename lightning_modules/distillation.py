@@ -309,6 +309,11 @@ class Distillation(DataFreeDistillation):
         self._evaluated.clear()
         super().on_fit_start()
 
+    def teardown(self, stage: str) -> None:
+        """Lets go of the features of what was evaluated."""
+        self._evaluated.clear()
+        super().teardown(stage)
+
     def _tracked(self, calls: int, description: str) -> Any:
         return track(range(calls), description=description, disable=not self.trainer.is_global_zero)
 

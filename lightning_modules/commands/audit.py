@@ -32,6 +32,7 @@ import yaml
 from torch.nn import functional as F
 
 from datamodules.planted import Planted
+from lightning_modules.runtime.memory import let_go_of_fits
 from lightning_modules.runtime.paths import find_config
 from lightning_modules.runtime.runs import commit, versions
 from privacy import auditing
@@ -99,6 +100,7 @@ class Game:
                 if mine and self.store.done(name) is None:
                     print(f"[audit {name}] {self.store.folder(name)}", flush=True)
                     self._make(role, world, number, run)
+                    let_go_of_fits()
 
     def _make(self, role: str, world: World, number: int, run: Callable[[list[str]], Any]) -> None:
         name = _name(role, world, number)

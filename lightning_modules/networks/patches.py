@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_modules.networks.classifiers import ImageClassifier, checked_shape
+from lightning_modules.networks.remembered import Remembered
 from lightning_modules.networks.whitening import WhitenedFeatures
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior
 
@@ -18,6 +19,8 @@ _PIECE = 8
 _LENGTH = 64.0
 _SAMPLED_IMAGES = 1000
 _PATCHES_PER_IMAGE = 100
+#: Filters and offsets of a prior's images.
+_FOUND = Remembered()
 
 
 def patch_filters(patches: Tensor, *, count: int, contrast: float, regularisation: float) -> tuple[Tensor, Tensor]:
@@ -123,11 +126,16 @@ class PatchFeatures(nn.Module):
         self.threshold, self.contrast = threshold, contrast
         rows, columns = ((side - patch) // stride + 1 for side in (height, width))
         self.output_shape = (2 * filters * cells**2,)
-        weights, offsets = patch_filters(
-            _patches_of(prior, image_shape, patch), count=filters, contrast=contrast, regularisation=regularisation
+        settings = (channels, height, width, filters, patch, contrast, regularisation)
+        weights, offsets = _FOUND.of(
+            prior,
+            *settings,
+            compute=lambda: patch_filters(
+                _patches_of(prior, image_shape, patch), count=filters, contrast=contrast, regularisation=regularisation
+            ),
         )
         self.register_buffer("filters", weights.T.reshape(filters, channels, patch, patch).contiguous())
-        self.register_buffer("offsets", offsets[:, None, None].clone())
+        self.register_buffer("offsets", offsets[:, None, None])
         self.register_buffer("average", _cell_means(rows, columns, cells), persistent=False)
 
     def extra_repr(self) -> str:

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.networks.classifiers import ImageClassifier
+from lightning_modules.networks.remembered import Remembered
 from lightning_modules.networks.scattering import Scattering2d, scattering_norm
 from lightning_modules.priors import ImagePrior, StrokePrior
 
 __all__ = ["NormalisedScattering", "WhitenedFeatures", "WhitenedScatteringClassifier", "whitening_of"]
 
-#: What whitening takes from a prior's images, by all that decides it: seconds to find, and a teacher and its student
-#: want the same.
-_FOUND: dict[tuple[object, ...], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
-_KEPT = 2
+#: What whitening takes from a prior's images.
+_FOUND = Remembered()
 
 
 def whitening_of(features: Tensor, *, power: float, floor: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,19 +97,14 @@ class WhitenedFeatures(nn.Module):
                 f"power must be 0 or more, floor above 0 and images 2 or more, got {power}, {floor} and {images}"
             )
         self.output_shape = (math.prod(cast(tuple[int, ...], plain.output_shape)),)
-        settings = (*image_shape, power, floor, images, length, mirrored)
-        key = (_digest(plain), type(prior), *sorted(vars(prior).items()), *settings)
-        settled = all(_is_plain(value) for value in vars(prior).values())
-        found = _FOUND.get(key) if settled else None
-        if found is None:
-            found = self._statistics_of(prior, image_shape, images, power=power, floor=floor, length=length)
-        if settled:
-            _FOUND[key] = found
-            while len(_FOUND) > _KEPT:
-                _FOUND.pop(next(iter(_FOUND)))
-        # Copies: a checkpoint that is loaded writes into buffers.
+        settings = (_digest(plain), *image_shape, power, floor, images, length, mirrored)
+        found = _FOUND.of(
+            prior,
+            *settings,
+            compute=lambda: self._statistics_of(prior, image_shape, images, power=power, floor=floor, length=length),
+        )
         for name, value in zip(("mean", "directions", "gains", "scale"), found, strict=True):
-            self.register_buffer(name, value.clone())
+            self.register_buffer(name, value)
 
     def extra_repr(self) -> str:
         """What no submodule or buffer says."""
@@ -157,13 +151,6 @@ def _digest(module: nn.Module) -> str:
     for name, value in module.named_buffers():
         state.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     return state.hexdigest()
-
-
-def _is_plain(value: object) -> bool:
-    """Of other settings, equality might say too little."""
-    if isinstance(value, tuple):
-        return all(_is_plain(part) for part in value)
-    return value is None or isinstance(value, int | float | str)
 
 
 def _whitened(features: Tensor, mean: Tensor, directions: Tensor, gains: Tensor) -> Tensor:

@@ -182,6 +182,7 @@ class DPSGDTeacher(Teacher):
     def setup(self, stage: str) -> None:
         """Checks the data and calibrates the noise to the planned steps."""
         super().setup(stage)
+        self._features_precomputed = False  # those of a fit before are gone
         if stage != "fit":
             return
         check_strategy(self.trainer, averages_itself=True)

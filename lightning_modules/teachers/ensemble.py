@@ -581,9 +581,10 @@ class TeacherEnsemble(LightningModule):
             )
 
     def teardown(self, stage: str) -> None:
-        """Ends the threads."""
+        """Ends the threads, and lets go of the records or of the features of them."""
         if self.training_now is not None:
             self.training_now.close()
+        self._records = None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the trained teachers, those in training, and the public name and size of the private data."""

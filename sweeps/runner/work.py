@@ -15,6 +15,7 @@ from typing import Any
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lightning_modules.runtime.memory import let_go_of_fits
 from lightning_modules.runtime.wandb_runs import end_wandb_run
 from sweeps.runner.plan import Plan, Task, estimate
 
@@ -78,6 +79,7 @@ def make(plan: Plan, task: Task, run: Callable[[list[str]], Any], *, strict: boo
     finally:
         os.environ.pop(MAKING, None)
         end_wandb_run()
+        let_go_of_fits()
         # A process in the background ignores it from the start: nothing is to be put back then.
         if handler not in (None, signal.SIG_IGN) and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             signal.signal(signal.SIGINT, handler)

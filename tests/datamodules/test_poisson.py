@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from fractions import Fraction
 from typing import Any
 
@@ -76,6 +77,34 @@ def test_precomputed_features_replace_images_but_not_those_of_the_test_split(eva
     images = looked_at.__getitems__(list(range(len(labels))))[0]
     assert torch.equal(inputs, images.flatten(1) * 2)
     assert next(iter(data.test_dataloader()))[0].shape[1:] == (1, 8, 8)
+
+
+@pytest.mark.parametrize("end", ["teardown", "on_exception", "setup", "nothing"])
+def test_a_fit_that_ends_leaves_no_features_behind(end: str) -> None:
+    """Whoever still holds its loaders, as trainers do; `nothing` is the control."""
+    data = Poisson(dataset=Digits(), batch_size=100)
+    data.setup("fit")
+    data.precompute(lambda images: images.flatten(1) * 2)
+    held = data.train_dataloader(), data.val_dataloader()
+    features = [weakref.ref(mapped.inputs) for mapped in data._mapped.values()]
+    assert all(kept() is not None for kept in features)
+    if end == "on_exception":
+        data.on_exception(RuntimeError())
+    elif end != "nothing":
+        getattr(data, end)("fit")
+    ended = end != "nothing"
+    assert [kept() is None for kept in features] == [ended, ended] and len(held) == 2
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        assert next(iter(loader))[0].shape[1:] == ((1, 8, 8) if ended else (64,))
+
+
+def test_what_is_evaluated_in_between_leaves_the_features_of_a_fit() -> None:
+    data = Poisson(dataset=Digits(), batch_size=100)
+    data.setup("fit")
+    data.precompute(lambda images: images.flatten(1))
+    data.setup("test")
+    data.teardown("test")
+    assert next(iter(data.train_dataloader()))[0].shape[1:] == (64,)
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])

@@ -12,6 +12,7 @@ from support.runs import QUIET
 
 from lightning_modules.cli import main
 from lightning_modules.networks import whitening
+from lightning_modules.networks.remembered import Remembered
 from lightning_modules.networks.whitening import WhitenedFeatures
 
 
@@ -48,7 +49,7 @@ def _train_teacher(folder: Path) -> None:
 def quick_whitening(monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics of 20 images of a prior in place of 2000, which take seconds, where no figure depends on them."""
     statistics = WhitenedFeatures._statistics_of
-    monkeypatch.setattr(whitening, "_FOUND", {})  # nor are they kept for others
+    monkeypatch.setattr(whitening, "_FOUND", Remembered())  # nor are they kept for others
 
     def of_few(self: WhitenedFeatures, prior: object, image_shape: object, count: int, **settings: object) -> object:
         return statistics(self, prior, image_shape, min(count, 20), **settings)  # type: ignore[arg-type]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_modules.networks import WhitenedPatchClassifier
+from lightning_modules.networks import WhitenedPatchClassifier, patches
 from lightning_modules.networks.patches import PatchFeatures, patch_filters
+from lightning_modules.networks.remembered import Remembered
 from lightning_modules.priors import DeadLeavesPrior, FractalPrior, GradientPrior
 
 SHAPE = (3, 12, 10)
@@ -71,6 +72,44 @@ def test_filters_compare_whitened_patches() -> None:
     ones = torch.ones(4, dtype=torch.float64)
     assert torch.allclose((rows @ filters.double()).std(dim=0), ones, atol=0.05)
     assert not torch.allclose((rows @ F.normalize(rows[:4]).T).std(dim=0), ones, atol=0.2)
+
+
+def test_filters_of_one_network_are_those_of_the_next_and_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept in the process, as if they were computed anew; what is written into one network changes no other."""
+    made: list[int] = []
+    compute = patches.patch_filters
+
+    def counted(*given: Any, **settings: Any) -> Any:
+        made.append(1)
+        return compute(*given, **settings)
+
+    monkeypatch.setattr(patches, "patch_filters", counted)
+    monkeypatch.setattr(patches, "_FOUND", Remembered())
+    torch.manual_seed(0)
+    first = features()
+    drawn = torch.rand(1)
+    anew = first.filters.clone(), first.offsets.clone()
+    for buffer in (first.filters, first.offsets):
+        buffer.zero_()
+    torch.manual_seed(0)
+    again = features(stride=2, cells=1, threshold=0.5)  # which decide nothing of a filter
+    assert len(made) == 1 and torch.equal(again.filters, anew[0]) and torch.equal(again.offsets, anew[1])
+    # Initial weights that are drawn afterwards do not depend on what was kept.
+    assert torch.equal(torch.rand(1), drawn)
+    for settings in (
+        {"filters": 13},
+        {"patch": 3},
+        {"contrast": 0.1},
+        {"regularisation": 0.2},
+        {"prior": DeadLeavesPrior(leaves=8)},
+        {"prior": FractalPrior()},
+        {"image_shape": (3, 10, 12)},
+    ):
+        made.clear()
+        monkeypatch.setattr(patches, "_FOUND", Remembered())
+        features()
+        other = PatchFeatures(**{"image_shape": SHAPE, "prior": DeadLeavesPrior(), **SMALL, **settings})
+        assert len(made) == 2 and not torch.equal(other.filters, anew[0])
 
 
 def test_brightness_and_contrast_of_an_image_change_little() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_modules.networks import WhitenedScatteringClassifier
+from lightning_modules.networks.remembered import Remembered
 from lightning_modules.networks.whitening import WhitenedFeatures, whitening_of
 from lightning_modules.priors import MixturePrior, SilhouettePrior, StrokePrior
 
@@ -95,7 +96,7 @@ def test_what_was_found_for_one_network_is_found_for_the_next_and_for_no_other(m
         return find(self, *given, **more)
 
     monkeypatch.setattr(WhitenedFeatures, "_statistics_of", counted)
-    monkeypatch.setattr("lightning_modules.networks.whitening._FOUND", {})
+    monkeypatch.setattr("lightning_modules.networks.whitening._FOUND", Remembered())
     first = whitened()
     gains = first.feature_extractor.gains.clone()
     first.feature_extractor.mean.add_(1.0)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from datamodules.images import ImageDataset
 from lightning_modules import DPSGDTeacher
+from lightning_modules.networks.remembered import Remembered
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "WhitenedPatchClassifier": {
@@ -41,6 +42,8 @@ def before_the_first_step(network: str, monkeypatch: pytest.MonkeyPatch, *, swap
 
     with monkeypatch.context() as patch:
         patch.setattr(DPSGDTeacher, "on_train_start", keep)
+        for module in ("patches", "whitening"):  # nothing is taken over from another private set
+            patch.setattr(f"lightning_modules.networks.{module}._FOUND", Remembered())
         if swap:
             normalise = ImageDataset._normalise
             patch.setattr(ImageDataset, "_normalise", lambda self, pixels: -normalise(self, pixels))

@@ -1,0 +1,135 @@
+"""What a fit holds is let go of when it ends: its features by whoever computed them, the rest by who makes the next."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning import LightningDataModule, LightningModule
+from support.dp_teachers import train
+from support.runs import configuration
+from torch import nn
+
+from datamodules import Digits, Latent, Poisson, Shards
+from lightning_modules import Distillation, DPSGDTeacher, TeacherEnsemble
+from lightning_modules.cli import run
+from lightning_modules.networks import ScatteringClassifier, SmallCNN
+from sweeps.runner.pipeline import Pipeline
+
+SHAPE = (1, 8, 8)
+
+
+def coarse(**given: Any) -> nn.Module:
+    return ScatteringClassifier(**given, scales=1, angles=2, groups=1)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def no_chance_collection() -> Iterator[None]:
+    """Cycles go when they are looked for, and not by chance."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def teacher() -> tuple[LightningModule, LightningDataModule, Callable[[Any], Any]]:
+    module = DPSGDTeacher(num_classes=10, image_shape=SHAPE, noise_multiplier=1.0, network=coarse)
+    data = Poisson(dataset=Digits(), batch_size=100, steps_per_epoch=2)
+    return module, data, lambda _: [mapped.inputs for mapped in data._mapped.values()]
+
+
+def student() -> tuple[LightningModule, LightningDataModule, Callable[[Any], Any]]:
+    module = Distillation(
+        num_classes=10, image_shape=SHAPE, batch_size=8, teacher="teachers/digits.ckpt", pool_size=30, student=coarse
+    )
+    return module, Latent(dataset=Digits(), steps_per_epoch=2, batch_size=8), lambda _: list(module._evaluated.values())
+
+
+def ensemble() -> tuple[LightningModule, LightningDataModule, Callable[[Any], Any]]:
+    module = TeacherEnsemble(num_classes=10, image_shape=SHAPE, network=coarse, steps=2)
+    return module, Shards(dataset=Digits(), num_teachers=4, batch_size=8), lambda _: [module._records.records.inputs]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("make", [teacher, student, ensemble])
+def test_no_features_are_left_where_module_and_trainer_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, make: Any, kept: bool
+) -> None:
+    """In a notebook these live on. `kept` is the control: nothing is torn down."""
+    module, data, features = make()
+    held: list[weakref.ref[Any]] = []
+    end = type(module).on_fit_end
+
+    def look(self: LightningModule) -> None:
+        held.extend(weakref.ref(values) for values in features(self))
+        end(self)
+
+    monkeypatch.setattr(type(module), "on_fit_end", look)
+    if kept:
+        for kind in (type(module), type(data)):
+            monkeypatch.setattr(kind, "teardown", lambda self, stage: None)
+    train(module, data)
+    assert held and all((one() is not None) is kept for one in held)
+    assert module.trainer.datamodule is data  # type: ignore[attr-defined]
+
+
+def small(**given: Any) -> nn.Module:
+    return SmallCNN(**given, width=4, hidden=8, norm="group", activation="tanh")
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_after_a_fit_a_teacher_is_validated_and_another_is_trained_on_images(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """Features are for one network and one fit. `kept` is the control, where they are not let go of."""
+    module, data, _ = teacher()
+    if kept:
+        monkeypatch.setattr(Poisson, "_forget_precomputed", lambda self: None)
+    train(module, data)
+    other = DPSGDTeacher(num_classes=10, image_shape=SHAPE, noise_multiplier=1.0, network=small)
+    if kept:
+        with pytest.raises(RuntimeError):
+            module.trainer.validate(module, datamodule=data, verbose=False)
+        with pytest.raises(RuntimeError):
+            train(other, data)
+        return
+    (found,) = module.trainer.validate(module, datamodule=data, verbose=False)
+    assert 0 <= found["test_split/accuracy"] <= 1
+    train(other, data)
+    train(module, data)  # on features that are computed again
+
+
+@pytest.mark.parametrize("broken", ["", "sweeps.runner.work.let_go_of_fits", "lightning_modules.cli.copy_context"])
+def test_a_pipeline_holds_one_fit_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """With the controls: cycles that nobody looks for, and a parser that is left behind with the model."""
+    alive: list[int] = []
+    modules: list[weakref.ref[Any]] = []
+
+    def watched(arguments: list[str]) -> None:
+        alive.append(sum(one() is not None for one in modules))
+        made = run(arguments)
+        assert made is not None
+        modules.append(weakref.ref(made.model))
+
+    Path("student.json").write_text(json.dumps(configuration()))
+    fits = "\n".join(f"  - {{name: {name}, config: student.json}}" for name in ("one", "two", "three"))
+    Path("pipe.yaml").write_text(f"folder: out\nfits:\n{fits}\n")
+    if broken.endswith("copy_context"):
+
+        class Current:
+            def run(self, function: Any, **given: Any) -> Any:
+                return function(**given)
+
+        monkeypatch.setattr(broken, Current)
+    elif broken:
+        monkeypatch.setattr(broken, lambda: None)
+    Pipeline.read("pipe.yaml").run(watched)
+    left = [one() is not None for one in modules]
+    if broken:
+        assert max(alive) > 0 and any(left)
+    else:
+        assert alive == [0, 0, 0] and not any(left)
