@@ -19,6 +19,7 @@ from datamodules.shares import whole
 from lightning_modules.callbacks.defaults import default_callbacks
 from lightning_modules.callbacks.record import keep_teacher_accuracy, measured_on
 from lightning_modules.functional.gradient_targets import Annotation
+from lightning_modules.functional.losses import soft_cross_entropy
 from lightning_modules.functional.rows import joined
 from lightning_modules.image_source import ImageSettings
 from lightning_modules.networks import SmallCNN, build_network
@@ -26,6 +27,7 @@ from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.moving_average import moving_average
 from lightning_modules.optimizers import Optimizers, adam
 from lightning_modules.query_plan import QueryPlan
+from lightning_modules.replay import Replay, ReplayMemory
 from lightning_modules.runtime.area_under_curve import AreaUnderCurve, log_auroc
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, require_given, settings_of
 from lightning_modules.runtime.predictions import images_of
@@ -34,6 +36,7 @@ from lightning_modules.runtime.processes import (
     broadcast_tensors,
     check_strategy,
     processes_of,
+    share_of,
 )
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.runtime.renamed import plain_content, upgraded_checkpoint
@@ -80,6 +83,7 @@ class DataFreeDistillation(LightningModule):
         generator_steps: Updates of the generator in each step of a method that calls `update_generator_again`.
         student_ema: Decay of a moving average of the student's weights, which is then evaluated and published in its
             place.
+        replay: Steps of the student on earlier images and what was released about them.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -111,6 +115,7 @@ class DataFreeDistillation(LightningModule):
         optimizers: Optimizers | None = None,
         generator_steps: int = 1,
         student_ema: float | None = None,
+        replay: Replay = Replay(),
     ) -> None:
         super().__init__()
         # A network is neither a hyperparameter nor saved; Lightning would warn that it is.
@@ -151,6 +156,7 @@ class DataFreeDistillation(LightningModule):
                 f"{generator_steps}"
             )
         self.generator_steps = generator_steps
+        self.memory = settings_of(Replay, replay, name="replay").build(batch_size=batch_size)
         self.published_artefacts: tuple[str, ...] = ("student", *self.images.published)
         self.optimizer_settings = settings_of(Optimizers, optimizers or Optimizers(), name="optimizers")
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
@@ -219,15 +225,38 @@ class DataFreeDistillation(LightningModule):
             outputs = self.student(images)
             annotation = self.annotate(outputs.detach(), images)
             self.step_student(annotation.loss(outputs.float()).mean())
+        if self.memory is not None:
+            self.replay_released(self.memory)
+            self.memory.add(self.of_all(images), self.of_all(self.memory.targets_of(annotation)))
         return annotation.targets
 
-    def step_student(self, loss: torch.Tensor) -> None:
-        """Backward, one step of the student's optimizer and of its schedule; inside `toggled_optimizer`."""
+    def step_student(self, loss: torch.Tensor, *, replayed: bool = False) -> None:
+        """Backward and one step of the student's optimizer; inside `toggled_optimizer`.
+
+        Args:
+            loss: A scalar with its graph.
+            replayed: Whether it is of earlier images: the schedule does not count such a step.
+        """
         self.descend("student", loss)
         if self.student_average is not None:
             self.student_average.update_parameters(self.student)
-        self.step_scheduler("student")
-        self.log_in_step("train/student_loss", loss.detach())
+        if not replayed:
+            self.step_scheduler("student")
+        self.log_in_step("train/replay_loss" if replayed else "train/student_loss", loss.detach())
+
+    def replay_released(self, memory: ReplayMemory) -> None:
+        """Steps of the student on earlier images: post-processing of what was released, and paid for, then."""
+        if not len(memory):
+            return
+        for turn in range(memory.settings.steps):
+            own = share_of(memory.batch_size, self.processes)
+            images, targets = (
+                drawn[own].to(self.device)
+                for drawn in memory.draw(self.common_draws.again(turn).stream(self.steps_done, "replay"))
+            )
+            with self.toggled_optimizer(self.optimizer("student")):
+                loss = soft_cross_entropy(self.student(images).float(), targets).mean()
+                self.step_student(loss, replayed=True)
 
     def update_generator(self, latents: torch.Tensor, targets: torch.Tensor, *, scheduled: bool = True) -> None:
         """One step of the generator, the student held fixed.
@@ -386,6 +415,11 @@ class DataFreeDistillation(LightningModule):
     def _prepare_fit(self) -> None:
         """What may fail in one process alone, and then has to fail in all of them."""
         self.images.rows = share_size(self.batch_size, self.processes.size)
+        if self.memory is not None and self.memory.batch_size % self.processes.size:
+            raise ProcessesError(
+                f"replay.batch_size must be a multiple of the {self.processes.size} processes, each of which takes an "
+                f"equal share of it, got {self.memory.batch_size}"
+            )
         if self.images.kind == "both" and (self.batch_size // 2) % self.processes.size:
             raise ProcessesError(
                 "half of data.batch_size is generated for images.source='both', and each process makes an equal share "
@@ -665,6 +699,8 @@ class DataFreeDistillation(LightningModule):
             "annotator": self.annotator.account.state() if self.annotator.is_open else self._restored.get("annotator"),
             **self.plan.state(),
         }
+        if self.memory is not None:
+            checkpoint["replay"] = self.memory.state()
         if self.steps_done == self._steps_before_batch:
             take_back_unfinished_step(checkpoint)
 
@@ -684,6 +720,8 @@ class DataFreeDistillation(LightningModule):
         self.draw_seed = self._restored.get("draw_seed")
         self._generator_is_warm = bool(self._restored.get("generator_is_warm"))
         self.plan.load(self._restored)
+        if self.memory is not None and "replay" in checkpoint:
+            self.memory.load(checkpoint["replay"])
         # What was accessed once cannot be taken back by resuming without it.
         self.data_accesses = list(dict.fromkeys([*self.data_accesses, *self._restored.get("looks", [])]))
 

@@ -12,6 +12,7 @@ from lightning_modules.functional.generator_terms import GeneratorTerms
 from lightning_modules.functional.gradient_targets import Annotation, GradientTargets
 from lightning_modules.image_source import Images
 from lightning_modules.optimizers import Optimizers
+from lightning_modules.replay import Replay
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.teachers.checks import CHECKS, TeacherChecks
 from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs
@@ -64,6 +65,8 @@ class DPDFD(DataFreeDistillation):
             nobody is asked about: they cost nothing, and their loss is without L_S.
         student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
             is evaluated and published in place of the student; null for none. It costs nothing.
+        replay: Steps of the student on earlier images and what was released about them, which cost nothing; off unless
+            it is given a capacity.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -92,6 +95,7 @@ class DPDFD(DataFreeDistillation):
         optimizers: Optimizers = Optimizers(),
         generator_steps: int = 1,
         student_ema: float | None = None,
+        replay: Replay = Replay(),
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -109,6 +113,7 @@ class DPDFD(DataFreeDistillation):
             optimizers=optimizers,
             generator_steps=generator_steps,
             student_ema=student_ema,
+            replay=replay,
         )
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")

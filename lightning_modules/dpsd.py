@@ -15,6 +15,7 @@ from lightning_modules.functional.gradient_targets import Annotation, GradientTa
 from lightning_modules.functional.label_targets import LabelTargets
 from lightning_modules.image_source import Images
 from lightning_modules.optimizers import Optimizers
+from lightning_modules.replay import Replay
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.teachers.checks import CHECKS, TeacherChecks
@@ -70,6 +71,8 @@ class DPSD(DataFreeDistillation):
             nobody is asked about: they cost nothing, and their loss is without L_s.
         student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
             is evaluated and published in place of the student; null for none. It costs nothing.
+        replay: Steps of the student on earlier images and what was released about them, which cost nothing; off unless
+            it is given a capacity.
 
     Raises:
         ValueError: A setting that has no meaning, or an annotator that is not for the switch.
@@ -102,6 +105,7 @@ class DPSD(DataFreeDistillation):
         optimizers: Optimizers = Optimizers(),
         generator_steps: int = 1,
         student_ema: float | None = None,
+        replay: Replay = Replay(),
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -119,6 +123,7 @@ class DPSD(DataFreeDistillation):
             optimizers=optimizers,
             generator_steps=generator_steps,
             student_ema=student_ema,
+            replay=replay,
         )
         if discriminator not in ("student", "teacher"):
             raise ValueError(f"discriminator must be student or teacher, got {discriminator!r}")

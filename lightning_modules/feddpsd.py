@@ -20,6 +20,7 @@ from lightning_modules.functional.gradient_targets import Annotation, GradientTa
 from lightning_modules.functional.label_targets import LabelTargets
 from lightning_modules.image_source import Images
 from lightning_modules.optimizers import Optimizers
+from lightning_modules.replay import Replay
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.setting_checks import check_choice, check_whole_number
@@ -103,6 +104,8 @@ class FedDPSD(DataFreeDistillation):
             nobody is asked about: they cost nothing, and their loss is without L_S.
         student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
             is evaluated and published in place of the student; null for none. It costs nothing.
+        replay: Steps of the student on earlier images and what was released about them, which cost nothing; off unless
+            it is given a capacity.
 
     Raises:
         ValueError: A setting that has no meaning, or an annotator that is not for the switch.
@@ -132,6 +135,7 @@ class FedDPSD(DataFreeDistillation):
         optimizers: Optimizers = Optimizers(),
         generator_steps: int = 1,
         student_ema: float | None = None,
+        replay: Replay = Replay(),
     ) -> None:
         check_choice("unit", unit, ("record", "client"))
         check_whole_number("min_clients", min_clients, least=1)
@@ -149,6 +153,7 @@ class FedDPSD(DataFreeDistillation):
             optimizers=optimizers,
             generator_steps=generator_steps,
             student_ema=student_ema,
+            replay=replay,
         )
         if not isinstance(clients, ClientConnection):
             raise ValueError(f"clients must be LocalClients or another way to reach them, got {type(clients).__name__}")

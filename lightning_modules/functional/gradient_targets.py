@@ -32,10 +32,12 @@ class Annotation(NamedTuple):
         targets: Probabilities, shape (B, c).
         gradients: Gradients of the student's outputs, shape (B, c), where the student follows these in place of the
             cross-entropy to `targets`.
+        step: γ·g̃, shape (B, c), where `targets` are the softmax of the outputs less it.
     """
 
     targets: Tensor
     gradients: Tensor | None = None
+    step: Tensor | None = None
 
     def loss(self, outputs: Tensor) -> Tensor:
         """The student's loss, for each sample: (B, c) to (B,)."""
@@ -133,7 +135,7 @@ class GradientTargets:
         if self.outputs == "probabilities":
             return Annotation(_moved(functional.softmax(outputs.float(), dim=1), step))
         targets = functional.softmax(outputs.float() - step, dim=1)
-        return Annotation(targets, step if self.student_target == "gradients" else None)
+        return Annotation(targets, step if self.student_target == "gradients" else None, step)
 
 
 def _moved(probabilities: Tensor, step: Tensor) -> Tensor:

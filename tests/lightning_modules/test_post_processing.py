@@ -32,6 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "statistics": {"generator_terms": {"statistics_weight": 1.0}},
     "generator steps": {"generator_steps": 3},
     "average": {"student_ema": 0.9},
+    "replay": {"replay": {"capacity": 20}},
 }
 
 

@@ -68,6 +68,15 @@ SLOW: dict[str, dict[str, Any]] = {
         "model": {"teacher": "teachers/ensemble.ckpt"},
         "annotator": {"release": "ensemble"},
     },
+    "DPDFD more of what was released": {
+        "class_path": "DPDFD",
+        "model": {
+            "replay": {"capacity": 20},
+            "generator_steps": 2,
+            "student_ema": 0.9,
+            "generator_terms": {"statistics_weight": 1.0},
+        },
+    },
     "DPSD data": {"class_path": "DPSD", "annotator": {"top_k": 3}},
     "DPSD refined": {
         "class_path": "DPSD",

@@ -1,0 +1,134 @@
+"""Replay: what is kept, what of it is fitted, and that nothing but released values is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import BATCH_SIZE, checkpoint, distil, leaks, teacher_weights
+from support.variants import MoodyTeacher
+
+from lightning_modules import DPDFD
+from lightning_modules.functional.gradient_targets import Annotation, GradientTargets
+from lightning_modules.replay import Replay, ReplayMemory
+
+CAPACITY = 20
+
+
+def _memory(**settings: Any) -> ReplayMemory:
+    made = Replay(capacity=CAPACITY, **settings).build(batch_size=BATCH_SIZE)
+    assert made is not None
+    return made
+
+
+def _batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images and targets that all carry the number of their batch."""
+    return torch.full((BATCH_SIZE, 1, 2, 2), float(number)), torch.full((BATCH_SIZE, 10), float(number))
+
+
+def _drawn(memory: ReplayMemory, draws: int = 60) -> set[float]:
+    found = set()
+    for seed in range(draws):
+        images, targets = memory.draw(torch.Generator().manual_seed(seed))
+        assert images.shape == (BATCH_SIZE, 1, 2, 2) and images.dtype == targets.dtype == torch.float32
+        assert torch.equal(images[:, 0, 0, 0], targets[:, 0])  # pairs stay together
+        found |= set(targets[:, 0].tolist())
+    return found
+
+
+def test_the_newest_images_are_kept_with_their_targets() -> None:
+    memory = _memory()
+    for number in range(5):
+        memory.add(*_batch(number))
+        assert len(memory) == min(CAPACITY, BATCH_SIZE * (number + 1))
+    assert _drawn(memory) == {2.0, 3.0, 4.0}  # 4 of batch 2, and all of 3 and 4
+
+
+@pytest.mark.parametrize("batches", [0, 1, 2, 5])
+def test_a_memory_goes_on_from_what_a_checkpoint_holds(batches: int) -> None:
+    first, second = _memory(), _memory()
+    for number in range(batches):
+        first.add(*_batch(number))
+    second.load(first.state())
+    for number in range(batches, batches + 2):
+        for memory in (first, second):
+            memory.add(*_batch(number))
+    assert len(first) == len(second)
+    for seed in range(3):
+        (one, targets), (other, others) = (m.draw(torch.Generator().manual_seed(seed)) for m in (first, second))
+        assert torch.equal(one, other) and torch.equal(targets, others)
+
+
+def test_a_longer_stride_goes_further_along_the_released_gradient() -> None:
+    outputs, released = torch.randn(6, 10), 1e-3 * torch.randn(6, 10)
+    for follows in ("targets", "gradients"):
+        made = GradientTargets(student_target=follows).annotation(outputs, released, norm_bound=1e-3)  # type: ignore[arg-type]
+        assert torch.equal(_memory().targets_of(made), made.targets)
+        found = _memory(stride=5.0).targets_of(made)
+        assert torch.allclose(found, (outputs - 5 * released / 1e-3).softmax(dim=1), atol=1e-6)
+        assert not torch.allclose(found, made.targets, atol=1e-2)
+    labels = torch.eye(10)[:6]
+    assert torch.equal(_memory(stride=5.0).targets_of(Annotation(labels)), labels)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_student_takes_steps_on_released_pairs_of_earlier_steps(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    released: list[Annotation] = []
+    asked: list[torch.Tensor] = []
+    replayed: list[tuple[torch.Tensor, torch.Tensor]] = []
+    annotate, draw = DPDFD.annotate, ReplayMemory.draw
+
+    def watched(self: DPDFD, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
+        asked.append(images.clone())
+        released.append(annotate(self, outputs, images))
+        return released[-1]
+
+    def drawn(self: ReplayMemory, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        replayed.append(draw(self, generator))
+        known = torch.cat(asked[:-1]).half().float()
+        targets = torch.cat([annotation.targets for annotation in released[:-1]])
+        for image, target in zip(*replayed[-1], strict=True):
+            rows = (known == image).flatten(1).all(dim=1) & (targets == target).all(dim=1)
+            assert rows.any()
+        return replayed[-1]
+
+    monkeypatch.setattr(DPDFD, "annotate", watched)
+    monkeypatch.setattr(ReplayMemory, "draw", drawn)
+    schedule = {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 1, "gamma": 0.5}}
+    settings = {"optimizers": {"student_lr_scheduler": schedule}, "student_follows": "gradients"}
+    model = distil(model={"replay": {"capacity": 24, "steps": steps, "batch_size": 5}, **settings}, steps=4).model
+    assert len(released) == 4 and len(replayed) == 3 * steps  # none in the first step
+    assert len({tuple(images.flatten().tolist()) for images, _ in replayed}) == 3 * steps
+    assert all(len(images) == 5 for images, _ in replayed)
+    optimizer = model.optimizer("student")
+    assert {int(state["step"]) for state in optimizer.optimizer.state.values()} == {4 + 3 * steps}
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5**4)
+    saved = checkpoint()["replay"]
+    assert torch.equal(saved["targets"], torch.cat([one.targets for one in released])[[*range(24, 32), *range(8, 24)]])
+    assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
+
+
+def test_nothing_is_kept_where_it_is_off(folder: Path) -> None:
+    assert distil(steps=1).model.memory is None and "replay" not in checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"capacity": -1}, "replay.capacity must be 0 or more and a whole number, got -1"),
+        ({"capacity": 5}, "replay.capacity must be 0, which is off, or 6 or more, the batch size, got 5"),
+        ({"steps": 0}, "replay.steps must be 1 or more and a whole number, got 0"),
+        (
+            {"batch_size": 1},
+            "replay.batch_size must be 2 or more and a whole number, or null for .* got 1",
+        ),
+        ({"stride": 0.5}, "replay.stride must be 1 or more and finite, got 0.5"),
+    ],
+)
+def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), replay=Replay(**settings))
