@@ -18,8 +18,10 @@ from torch import nn
 
 from lightning_modules import FedDPSD
 from lightning_modules.federated import Absence, FederationError, Introduction, LocalClients, Question
+from lightning_modules.functional.generator_terms import GeneratorTerms
 from lightning_modules.functional.gradient_targets import GradientTargets
 from lightning_modules.image_source import Images
+from lightning_modules.replay import Replay
 from lightning_modules.teachers.private_teacher import TeacherError
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator, LabelAnnotator
@@ -73,10 +75,22 @@ def run(folder: str = "run", *arguments: str, epochs: int = 1, **model: Any) -> 
 # --- what is charged ---
 
 
+AGAIN: dict[str, Any] = {
+    "images": Images(),
+    "replay": Replay(capacity=BATCH_SIZE),
+    "generator_steps": 2,
+    "student_ema": 0.9,
+    "generator_terms": GeneratorTerms(statistics_weight=1.0),
+}
+"""What uses released values once more: it asks no client anything."""
+
+
+@pytest.mark.parametrize("more", [{}, AGAIN], ids=["", "again"])
 @pytest.mark.parametrize("release", ["ensemble", "per_sample_full"])
-def test_server_and_clients_charge_each_round(release: str) -> None:
+def test_server_and_clients_charge_each_round(release: str, more: dict[str, Any]) -> None:
     reached = LocalClients(teachers=small_networks(3))
-    module = federated(reached, annotator=gradients(release))
+    module = federated(reached, annotator=gradients(release), **more)
+    assert (module.memory is not None) == bool(more)
     ((charge, count),) = module.annotator.account.counts().items()
     assert (charge.release, charge.queries, count) == (Gaussian(MU), BATCH_SIZE, 2)
     for client in reached.clients:
