@@ -23,10 +23,16 @@ from lightning_modules.functional.rows import joined
 from lightning_modules.image_source import ImageSettings
 from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.networks.batchnorm import frozen_statistics
+from lightning_modules.networks.pretrained import require_encoder
 from lightning_modules.optimizers import Optimizers, adam
 from lightning_modules.query_plan import QueryPlan
 from lightning_modules.runtime.area_under_curve import AreaUnderCurve, log_auroc
-from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, require_given, settings_of
+from lightning_modules.runtime.hyperparameters import (
+    keep_plain_hyperparameters,
+    note_recorded,
+    require_given,
+    settings_of,
+)
 from lightning_modules.runtime.predictions import images_of
 from lightning_modules.runtime.processes import (
     average_gradients,
@@ -129,6 +135,7 @@ class DataFreeDistillation(LightningModule):
         self.student = build_network(
             student or SmallCNN, num_classes=num_classes, image_shape=self.image_shape, name="model.student"
         )
+        note_recorded(self, "student", self.student)
         self.student.to(memory_format=torch.channels_last)  # a CPU pools several times as fast
         # After the student: the order decides which initial weights a seed gives.
         self.images = images.build(image_shape=self.image_shape, batch_size=batch_size)
@@ -402,6 +409,7 @@ class DataFreeDistillation(LightningModule):
 
     def on_fit_start(self) -> None:
         """Opens the ledger, takes over what a checkpoint remembers, and refuses a budget in which no step fits."""
+        require_encoder(self.student)
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
         self._open_annotator()
@@ -550,11 +558,16 @@ class DataFreeDistillation(LightningModule):
             artefacts=self.published_artefacts,
             planned=self.plan.covered,
             data_accesses=self.data_accesses,
-            assumptions=[
-                *self.assumptions(),
-                *self.images.assumptions,
-                *(() if self._teacher is None else self._teacher.assumptions),
-            ],
+            assumptions=list(
+                dict.fromkeys(  # a student may be of its teacher's kind
+                    [
+                        *self.assumptions(),
+                        *self.images.assumptions,
+                        *(() if self._teacher is None else self._teacher.assumptions),
+                        *getattr(self.student, "assumptions", ()),
+                    ]
+                )
+            ),
         )
 
     def covered_epsilon(self) -> float:
