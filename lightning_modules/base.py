@@ -25,11 +25,17 @@ from lightning_modules.image_source import ImageSettings
 from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.moving_average import moving_average
+from lightning_modules.networks.pretrained import require_encoder
 from lightning_modules.optimizers import Optimizers, adam
 from lightning_modules.query_plan import QueryPlan
 from lightning_modules.replay import Replay, ReplayMemory
 from lightning_modules.runtime.area_under_curve import AreaUnderCurve, log_auroc
-from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, require_given, settings_of
+from lightning_modules.runtime.hyperparameters import (
+    keep_plain_hyperparameters,
+    note_recorded,
+    require_given,
+    settings_of,
+)
 from lightning_modules.runtime.predictions import images_of
 from lightning_modules.runtime.processes import (
     average_gradients,
@@ -141,6 +147,7 @@ class DataFreeDistillation(LightningModule):
         self.student = build_network(
             student or SmallCNN, num_classes=num_classes, image_shape=self.image_shape, name="model.student"
         )
+        note_recorded(self, "student", self.student)
         self.student.to(memory_format=torch.channels_last)  # a CPU pools several times as fast
         check_number("student_ema", student_ema, least=0, below=1, null="no average")
         self.student_average = None if student_ema is None else moving_average(self.student, decay=student_ema)
@@ -465,6 +472,7 @@ class DataFreeDistillation(LightningModule):
 
     def on_fit_start(self) -> None:
         """Opens the ledger, takes over what a checkpoint remembers, and refuses a budget in which no step fits."""
+        require_encoder(self.student)
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
         self._open_annotator()
@@ -613,11 +621,16 @@ class DataFreeDistillation(LightningModule):
             artefacts=self.published_artefacts,
             planned=self.plan.covered,
             data_accesses=self.data_accesses,
-            assumptions=[
-                *self.assumptions(),
-                *self.images.assumptions,
-                *(() if self._teacher is None else self._teacher.assumptions),
-            ],
+            assumptions=list(
+                dict.fromkeys(  # a student may be of its teacher's kind
+                    [
+                        *self.assumptions(),
+                        *self.images.assumptions,
+                        *(() if self._teacher is None else self._teacher.assumptions),
+                        *getattr(self.student, "assumptions", ()),
+                    ]
+                )
+            ),
         )
 
     def covered_epsilon(self) -> float:

@@ -311,6 +311,7 @@ class DirectTraining(Teacher):
             artefacts=("model", "whatever is computed from it"),
             planned=self.plan.covered,
             data_accesses=self.data_accesses,
+            assumptions=list(getattr(self.network, "assumptions", ())),
         )
 
     def on_fit_end(self) -> None:

@@ -102,6 +102,13 @@ class PoolBatches:
         loop: Any = trainer.fit_loop
         return trainer.current_epoch, int(loop.epoch_loop.batch_progress.current.ready)
 
+    def state_dict(self) -> dict[str, int]:
+        """Returns nothing, which tells Lightning that an epoch can be resumed: the trainer holds what is needed."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Inverse of `state_dict`."""
+
 
 class ProceduralImages(LightningDataModule):
     """Images that nobody took, of any prior or mixture of priors, and no others: no file is opened.
@@ -127,7 +134,7 @@ class ProceduralImages(LightningDataModule):
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        """Remembers the settings; nothing is drawn.
+        """Remembers the settings; nothing is drawn yet.
 
         Args:
             prior: What draws the images. Default: `DeadLeavesPrior`.
@@ -155,25 +162,24 @@ class ProceduralImages(LightningDataModule):
             raise ValueError(f"batch_size must not exceed num_images, {num_images}, got {batch_size}")
         self._pools: dict[str, Tensor] = {}
 
-    def setup(self, stage: str) -> None:
-        """Draws what is not there yet: the pool for a fit, and the images to measure on."""
-        if stage == "fit" and "pool" not in self._pools:
-            rank_zero_info(f"{self.num_images:,} images are drawn once.")
-            self._pools["pool"] = self._drawn(self.num_images, "pool")
-        if "held out" not in self._pools:
-            self._pools["held out"] = self._drawn(self.held_out, "held out")
-
-    def _drawn(self, count: int, name: str) -> Tensor:
-        workers = self.num_workers or torch.get_num_threads()
-        return draw_pool(self.prior, count, image_shape=self.image_shape, seed=self.seed, name=name, workers=workers)
+    def _pool(self, name: str, count: int) -> Tensor:
+        """Drawn when it is first asked for, and not in `setup`: by then a model has refused what it cannot take."""
+        if name not in self._pools:
+            workers = self.num_workers or torch.get_num_threads()
+            self._pools[name] = draw_pool(
+                self.prior, count, image_shape=self.image_shape, seed=self.seed, name=name, workers=workers
+            )
+        return self._pools[name]
 
     def train_dataloader(self) -> PoolBatches:
         """Returns batches of the pool, (B, C, H, W) uint8."""
-        return PoolBatches(self._pools["pool"], batch_size=self.batch_size, seed=self.seed, data=self)
+        if "pool" not in self._pools:
+            rank_zero_info(f"{self.num_images:,} images are drawn once.")
+        return PoolBatches(self._pool("pool", self.num_images), batch_size=self.batch_size, seed=self.seed, data=self)
 
     def val_dataloader(self) -> DataLoader[Tensor]:
         """Returns the held-out images, (B, C, H, W) uint8, in order: a pair is told from those of its batch."""
-        images = self._pools["held out"]
+        images = self._pool("held out", self.held_out)
         alone = len(images) % self.batch_size == 1  # has nothing to be told from
         return DataLoader(images, batch_size=self.batch_size, collate_fn=torch.stack, drop_last=alone)  # type: ignore[arg-type]
 

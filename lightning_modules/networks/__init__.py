@@ -8,6 +8,7 @@ from lightning_modules.networks.foreign import ForeignNetwork
 from lightning_modules.networks.generators import DAFLGenerator
 from lightning_modules.networks.patches import WhitenedPatchClassifier
 from lightning_modules.networks.pixel_statistics import ScaledOutput
+from lightning_modules.networks.pretrained import PretrainedClassifier
 from lightning_modules.networks.refiner import Refiner
 from lightning_modules.networks.resnet import ResNet18, ResNet34
 from lightning_modules.networks.resnet_encoder import ResNetEncoder
@@ -22,6 +23,7 @@ __all__ = [
     "DataLensClassifier",
     "ForeignNetwork",
     "ImageClassifier",
+    "PretrainedClassifier",
     "Refiner",
     "ResNet18",
     "ResNet34",

@@ -11,7 +11,7 @@ from lightning_modules.networks.remembered import Remembered
 from lightning_modules.networks.whitening import WhitenedFeatures
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior
 
-__all__ = ["PatchFeatures", "WhitenedPatchClassifier", "patch_filters"]
+__all__ = ["PatchFeatures", "WhitenedPatchClassifier", "cell_means", "patch_filters"]
 
 #: Images at once: the maps of a few stay in the processor's cache, which is three times as fast as a batch of them.
 _PIECE = 8
@@ -136,7 +136,7 @@ class PatchFeatures(nn.Module):
         )
         self.register_buffer("filters", weights.T.reshape(filters, channels, patch, patch).contiguous())
         self.register_buffer("offsets", offsets[:, None, None])
-        self.register_buffer("average", _cell_means(rows, columns, cells), persistent=False)
+        self.register_buffer("average", cell_means(rows, columns, cells), persistent=False)
 
     def extra_repr(self) -> str:
         """Settings, which the buffers do not show."""
@@ -182,8 +182,8 @@ def _patches_of(prior: ImagePrior, image_shape: tuple[int, int, int], side: int)
     return images[image[:, None, None, None], channel, rows, columns].flatten(1)
 
 
-def _cell_means(rows: int, columns: int, cells: int) -> Tensor:
-    """Matrix (rows·columns, cells²) that averages a map over each cell of a grid."""
+def cell_means(rows: int, columns: int, cells: int) -> Tensor:
+    """Matrix (rows·columns, cells²) that averages a map over each cell of a grid; at least as many rows as cells."""
     sides = []
     for length in (rows, columns):
         cell = torch.arange(length) * cells // length

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_modules.networks.foreign import named_object
 from lightning_modules.networks.named_code import require_classes
@@ -16,11 +20,13 @@ from lightning_modules.priors import ImagePrior
 __all__ = [
     "PROVENANCE",
     "SECTION",
+    "Pretraining",
     "build_encoder",
     "check_encoder",
     "described_factory",
     "described_prior",
     "provenance_of",
+    "read_pretraining",
 ]
 
 PROVENANCE = "procedural images only"
@@ -30,6 +36,77 @@ SECTION = "pretraining"
 """Where a checkpoint says it."""
 
 _OURS = "lightning_modules."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretraining:
+    """What a classifier takes over.
+
+    Attributes:
+        encoder: `class` and `settings`, see `described_factory`.
+        sha256: Of the file, in hexadecimal digits.
+        declared: Whether the file declares `PROVENANCE`.
+        weights: The encoder's, by name.
+    """
+
+    encoder: Mapping[str, Any]
+    sha256: str
+    declared: bool
+    weights: Mapping[str, Tensor] = field(repr=False)
+
+
+def read_pretraining(file: Path, *, vouched_by: str | None = None) -> Pretraining:
+    """What a checkpoint of `ProceduralPretraining` holds of its encoder. No code is unpickled.
+
+    Args:
+        file: The checkpoint; or what `torch.save` has written of `state_dict`, with names that begin with `encoder.`,
+            and `pretraining`, with `encoder` as `described_factory` has it.
+        vouched_by: Who says that no private record had a part in a file that does not declare it.
+
+    Raises:
+        ValueError: No such file, one of something else, or one that declares nothing while nobody vouches for it.
+    """
+    if not file.is_file():
+        raise ValueError(
+            f"checkpoint {file} does not exist. Make one with:  LightningCLI fit --config "
+            "sweeps/pretrain_procedural.yaml"
+        )
+    # Read once: what is hashed is what is loaded.
+    held = file.read_bytes()
+    try:
+        content = torch.load(io.BytesIO(held), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(
+            f"checkpoint {file} cannot be read ({type(error).__name__}): it is cut short, damaged or of another kind"
+        ) from error
+    found = content.get(SECTION) if isinstance(content, dict) else None
+    if not isinstance(found, Mapping) or "state_dict" not in content:
+        raise ValueError(
+            f"checkpoint {file} is of no ProceduralPretraining: what its weights were computed from is not known, and "
+            "features of private records would be released without a bound. Make one with:  LightningCLI fit --config "
+            "sweeps/pretrain_procedural.yaml"
+        )
+    if found.get("provenance") != PROVENANCE and vouched_by is None:
+        raise ValueError(
+            f"checkpoint {file} does not declare {PROVENANCE!r}, got {found.get('provenance')!r}: classes of another "
+            "package drew its images or built its encoder. Where somebody knows that no private record had a part in "
+            "it, say who: vouched_by. A guarantee will then say so"
+        )
+    spec = found.get("encoder")
+    if not isinstance(spec, Mapping) or "class" not in spec:
+        raise ValueError(
+            f"checkpoint {file} does not say of which class its encoder is: a script gave it as a function. Give "
+            "ProceduralPretraining a class, with plain settings"
+        )
+    prefix = "encoder."
+    return Pretraining(
+        encoder={"class": str(spec["class"]), "settings": dict(spec.get("settings") or {})},
+        sha256=hashlib.sha256(held).hexdigest(),
+        declared=found.get("provenance") == PROVENANCE,
+        weights={
+            name.removeprefix(prefix): value for name, value in content["state_dict"].items() if name.startswith(prefix)
+        },
+    )
 
 
 def provenance_of(prior: ImagePrior, encoder: nn.Module) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from itertools import chain
 from typing import cast
 
 import torch
@@ -146,9 +147,9 @@ class WhitenedFeatures(nn.Module):
 
 
 def _digest(module: nn.Module) -> str:
-    """Of a module's settings, as far as it prints them, and of what its buffers hold."""
+    """Of a module's settings, as far as it prints them, and of what its weights and buffers hold."""
     state = hashlib.sha256(repr(module).encode())
-    for name, value in module.named_buffers():
+    for name, value in chain(module.named_parameters(), module.named_buffers()):
         state.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     return state.hexdigest()
 

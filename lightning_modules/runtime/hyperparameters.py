@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from lightning import LightningModule
+from torch import nn
 
 from privacy.identity import CheckpointError
 
-__all__ = ["keep_plain_hyperparameters", "require_given", "settings_of"]
+__all__ = ["keep_plain_hyperparameters", "note_recorded", "require_given", "settings_of"]
 
 _Settings = TypeVar("_Settings")
 
@@ -47,6 +48,21 @@ def keep_plain_hyperparameters(module: LightningModule) -> list[str]:
         for name in [name for name in initial if name not in module.hparams]:
             del initial[name]
     return list(dropped)
+
+
+def note_recorded(module: LightningModule, name: str, network: nn.Module) -> None:
+    """Adds to a network's settings in `module.hparams` what it says that they must hold: `recorded_arguments`.
+
+    A network that is made of a file can then be built again without it. One that a script gave has no settings here.
+
+    Args:
+        module: Whose hyperparameters.
+        name: Of the setting, such as `network`.
+        network: What was built by it.
+    """
+    spec, recorded = module.hparams.get(name), getattr(network, "recorded_arguments", None)
+    if isinstance(spec, Mapping) and recorded:
+        module.hparams[name] = {**spec, "init_args": {**(spec.get("init_args") or {}), **recorded}}
 
 
 def require_given(dropped: Iterable[str], given: Collection[str], *, checkpoint: str) -> None:

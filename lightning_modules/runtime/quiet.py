@@ -32,6 +32,7 @@ _WARNED = (
     r"Be aware that when using `ckpt_path`, callbacks",  # of a fit, which test and predict have no use for
     r"Checkpoint directory .* exists and is not empty",
     r"Experiment logs directory .* exists and is not empty",
+    r"Found \d+ module\(s\) in eval mode at the start of training",  # of a frozen encoder, which stays in it
 )
 _LOGGERS = (
     "lightning.pytorch.utilities.rank_zero",

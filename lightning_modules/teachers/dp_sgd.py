@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 
 from datamodules import Poisson
+from lightning_modules.networks.pretrained import require_encoder
 from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, is_dev_run
@@ -288,6 +289,7 @@ class DPSGDTeacher(Teacher):
             CheckpointError: The checkpoint is of other private data, or its steps were sampled at another rate.
             ValueError: A callback that chooses by private records.
         """
+        require_encoder(self.network)
         self.own_training.begin(self)
         by_all(self.processes, self._check_resumed)
         by_all(self.processes, self._precompute)
@@ -393,7 +395,7 @@ class DPSGDTeacher(Teacher):
         assumptions = []
         if self.own_training.resumed:
             assumptions.append("steps that an interrupted fit made after its last checkpoint were shown to nobody")
-        assumptions += WAYS[self.clipping].assumptions
+        assumptions += [*WAYS[self.clipping].assumptions, *getattr(self.network, "assumptions", ())]
         return Guarantee.of(
             account,
             words,

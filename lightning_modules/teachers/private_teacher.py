@@ -188,6 +188,7 @@ class PrivateTeacher(PrivateModel):
         if not named:
             teacher.known_ledger = kept
             teacher.assumptions = (_unnamed([path for path in known if path != kept]),)
+        teacher.assumptions += tuple(getattr(built, "assumptions", ()))
         teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
         # Of a file nobody holds the network, to change it later.
         asked = folded(teacher._held()).to(memory_format=torch.channels_last)

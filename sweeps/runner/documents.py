@@ -56,8 +56,9 @@ def results_table(names: Sequence[str], folder: Path) -> str:
         "|---|---|---|---:|---:|---:|---:|---:|",
     ]
     for name, record in records.items():
+        accuracy = "–" if "accuracy_of" in record else f"{100 * record['accuracy']:.2f} %"  # of something else
         lines.append(
-            f"| `{name}` | {role(record)} | {record['dataset']} | {100 * record['accuracy']:.2f} % | "
+            f"| `{name}` | {role(record)} | {record['dataset']} | {accuracy} | "
             f"{_figure(record['epsilon_published']) if record.get('published_claim') else '–'} | "
             f"{_bound(record['epsilon_record'])} | "
             f"{record['steps']:,} | {record['wall_seconds']:.0f} |"

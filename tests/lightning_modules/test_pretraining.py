@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Trainer
+from support.pretrained import pretrain, pretraining
 from support.runs import QUIET, checkpoint, equal, fit
 from torch import Tensor, nn
 
@@ -19,30 +20,7 @@ from lightning_modules.priors import DeadLeavesPrior, FractalPrior, ImagePrior, 
 from lightning_modules.procedural_images import draw_pool
 from privacy.identity import CheckpointError
 from privacy.processes import ProcessesError
-
-
-def settings(folder: str = "run", *, epochs: int = 2, **data: Any) -> dict[str, Any]:
-    """64 images of 8x8 pixels in two batches."""
-    return {
-        "seed_everything": 3,
-        "trainer": {"max_epochs": epochs, "default_root_dir": folder, "log_every_n_steps": 1},
-        "model": {
-            "class_path": "ProceduralPretraining",
-            "init_args": {
-                "encoder": {"class_path": "ResNetEncoder", "init_args": {"width": 4, "blocks": [1, 1]}},
-                "embedding": 8,
-            },
-        },
-        "data": {
-            "class_path": "ProceduralImages",
-            "init_args": {"image_shape": [3, 8, 8], "num_images": 64, "held_out": 16, "batch_size": 16, **data},
-        },
-    }
-
-
-def pretrain(folder: str = "run", *arguments: str, epochs: int = 2, **data: Any) -> ProceduralPretraining:
-    made: ProceduralPretraining = fit(settings(folder, epochs=epochs, **data), *QUIET, *arguments).model
-    return made
+from sweeps.runner.pipeline_summary import summary
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
@@ -55,7 +33,7 @@ def test_a_checkpoint_declares_what_it_was_made_of(tmp_path: Path, monkeypatch: 
         "class_path": "MixturePrior",
         "init_args": {"priors": [{"class_path": "DeadLeavesPrior"}, {"class_path": "FractalPrior"}]},
     }
-    made = pretrain(prior=mixture, seed=5)
+    made = pretrain("run", epochs=2, prior=mixture, seed=5)
     content = checkpoint()
     said = content[SECTION]
     assert said["provenance"] == PROVENANCE == "procedural images only"
@@ -73,6 +51,9 @@ def test_a_checkpoint_declares_what_it_was_made_of(tmp_path: Path, monkeypatch: 
     record = json.loads(Path("run/result.json").read_text())
     assert record["epsilon_record"] == 0 and record["uncharged_accesses"] == [] and record["provenance"] == PROVENANCE
     assert 0 <= record["accuracy"] <= 1 and record["accuracy_of"] == "held-out pairs of views"
+    # How well pairs are told is no accuracy of a classifier, and stands in no column of those.
+    told = summary({"encoder": Path("run")}, compare=None, folder=Path())
+    assert "encoder of" in told and f"{100 * record['accuracy']:.2f}" not in told
     assert not Path("run/public").exists() and not (tmp_path / "ledgers").exists()
 
 
@@ -121,8 +102,10 @@ class OtherImages(ProceduralImages):
     """Might give anything."""
 
 
-def test_other_data_are_refused() -> None:
+def test_other_data_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a trainer that it is not made for: before any image is drawn."""
     module = ProceduralPretraining(image_shape=(3, 8, 8))
+    monkeypatch.setattr("lightning_modules.procedural_images.draw_pool", None)
     with pytest.raises(ValueError, match="ProceduralImages itself, got OtherImages"):
         run(module, OtherImages(image_shape=(3, 8, 8)))
     with pytest.raises(ValueError, match=r"trainer\.precision must be one of 32, .*got 64-true"):
@@ -140,7 +123,6 @@ def test_it_learns_to_tell_pairs() -> None:
     torch.manual_seed(0)
     data = images(num_images=256, held_out=64, batch_size=64, image_shape=(3, 16, 16))
     module = ProceduralPretraining(image_shape=(3, 16, 16), encoder=lambda **made: ResNetEncoder(width=8, **made))
-    data.setup("fit")
     before = module.figures(data.test_dataloader())
     trainer = Trainer(
         max_epochs=12, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -177,7 +159,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, monkeypatch: pyt
 
 def test_another_schedule_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    pretrain(epochs=1)
+    pretrain("run")
     with pytest.raises(CheckpointError, match="one cycle over 4 steps"):
         pretrain("run", "--ckpt_path", "run/checkpoints/last.ckpt", epochs=2)
 
@@ -196,9 +178,9 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, monkeypatch: 
 @pytest.mark.slow
 def test_a_compiled_encoder_is_the_same_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    config = settings("compiled", epochs=1)
+    config = pretraining("compiled")
     config["trainer"]["callbacks"] = [{"class_path": "Compile", "init_args": {"backend": "aot_eager"}}]
-    plain, compiled = weights(pretrain("plain", epochs=1)), weights(fit(config, *QUIET).model)
+    plain, compiled = weights(pretrain("plain")), weights(fit(config, *QUIET).model)
     assert plain.keys() == compiled.keys()
     for name, value in plain.items():
         torch.testing.assert_close(compiled[name], value, atol=1e-3, rtol=1e-3)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.dp_teachers import PLAIN_SGD, trainer_settings
+from support.pretrained import encoder_file, pretrain
 from support.runs import fit
 from torch import Tensor
 
@@ -24,6 +25,12 @@ NETWORKS: dict[str, dict[str, Any]] = {
         "mirrored": True,
     },
     "WhitenedScatteringClassifier": {"groups": 9, "images": 20},
+    "PretrainedClassifier": {
+        "checkpoint": "encoder/checkpoints/last.ckpt",
+        "patches": {"filters": 8, "patch": 3},
+        "images": 20,
+        "mirrored": True,
+    },
     "ScatteringClassifier": {},
 }
 
@@ -79,6 +86,8 @@ def test_another_private_set_changes_no_bit_before_dp_sgd(
     network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if network == "PretrainedClassifier":
+        encoder_file(channels=1)
     assert differing(network, monkeypatch) == {"private images"}
 
 
@@ -96,3 +105,37 @@ def test_the_mutant_that_whitens_by_the_records_is_seen(tmp_path: Path, monkeypa
     monkeypatch.setattr(DPSGDTeacher, "_precompute", of_the_records)
     found = differing("WhitenedPatchClassifier", monkeypatch)
     assert {"feature_extractor.mean", "logits of public images"} <= found
+
+
+def test_the_mutant_that_pretrains_on_the_records_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoder that goes on learning from what it is given, as its statistics would in training mode."""
+    monkeypatch.chdir(tmp_path)
+    encoder_file(channels=1)
+    prepare = DPSGDTeacher._precompute
+
+    def of_the_records(self: DPSGDTeacher) -> None:
+        images = self._poisson.dataset.train_records.__getitems__(range(100))[0]
+        frozen = self.network.feature_extractor.plain.parts[0]  # type: ignore[union-attr, index]
+        with torch.no_grad():
+            frozen.encoder.stem[0].bias.sub_(frozen.encoder.stem[0](images).mean(dim=(0, 2, 3)))
+        prepare(self)
+
+    monkeypatch.setattr(DPSGDTeacher, "_precompute", of_the_records)
+    found = differing("PretrainedClassifier", monkeypatch)
+    assert {"feature_extractor.plain.parts.0.encoder.stem.0.bias", "logits of public images"} <= found
+
+
+def test_pretraining_itself_opens_no_private_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits whatever the records are; they are not read at all."""
+    monkeypatch.chdir(tmp_path)
+    before = pretrain("one", channels=1).state_dict()
+
+    def opened(*_: Any, **__: Any) -> None:
+        raise AssertionError("a record was read")
+
+    monkeypatch.setattr(ImageDataset, "__init__", opened)
+    monkeypatch.setattr(ImageDataset, "_normalise", opened)
+    after = pretrain("other", channels=1).state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    with pytest.raises(AssertionError, match="a record was read"):
+        before_the_first_step("ScatteringClassifier", monkeypatch, swap=False)
