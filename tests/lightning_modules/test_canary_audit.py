@@ -97,21 +97,21 @@ class Records(ImageDataModule):
 
     def __init__(self, *, records: int, canary: bool) -> None:
         super().__init__(val_fraction=VALIDATION)
-        self.records = records
+        self._ordinary = records
         self.canary = canary
 
     def read(self, part: Part) -> ImageDataset:
         candidates = torch.arange(1000)
         held_out = id_fraction(candidates, purpose="validation") < VALIDATION
-        ids = torch.cat([candidates[~held_out][: self.records + self.canary], candidates[held_out][:1]])
+        ids = torch.cat([candidates[~held_out][: self._ordinary + self.canary], candidates[held_out][:1]])
         # With a peak of 2, a pixel of 1 is a value of 0.
         images = torch.ones(len(ids), 1, 1, 3, dtype=torch.uint8)
         images[:, 0, 0, 0] = ids.remainder(3).to(torch.uint8)
         images[:, 0, 0, 1] = 2
         labels = ids.remainder(2)
         if self.canary:
-            images[self.records, 0, 0] = torch.tensor([1, 1, 2])
-            labels[self.records] = 0
+            images[self._ordinary, 0, 0] = torch.tensor([1, 1, 2])
+            labels[self._ordinary] = 0
         return ImageDataset(images=images, labels=labels, ids=ids, peak=2)
 
 
