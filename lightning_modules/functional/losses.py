@@ -333,7 +333,8 @@ def expected_labels(outputs: Tensor, responses: Tensor, candidates: Tensor, *, e
         Probabilities (B, c).
     """
     size = candidates.sum(1, keepdim=True).to(outputs.dtype)
-    log_other = -torch.log(math.exp(epsilon) + size - 1)
+    # -log(e^ε + k - 1) without e^ε, which float32 has no number for from ε = 89 on.
+    log_other = -(epsilon + torch.log1p((size - 1) * math.exp(-epsilon)))
     channel = torch.where(candidates, log_other.expand_as(outputs), -torch.log(size).expand_as(outputs))
     channel = channel.scatter(1, responses[:, None], log_other + epsilon)
     return functional.softmax(outputs + channel, dim=1)

@@ -196,6 +196,19 @@ def test_expected_labels_are_bayes_rule(size: int) -> None:
         assert torch.allclose(found[row], joint / joint.sum())
 
 
+@pytest.mark.parametrize("epsilon", [1e-3, 20.0, 100.0, 1000.0])
+def test_expected_labels_are_probabilities_at_any_epsilon(epsilon: float) -> None:
+    outputs = torch.tensor([[0.3, -1.0, 2.0, 0.0]])
+    candidates = torch.tensor([[True, True, True, False]])
+
+    found = losses.expected_labels(outputs, torch.tensor([1]), candidates, epsilon=epsilon)
+
+    # Bayes' rule in float64 and in logs, where e^1000 has no place.
+    log_total = max(epsilon, 0.0) + math.log1p(2 * math.exp(-epsilon))
+    channel = torch.tensor([[-log_total, epsilon - log_total, -log_total, -math.log(3)]], dtype=torch.float64)
+    torch.testing.assert_close(found, torch.softmax(outputs.double() + channel, dim=1).float())
+
+
 def test_the_gradient_of_expected_labels_is_that_of_the_likelihood_of_the_answers() -> None:
     torch.manual_seed(0)
     outputs = torch.randn(20, 10, dtype=torch.float64, requires_grad=True)
