@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from lightning_modules.priors.base import ImagePrior, check_sample
 from lightning_modules.priors.colours import palette, palette_numbers, tone, tone_numbers
+from lightning_modules.priors.precision import full_float32
 from lightning_modules.priors.random_rows import RandomRows
 
 __all__ = ["FractalPrior", "power_law_noise"]
@@ -68,7 +69,7 @@ class FractalPrior(ImagePrior):
         noise_numbers = (channels + 1) * height * width + tone_numbers(channels) + 2
         walk_numbers = _MAPS * 7 + 1 + _WALKERS * _STEPS
         columns = noise_numbers + walk_numbers + palette_numbers(channels) + 2
-        with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
+        with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False), full_float32():
             rows = RandomRows.draw(batch_size, columns, generator=generator, device=device)
             image = self._noise(rows, image_shape)
             drawn = rows.uniform(1) < self.fractal_probability

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_modules.priors import ImagePrior, RandomGeneratorPrior, ShaderPrior
+from lightning_modules.priors import FractalPrior, ImagePrior, RandomGeneratorPrior, ShaderPrior
 from lightning_modules.priors.precision import full_float32
 
 PRODUCTS = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::convolution")
@@ -42,7 +42,9 @@ def run_allows_tf32() -> Iterator[None]:
     torch.backends.cudnn.allow_tf32 = before[1]
 
 
-@pytest.mark.parametrize("prior", [RandomGeneratorPrior(), ShaderPrior()], ids=lambda prior: type(prior).__name__)
+@pytest.mark.parametrize(
+    "prior", [FractalPrior(), RandomGeneratorPrior(), ShaderPrior()], ids=lambda prior: type(prior).__name__
+)
 def test_all_products_have_all_digits(prior: ImagePrior) -> None:
     with Products() as products:
         prior.sample(2, image_shape=(3, 16, 16), generator=torch.Generator().manual_seed(0), device="cpu")
