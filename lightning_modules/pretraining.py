@@ -99,6 +99,7 @@ class ProceduralPretraining(LightningModule):
         self.optimizer_factory = optimizer
         self.scheduler_factory = lr_scheduler
         self.provenance: str | None = None
+        self._learnt_undeclared = False
         self.draw_seed: int | None = None
         self._images: dict[str, Any] = {}
         self._restored: dict[str, Any] | None = None
@@ -130,7 +131,7 @@ class ProceduralPretraining(LightningModule):
                 "ProceduralPretraining declares that no image was anybody's, and takes them from the data module "
                 f"ProceduralImages itself, got {type(data).__name__}"
             )
-        self.provenance = provenance_of(data.prior, self.encoder)
+        self.provenance = None if self._learnt_undeclared else provenance_of(data.prior, self.encoder)
         self._images = {
             "prior": described_prior(data.prior),
             "num_images": data.num_images,
@@ -153,6 +154,7 @@ class ProceduralPretraining(LightningModule):
             )
         if self._restored is not None and self._restored.get("provenance") is None:
             self.provenance = None  # what was learnt before is in the weights
+        self._learnt_undeclared = self.provenance is None
 
     def forward(self, images: Tensor) -> Tensor:
         """Features, (N, C, H, W) in [-1, 1] → (N, F)."""
@@ -254,5 +256,6 @@ class ProceduralPretraining(LightningModule):
             )
         self._restored = dict(found)
         self.draw_seed = found.get("draw_seed")
-        self.provenance = found.get("provenance")
+        if not self._images:  # else a fit goes on, and `setup` knows of what: the file speaks of what was before alone
+            self.provenance = found.get("provenance")
         self._cycle_before = next((state.get("total_steps") for state in checkpoint.get("lr_schedulers", ())), None)

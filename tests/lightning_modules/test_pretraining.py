@@ -74,6 +74,32 @@ def test_images_of_anyones_prior_are_not_vouched_for(tmp_path: Path, monkeypatch
     assert again.provenance is None
 
 
+@pytest.mark.parametrize("resumed", [True, False])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_declaration_needs_every_fit_to_be_of_this_packages_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool, before: bool
+) -> None:
+    """Resumed from a file that declares it, or the same object once more: anyone's images in either fit are enough."""
+    monkeypatch.chdir(tmp_path)
+
+    def provenance(*priors: ImagePrior) -> list[str | None]:
+        made, saved = [module() for _ in priors], None
+        for number, prior in enumerate(priors):
+            run(made[number if resumed else 0], images(prior=prior), resume=saved, epochs=number + 1)
+            saved = "saved.ckpt" if resumed else None
+        last = made[-1 if resumed else 0]
+        return [last.provenance, torch.load("saved.ckpt", weights_only=True)[SECTION]["provenance"]]
+
+    def module() -> ProceduralPretraining:
+        return ProceduralPretraining(
+            image_shape=(3, 8, 8), encoder=ResNetEncoder, lr_scheduler=torch.optim.lr_scheduler.ConstantLR
+        )
+
+    priors = [OwnPrior(), DeadLeavesPrior()] if before else [DeadLeavesPrior(), OwnPrior()]
+    assert provenance(*priors) == [None, None]
+    assert provenance(DeadLeavesPrior(), DeadLeavesPrior()) == [PROVENANCE, PROVENANCE]
+
+
 class OwnEncoder(ResNetEncoder):
     """A network of anyone's, which might come with weights."""
 
@@ -89,9 +115,11 @@ def images(**changed: Any) -> ProceduralImages:
     return ProceduralImages(**{"image_shape": (3, 8, 8), "num_images": 32, "held_out": 8, "batch_size": 16, **changed})
 
 
-def run(module: ProceduralPretraining, data: Any, *, resume: str | None = None, **trainer: Any) -> None:
+def run(
+    module: ProceduralPretraining, data: Any, *, resume: str | None = None, epochs: int = 1, **trainer: Any
+) -> None:
     made = Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, default_root_dir="script", **trainer,
     )  # fmt: skip
     made.fit(module, datamodule=data, ckpt_path=resume)
