@@ -25,7 +25,7 @@ from lightning_modules.image_source import ImageSettings
 from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.moving_average import moving_average
-from lightning_modules.networks.pretrained import require_encoder
+from lightning_modules.networks.pretrained import assumptions_of, require_encoder
 from lightning_modules.optimizers import Optimizers, adam
 from lightning_modules.query_plan import QueryPlan
 from lightning_modules.replay import Replay, ReplayMemory
@@ -627,7 +627,7 @@ class DataFreeDistillation(LightningModule):
                         *self.assumptions(),
                         *self.images.assumptions,
                         *(() if self._teacher is None else self._teacher.assumptions),
-                        *getattr(self.student, "assumptions", ()),
+                        *assumptions_of(self.student),
                     ]
                 )
             ),

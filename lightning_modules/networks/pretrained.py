@@ -19,7 +19,14 @@ from lightning_modules.networks.whitening import WhitenedFeatures
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior
 from privacy.identity import CheckpointError
 
-__all__ = ["JoinedFeatures", "Patches", "PretrainedClassifier", "PretrainedFeatures", "require_encoder"]
+__all__ = [
+    "JoinedFeatures",
+    "Patches",
+    "PretrainedClassifier",
+    "PretrainedFeatures",
+    "assumptions_of",
+    "require_encoder",
+]
 
 #: Of whitened features, as those of patches, so that rates mean about the same.
 _LENGTH = 64.0
@@ -46,6 +53,7 @@ class PretrainedFeatures(nn.Module):
     Attributes:
         output_shape: (F,).
         file_digest: (32,) uint8, SHA-256 of the file that the encoder came from.
+        assumptions: What a guarantee of anything that is computed with it rests on.
     """
 
     file_digest: Tensor
@@ -73,6 +81,7 @@ class PretrainedFeatures(nn.Module):
         self.encoder = folded(encoder).eval().requires_grad_(False).to(memory_format=torch.channels_last)
         self.cells, self.stages = cells, stages
         self._awaits_weights = not pretraining.weights
+        self.assumptions = (pretraining.assumption,)
         digest = torch.frombuffer(bytearray.fromhex(pretraining.sha256), dtype=torch.uint8)
         self.register_buffer("file_digest", digest.clone())
         with torch.no_grad():
@@ -218,7 +227,6 @@ class PretrainedClassifier(ImageClassifier):
 
     Attributes:
         recorded_arguments: Settings that a checkpoint of this network is to hold besides those that were given.
-        assumptions: What a guarantee of anything that is computed with it rests on.
     """
 
     def __init__(
@@ -251,7 +259,6 @@ class PretrainedClassifier(ImageClassifier):
                 "declared": pretraining.declared,
             }
         }
-        self.assumptions = (_assumption(pretraining, vouched_by),)
         prior = prior or DeadLeavesPrior()
         frozen = PretrainedFeatures(pretraining, image_shape=shape, cells=cells, stages=stages)
         plain: nn.Module = frozen
@@ -298,6 +305,12 @@ class PretrainedClassifier(ImageClassifier):
         return {name: value for name, value in arguments.items() if name not in ("checkpoint", "vouched_by")}
 
 
+def assumptions_of(network: nn.Module) -> tuple[str, ...]:
+    """What a guarantee of anything that is computed with a network rests on: of every encoder in it, however deep."""
+    encoders = [module for module in network.modules() if isinstance(module, PretrainedFeatures)]
+    return tuple(dict.fromkeys(text for encoder in encoders for text in encoder.assumptions))
+
+
 def require_encoder(network: nn.Module) -> None:
     """Refuses to train on an encoder that was built again and never got its weights.
 
@@ -319,6 +332,7 @@ def _pretraining(checkpoint: str | None, recorded: Mapping[str, Any] | None, *, 
             sha256=str(recorded["sha256"]),
             declared=bool(recorded["declared"]),
             weights={},
+            vouched_by=vouched_by,
         )
     if checkpoint is None:
         raise ValueError(
@@ -326,10 +340,3 @@ def _pretraining(checkpoint: str | None, recorded: Mapping[str, Any] | None, *, 
             "--config sweeps/pretrain_procedural.yaml"
         )
     return read_pretraining(Path(checkpoint), vouched_by=vouched_by)
-
-
-def _assumption(pretraining: Pretraining, vouched_by: str | None) -> str:
-    file = f"the file with SHA-256 {pretraining.sha256}"
-    if pretraining.declared:
-        return f"the encoder was pretrained on procedural images only, as {file} declares"
-    return f"no private record had a part in the encoder of {file}, as {vouched_by or 'somebody'} vouches"

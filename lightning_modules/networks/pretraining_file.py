@@ -47,12 +47,22 @@ class Pretraining:
         sha256: Of the file, in hexadecimal digits.
         declared: Whether the file declares `PROVENANCE`.
         weights: The encoder's, by name.
+        vouched_by: Who says that no private record had a part in a file that does not declare it.
     """
 
     encoder: Mapping[str, Any]
     sha256: str
     declared: bool
     weights: Mapping[str, Tensor] = field(repr=False)
+    vouched_by: str | None = None
+
+    @property
+    def assumption(self) -> str:
+        """What a guarantee of anything that is computed with the encoder rests on."""
+        file = f"the file with SHA-256 {self.sha256}"
+        if self.declared:
+            return f"the encoder was pretrained on procedural images only, as {file} declares"
+        return f"no private record had a part in the encoder of {file}, as {self.vouched_by or 'somebody'} vouches"
 
 
 def read_pretraining(file: Path, *, vouched_by: str | None = None) -> Pretraining:
@@ -106,6 +116,7 @@ def read_pretraining(file: Path, *, vouched_by: str | None = None) -> Pretrainin
         weights={
             name.removeprefix(prefix): value for name, value in content["state_dict"].items() if name.startswith(prefix)
         },
+        vouched_by=vouched_by,
     )
 
 

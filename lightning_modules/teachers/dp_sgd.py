@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 
 from datamodules import Poisson
-from lightning_modules.networks.pretrained import require_encoder
+from lightning_modules.networks.pretrained import assumptions_of, require_encoder
 from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, is_dev_run
@@ -395,7 +395,7 @@ class DPSGDTeacher(Teacher):
         assumptions = []
         if self.own_training.resumed:
             assumptions.append("steps that an interrupted fit made after its last checkpoint were shown to nobody")
-        assumptions += [*WAYS[self.clipping].assumptions, *getattr(self.network, "assumptions", ())]
+        assumptions += [*WAYS[self.clipping].assumptions, *assumptions_of(self.network)]
         return Guarantee.of(
             account,
             words,

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from lightning_modules.networks.pretrained import assumptions_of
 from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.teachers.private_model import PrivateModel, TeacherError, training_of, weights_digest
 from lightning_modules.teachers.private_teacher import PrivateTeacher, architecture
@@ -59,6 +60,8 @@ class PrivateEnsemble(PrivateModel):
             path=path,
             outputs=outputs,
         )
+        networks = (teachers.network(index) for index in range(len(teachers)))
+        self.assumptions = tuple(dict.fromkeys(text for network in networks for text in assumptions_of(network)))
         self.inputs = inputs
         self.num_classes = num_classes
         # In a function, see `PrivateTeacher`.
@@ -199,6 +202,6 @@ class PrivateEnsemble(PrivateModel):
             inputs=inputs,
             outputs=outputs,
         )
-        loaded.assumptions = tuple(str(text) for text in ensemble.get("assumptions", ()))
+        loaded.assumptions = (*(str(text) for text in ensemble.get("assumptions", ())), *loaded.assumptions)
         loaded.require_usable(num_classes=num_classes, image_shape=image_shape)
         return loaded

@@ -61,7 +61,7 @@ class PrivateModel(ABC):
         self.path = None if path is None else path.resolve()
         #: The ledger that knows it by its weights, where its file names no private data.
         self.known_ledger: Path | None = None
-        #: What a guarantee rests on because of the file that it came from.
+        #: What a guarantee rests on because of the file that it came from, or of what is in it.
         self.assumptions: tuple[str, ...] = ()
         self._admitted: tuple[Annotator, str | None] | None = None
 

@@ -14,6 +14,7 @@ from lightning_modules.networks import ForeignNetwork, build_network
 from lightning_modules.networks.comparing import same_module
 from lightning_modules.networks.folding import folded
 from lightning_modules.networks.named_code import require_classes
+from lightning_modules.networks.pretrained import assumptions_of
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.paths import find_config
 from lightning_modules.teachers.files import is_onnx, read_file
@@ -64,6 +65,7 @@ class PrivateTeacher(PrivateModel):
             path=path,
             outputs=outputs,
         )
+        self.assumptions = assumptions_of(network)
         network = adapted(network, inputs=inputs, outputs=outputs)
         network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
         # In a function: an attribute could be reached, and be registered by whoever copies it.
@@ -187,8 +189,7 @@ class PrivateTeacher(PrivateModel):
         )
         if not named:
             teacher.known_ledger = kept
-            teacher.assumptions = (_unnamed([path for path in known if path != kept]),)
-        teacher.assumptions += tuple(getattr(built, "assumptions", ()))
+            teacher.assumptions = (_unnamed([path for path in known if path != kept]), *teacher.assumptions)
         teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
         # Of a file nobody holds the network, to change it later.
         asked = folded(teacher._held()).to(memory_format=torch.channels_last)

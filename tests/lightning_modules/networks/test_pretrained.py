@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,23 @@ from lightning_modules import load_student
 from lightning_modules.cli import main
 from lightning_modules.networks import PretrainedClassifier, ResNetEncoder
 from lightning_modules.networks.moving_average import moving_average
-from lightning_modules.networks.pretrained import JoinedFeatures, Patches, PretrainedFeatures, require_encoder
+from lightning_modules.networks.pretrained import (
+    JoinedFeatures,
+    Patches,
+    PretrainedFeatures,
+    assumptions_of,
+    require_encoder,
+)
 from lightning_modules.networks.pretraining_file import SECTION, build_encoder, read_pretraining
+from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.networks.whitening import WhitenedFeatures
 from lightning_modules.priors import DeadLeavesPrior
 from lightning_modules.publishing.agreement import TOLERANCE
 from lightning_modules.publishing.onnx_format import write_onnx
 from lightning_modules.publishing.torch_export import write_program
 from lightning_modules.teachers.linear_head import linear_head
+from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+from lightning_modules.teachers.private_model import PrivateModel
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.identity import CheckpointError
 
@@ -138,9 +148,9 @@ def test_what_declares_nothing_is_refused_unless_somebody_vouches(file: Path, tm
     with pytest.raises(ValueError, match=r"does not declare 'procedural images only', got None.*vouched_by"):
         classifier(undeclared)
     vouched = classifier(undeclared, vouched_by="A. Person, ACME")
-    (text,) = vouched.assumptions
+    (text,) = assumptions_of(vouched)
     assert text.startswith("no private record had a part") and text.endswith("as A. Person, ACME vouches")
-    (text,) = classifier(file).assumptions
+    (text,) = assumptions_of(classifier(file))
     assert "procedural images only" in text and hashlib.sha256(file.read_bytes()).hexdigest() in text
     with pytest.raises(ValueError, match="vouched_by must be a name"):
         classifier(undeclared, vouched_by="{a: b}")
@@ -198,7 +208,7 @@ def test_it_is_built_again_without_the_file(file: Path) -> None:
         require_encoder(again)
     again.load_state_dict(network.state_dict())
     require_encoder(again)
-    assert torch.equal(again(pictures()), network(pictures())) and again.assumptions == network.assumptions
+    assert torch.equal(again(pictures()), network(pictures())) and assumptions_of(again) == assumptions_of(network)
 
 
 def test_weights_on_another_encoder_are_refused(file: Path, tmp_path: Path) -> None:
@@ -280,6 +290,41 @@ def test_teacher_student_and_export_outlive_the_file(
 
 
 TEST = ["--trainer.logger=false", "--trainer.enable_progress_bar=false"]
+
+
+class Wrapped(torch.nn.Module):
+    """A network of anyone's around features of an encoder that somebody vouches for."""
+
+    def __init__(self, num_classes: int, image_shape: tuple[int, int, int], file: str) -> None:
+        super().__init__()
+        encoder = PretrainedFeatures(read_pretraining(Path(file), vouched_by="A. Person"), image_shape=image_shape)
+        self.layers = torch.nn.Sequential(encoder, torch.nn.Linear(encoder.output_shape[0], num_classes))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.layers(images)
+        return logits
+
+
+def test_a_guarantee_names_who_vouches_for_an_encoder_deep_in_a_network(
+    made: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = changed(made[1], tmp_path, lambda content: content[SECTION].update(provenance=None))
+    network = {"class_path": f"{__name__}.Wrapped", "init_args": {"file": str(file)}}
+    teacher = teacher_by_dp_sgd("dp", target_epsilon=3.0, network=network)
+    said = json.loads(Path("dp/public/guarantee.json").read_text())["guarantee"]
+    vouching = [text for text in said["assumptions"] if text.endswith("as A. Person vouches")]
+    assert said["epsilon"] <= 3.0 and len(vouching) == 1
+    # Whoever has the teacher from the file or from a script is told as well, and of an ensemble once.
+    held: list[PrivateModel] = [
+        PrivateTeacher.load(
+            "dp/checkpoints/last.ckpt", num_classes=10, image_shape=GREY, network=partial(Wrapped, file=str(file))
+        ),
+        PrivateTeacher(teacher.network, private_data="mine"),
+        PrivateEnsemble(NetworkStack([teacher.network] * 3), num_classes=10, private_data="ours"),
+    ]
+    assert all(list(one.assumptions) == vouching for one in held)
+    assert assumptions_of(torch.nn.Linear(2, 2)) == ()
 
 
 def test_a_teacher_is_resumed(made: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
