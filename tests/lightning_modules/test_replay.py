@@ -46,7 +46,7 @@ def test_the_newest_images_are_kept_with_their_targets() -> None:
     assert _drawn(memory) == {2.0, 3.0, 4.0}  # 4 of batch 2, and all of 3 and 4
 
 
-@pytest.mark.parametrize("batches", [0, 1, 2, 5])
+@pytest.mark.parametrize("batches", [0, 1, 2, 3, 5])  # of 3 the oldest image is not the first
 def test_a_memory_goes_on_from_what_a_checkpoint_holds(batches: int) -> None:
     first, second = _memory(), _memory()
     for number in range(batches):
