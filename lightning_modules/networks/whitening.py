@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.networks.classifiers import ImageClassifier
+from lightning_modules.networks.comparing import settings_of_parts
 from lightning_modules.networks.remembered import Remembered
 from lightning_modules.networks.scattering import Scattering2d, scattering_norm
 from lightning_modules.priors import ImagePrior, StrokePrior
@@ -147,8 +148,8 @@ class WhitenedFeatures(nn.Module):
 
 
 def _digest(module: nn.Module) -> str:
-    """Of a module's settings, as far as it prints them, and of what its weights and buffers hold."""
-    state = hashlib.sha256(repr(module).encode())
+    """Of a module's settings and of what its weights and buffers hold."""
+    state = hashlib.sha256("\n".join(settings_of_parts(module)).encode())
     for name, value in chain(module.named_parameters(), module.named_buffers()):
         state.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     return state.hexdigest()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_modules.networks import WhitenedScatteringClassifier
+from lightning_modules.networks.comparing import same_module
 from lightning_modules.networks.remembered import Remembered
 from lightning_modules.networks.whitening import WhitenedFeatures, whitening_of
 from lightning_modules.priors import MixturePrior, SilhouettePrior, StrokePrior
@@ -120,6 +122,31 @@ def test_what_was_found_for_one_network_is_found_for_the_next_and_for_no_other(m
     for _ in range(2):
         whitened(prior=MixturePrior(priors=[StrokePrior(), SilhouettePrior()]))
     assert len(made) == 2
+
+
+class Waves(nn.Module):
+    """Features of anyone's, which print none of their settings."""
+
+    def __init__(self, rate: float, shifts: Tensor | None = None) -> None:
+        super().__init__()
+        self.rate, self.shifts = rate, torch.zeros(SHAPE) if shifts is None else shifts
+        self.output_shape = (math.prod(SHAPE),)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (self.rate * images + self.shifts).sin().flatten(1)
+
+
+def test_features_that_print_nothing_are_told_apart_by_their_settings() -> None:
+    def found(plain: Waves) -> WhitenedFeatures:
+        return WhitenedFeatures(plain, image_shape=SHAPE, prior=StrokePrior(), power=0.25, floor=0.01, images=20)
+
+    one, again = found(Waves(1.0)), found(Waves(1.0))
+    assert torch.equal(one.mean, again.mean) and same_module(one, again)
+    shifts = torch.zeros(SHAPE)
+    shifts[0, 5, 5] = 1.0
+    for other in (found(Waves(3.0)), found(Waves(1.0, shifts))):
+        assert not torch.equal(one.mean, other.mean)
+        assert not same_module(one.plain, other.plain)
 
 
 def test_features_of_the_priors_images_are_as_long_as_before_on_the_average() -> None:
