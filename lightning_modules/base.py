@@ -285,8 +285,9 @@ class DataFreeDistillation(LightningModule):
     def update_generator_again(self) -> None:
         """The updates of `generator_steps` after the first: of images that nobody is asked about.
 
-        So they have no targets, and the student's loss on targets is none of their terms. They see the student alone
-        (or what else `generator_loss` is of), and the generator's schedule does not count them.
+        So they have no targets, and the student's loss on targets is none of their terms. They see what
+        `generator_loss` is of: the student alone, or a private teacher, which is charged as what nothing bounds. The
+        generator's schedule does not count them.
         """
         for turn in range(1, self.generator_steps):
             latents = self.draw_latents(self.steps_done, turn=turn)

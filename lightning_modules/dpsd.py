@@ -68,7 +68,8 @@ class DPSD(DataFreeDistillation):
         generator_terms: The generator's loss.
         optimizers: Optimizers and schedules of student and generator; the generator's steps Z as well.
         generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
-            nobody is asked about: they cost nothing, and their loss is without L_s.
+            nobody is asked about, and their loss is without L_s. They cost nothing; with the discriminator `teacher`
+            they are further gradients of it without noise, as the first is.
         student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
             is evaluated and published in place of the student; null for none. It costs nothing.
         replay: Steps of the student on earlier images and what was released about them, which cost nothing; off unless

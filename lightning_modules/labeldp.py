@@ -136,7 +136,8 @@ class LabelDP(DataFreeDistillation):
         generator_training: What the generator is trained against, and its loss.
         optimizers: Optimizers and schedules of student and generator.
         generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
-            nobody is asked about: they cost nothing, and their loss is without the student's loss.
+            no label is drawn for, and their loss is without the student's loss. Against the student they cost nothing;
+            against the teacher they are further gradients of it without noise, as the first is.
         student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
             is evaluated and published in place of the student; null for none. It costs nothing.
 
