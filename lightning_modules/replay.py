@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_modules.functional.gradient_targets import Annotation
 from lightning_modules.setting_checks import check_number, check_whole_number
+from privacy.identity import CheckpointError
 
 __all__ = ["Replay", "ReplayMemory"]
 
@@ -113,10 +114,21 @@ class ReplayMemory:
             "images": self._images[: self._kept].clone(),
             "targets": self._targets[: self._kept].clone(),
             "next": self._next,
+            "capacity": self.settings.capacity,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`."""
+        """Inverse of `state`.
+
+        Raises:
+            CheckpointError: It is of another capacity: which images are the oldest, it says by their places.
+        """
+        capacity = state.get("capacity", self.settings.capacity)
+        if capacity != self.settings.capacity:
+            raise CheckpointError(
+                f"replay.capacity was {capacity} and is {self.settings.capacity}: a run cannot be resumed with this "
+                "changed. Give what the checkpoint was begun with"
+            )
         self._kept = 0
         if len(state["images"]):
             self._next = 0

@@ -13,6 +13,7 @@ from support.variants import MoodyTeacher
 from lightning_modules import DPDFD
 from lightning_modules.functional.gradient_targets import Annotation, GradientTargets
 from lightning_modules.replay import Replay, ReplayMemory
+from privacy.identity import CheckpointError
 
 CAPACITY = 20
 
@@ -59,6 +60,19 @@ def test_a_memory_goes_on_from_what_a_checkpoint_holds(batches: int) -> None:
     for seed in range(3):
         (one, targets), (other, others) = (m.draw(torch.Generator().manual_seed(seed)) for m in (first, second))
         assert torch.equal(one, other) and torch.equal(targets, others)
+
+
+@pytest.mark.parametrize("capacity", [CAPACITY - 1, 2 * CAPACITY])
+def test_a_memory_of_another_capacity_is_refused(capacity: int) -> None:
+    """In a larger one, places that were never written would be drawn; in a smaller one pairs would come apart."""
+    full = _memory()
+    for number in range(4):
+        full.add(*_batch(number))
+    other = Replay(capacity=capacity).build(batch_size=BATCH_SIZE)
+    assert other is not None
+    with pytest.raises(CheckpointError, match=rf"replay\.capacity was {CAPACITY} and is {capacity}: a run cannot"):
+        other.load(full.state())
+    _memory().load(full.state())
 
 
 def test_a_longer_stride_goes_further_along_the_released_gradient() -> None:
