@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -87,6 +87,7 @@ class DPSGDTeacher(Teacher):
         optimizer: Default: SGD, rate 4, momentum 0.9.
         lr_scheduler: See `Teacher`.
         label_smoothing: See `Teacher`.
+        class_prior: See `Teacher`. The guarantee names it among its assumptions.
 
     Raises:
         ValueError: A setting that has no meaning, or a network with layers that DP-SGD cannot treat record by record.
@@ -116,6 +117,7 @@ class DPSGDTeacher(Teacher):
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
         label_smoothing: float = 0.0,
+        class_prior: Sequence[float] | None = None,
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -124,6 +126,7 @@ class DPSGDTeacher(Teacher):
             optimizer=optimizer,
             lr_scheduler=lr_scheduler,
             label_smoothing=label_smoothing,
+            class_prior=class_prior,
         )
         check_settings(
             target_epsilon=target_epsilon,
@@ -395,6 +398,9 @@ class DPSGDTeacher(Teacher):
         assumptions = []
         if self.own_training.resumed:
             assumptions.append("steps that an interrupted fit made after its last checkpoint were shown to nobody")
+        if self.class_prior is not None:
+            frequencies = ", ".join(f"{share:g}" for share in self.class_prior)
+            assumptions.append(f"the frequencies of the classes, {frequencies}, are public")
         assumptions += [*WAYS[self.clipping].assumptions, *assumptions_of(self.network)]
         return Guarantee.of(
             account,
@@ -508,7 +514,10 @@ class DPSGDTeacher(Teacher):
         assert self.noise_multiplier is not None
         if self._clipped is None or not isinstance(self._clipped, WAYS[self.clipping]):
             self._clipped = WAYS[self.clipping](
-                self.network, max_grad_norm=self.max_grad_norm, label_smoothing=self.label_smoothing
+                self.network,
+                max_grad_norm=self.max_grad_norm,
+                label_smoothing=self.label_smoothing,
+                log_prior=self.log_prior,
             )
         optimizer = self._clipped.optimizer(
             base,

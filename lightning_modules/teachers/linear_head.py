@@ -45,7 +45,13 @@ def linear_head(network: nn.Module) -> nn.Linear | None:
 
 @torch.no_grad()
 def clipped_sums(
-    features: Tensor, labels: Tensor, head: nn.Linear, *, norm: float, label_smoothing: float = 0.0
+    features: Tensor,
+    labels: Tensor,
+    head: nn.Linear,
+    *,
+    norm: float,
+    label_smoothing: float = 0.0,
+    log_prior: Tensor | None = None,
 ) -> list[Tensor]:
     """Sums of the records' gradients of the cross-entropy, each clipped to `norm` less `LINEAR_MARGIN`.
 
@@ -57,6 +63,7 @@ def clipped_sums(
         head: The layer, F → c.
         norm: C.
         label_smoothing: Between 0 and 1.
+        log_prior: (c,), added to the logits; see `class_prior` of `Teacher`.
 
     Returns:
         One sum for each parameter of `head`: (c, F), and (c,) where it has a bias; float64.
@@ -64,6 +71,7 @@ def clipped_sums(
     weight = head.weight.double()
     across = weight.T.contiguous()
     bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias.double()
+    moved = bias if log_prior is None else bias + log_prior.to(bias)
     limit = norm * (1 - LINEAR_MARGIN)
     total, total_bias = torch.zeros_like(weight), torch.zeros_like(bias)
     # Written again and again: memory that is taken anew for each piece costs more than what is computed in it.
@@ -72,7 +80,7 @@ def clipped_sums(
         if len(rows) == 0:
             continue
         inputs = held[: len(rows)].copy_(rows)
-        errors = torch.softmax(torch.addmm(bias, inputs, across), dim=1)
+        errors = torch.softmax(torch.addmm(moved, inputs, across), dim=1)
         errors -= label_smoothing / len(weight)
         errors[torch.arange(len(targets), device=targets.device), targets] -= 1 - label_smoothing
         squares = torch.linalg.vector_norm(inputs, dim=1).square() + (head.bias is not None)

@@ -86,16 +86,25 @@ class RecordClipping(ABC):
         network: What is trained.
         max_grad_norm: C.
         label_smoothing: Of the cross-entropy.
+        log_prior: (c,), added to the logits; see `class_prior` of `Teacher`.
     """
 
     optimizer: ClassVar[type[ExactNoise]]
     #: What a guarantee must assume beyond what holds for every way.
     assumptions: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, network: nn.Module, *, max_grad_norm: float, label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        max_grad_norm: float,
+        label_smoothing: float = 0.0,
+        log_prior: Tensor | None = None,
+    ) -> None:
         self.trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self.max_grad_norm = max_grad_norm
         self.label_smoothing = label_smoothing
+        self.log_prior = log_prior
 
     @abstractmethod
     def add(
@@ -117,6 +126,10 @@ class RecordClipping(ABC):
             views: K.
         """
 
+    def _logits(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        logits = forward(inputs)
+        return logits if self.log_prior is None else logits + self.log_prior.to(logits)
+
     def add_nothing(self, optimizer: ExactNoise) -> None:
         """Leaves the gradients of a batch without records: its step is noise alone."""
         for parameter in self.trained:
@@ -128,8 +141,15 @@ class FlatClipping(RecordClipping):
 
     optimizer = FlatOptimizer
 
-    def __init__(self, network: nn.Module, *, max_grad_norm: float, label_smoothing: float = 0.0) -> None:
-        super().__init__(network, max_grad_norm=max_grad_norm, label_smoothing=label_smoothing)
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        max_grad_norm: float,
+        label_smoothing: float = 0.0,
+        log_prior: Tensor | None = None,
+    ) -> None:
+        super().__init__(network, max_grad_norm=max_grad_norm, label_smoothing=label_smoothing, log_prior=log_prior)
         self._hooks = GradSampleModule(network, loss_reduction="mean")
 
     def add(
@@ -142,7 +162,7 @@ class FlatClipping(RecordClipping):
         views: int = 1,
     ) -> None:
         """The mean of a record's views is what is clipped: a record counts once however many there are."""
-        F.cross_entropy(forward(inputs), labels, label_smoothing=self.label_smoothing).backward()
+        F.cross_entropy(self._logits(forward, inputs), labels, label_smoothing=self.label_smoothing).backward()
         if views > 1:
             self._one_gradient_per_record(len(inputs) // views, views)
 
@@ -165,8 +185,15 @@ class GhostClipping(RecordClipping):
     optimizer = GhostOptimizer
     assumptions = ("no record has a gradient that is not finite, which ghost clipping cannot leave out",)
 
-    def __init__(self, network: nn.Module, *, max_grad_norm: float, label_smoothing: float = 0.0) -> None:
-        super().__init__(network, max_grad_norm=max_grad_norm, label_smoothing=label_smoothing)
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        max_grad_norm: float,
+        label_smoothing: float = 0.0,
+        log_prior: Tensor | None = None,
+    ) -> None:
+        super().__init__(network, max_grad_norm=max_grad_norm, label_smoothing=label_smoothing, log_prior=log_prior)
         self._hooks = GradSampleModuleFastGradientClipping(
             network, loss_reduction="mean", max_grad_norm=max_grad_norm * (1 - GHOST_MARGIN), use_ghost_clipping=True
         )
@@ -183,7 +210,7 @@ class GhostClipping(RecordClipping):
         """One pass for the norms and one for the clipped sum; `views` is 1."""
         criterion = nn.CrossEntropyLoss(label_smoothing=self.label_smoothing)
         loss = DPLossFastGradientClipping(self._hooks, optimizer, criterion, loss_reduction="mean")
-        loss(forward(inputs), labels).backward()
+        loss(self._logits(forward, inputs), labels).backward()
 
 
 class LinearClipping(RecordClipping):
@@ -191,8 +218,15 @@ class LinearClipping(RecordClipping):
 
     optimizer = SumOptimizer
 
-    def __init__(self, network: nn.Module, *, max_grad_norm: float, label_smoothing: float = 0.0) -> None:
-        super().__init__(network, max_grad_norm=max_grad_norm, label_smoothing=label_smoothing)
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        max_grad_norm: float,
+        label_smoothing: float = 0.0,
+        log_prior: Tensor | None = None,
+    ) -> None:
+        super().__init__(network, max_grad_norm=max_grad_norm, label_smoothing=label_smoothing, log_prior=log_prior)
         head = linear_head(network)
         assert head is not None
         # In a tuple: nothing here is a module's, and a checkpoint names its weights as before.
@@ -210,7 +244,12 @@ class LinearClipping(RecordClipping):
         """`inputs` are the head's, (B, F); `forward` is not asked, and `views` is 1."""
         assert isinstance(optimizer, SumOptimizer)
         optimizer.sums = clipped_sums(
-            inputs, labels, self._head[0], norm=self.max_grad_norm, label_smoothing=self.label_smoothing
+            inputs,
+            labels,
+            self._head[0],
+            norm=self.max_grad_norm,
+            label_smoothing=self.label_smoothing,
+            log_prior=self.log_prior,
         )
 
     def add_nothing(self, optimizer: ExactNoise) -> None:

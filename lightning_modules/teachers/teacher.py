@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from lightning_modules.runtime.predictions import images_of, prediction_callback
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.runtime.validation import log_validation_accuracy, validation_metric
+from lightning_modules.teachers.class_prior import log_prior_of
 from lightning_modules.teachers.own_training import OwnTraining
 from privacy.identity import CheckpointError
 
@@ -41,9 +42,14 @@ class Teacher(LightningModule):
         lr_scheduler: A schedule stepped once an epoch, in place of the one-cycle schedule. With `optimizer` and without
             this, the rate stays constant.
         label_smoothing: Between 0 and 1.
+        class_prior: Frequencies of the classes, c numbers that add up to 1, where they are *public*: nothing counts
+            records here. Their logarithms are added to the logits in the loss, so that the logits themselves are those
+            of a population in which all classes are as frequent (Menon et al. 2021, "Long-tail learning via logit
+            adjustment", Eq. 10). For data whose classes are rarer or more frequent than where the classifier is used.
 
     Raises:
-        ValueError: `label_smoothing` out of range, or a network that does not give c logits for such an image.
+        ValueError: `label_smoothing` or `class_prior` out of range, or a network that does not give c logits for such
+            an image.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class Teacher(LightningModule):
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
         label_smoothing: float = 0.0,
+        class_prior: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         if not 0 <= label_smoothing < 1:
@@ -73,6 +80,8 @@ class Teacher(LightningModule):
         self.optimizer_factory = optimizer
         self.scheduler_factory = lr_scheduler
         self.label_smoothing = label_smoothing
+        self.class_prior = class_prior
+        self.log_prior = None if class_prior is None else log_prior_of(class_prior, num_classes=num_classes)
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.val_auroc, self.test_auroc = AreaUnderCurve(num_classes), AreaUnderCurve(num_classes)
@@ -114,7 +123,10 @@ class Teacher(LightningModule):
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
         """Cross-entropy on private images (N, C, H, W) and labels (N,)."""
         images, labels = batch
-        loss = F.cross_entropy(self(images), labels, label_smoothing=self.label_smoothing)
+        logits = self(images)
+        if self.log_prior is not None:
+            logits = logits + self.log_prior.to(logits)
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
         self.log("train/loss", loss)
         return loss
 

@@ -1,0 +1,36 @@
+"""Frequencies of classes that are public, and what they add to logits in a loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["log_prior_of"]
+
+#: How far frequencies may be from adding up to 1: they are written with a few digits.
+_ROUNDING = 1e-2
+
+
+def log_prior_of(class_prior: Sequence[float], *, num_classes: int) -> Tensor:
+    """Logarithms of the classes' frequencies, (c,), float32.
+
+    Args:
+        class_prior: π, c numbers above 0 that add up to 1 within 1 %.
+        num_classes: c.
+
+    Raises:
+        ValueError: It is not that.
+
+    >>> log_prior_of([0.5, 0.5], num_classes=2)
+    tensor([-0.6931, -0.6931])
+    """
+    shares = [float(share) for share in class_prior]
+    usable = all(math.isfinite(share) and share > 0 for share in shares)
+    if len(shares) != num_classes or not usable or abs(sum(shares) - 1) > _ROUNDING:
+        raise ValueError(
+            f"class_prior must be {num_classes} numbers above 0 that add up to 1, one for each class, got {shares}"
+        )
+    return torch.tensor(shares).log()

@@ -1,0 +1,118 @@
+"""Public frequencies of classes: logits of a population in which all classes are as frequent."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from support.dp_teachers import teacher_by_dp_sgd
+from support.seeded import Seeded
+from torch import nn
+from torch.nn import functional as F
+
+from lightning_modules import Teacher
+from lightning_modules.teachers import class_prior as module
+from lightning_modules.teachers.class_prior import log_prior_of
+from lightning_modules.teachers.linear_head import clipped_sums
+
+FREQUENCIES = (0.75, 0.2, 0.05)
+
+
+def test_the_example() -> None:
+    assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize(
+    "given", [[0.5, 0.5], [0.5, 0.5, 0.0], [0.5, 0.3, float("nan")], [0.5, 0.5, 0.5], [1.2, -0.1, -0.1]]
+)
+def test_what_is_no_frequency_is_refused_by_name(given: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"class_prior must be 3 numbers above 0 .* got \["):
+        log_prior_of(given, num_classes=3)
+    with pytest.raises(ValueError, match="class_prior"):
+        Teacher(num_classes=3, image_shape=(1, 8, 8), class_prior=given)
+
+
+def linear_classifier(num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(image_shape), num_classes))
+
+
+def fitted_bias(class_prior: tuple[float, ...] | None) -> torch.Tensor:
+    """The bias of a head that sees nothing but how frequent its classes are."""
+    teacher = Teacher(num_classes=3, image_shape=(1, 4, 4), network=linear_classifier, class_prior=class_prior)
+    teacher.log = lambda *_args, **_settings: None  # type: ignore[method-assign,assignment]
+    labels = torch.arange(3).repeat_interleave(torch.tensor([75, 20, 5]))
+    images = torch.zeros(len(labels), 1, 4, 4)
+    optimizer = torch.optim.SGD(teacher.parameters(), lr=2.0)
+    for _ in range(400):
+        optimizer.zero_grad()
+        teacher.training_step((images, labels), 0).backward()
+        optimizer.step()
+    return teacher(images[:1])[0].detach()
+
+
+def test_of_uninformative_images_no_class_is_likelier() -> None:
+    adjusted = fitted_bias(FREQUENCIES)
+    assert float(adjusted.max() - adjusted.min()) < 0.02
+    # Negative control: without it the logits are the logarithms of the frequencies.
+    plain = fitted_bias(None)
+    expected = torch.tensor(FREQUENCIES).log()
+    assert torch.allclose(plain - plain.mean(), expected - expected.mean(), atol=0.02)
+
+
+def test_clipped_sums_are_those_of_the_adjusted_loss() -> None:
+    draw = torch.Generator().manual_seed(0)
+    head = nn.Linear(6, 3)
+    features, labels = torch.randn(300, 6, generator=draw), torch.randint(3, (300,), generator=draw)
+    log_prior = log_prior_of(FREQUENCIES, num_classes=3)
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(3, 6, generator=draw))
+        head.bias.zero_()
+    total = torch.zeros(21)
+    for row, label in zip(features, labels, strict=True):
+        loss = F.cross_entropy(head(row[None]) + log_prior, label[None])
+        gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(head.parameters()))])
+        total += gradient * (0.3 / gradient.norm()).clamp(max=1.0)
+    found, without = (
+        torch.cat([part.flatten() for part in clipped_sums(features, labels, head, norm=0.3, log_prior=given)])
+        for given in (log_prior, None)
+    )
+    assert torch.allclose(found.float(), total, atol=1e-3)
+    assert not torch.allclose(without.float(), total, atol=1e-1)
+
+
+def test_every_way_of_clipping_takes_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equal coins and noise."""
+
+    def weights(name: str, clipping: str, prior: list[float] | None) -> torch.Tensor:
+        stream = Seeded(seed=3)
+        monkeypatch.setattr("privacy.mechanisms.noise.SystemNoise.words", lambda self, count: stream.words(count))
+        teacher = teacher_by_dp_sgd(
+            str(tmp_path / name),
+            epochs=1,
+            noise_multiplier=1.0,
+            clipping=clipping,
+            network={"class_path": "ScatteringClassifier", "init_args": {"scales": 1, "groups": 9}},
+            class_prior=prior,
+        )
+        assert teacher.clipping == clipping
+        return torch.cat([p.detach().flatten() for p in teacher.network.parameters()])
+
+    rare = [0.91] + [0.01] * 9
+    flat, ghost, linear = (weights(name, name, rare) for name in ("flat", "ghost", "linear"))
+    assert torch.allclose(flat, linear, atol=1e-4) and torch.allclose(ghost, linear, atol=1e-3)
+    # Negative control: without it the steps are others.
+    assert not torch.allclose(weights("without", "linear", None), linear, atol=1e-2)
+
+
+def test_the_guarantee_says_that_the_frequencies_are_public(tmp_path: Path) -> None:
+    texts = {}
+    for name, prior in (("given", [0.19] + [0.09] * 9), ("not", None)):
+        teacher_by_dp_sgd(str(tmp_path / name), epochs=1, noise_multiplier=1.0, class_prior=prior)
+        statement = json.loads((tmp_path / name / "public" / "guarantee.json").read_text())["guarantee"]
+        texts[name] = " ".join(statement["assumptions"])
+    assert "frequencies of the classes, 0.19, 0.09" in texts["given"]
+    assert "frequencies of the classes" not in texts["not"]
