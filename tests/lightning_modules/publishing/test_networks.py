@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from lightning_modules.networks import (
+    ConvolutionalKernelClassifier,
     ResNet18,
     ScatteringClassifier,
     SmallCNN,
@@ -31,6 +32,7 @@ def network(kind: type[nn.Module], shape: tuple[int, int, int]) -> nn.Module:
     settings = {
         WhitenedScatteringClassifier: {"images": 20},
         WhitenedPatchClassifier: {"images": 20, "filters": 30, "patch": 4, "mirrored": True},
+        ConvolutionalKernelClassifier: {"images": 20, "first_anchors": 8, "anchors": 30, "cells": 1, "mirrored": True},
     }.get(kind, {})
     made = kind(num_classes=4, image_shape=shape, **settings)
     # Statistics and weights as after a training.
@@ -40,7 +42,10 @@ def network(kind: type[nn.Module], shape: tuple[int, int, int]) -> nn.Module:
     return made.eval()
 
 
-@pytest.mark.parametrize("kind", [ScatteringClassifier, WhitenedScatteringClassifier, WhitenedPatchClassifier])
+@pytest.mark.parametrize(
+    "kind",
+    [ScatteringClassifier, WhitenedScatteringClassifier, WhitenedPatchClassifier, ConvolutionalKernelClassifier],
+)
 def test_fixed_features_as_onnx_and_as_a_program(tmp_path: Path, quick_whitening: None, kind: type[nn.Module]) -> None:
     made = network(kind, GREY)
     assert write_program(made, tmp_path, image_shape=GREY) <= TOLERANCE
@@ -50,7 +55,15 @@ def test_fixed_features_as_onnx_and_as_a_program(tmp_path: Path, quick_whitening
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 @pytest.mark.parametrize(
-    "kind", [SmallCNN, ResNet18, ScatteringClassifier, WhitenedScatteringClassifier, WhitenedPatchClassifier]
+    "kind",
+    [
+        SmallCNN,
+        ResNet18,
+        ScatteringClassifier,
+        WhitenedScatteringClassifier,
+        WhitenedPatchClassifier,
+        ConvolutionalKernelClassifier,
+    ],
 )
 def test_all_kinds_at_their_sizes(
     tmp_path: Path, quick_whitening: None, kind: type[nn.Module], shape: tuple[int, int, int]
