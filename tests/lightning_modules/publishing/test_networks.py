@@ -42,14 +42,21 @@ def network(kind: type[nn.Module], shape: tuple[int, int, int]) -> nn.Module:
     return made.eval()
 
 
+def allowed(made: nn.Module, shape: tuple[int, int, int]) -> float:
+    """The tolerance, relative where logits of noise are beyond 1, as kernels whitened by few images have them."""
+    noise = 2 * torch.rand(35, *shape, generator=torch.Generator().manual_seed(0)) - 1
+    with torch.no_grad():
+        return TOLERANCE * max(1.0, float(made(noise).abs().max()))
+
+
 @pytest.mark.parametrize(
     "kind",
     [ScatteringClassifier, WhitenedScatteringClassifier, WhitenedPatchClassifier, ConvolutionalKernelClassifier],
 )
 def test_fixed_features_as_onnx_and_as_a_program(tmp_path: Path, quick_whitening: None, kind: type[nn.Module]) -> None:
     made = network(kind, GREY)
-    assert write_program(made, tmp_path, image_shape=GREY) <= TOLERANCE
-    assert write_onnx(made, tmp_path, image_shape=GREY) <= TOLERANCE
+    assert write_program(made, tmp_path, image_shape=GREY) <= allowed(made, GREY)
+    assert write_onnx(made, tmp_path, image_shape=GREY) <= allowed(made, GREY)
 
 
 @pytest.mark.slow
@@ -69,8 +76,8 @@ def test_all_kinds_at_their_sizes(
     tmp_path: Path, quick_whitening: None, kind: type[nn.Module], shape: tuple[int, int, int]
 ) -> None:
     made = network(kind, shape)
-    assert write_program(made, tmp_path, image_shape=shape) <= TOLERANCE
-    assert write_onnx(made, tmp_path, image_shape=shape) <= TOLERANCE
+    assert write_program(made, tmp_path, image_shape=shape) <= allowed(made, shape)
+    assert write_onnx(made, tmp_path, image_shape=shape) <= allowed(made, shape)
 
 
 @pytest.mark.parametrize(
