@@ -6,6 +6,7 @@ from lightning_modules.networks.classifiers import ImageClassifier
 from lightning_modules.networks.features import logits_and_features
 from lightning_modules.networks.foreign import ForeignNetwork
 from lightning_modules.networks.generators import DAFLGenerator
+from lightning_modules.networks.kernels import ConvolutionalKernelClassifier
 from lightning_modules.networks.patches import WhitenedPatchClassifier
 from lightning_modules.networks.pixel_statistics import ScaledOutput
 from lightning_modules.networks.pretrained import PretrainedClassifier
@@ -19,6 +20,7 @@ from lightning_modules.networks.whitening import WhitenedScatteringClassifier
 
 __all__ = [
     "ConvVAE",
+    "ConvolutionalKernelClassifier",
     "DAFLGenerator",
     "DataLensClassifier",
     "ForeignNetwork",

@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 from lightning_modules.networks.classifiers import ImageClassifier, checked_shape
 from lightning_modules.networks.remembered import Remembered
-from lightning_modules.networks.whitening import WhitenedFeatures
+from lightning_modules.networks.whitening import DIRECTIONS, WhitenedFeatures
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior
 
-__all__ = ["PatchFeatures", "WhitenedPatchClassifier", "cell_means", "patch_filters"]
+__all__ = ["PatchFeatures", "WhitenedPatchClassifier", "cell_means", "patch_filters", "random_patches"]
 
 #: Images at once: the maps of a few stay in the processor's cache, which is three times as fast as a batch of them.
 _PIECE = 8
@@ -170,15 +170,21 @@ def _patches_of(prior: ImagePrior, image_shape: tuple[int, int, int], side: int)
     draw = torch.Generator().manual_seed(0)
     size = (image_shape[0], image_shape[1], image_shape[2])
     images = prior.sample(_SAMPLED_IMAGES, image_shape=size, generator=draw, device=torch.device("cpu"))
-    height, width = size[1] - side + 1, size[2] - side + 1
-    # One of each image in turn, so that the first few, of which filters are made, are of as many images.
-    count = _SAMPLED_IMAGES * _PATCHES_PER_IMAGE
-    image = torch.arange(count) % _SAMPLED_IMAGES
-    top = torch.randint(height, (count,), generator=draw)
-    left = torch.randint(width, (count,), generator=draw)
+    return random_patches(images, side, count=_SAMPLED_IMAGES * _PATCHES_PER_IMAGE, generator=draw)
+
+
+def random_patches(images: Tensor, side: int, *, count: int, generator: torch.Generator) -> Tensor:
+    """Patches (count, C·side²) from everywhere in maps (N, C, H, W).
+
+    One of each image in turn, so that the first few, of which filters are made, are of as many images.
+    """
+    channels, rows_in, columns_in = images.shape[1:]
+    image = torch.arange(count) % len(images)
+    top = torch.randint(rows_in - side + 1, (count,), generator=generator)
+    left = torch.randint(columns_in - side + 1, (count,), generator=generator)
     window = torch.arange(side)
     rows, columns = (top[:, None] + window)[:, None, :, None], (left[:, None] + window)[:, None, None, :]
-    channel = torch.arange(size[0])[None, :, None, None]
+    channel = torch.arange(channels)[None, :, None, None]
     return images[image[:, None, None, None], channel, rows, columns].flatten(1)
 
 
@@ -211,6 +217,7 @@ class WhitenedPatchClassifier(ImageClassifier):
         power: how far features are whitened, 0 to 0.5; see `whitening_of`.
         floor: see `whitening_of`.
         images: how many images of the prior whitening takes.
+        directions: see `whitening_of`.
         mirrored: see `WhitenedFeatures`.
 
     Raises:
@@ -231,6 +238,7 @@ class WhitenedPatchClassifier(ImageClassifier):
         power: float = 0.25,
         floor: float = 0.01,
         images: int = 2000,
+        directions: int = DIRECTIONS,
         mirrored: bool = False,
     ) -> None:
         super().__init__()
@@ -250,6 +258,7 @@ class WhitenedPatchClassifier(ImageClassifier):
             power=power,
             floor=floor,
             images=images,
+            directions=directions,
             length=_LENGTH,
             mirrored=mirrored,
         )

@@ -15,7 +15,7 @@ from lightning_modules.networks.classifiers import ImageClassifier
 from lightning_modules.networks.folding import folded
 from lightning_modules.networks.patches import PatchFeatures, cell_means
 from lightning_modules.networks.pretraining_file import Pretraining, build_encoder, read_pretraining
-from lightning_modules.networks.whitening import WhitenedFeatures
+from lightning_modules.networks.whitening import DIRECTIONS, WhitenedFeatures
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior
 from privacy.identity import CheckpointError
 
@@ -215,6 +215,7 @@ class PretrainedClassifier(ImageClassifier):
         power: how far features are whitened, 0 to 0.5; see `whitening_of`.
         floor: see `whitening_of`.
         images: how many images of the prior whitening takes.
+        directions: see `whitening_of`.
         mirrored: see `WhitenedFeatures`.
         vouched_by: who says that no private record had a part in a checkpoint that does not declare it. A guarantee
             names them: letters, digits, spaces and `.,@-`.
@@ -242,6 +243,7 @@ class PretrainedClassifier(ImageClassifier):
         power: float = 0.25,
         floor: float = 0.01,
         images: int = 2000,
+        directions: int = DIRECTIONS,
         mirrored: bool = False,
         vouched_by: str | None = None,
         recorded: dict[str, Any] | None = None,
@@ -282,6 +284,7 @@ class PretrainedClassifier(ImageClassifier):
             power=power,
             floor=floor,
             images=images,
+            directions=directions,
             length=_LENGTH,
             mirrored=mirrored,
         )

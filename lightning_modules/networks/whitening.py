@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,40 +16,61 @@ from lightning_modules.networks.remembered import Remembered
 from lightning_modules.networks.scattering import Scattering2d, scattering_norm
 from lightning_modules.priors import ImagePrior, StrokePrior
 
-__all__ = ["NormalisedScattering", "WhitenedFeatures", "WhitenedScatteringClassifier", "whitening_of"]
+__all__ = ["DIRECTIONS", "NormalisedScattering", "WhitenedFeatures", "WhitenedScatteringClassifier", "whitening_of"]
 
 #: What whitening takes from a prior's images.
 _FOUND = Remembered()
 
 
-def whitening_of(features: Tensor, *, power: float, floor: float) -> tuple[Tensor, Tensor, Tensor]:
+#: Directions that whitening keeps where no setting says so: all that 2,001 images have.
+DIRECTIONS = 2000
+
+
+def whitening_of(
+    features: Tensor, *, power: float, floor: float, directions: int = DIRECTIONS
+) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, directions and gains that even the features' variances out.
 
     A direction of variance v is multiplied by (v + f)^-power, f = floor times the mean variance; directions that no
     feature vector has a part in count as v = 0. With power 0.5 and no floor that is whitening; less leaves some of the
     difference, which is where the signal is.
 
+    Of more directions than may be kept, those of the largest variances are, and all others count as one: as of the
+    variance that they have on the average (probabilistic principal components, Tipping and Bishop 1999).
+
     Args:
         features: (N, F), of public images.
         power: at least 0.
         floor: above 0.
+        directions: at most so many are kept; each takes F numbers of a checkpoint.
 
     Returns:
-        Mean (F,); orthonormal directions (F, k), k = min(N - 1, F), some of them zero; and gains (k,) relative to that
-        of all other directions, which is 1. float32.
+        Mean (F,); orthonormal directions (F, k), k = min(N - 1, F, directions), some of them zero; and gains (k,)
+        relative to that of all other directions, which is 1. float32.
     """
-    middle = features.double().mean(dim=0)
-    rows = (features.double() - middle) / max(1, len(features)) ** 0.5
-    squares, vectors = torch.linalg.eigh(rows @ rows.T)
-    least = floor * squares.sum() / features.shape[1]
+    number, size = features.shape
+    rows = features.to(torch.float64, copy=True)
+    middle = rows.mean(dim=0)
+    rows.sub_(middle).div_(max(1, number) ** 0.5)
+    # The smaller of the two products has all the eigenvalues above zero.
+    small = size < number
+    squares, vectors = torch.linalg.eigh(rows.T @ rows if small else rows @ rows.T)
+    total = squares.sum()
+    least = floor * total / size
     # As many for every prior, so that any state fits; largest first.
-    count = min(len(features) - 1, features.shape[1])
+    count = min(number - 1, size, directions)
+    known = min(number - 1, size)
     squares, vectors = squares.flip(0)[:count], vectors.flip(1)[:, :count]
     # Below a hundredth of the floor a direction is like those that no image has a part in.
     kept = squares > 0.01 * least
-    directions = torch.where(kept, rows.T @ vectors / squares.clamp_min(1e-300).sqrt(), torch.zeros(()).double())
-    gains = torch.where(kept, (1 + squares / least) ** -power, torch.ones(()).double())
-    return middle.float(), directions.float(), gains.float()
+    found = vectors if small else rows.T @ vectors / squares.clamp_min(1e-300).sqrt()
+    found = torch.where(kept, found, torch.zeros(()).double())
+    gains = (1 + squares / least) ** -power
+    if count < known:
+        others = (total - squares.sum()).clamp_min(0) / (size - count)
+        gains = gains * (1 + others / least) ** power
+    gains = torch.where(kept, gains, torch.ones(()).double())
+    return middle.float(), found.float(), gains.float()
 
 
 class WhitenedFeatures(nn.Module):
@@ -66,6 +87,7 @@ class WhitenedFeatures(nn.Module):
         power: see `whitening_of`.
         floor: see `whitening_of`.
         images: how many of the prior's are taken.
+        directions: see `whitening_of`.
         length: mean length of the features of the prior's images; None is that of the plain ones.
         mirrored: Take the mean of an image's features and of its mirror image's, so that both are one to a classifier.
             For pictures whose class does not depend on left and right; of those it doubles what a record teaches.
@@ -88,6 +110,7 @@ class WhitenedFeatures(nn.Module):
         power: float,
         floor: float,
         images: int,
+        directions: int = DIRECTIONS,
         length: float | None = None,
         mirrored: bool = False,
     ) -> None:
@@ -98,12 +121,16 @@ class WhitenedFeatures(nn.Module):
             raise ValueError(
                 f"power must be 0 or more, floor above 0 and images 2 or more, got {power}, {floor} and {images}"
             )
+        if directions < 1:
+            raise ValueError(f"directions must be at least 1, got {directions!r}")
         self.output_shape = (math.prod(cast(tuple[int, ...], plain.output_shape)),)
-        settings = (_digest(plain), *image_shape, power, floor, images, length, mirrored)
+        settings = (_digest(plain), *image_shape, power, floor, images, directions, length, mirrored)
         found = _FOUND.of(
             prior,
             *settings,
-            compute=lambda: self._statistics_of(prior, image_shape, images, power=power, floor=floor, length=length),
+            compute=lambda: self._statistics_of(
+                prior, image_shape, images, power=power, floor=floor, most=directions, length=length
+            ),
         )
         for name, value in zip(("mean", "directions", "gains", "scale"), found, strict=True):
             self.register_buffer(name, value)
@@ -120,6 +147,7 @@ class WhitenedFeatures(nn.Module):
         *,
         power: float,
         floor: float,
+        most: int,
         length: float | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What the buffers are to hold, of the prior's first images."""
@@ -128,7 +156,7 @@ class WhitenedFeatures(nn.Module):
         size, device = (image_shape[0], image_shape[1], image_shape[2]), torch.device("cpu")
         drawn = [prior.sample(n, image_shape=size, generator=draw, device=device) for n in pieces]
         features = torch.cat([self.before_whitening(images) for images in drawn])
-        mean, directions, gains = whitening_of(features, power=power, floor=floor)
+        mean, directions, gains = whitening_of(features, power=power, floor=floor, directions=most)
         # As long as the plain features of these images are on the average, so that rates mean about the same.
         wanted = features.norm(dim=1).mean() if length is None else features.new_tensor(length)
         return mean, directions, gains, wanted / _whitened(features, mean, directions, gains).norm(dim=1).mean()
@@ -145,6 +173,14 @@ class WhitenedFeatures(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to features (N, F)."""
         return self.scale * _whitened(self.before_whitening(images), self.mean, self.directions, self.gains)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *more: Any) -> None:
+        # As many directions as the state has: it holds what was found, whatever the setting is, or was by default.
+        given = [state_dict.get(f"{prefix}{name}") for name in ("directions", "gains")]
+        if given[0] is not None and given[1] is not None and given[0].shape[:1] == self.directions.shape[:1]:
+            self.directions = self.directions.new_zeros(given[0].shape)
+            self.gains = self.gains.new_zeros(given[1].shape)
+        super()._load_from_state_dict(state_dict, prefix, *more)
 
 
 def _digest(module: nn.Module) -> str:
@@ -190,6 +226,7 @@ class WhitenedScatteringClassifier(ImageClassifier):
         power: how far features are whitened, 0 to 0.5; see `whitening_of`.
         floor: see `whitening_of`.
         images: how many images of the prior are taken.
+        directions: see `whitening_of`.
         mirrored: see `WhitenedFeatures`.
 
     Raises:
@@ -208,6 +245,7 @@ class WhitenedScatteringClassifier(ImageClassifier):
         power: float = 0.25,
         floor: float = 0.01,
         images: int = 2000,
+        directions: int = DIRECTIONS,
         mirrored: bool = False,
     ) -> None:
         super().__init__()
@@ -219,6 +257,7 @@ class WhitenedScatteringClassifier(ImageClassifier):
             power=power,
             floor=floor,
             images=images,
+            directions=directions,
             mirrored=mirrored,
         )
         self.head = nn.Linear(self.feature_extractor.output_shape[0], num_classes)

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from lightning_modules.networks.kernels import ConvolutionalKernelFeatures
 from lightning_modules.networks.patches import PatchFeatures
 from lightning_modules.networks.pooling import MaxPool2x2
 from lightning_modules.networks.scattering import Scattering2d
@@ -19,8 +20,8 @@ __all__ = ["PortableScattering", "portable"]
 def portable(network: nn.Module) -> nn.Module:
     """A copy for export, in eval mode on the CPU, that computes the same and takes any number of images.
 
-    Scattering is computed without complex numbers, it and patch features without pieces of a fixed size, pooling by
-    torch's own layer.
+    Scattering is computed without complex numbers, it and features of patches or kernels without pieces of a fixed
+    size, pooling by torch's own layer.
     """
     found = copy.deepcopy(network).cpu().eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
     return _replaced(found)
@@ -29,8 +30,8 @@ def portable(network: nn.Module) -> nn.Module:
 def _replaced(module: nn.Module) -> nn.Module:
     if isinstance(module, Scattering2d):
         return PortableScattering(module).eval()
-    if isinstance(module, PatchFeatures):
-        return PortablePatches(module).eval()
+    if isinstance(module, PatchFeatures | ConvolutionalKernelFeatures):
+        return InOnePiece(module).eval()
     if isinstance(module, MaxPool2x2):
         return nn.MaxPool2d(2).eval()
     for name, child in module.named_children():
@@ -38,21 +39,21 @@ def _replaced(module: nn.Module) -> nn.Module:
     return module
 
 
-class PortablePatches(nn.Module):
-    """`PatchFeatures` of any number of images in one piece.
+class InOnePiece(nn.Module):
+    """Features of patches, or of a convolutional kernel network, of any number of images in one piece.
 
     Args:
-        patches: What it computes.
+        features: What it computes.
     """
 
-    def __init__(self, patches: PatchFeatures) -> None:
+    def __init__(self, features: PatchFeatures | ConvolutionalKernelFeatures) -> None:
         super().__init__()
-        self.patches = patches
-        self.output_shape = patches.output_shape
+        self.features = features
+        self.output_shape = features.output_shape
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, 2·K·cells²)."""
-        return self.patches.at_once(images)
+        """Map images (N, C, H, W) to features (N, F)."""
+        return self.features.at_once(images)
 
 
 class PortableScattering(nn.Module):

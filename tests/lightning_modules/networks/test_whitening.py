@@ -58,6 +58,70 @@ def test_directions_of_which_nothing_is_known_are_multiplied_by_one() -> None:
     assert torch.allclose(evened(mean + beyond, (mean, directions, gains)), beyond, atol=1e-5)
 
 
+def by_images(features: Tensor, *, power: float, floor: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by the eigenvalues of the images' scalar products, however many images there are."""
+    middle = features.double().mean(dim=0)
+    rows = (features.double() - middle) / len(features) ** 0.5
+    squares, vectors = torch.linalg.eigh(rows @ rows.T)
+    count = min(len(features) - 1, features.shape[1])
+    squares, vectors = squares.flip(0)[:count], vectors.flip(1)[:, :count]
+    least = floor * rows.square().sum() / features.shape[1]
+    kept = squares > 0.01 * least
+    directions = torch.where(kept, rows.T @ vectors / squares.clamp_min(1e-300).sqrt(), torch.zeros(()).double())
+    gains = torch.where(kept, (1 + squares / least) ** -power, torch.ones(()).double())
+    return middle.float(), directions.float(), gains.float()
+
+
+@pytest.mark.parametrize(("count", "size"), [(300, 12), (12, 12), (13, 12), (9, 12), (400, 9)])
+def test_both_products_give_the_same_whitening(count: int, size: int) -> None:
+    """Of features and of images: the smaller is taken."""
+    rows = stretched(count, size)
+    found, expected = whitening_of(rows, power=0.5, floor=1e-3), by_images(rows, power=0.5, floor=1e-3)
+    assert [value.shape for value in found] == [value.shape for value in expected]
+    assert torch.allclose(found[2], expected[2], rtol=1e-5)
+    cosines = (found[1] * expected[1]).sum(dim=0).abs()
+    assert torch.allclose(cosines, (expected[1].norm(dim=0) > 0).float(), atol=1e-5)
+    assert torch.allclose(evened(rows, found), evened(rows, expected), atol=1e-5)
+    other = by_images(rows, power=0.4, floor=1e-3)  # the mutant
+    assert not torch.allclose(evened(rows, found), evened(rows, other), atol=1e-3)
+
+
+@pytest.mark.parametrize(("count", "size"), [(300, 12), (12, 20)])
+def test_of_too_many_directions_the_leading_ones_are_kept(count: int, size: int) -> None:
+    rows = stretched(count, size)
+    known = min(count - 1, size)
+    whole = whitening_of(rows, power=0.5, floor=1e-3)
+    for most in (known, known + 1, 2000):  # where all are kept, to the bit
+        again = whitening_of(rows, power=0.5, floor=1e-3, directions=most)
+        assert all(torch.equal(one, other) for one, other in zip(whole, again, strict=True))
+    mean, directions, gains = whitening_of(rows, power=0.5, floor=1e-3, directions=5)
+    assert directions.shape == (size, 5) and torch.equal(directions, whole[1][:, :5]) and torch.equal(mean, whole[0])
+    # Relative to one another as before; relative to the others, which count as of their mean variance.
+    assert torch.allclose(gains / gains[0], whole[2][:5] / whole[2][0], rtol=1e-5)
+    variances = (rows.double() - rows.double().mean(dim=0)).square().mean(dim=0).sum()
+    along = ((rows - mean) @ directions).double().square().mean(dim=0)
+    others, least = (variances - along.sum()) / (size - 5), 1e-3 * variances / size
+    expected = (((others + least) / (along + least)) ** 0.5).float()
+    assert torch.allclose(gains, expected, rtol=1e-3)
+    # The mutant: as if nothing were known of the others.
+    assert not torch.allclose(whole[2][:5], expected, rtol=1e-2)
+
+
+def test_a_state_is_read_with_as_many_directions_as_it_has() -> None:
+    """A state of before the setting, or of another value of it; one of other features is refused."""
+    images = torch.rand(5, *SHAPE) * 2 - 1
+    few, many = whitened(directions=7), whitened()
+    assert few.feature_extractor.directions.shape[1] == 7 and many.feature_extractor.directions.shape[1] == 59
+    assert not torch.allclose(few(images), many(images), atol=1e-3)
+    for one, other in ((few, many), (many, whitened(directions=7))):
+        expected = other(images)
+        one.load_state_dict(other.state_dict())
+        assert torch.equal(one(images), expected)
+    wider = WhitenedScatteringClassifier(image_shape=(1, 12, 8), images=60, groups=9)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        few.load_state_dict(wider.state_dict())
+
+
 def whitened(**settings: object) -> WhitenedScatteringClassifier:
     torch.manual_seed(0)
     return WhitenedScatteringClassifier(image_shape=SHAPE, **{"images": 60, "groups": 9, **settings})  # type: ignore[arg-type]
@@ -111,6 +175,7 @@ def test_what_was_found_for_one_network_is_found_for_the_next_and_for_no_other(m
         {"floor": 0.5},
         {"groups": 1},
         {"images": 61},
+        {"directions": 9},
         {"prior": StrokePrior(max_curves=2)},
     ):
         made.clear()
@@ -163,7 +228,12 @@ def test_features_of_the_priors_images_are_as_long_as_before_on_the_average() ->
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"power": -0.1}, "power must"), ({"floor": 0.0}, "floor above 0"), ({"groups": 7}, "groups must divide")],
+    [
+        ({"power": -0.1}, "power must"),
+        ({"floor": 0.0}, "floor above 0"),
+        ({"groups": 7}, "groups must divide"),
+        ({"directions": 0}, "directions must be at least 1, got 0"),
+    ],
 )
 def test_settings_without_a_meaning_are_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):

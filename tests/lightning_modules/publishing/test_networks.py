@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from lightning_modules.networks import (
+    ConvolutionalKernelClassifier,
     ResNet18,
     ScatteringClassifier,
     SmallCNN,
@@ -31,6 +32,7 @@ def network(kind: type[nn.Module], shape: tuple[int, int, int]) -> nn.Module:
     settings = {
         WhitenedScatteringClassifier: {"images": 20},
         WhitenedPatchClassifier: {"images": 20, "filters": 30, "patch": 4, "mirrored": True},
+        ConvolutionalKernelClassifier: {"images": 20, "first_anchors": 8, "anchors": 30, "cells": 1, "mirrored": True},
     }.get(kind, {})
     made = kind(num_classes=4, image_shape=shape, **settings)
     # Statistics and weights as after a training.
@@ -40,24 +42,42 @@ def network(kind: type[nn.Module], shape: tuple[int, int, int]) -> nn.Module:
     return made.eval()
 
 
-@pytest.mark.parametrize("kind", [ScatteringClassifier, WhitenedScatteringClassifier, WhitenedPatchClassifier])
+def allowed(made: nn.Module, shape: tuple[int, int, int]) -> float:
+    """The tolerance, relative where logits of noise are beyond 1, as kernels whitened by few images have them."""
+    noise = 2 * torch.rand(35, *shape, generator=torch.Generator().manual_seed(0)) - 1
+    with torch.no_grad():
+        return TOLERANCE * max(1.0, float(made(noise).abs().max()))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [ScatteringClassifier, WhitenedScatteringClassifier, WhitenedPatchClassifier, ConvolutionalKernelClassifier],
+)
 def test_fixed_features_as_onnx_and_as_a_program(tmp_path: Path, quick_whitening: None, kind: type[nn.Module]) -> None:
     made = network(kind, GREY)
-    assert write_program(made, tmp_path, image_shape=GREY) <= TOLERANCE
-    assert write_onnx(made, tmp_path, image_shape=GREY) <= TOLERANCE
+    assert write_program(made, tmp_path, image_shape=GREY) <= allowed(made, GREY)
+    assert write_onnx(made, tmp_path, image_shape=GREY) <= allowed(made, GREY)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 @pytest.mark.parametrize(
-    "kind", [SmallCNN, ResNet18, ScatteringClassifier, WhitenedScatteringClassifier, WhitenedPatchClassifier]
+    "kind",
+    [
+        SmallCNN,
+        ResNet18,
+        ScatteringClassifier,
+        WhitenedScatteringClassifier,
+        WhitenedPatchClassifier,
+        ConvolutionalKernelClassifier,
+    ],
 )
 def test_all_kinds_at_their_sizes(
     tmp_path: Path, quick_whitening: None, kind: type[nn.Module], shape: tuple[int, int, int]
 ) -> None:
     made = network(kind, shape)
-    assert write_program(made, tmp_path, image_shape=shape) <= TOLERANCE
-    assert write_onnx(made, tmp_path, image_shape=shape) <= TOLERANCE
+    assert write_program(made, tmp_path, image_shape=shape) <= allowed(made, shape)
+    assert write_onnx(made, tmp_path, image_shape=shape) <= allowed(made, shape)
 
 
 @pytest.mark.parametrize(

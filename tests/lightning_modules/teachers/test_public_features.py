@@ -14,6 +14,8 @@ from torch import Tensor
 
 from datamodules.images import ImageDataset
 from lightning_modules import DPSGDTeacher
+from lightning_modules.networks.kernels import spherical_kmeans
+from lightning_modules.networks.patches import random_patches
 from lightning_modules.networks.remembered import Remembered
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -21,6 +23,14 @@ NETWORKS: dict[str, dict[str, Any]] = {
         "prior": {"class_path": "DeadLeavesPrior"},
         "filters": 8,
         "patch": 3,
+        "images": 20,
+        "mirrored": True,
+    },
+    "ConvolutionalKernelClassifier": {
+        "prior": {"class_path": "DeadLeavesPrior"},
+        "first_anchors": 6,
+        "anchors": 8,
+        "cells": 1,
         "images": 20,
         "mirrored": True,
     },
@@ -49,7 +59,7 @@ def before_the_first_step(network: str, monkeypatch: pytest.MonkeyPatch, *, swap
 
     with monkeypatch.context() as patch:
         patch.setattr(DPSGDTeacher, "on_train_start", keep)
-        for module in ("patches", "whitening"):  # nothing is taken over from another private set
+        for module in ("patches", "kernels", "whitening"):  # nothing is taken over from another private set
             patch.setattr(f"lightning_modules.networks.{module}._FOUND", Remembered())
         if swap:
             normalise = ImageDataset._normalise
@@ -105,6 +115,22 @@ def test_the_mutant_that_whitens_by_the_records_is_seen(tmp_path: Path, monkeypa
     monkeypatch.setattr(DPSGDTeacher, "_precompute", of_the_records)
     found = differing("WhitenedPatchClassifier", monkeypatch)
     assert {"feature_extractor.mean", "logits of public images"} <= found
+
+
+def test_the_mutant_that_finds_anchors_on_the_records_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    prepare = DPSGDTeacher._precompute
+
+    def of_the_records(self: DPSGDTeacher) -> None:
+        images = self._poisson.dataset.train_records.__getitems__(range(100))[0]
+        plain: Any = self.network.feature_extractor.plain  # type: ignore[union-attr]
+        patches = random_patches(plain.first_layer(images), 3, count=500, generator=torch.Generator().manual_seed(0))
+        plain.second.copy_(spherical_kmeans(patches, count=8).reshape(plain.second.shape))
+        prepare(self)
+
+    monkeypatch.setattr(DPSGDTeacher, "_precompute", of_the_records)
+    found = differing("ConvolutionalKernelClassifier", monkeypatch)
+    assert {"feature_extractor.plain.second", "logits of public images"} <= found
 
 
 def test_the_mutant_that_pretrains_on_the_records_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,230 @@
+"""Convolutional kernel networks: anchors of public images alone, and features that are what their definition says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_modules.networks import ConvolutionalKernelClassifier, kernels
+from lightning_modules.networks.kernels import ConvolutionalKernelFeatures, nystrom_factor, spherical_kmeans
+from lightning_modules.networks.remembered import Remembered
+from lightning_modules.priors import DeadLeavesPrior, FractalPrior
+
+SHAPE = (3, 14, 12)
+SMALL: dict[str, Any] = {"first_anchors": 6, "anchors": 8, "cells": 2}
+
+
+def images(count: int = 5, seed: int = 0) -> Tensor:
+    return 2 * torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(seed)) - 1
+
+
+def features(**settings: Any) -> ConvolutionalKernelFeatures:
+    given = {"image_shape": SHAPE, "prior": DeadLeavesPrior(), **SMALL, **settings}
+    return ConvolutionalKernelFeatures(**given)
+
+
+def kappa(cosines: Tensor, bandwidth: float) -> Tensor:
+    return torch.exp((cosines - 1) / bandwidth**2)
+
+
+def one_by_one(network: ConvolutionalKernelFeatures, picture: Tensor) -> Tensor:
+    """The same by its definition: each patch by itself, in float64."""
+    side, step, cells = network.patch, network.subsampling, network.cells
+    first, second = (anchors.double().flatten(1) for anchors in (network.first, network.second))
+    factors = network.first_factor.double(), network.second_factor.double()
+
+    def layer(maps: Tensor, anchors: Tensor, factor: Tensor, *, centred: bool) -> Tensor:
+        rows, columns = (length - side + 1 for length in maps.shape[1:])
+        found = torch.zeros(len(anchors), rows, columns, dtype=torch.float64)
+        for row in range(rows):
+            for column in range(columns):
+                patch = maps[:, row : row + side, column : column + side].flatten()
+                if centred:
+                    patch = patch - patch.mean()
+                    patch = patch / (patch.square().sum() + len(patch) * network.contrast**2).sqrt()
+                length = patch.norm()
+                found[:, row, column] = length * factor @ kappa(anchors @ patch / length, network.bandwidth)
+        return found
+
+    maps = layer(picture.double(), first, factors[0], centred=True)
+    kept = []
+    for length in maps.shape[1:]:
+        number = (length - 1) // step + 1
+        begin = (length - 1 - step * (number - 1)) / 2
+        places = torch.arange(length).double()
+        weights = [(-((places - begin - step * place) ** 2) / step**2).exp() for place in range(number)]
+        kept.append(torch.stack([row / row.sum() for row in weights]))
+    maps = layer(torch.einsum("kij,ri,cj->krc", maps, *kept), second, factors[1], centred=False)
+    rows, columns = maps.shape[1:]
+    sums, counts = torch.zeros(len(second), cells, cells).double(), torch.zeros(cells, cells)
+    for row in range(rows):
+        for column in range(columns):
+            sums[:, row * cells // rows, column * cells // columns] += maps[:, row, column]
+            counts[row * cells // rows, column * cells // columns] += 1
+    return (sums / counts).flatten()
+
+
+@pytest.mark.parametrize("settings", [{}, {"bandwidth": 0.9}, {"subsampling": 3, "cells": 1}, {"patch": 2}])
+def test_features_are_what_their_definition_says(settings: dict[str, Any]) -> None:
+    network, given = features(**settings), images(3)
+    expected = torch.stack([one_by_one(network, picture) for picture in given])
+    assert network(given).shape == (3, *network.output_shape)
+    assert torch.allclose(network(given).double(), expected, atol=1e-4)
+    network.bandwidth *= 1.2  # the mutant: another kernel than the factors are of
+    assert not torch.allclose(network(given).double(), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("bandwidth", [0.5, 0.6, 1.0])
+def test_scalar_products_are_the_kernel_at_the_anchors(bandwidth: float) -> None:
+    """Nyström's approximation is exact at its own points, and close where anchors are dense."""
+    draw = torch.Generator().manual_seed(0)
+    anchors = F.normalize(torch.randn(100, 3, generator=draw, dtype=torch.float64))
+    exact = kappa(anchors @ anchors.T, bandwidth)
+
+    def error(directions: Tensor, factor: Tensor) -> float:
+        coordinates = kappa(directions @ anchors.T, bandwidth) @ factor
+        return float((coordinates @ coordinates.T - kappa(directions @ directions.T, bandwidth)).abs().max())
+
+    factor = nystrom_factor(anchors, bandwidth=bandwidth, regularisation=1e-6).double()
+    assert torch.allclose(factor, factor.T, atol=1e-3) and error(anchors, factor) < 2e-3
+    between = F.normalize(torch.randn(200, 3, generator=draw, dtype=torch.float64))
+    assert error(between, factor) < 0.3
+    # Mutants: no factor, the factor of another kernel, one that is regularised away, and the inverse's whole power.
+    for wrong in (
+        torch.eye(100).double(),
+        nystrom_factor(anchors, bandwidth=1.3 * bandwidth, regularisation=1e-6).double(),
+        nystrom_factor(anchors, bandwidth=bandwidth, regularisation=1.0).double(),
+        torch.linalg.inv(exact + 1e-6 * torch.eye(100)),
+    ):
+        assert error(anchors, wrong) > 10 * error(anchors, factor) and error(anchors, wrong) > 0.05
+        assert error(between, wrong) > error(between, factor)
+
+
+def test_anchors_are_directions_that_rows_lie_around() -> None:
+    draw = torch.Generator().manual_seed(0)
+    middles = F.normalize(torch.randn(5, 8, generator=draw))
+    which = torch.arange(2000) % 5
+    rows = middles[which] + 0.05 * torch.randn(2000, 8, generator=draw)
+    rows = rows * (0.5 + torch.rand(2000, 1, generator=draw))  # lengths say nothing
+    anchors = spherical_kmeans(rows, count=5)
+    assert torch.allclose(anchors.norm(dim=1), torch.ones(5), atol=1e-5)
+    assert torch.equal(anchors, spherical_kmeans(rows, count=5))
+    assert float((middles @ anchors.T).max(dim=1).values.min()) > 0.9995
+    assert float((middles @ spherical_kmeans(rows, count=5, rounds=0).T).max(dim=1).values.min()) < 0.9995
+    # Plain surfaces are no directions.
+    with pytest.raises(ValueError, match=r"anchors must be at most as many .* 3 of the 53 .* got 4"):
+        spherical_kmeans(torch.cat([rows[:3], 1e-3 * rows[:50]]), count=4)
+
+
+def test_anchors_of_one_network_are_those_of_the_next_and_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept in the process, as if they were found anew; what is written into one network changes no other."""
+    made: list[int] = []
+    find = ConvolutionalKernelFeatures._found_on
+
+    def counted(self: ConvolutionalKernelFeatures, *given: Any) -> Any:
+        made.append(1)
+        return find(self, *given)
+
+    monkeypatch.setattr(ConvolutionalKernelFeatures, "_found_on", counted)
+    monkeypatch.setattr(kernels, "_FOUND", Remembered())
+    torch.manual_seed(0)
+    first = features()
+    drawn = torch.rand(1)
+    anew = [value.clone() for value in first.state_dict().values()]
+    for value in first.state_dict().values():
+        value.zero_()
+    torch.manual_seed(0)
+    again = features(cells=1)  # which decides nothing of an anchor
+    assert len(made) == 1
+    assert all(torch.equal(one, other) for one, other in zip(anew, again.state_dict().values(), strict=True))
+    # Initial weights that are drawn afterwards do not depend on what was kept.
+    assert torch.equal(torch.rand(1), drawn)
+    for settings in (
+        {"first_anchors": 7},
+        {"anchors": 9},
+        {"patch": 2},
+        {"bandwidth": 0.7},
+        {"subsampling": 3, "cells": 1},
+        {"contrast": 0.2},
+        {"regularisation": 0.1},
+        {"prior": DeadLeavesPrior(leaves=8)},
+        {"prior": FractalPrior()},
+        {"image_shape": (3, 12, 14)},
+    ):
+        made.clear()
+        monkeypatch.setattr(kernels, "_FOUND", Remembered())
+        features()
+        other = features(**settings).state_dict().values()
+        assert len(made) == 2
+        assert not all(torch.equal(one, value) for one, value in zip(anew, other, strict=True))
+
+
+def test_a_plain_surface_and_a_single_step_of_brightness_give_finite_features() -> None:
+    network = features()
+    plain = torch.full((1, *SHAPE), 0.7)
+    assert bool(network(plain).isfinite().all()) and float(network(plain).abs().max()) < 1e-3
+    assert float(network(images(1)).abs().max()) > 0.05
+    assert torch.allclose(network(images()), network(0.5 * images() + 0.5), rtol=0.1, atol=0.02)
+
+
+def test_features_of_an_image_do_not_depend_on_its_neighbours() -> None:
+    network, given = features(), images(19)
+    assert torch.allclose(network(given)[7:8], network(given[7:8]), atol=1e-5)
+    assert torch.allclose(network(given), network.at_once(given), atol=1e-5)
+    assert network(given[:0]).shape == (0, *network.output_shape)
+
+
+def test_anchors_are_the_priors_and_come_back_from_a_checkpoint() -> None:
+    def made(**settings: Any) -> ConvolutionalKernelClassifier:
+        torch.manual_seed(0)
+        return ConvolutionalKernelClassifier(image_shape=SHAPE, images=20, **SMALL, **settings)
+
+    leaves, again, fractals = made(), made(), made(prior=FractalPrior())
+    given = images()
+    assert torch.equal(leaves.feature_extractor(given), again.feature_extractor(given))
+    assert not torch.allclose(leaves.feature_extractor(given), fractals.feature_extractor(given), atol=1e-2)
+    assert torch.equal(leaves.forward_extracted(leaves.feature_extractor(given)), leaves(given))
+    assert {name for name, _ in leaves.named_parameters()} == {"head.weight", "head.bias"}
+    fractals.load_state_dict(leaves.state_dict())
+    assert torch.equal(fractals(given), leaves(given))
+
+
+def test_mirrored_features_do_not_tell_an_image_from_its_mirror_image() -> None:
+    given = images()
+    kept = {}
+    for mirrored in (True, False):
+        network = ConvolutionalKernelClassifier(image_shape=SHAPE, images=20, mirrored=mirrored, **SMALL)
+        found = network.feature_extractor(given)
+        kept[mirrored] = torch.allclose(found, network.feature_extractor(given.flip(-1)), atol=1e-4)
+    assert kept == {True: True, False: False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"first_anchors": 0}, "first_anchors must be at least 1, got 0"),
+        ({"anchors": 0}, "anchors must be at least 1, got 0"),
+        ({"subsampling": 0}, "subsampling must be at least 1, got 0"),
+        ({"cells": 0}, "cells must be at least 1, got 0"),
+        ({"patch": 1}, "patch must be at least 2, got 1"),
+        ({"bandwidth": 0.0}, r"bandwidth must be above 0, got 0\.0"),
+        ({"contrast": float("nan")}, "contrast must be above 0, got nan"),
+        ({"regularisation": -1.0}, r"regularisation must be above 0, got -1\.0"),
+        ({"cells": 5}, "at least 15x15 pixels, got 14x12"),
+        ({"anchors": 60001}, "anchors must be at most as many"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        features(**settings)
+
+
+def test_the_smallest_images_that_are_taken_are_large_enough() -> None:
+    network = features(image_shape=(1, 9, 9), first_anchors=4)
+    assert bool(network(2 * torch.rand(2, 1, 9, 9) - 1).isfinite().all())
+    with pytest.raises(ValueError, match="at least 9x9 pixels, got 8x9"):
+        features(image_shape=(1, 8, 9))
