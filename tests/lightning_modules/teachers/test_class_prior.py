@@ -84,14 +84,20 @@ def test_clipped_sums_are_those_of_the_adjusted_loss() -> None:
     assert not torch.allclose(without.float(), total, atol=1e-1)
 
 
-def test_every_way_of_clipping_takes_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_way_of_clipping_takes_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of equal coins and noise."""
 
     def weights(name: str, clipping: str, prior: list[float] | None) -> torch.Tensor:
         stream = Seeded(seed=3)
         monkeypatch.setattr("privacy.mechanisms.noise.SystemNoise.words", lambda self, count: stream.words(count))
         teacher = teacher_by_dp_sgd(
-            str(tmp_path / name),
+            name,
             epochs=1,
             noise_multiplier=1.0,
             clipping=clipping,
@@ -108,11 +114,11 @@ def test_every_way_of_clipping_takes_the_same_step(tmp_path: Path, monkeypatch: 
     assert not torch.allclose(weights("without", "linear", None), linear, atol=1e-2)
 
 
-def test_the_guarantee_says_that_the_frequencies_are_public(tmp_path: Path) -> None:
+def test_the_guarantee_says_that_the_frequencies_are_public() -> None:
     texts = {}
     for name, prior in (("given", [0.19] + [0.09] * 9), ("not", None)):
-        teacher_by_dp_sgd(str(tmp_path / name), epochs=1, noise_multiplier=1.0, class_prior=prior)
-        statement = json.loads((tmp_path / name / "public" / "guarantee.json").read_text())["guarantee"]
+        teacher_by_dp_sgd(name, epochs=1, noise_multiplier=1.0, class_prior=prior)
+        statement = json.loads((Path(name) / "public" / "guarantee.json").read_text())["guarantee"]
         texts[name] = " ".join(statement["assumptions"])
     assert "frequencies of the classes, 0.19, 0.09" in texts["given"]
     assert "frequencies of the classes" not in texts["not"]
