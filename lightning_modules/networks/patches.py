@@ -13,8 +13,9 @@ from lightning_modules.priors import DeadLeavesPrior, ImagePrior
 
 __all__ = ["PatchFeatures", "WhitenedPatchClassifier", "cell_means", "patch_filters", "random_patches"]
 
-#: Images at once: the maps of a few stay in the processor's cache, which is three times as fast as a batch of them.
-_PIECE = 8
+#: Numbers in the maps of the images at once: those of a few stay in the processor's cache, which is up to three times as
+#: fast as a batch of them.
+_MAPS = 1_250_000
 #: Of whitened features: that of normalised scattering features at 28 pixels, so that rates mean about the same.
 _LENGTH = 64.0
 _SAMPLED_IMAGES = 1000
@@ -148,7 +149,8 @@ class PatchFeatures(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to features (N, 2·K·cells²)."""
-        pieces = [self.at_once(piece) for piece in images.to(self.filters).split(_PIECE)]
+        at_once = max(1, _MAPS // (len(self.filters) * len(self.average)))
+        pieces = [self.at_once(piece) for piece in images.to(self.filters).split(at_once)]
         return torch.cat(pieces) if len(images) else images.new_zeros(0, *self.output_shape)
 
     def at_once(self, images: Tensor) -> Tensor:
