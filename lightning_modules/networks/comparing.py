@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["same_module", "settings_of_parts"]
+__all__ = ["digest_of", "same_module", "settings_of_parts"]
 
 _OF_EVERY_MODULE = vars(nn.Module()).keys()
 
@@ -24,6 +25,14 @@ def same_module(one: nn.Module, other: nn.Module) -> bool:
         value.shape == second[name].shape and torch.equal(value.to(second[name].device), second[name])
         for name, value in first.items()
     )
+
+
+def digest_of(module: nn.Module) -> str:
+    """Of a module's settings, and of what its weights and buffers hold: 64 hexadecimal digits."""
+    state = hashlib.sha256("\n".join(settings_of_parts(module)).encode())
+    for name, value in chain(module.named_parameters(), module.named_buffers()):
+        state.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return state.hexdigest()
 
 
 def settings_of_parts(module: nn.Module) -> list[str]:

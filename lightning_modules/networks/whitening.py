@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from itertools import chain
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from lightning_modules.networks.classifiers import ImageClassifier
-from lightning_modules.networks.comparing import settings_of_parts
+from lightning_modules.networks.comparing import digest_of
+from lightning_modules.networks.feature_memory import remembered_features
 from lightning_modules.networks.remembered import Remembered
 from lightning_modules.networks.scattering import Scattering2d, scattering_norm
 from lightning_modules.priors import ImagePrior, StrokePrior
@@ -124,7 +123,7 @@ class WhitenedFeatures(nn.Module):
         if directions < 1:
             raise ValueError(f"directions must be at least 1, got {directions!r}")
         self.output_shape = (math.prod(cast(tuple[int, ...], plain.output_shape)),)
-        settings = (_digest(plain), *image_shape, power, floor, images, directions, length, mirrored)
+        settings = (digest_of(plain), *image_shape, power, floor, images, directions, length, mirrored)
         found = _FOUND.of(
             prior,
             *settings,
@@ -172,6 +171,9 @@ class WhitenedFeatures(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to features (N, F)."""
+        return remembered_features(self, images, lambda: self._computed(images))
+
+    def _computed(self, images: Tensor) -> Tensor:
         return self.scale * _whitened(self.before_whitening(images), self.mean, self.directions, self.gains)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *more: Any) -> None:
@@ -181,14 +183,6 @@ class WhitenedFeatures(nn.Module):
             self.directions = self.directions.new_zeros(given[0].shape)
             self.gains = self.gains.new_zeros(given[1].shape)
         super()._load_from_state_dict(state_dict, prefix, *more)
-
-
-def _digest(module: nn.Module) -> str:
-    """Of a module's settings and of what its weights and buffers hold."""
-    state = hashlib.sha256("\n".join(settings_of_parts(module)).encode())
-    for name, value in chain(module.named_parameters(), module.named_buffers()):
-        state.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-    return state.hexdigest()
 
 
 def _whitened(features: Tensor, mean: Tensor, directions: Tensor, gains: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from lightning_modules.networks.feature_memory import feature_memory
 from privacy.files import write_atomically
 from sweeps.runner.engines import Engine
 from sweeps.runner.plan import Plan, Progress
@@ -53,7 +54,8 @@ def run_plan(
     for line in plan.made_before():
         say(f"[{plan.title}] {line}: it {AGAIN}")
     if engine is None:
-        work(plan, run, since=since, until=until, say=say, after=after, strict=strict)
+        with feature_memory():  # of workers each would hold its own
+            work(plan, run, since=since, until=until, say=say, after=after, strict=strict)
     else:
         with _ended_by_sigterm():
             _run_workers(plan, engine, since=since, until=until, say=say, after=after)

@@ -1,0 +1,169 @@
+"""Features that several fits have in common: computed once, and never those of other images or another extractor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lightning_modules.cli import main
+from lightning_modules.networks import WhitenedPatchClassifier
+from lightning_modules.networks import feature_memory as module
+from lightning_modules.networks.feature_memory import FeatureMemory, feature_memory
+from lightning_modules.networks.whitening import WhitenedFeatures
+from lightning_modules.priors import StrokePrior
+
+IMAGES = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+def extractor(**settings: float) -> WhitenedFeatures:
+    network = WhitenedPatchClassifier(
+        image_shape=(1, 8, 8), prior=StrokePrior(), filters=10, patch=3, images=30, **settings
+    )
+    return network.feature_extractor
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many images each computation was of."""
+    counts: list[int] = []
+    plain = WhitenedFeatures._computed
+
+    def counted(self: WhitenedFeatures, images: torch.Tensor) -> torch.Tensor:
+        counts.append(len(images))
+        return plain(self, images)
+
+    monkeypatch.setattr(WhitenedFeatures, "_computed", counted)
+    return counts
+
+
+def test_equal_extractors_compute_features_of_equal_images_once(computed: list[int]) -> None:
+    one, same = extractor(), extractor()
+    with feature_memory() as memory:
+        first = one(IMAGES)
+        again = same(IMAGES.clone())
+        assert computed == [5] and torch.equal(first, again)
+        again.zero_()  # whoever writes into what it was given changes nobody else's
+        assert torch.equal(one(IMAGES), first) and memory.held_bytes == first.nbytes
+    one(IMAGES)
+    assert computed == [5, 5]  # nothing is kept outside
+
+
+def wrong_images(one: WhitenedFeatures) -> torch.Tensor:
+    return one(IMAGES.flip(0))
+
+
+def wrong_shape(one: WhitenedFeatures) -> torch.Tensor:
+    return one(IMAGES[:3])
+
+
+def other_settings(one: WhitenedFeatures) -> torch.Tensor:
+    return extractor(threshold=0.5)(IMAGES)
+
+
+def other_buffers(one: WhitenedFeatures) -> torch.Tensor:
+    state = one.state_dict()
+    state["mean"] = state["mean"] + 1
+    one.load_state_dict(state)
+    return one(IMAGES)
+
+
+@pytest.mark.parametrize("other", [wrong_images, wrong_shape, other_settings, other_buffers])
+def test_what_differs_is_computed_anew(computed: list[int], other: Callable[[WhitenedFeatures], torch.Tensor]) -> None:
+    with feature_memory():
+        one = extractor()
+        one(IMAGES)
+        found = other(one)
+    assert len(computed) == 2
+    assert torch.equal(found, other(extractor()))
+
+
+def test_a_memory_that_forgets_whose_features_they_are_would_be_seen(
+    computed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control of the test above."""
+    monkeypatch.setattr(module, "digest_of", lambda _extractor: "the same")
+    with feature_memory():
+        one = extractor()
+        one(IMAGES)
+        assert not torch.equal(other_settings(one), extractor(threshold=0.5)._computed(IMAGES))
+
+
+def test_features_under_autocast_are_others() -> None:
+    with feature_memory() as memory:
+        one = extractor()
+        exact = one(IMAGES)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            coarse = one(IMAGES)
+        assert memory.held_bytes == exact.nbytes + coarse.nbytes
+        assert torch.equal(one(IMAGES), exact)
+
+
+def test_what_validation_leaves_can_be_trained_on() -> None:
+    with feature_memory():
+        one, head = extractor(), torch.nn.Linear(80, 2)
+        with torch.inference_mode():
+            one(IMAGES)
+        head(one(IMAGES)).sum().backward()
+    assert head.weight.grad is not None
+
+
+def test_no_more_is_held_than_allowed() -> None:
+    one = extractor()
+    size = one(IMAGES).nbytes
+    memory = FeatureMemory(2 * size)
+    asked: list[int] = []
+    for number in (0, 1, 0, 2, 0, 1):
+
+        def compute(number: int = number) -> torch.Tensor:
+            asked.append(number)
+            return one(IMAGES + number)
+
+        memory.of(one, IMAGES + number, compute)
+        assert memory.held_bytes <= 2 * size
+    assert asked == [0, 1, 2, 1]  # 1 was asked for longest ago when 2 came
+
+
+def test_several_threads_ask_at_once(computed: list[int]) -> None:
+    one = extractor()
+    expected = [one(IMAGES + number % 3) for number in range(12)]
+    with feature_memory(), ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda number: one(IMAGES + number % 3), range(12)))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_it_ends_with_an_error() -> None:
+    with pytest.raises(RuntimeError), feature_memory():
+        raise RuntimeError
+    assert not module._memory
+
+
+def test_a_pipeline_computes_the_features_of_a_teacher_once(
+    computed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    network = {
+        "class_path": "WhitenedPatchClassifier",
+        "init_args": {"prior": {"class_path": "StrokePrior"}, "filters": 10, "patch": 3, "images": 30},
+    }
+    teacher = {
+        "trainer": {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False, "num_sanity_val_steps": 0},
+        "model": {"class_path": "DPSGDTeacher", "init_args": {"network": network, "target_epsilon": 1.0}},
+        "data": {"class_path": "Poisson", "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 512}},
+    }
+    Path("teacher.yaml").write_text(yaml.safe_dump(teacher))
+    images: dict[int, int] = {}
+    for fits in (1, 3):
+        names = [
+            {"name": f"t{n}", "config": "teacher.yaml", "set": {"model.target_epsilon": n + 1.0}} for n in range(fits)
+        ]
+        Path("pipe.yaml").write_text(yaml.safe_dump({"folder": f"out{fits}", "fits": names}))
+        computed.clear()
+        main(["pipeline", "pipe.yaml"])
+        images[fits] = sum(computed)
+    assert images[1] >= 1000  # the training records and the test split
+    assert images[3] == images[1]
