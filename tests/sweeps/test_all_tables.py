@@ -32,8 +32,8 @@ BY_VALUE = [
     "c1", "d1", "a1", "a2", "b1", "d3", "d4", "c2", "c-losses", "limits-generator", "limits-labels",
     "limits-votes", "d6", "a3", "a-fig2", "c7", "c4", "d5", "b2", "a-fig3", "b-fig7", "d-fig6",
     "d-discriminator", "c-sigma", "d9", "d-fig5-bound", "d-fig5-k", "d-fig5-sigma", "d-fig5-steps", "b-fig6",
-    "b-fig8", "b-fig3", "records-images", "records-features", "records", "records-ensembles",
-    "records-pretrained", "priors",
+    "b-fig8", "b-fig3", "records-images", "records-features", "records-untuned", "records",
+    "records-ensembles", "records-pretrained", "priors",
 ]  # fmt: skip
 
 

@@ -1,0 +1,214 @@
+"""Characters made of MNIST's digits: what is in them, of which digits they are, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from support.idx_files import write_idx
+
+from datamodules import ImageFolder, MissingDataError
+from datamodules.untuned import build_untuned, main
+from datamodules.untuned_characters import FORMS, NUM_CLASSES, Labels, Pixels, cropped, overlaid, recipes
+
+#: Between dark ground and bright ink.
+SOME_INK = 32
+SMALL: dict[str, Any] = {"num_cropped": (30, 40), "num_overlaid": (40, 20)}
+
+
+def handwriting() -> tuple[Pixels, Labels]:
+    """scikit-learn's 1,797 digits of 8×8 pixels, as MNIST has its own: 20×20 in the middle of 28×28."""
+    images, labels = load_digits(return_X_y=True)
+    large = torch.nn.functional.interpolate(torch.tensor(images).view(-1, 1, 8, 8) / 16 * 255, size=20, mode="bilinear")
+    return np.pad(large[:, 0].to(torch.uint8).numpy(), ((0, 0), (4, 4), (4, 4))), labels.astype(np.int64)
+
+
+def write_digits(root: Path, prefix: str, digits: Pixels, labels: Labels) -> None:
+    folder = root / "MNIST" / "raw"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_idx(folder / f"{prefix}-images-idx3-ubyte", torch.from_numpy(digits))
+    write_idx(folder / f"{prefix}-labels-idx1-ubyte", torch.from_numpy(labels).to(torch.uint8))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    digits, labels = handwriting()
+    write_digits(tmp_path / "data", "train", digits[:200], labels[:200])
+    write_digits(tmp_path / "data", "t10k", digits[200:300], labels[200:300])
+    return tmp_path / "data"
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    return {file.relative_to(place).as_posix(): file.read_bytes() for file in place.rglob("*.png")}
+
+
+@pytest.mark.parametrize(("name", "size", "counts"), [("cropped", 16, (30, 40)), ("overlaid", 28, (40, 20))])
+def test_the_sets_are_folders_of_pictures_by_class(
+    root: Path, tmp_path: Path, name: str, size: int, counts: tuple[int, int]
+) -> None:
+    place = build_untuned(root=root, to=tmp_path / "made" / "untuned", **SMALL)
+    data = ImageFolder(root=place / name, size=size, channels=1)
+    assert data.num_classes == 10 and data.num_records == counts[0]
+    for part, count in zip(("train", "test"), counts, strict=True):
+        records = data.read(part)  # type: ignore[arg-type]
+        assert records.images.shape == (count, 1, size, size) and set(records.labels.tolist()) == set(range(10))
+        brightest = records.images.amax(dim=(1, 2, 3)).float()
+        assert records.images.float().quantile(0.2) < SOME_INK < 128 < brightest.mean()  # bright ink on dark ground
+
+
+def test_cropped_characters_are_the_first_digits_under_their_numbers(root: Path, tmp_path: Path) -> None:
+    place = build_untuned(root=root, to=tmp_path / "untuned", **SMALL)
+    labels = handwriting()[1]
+    named = {file.removeprefix("cropped/") for file in contents(place) if file.startswith("cropped/")}
+    expected = {f"train/{label}/{number:05d}.png" for number, label in enumerate(labels[:30])}
+    assert named == expected | {f"test/{label}/{number:05d}.png" for number, label in enumerate(labels[200:240])}
+
+
+def test_a_digit_is_stretched_to_the_edges_and_a_bar_stays_a_bar() -> None:
+    digit = np.zeros((28, 28), dtype=np.uint8)
+    digit[4:24, 9:19] = np.eye(20, 10, dtype=np.uint8) * 255 + np.eye(20, 10, -10, dtype=np.uint8) * 255
+    filled = cropped(digit, size=16)
+    for edge in (filled[0], filled[-1], filled[:, 0], filled[:, -1]):
+        assert edge.max() > SOME_INK
+    bar = np.zeros((28, 28), dtype=np.uint8)
+    bar[4:24, 13:16] = 255
+    narrow = cropped(bar, size=16)
+    assert narrow[:, 6:10].min() == 255 and narrow[:, :3].max() == narrow[:, 13:].max() == 0
+    # What is not ink moves no edge; what is ink does.
+    for grey, same in ((32, True), (33, False)):
+        speck = bar.copy()
+        speck[0, 0] = grey
+        assert np.array_equal(cropped(speck, size=16), narrow) == same
+    assert cropped(np.zeros_like(bar), size=16).shape == (16, 16)
+
+
+def test_equal_seeds_make_equal_files_and_others_other_ones(root: Path, tmp_path: Path) -> None:
+    made = [
+        contents(build_untuned(root=root, to=tmp_path / f"made{number}", seed=seed, **SMALL))
+        for number, seed in enumerate((3, 3, 4))
+    ]
+    assert made[0] == made[1] != made[2]
+    assert all(made[0][file] == made[2][file] for file in made[0] if file.startswith("cropped"))
+
+
+def largest_by_part(place: Path) -> dict[str, set[int]]:
+    """Greatest grey value of each picture, by set and part."""
+    found = {}
+    for name, size in (("cropped", 16), ("overlaid", 28)):
+        for part in ("train", "test"):
+            records = ImageFolder(root=place / name, size=size, channels=1).read(part)  # type: ignore[arg-type]
+            found[f"{name}/{part}"] = set(records.images.amax(dim=(1, 2, 3)).tolist())
+    return found
+
+
+@pytest.mark.parametrize("darker", ["train", "test"])
+def test_training_and_test_characters_are_of_the_digits_of_their_own_part(tmp_path: Path, darker: str) -> None:
+    """Digits are plain blocks of their part's grey, which no scaling makes brighter and only a brighter one hides."""
+    labels = np.arange(40) % 10
+    greys = {part: 120 if part == darker else 240 for part in ("train", "test")}
+    blocks = {part: np.zeros((40, 28, 28), dtype=np.uint8) for part in greys}
+    for part, grey in greys.items():
+        blocks[part][:, 4:24, 4:24] = grey
+        write_digits(tmp_path, {"train": "train", "test": "t10k"}[part], blocks[part], labels)
+    found = largest_by_part(build_untuned(root=tmp_path, to=tmp_path / "untuned", **SMALL))
+    assert found == {f"{name}/{part}": {grey} for name in ("cropped", "overlaid") for part, grey in greys.items()}
+    # Negative control: were a single class of digits the other part's, both sets would show it.
+    blocks[darker][labels == 3, 4:24, 4:24] = 240
+    write_digits(tmp_path, {"train": "train", "test": "t10k"}[darker], blocks[darker], labels)
+    leaking = largest_by_part(build_untuned(root=tmp_path, to=tmp_path / "leaking", **SMALL))
+    assert all(leaking[f"{name}/{darker}"] == {120, 240} for name in ("cropped", "overlaid"))
+
+
+def test_two_or_three_digits_at_places_that_no_other_form_has() -> None:
+    made = recipes(0)
+    assert len(made) == FORMS * NUM_CLASSES and {len(pieces) for pieces in made} == {2, 3}
+    assert len({frozenset(piece.digit for piece in pieces) for pieces in made}) == len(made)
+    assert recipes(0) == made != recipes(1)
+
+
+def recognised(labels: Labels, guessed: Labels) -> float:
+    return float((labels == guessed).mean())
+
+
+def test_characters_of_a_class_are_alike_and_classes_differ() -> None:
+    """Each character is closest to the mean of its own class and form, found on others; drawn means say nothing."""
+    digits, labels = handwriting()
+    known, known_labels = overlaid(digits[:900], labels[:900], count=600, seed=0, draw=1)
+    new, new_labels = overlaid(digits[900:], labels[900:], count=200, seed=0, draw=2)
+    form = np.arange(600) // NUM_CLASSES % FORMS
+
+    def accuracy(groups: Labels) -> float:
+        means = np.stack([known[groups == group].mean(axis=0) for group in range(FORMS * NUM_CLASSES)])
+        distances = ((new[:, None].astype(float) - means) ** 2).sum(axis=(2, 3))
+        return recognised(new_labels, distances.argmin(axis=1) // FORMS)
+
+    groups = FORMS * known_labels + form
+    assert accuracy(groups) > 0.8
+    assert accuracy(np.random.RandomState(0).permutation(groups)) < 0.3
+
+
+def test_a_folder_that_is_there_is_left_as_it_is(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "untuned").mkdir()
+    with pytest.raises(FileExistsError, match=r"^to must be a folder that is not there yet, got .*untuned"):
+        build_untuned(root=root, to=tmp_path / "untuned", **SMALL)
+    assert not list((tmp_path / "untuned").iterdir())
+
+
+def test_what_fails_half_way_leaves_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **settings: Any) -> None:
+        # The cropped digits for training are written by now.
+        assert len(list(tmp_path.glob(".untuned.*/cropped/train/*/*.png"))) == 30
+        raise OSError("disk full")
+
+    monkeypatch.setattr("datamodules.untuned.overlaid", fail)
+    with pytest.raises(OSError, match="disk full"):
+        build_untuned(root=root, to=tmp_path / "untuned", **SMALL)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_missing_digits_are_said_with_the_setting_that_names_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(MissingDataError, match="set `root`"):
+        build_untuned(root=tmp_path, to=tmp_path / "untuned")
+    with pytest.raises(SystemExit, match=r"--root .* lacks train-images-idx3-ubyte, .* give --download"):
+        main(["--root", str(tmp_path), "--to", str(tmp_path / "untuned")])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_cropped": (201, 40)}, "num_cropped must be at most the 200 digits of MNIST's train part, got 201"),
+        ({"num_cropped": (30, 101)}, "num_cropped must be at most the 100 digits of MNIST's test part, got 101"),
+        ({"num_cropped": (0, 40)}, "num_cropped must be two numbers of at least 1"),
+        ({"num_overlaid": (40, -1)}, "num_overlaid must be two numbers of at least 1"),
+        ({"seed": -1}, "seed must lie between 0 and"),
+    ],
+)
+def test_settings_out_of_range_are_refused(root: Path, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_untuned(root=root, to=tmp_path / "untuned", **{**SMALL, **settings})
+    assert not (tmp_path / "untuned").exists()
+
+
+def test_digits_without_a_class_are_refused() -> None:
+    digits, labels = handwriting()
+    with pytest.raises(ValueError, match=r"labels must have each of the digits .* got none of \[3\]"):
+        overlaid(digits[labels != 3], labels[labels != 3], count=20, seed=0, draw=1)
+
+
+def test_the_command_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    digits, labels = handwriting()
+    write_digits(tmp_path, "train", digits[np.arange(7291) % 1700], labels[np.arange(7291) % 1700])
+    write_digits(tmp_path, "t10k", digits[np.arange(2007) % 1700], labels[np.arange(2007) % 1700])
+    main(["--root", str(tmp_path), "--to", str(tmp_path / "untuned")])
+    shown = capsys.readouterr().out
+    assert "cropped: 7,291 characters of 16x16 pixels for training, 2,007 for testing" in shown
+    assert "overlaid: 8,000 characters of 28x28 pixels for training, 2,000 for testing" in shown
+    with pytest.raises(SystemExit, match="to must be a folder that is not there yet"):
+        main(["--root", str(tmp_path), "--to", str(tmp_path / "untuned")])
