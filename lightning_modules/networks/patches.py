@@ -13,8 +13,8 @@ from lightning_modules.priors import DeadLeavesPrior, ImagePrior
 
 __all__ = ["PatchFeatures", "WhitenedPatchClassifier", "cell_means", "patch_filters", "random_patches"]
 
-#: Numbers in the maps of the images at once: those of a few stay in the processor's cache, which is up to three times as
-#: fast as a batch of them.
+#: Numbers in the maps of the images at once: those of a few stay in the processor's cache, which is up to three times
+#: as fast as a batch of them.
 _MAPS = 1_250_000
 #: Of whitened features: that of normalised scattering features at 28 pixels, so that rates mean about the same.
 _LENGTH = 64.0
