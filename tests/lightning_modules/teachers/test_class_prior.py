@@ -36,6 +36,13 @@ def test_what_is_no_frequency_is_refused_by_name(given: list[float]) -> None:
         Teacher(num_classes=3, image_shape=(1, 8, 8), class_prior=given)
 
 
+def test_the_rarest_of_classes_has_a_finite_loss() -> None:
+    log_prior = log_prior_of([1e-300, 0.5, 0.5], num_classes=3)
+    assert log_prior.dtype == torch.float32 and bool(log_prior.isfinite().all())
+    assert float(log_prior[0]) == pytest.approx(-300 * math.log(10))
+    assert bool(F.cross_entropy(torch.zeros(1, 3) + log_prior, torch.tensor([0])).isfinite())
+
+
 def linear_classifier(num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(image_shape), num_classes))
 
