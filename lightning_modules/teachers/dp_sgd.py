@@ -565,6 +565,8 @@ class DPSGDTeacher(Teacher):
             "stability": self.stability,
             "granularity": self.granularity,
             "augmentation_multiplicity": self.augmentation_multiplicity,
+            # The guarantee names it as public: steps by another would be left unsaid.
+            "class_prior": None if self.class_prior is None else [float(share) for share in self.class_prior],
         }
 
     def _plan_of_old(self, state: dict[str, Any]) -> StepCounts:

@@ -6,18 +6,21 @@ import doctest
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from support.dp_teachers import teacher_by_dp_sgd
+from support.dp_teachers import teacher_by_dp_sgd, train
 from support.seeded import Seeded
 from torch import nn
 from torch.nn import functional as F
 
-from lightning_modules import Teacher
+from datamodules import Digits, Poisson
+from lightning_modules import DPSGDTeacher, Teacher
 from lightning_modules.teachers import class_prior as module
 from lightning_modules.teachers.class_prior import log_prior_of
 from lightning_modules.teachers.linear_head import clipped_sums
+from privacy.identity import CheckpointError
 
 FREQUENCIES = (0.75, 0.2, 0.05)
 
@@ -129,3 +132,21 @@ def test_the_guarantee_says_that_the_frequencies_are_public() -> None:
         texts[name] = " ".join(statement["assumptions"])
     assert "frequencies of the classes, 0.19, 0.09" in texts["given"]
     assert "frequencies of the classes" not in texts["not"]
+
+
+def test_no_script_resumes_with_frequencies_that_the_guarantee_leaves_unsaid() -> None:
+    """The command compares all settings; a script has the module alone."""
+    data = Poisson(dataset=Digits(), batch_size=128, steps_per_epoch=3)
+
+    def made(prior: list[float] | None) -> DPSGDTeacher:
+        settings: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "network": linear_classifier}
+        return DPSGDTeacher(noise_multiplier=1.0, class_prior=prior, **settings)
+
+    prior = [0.19] + [0.09] * 9
+    train(made(prior), data, save="first.ckpt")
+    for other in (None, prior[::-1]):
+        with pytest.raises(CheckpointError, match=r"class_prior was \[0\.19, .* and is .* now"):
+            train(made(other), data, epochs=2, resume="first.ckpt")
+    resumed = made(prior)
+    train(resumed, data, epochs=2, resume="first.ckpt")
+    assert sum(entry[2] for entry in resumed.history) == 6
