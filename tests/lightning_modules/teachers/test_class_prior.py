@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.dp_teachers import teacher_by_dp_sgd, train
+from support.dp_teachers import SMALL, teacher_by_dp_sgd, train
+from support.runs import configuration, fit
 from support.seeded import Seeded
 from torch import nn
 from torch.nn import functional as F
@@ -20,6 +21,7 @@ from lightning_modules import DPSGDTeacher, Teacher
 from lightning_modules.teachers import class_prior as module
 from lightning_modules.teachers.class_prior import log_prior_of
 from lightning_modules.teachers.linear_head import clipped_sums
+from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.identity import CheckpointError
 
 FREQUENCIES = (0.75, 0.2, 0.05)
@@ -150,3 +152,31 @@ def test_no_script_resumes_with_frequencies_that_the_guarantee_leaves_unsaid() -
     resumed = made(prior)
     train(resumed, data, epochs=2, resume="first.ckpt")
     assert sum(entry[2] for entry in resumed.history) == 6
+
+
+@pytest.mark.parametrize("clipping", ["flat", "ghost"])
+def test_whoever_has_the_teacher_is_told_what_its_guarantee_rests_on(clipping: str) -> None:
+    """A student's ε is the teacher's, and holds where the teacher's does."""
+    expected = {
+        "frequencies of the classes, 0.19, 0.09": True,
+        "which ghost clipping cannot leave out": clipping == "ghost",
+    }
+    teacher_by_dp_sgd("dp", epochs=1, noise_multiplier=1.0, clipping=clipping, class_prior=[0.19] + [0.09] * 9)
+    teacher_by_dp_sgd("plain", epochs=1, noise_multiplier=1.0, clipping="flat")
+    config = configuration(
+        "student", class_path="Distillation", steps=2, annotator={},
+        model={
+            "teacher": "dp/checkpoints/last.ckpt",
+            "annotator": {"class_path": "ResponseAnnotator", "init_args": {}},
+            "student": SMALL,
+            "pool_size": 32,
+        },
+    )  # fmt: skip
+    config["model"]["init_args"].pop("generator", None)
+    fit(config)
+    stated = json.loads(Path("student/public/guarantee.json").read_text())["guarantee"]
+    assert math.isfinite(float(stated["epsilon"]))
+    told = " ".join(stated["assumptions"])
+    assert {text: text in told for text in expected} == expected
+    plain = PrivateTeacher.load("plain/checkpoints/last.ckpt", num_classes=10, image_shape=(1, 8, 8))
+    assert plain.assumptions == ()
