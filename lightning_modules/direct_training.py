@@ -16,6 +16,7 @@ from datamodules import Poisson
 from lightning_modules.functional.gradient_targets import Annotation, GradientTargets
 from lightning_modules.functional.label_targets import LabelTargets
 from lightning_modules.functional.losses import output_gradients
+from lightning_modules.networks.pretrained import assumptions_of
 from lightning_modules.query_plan import QueryPlan
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
@@ -311,7 +312,7 @@ class DirectTraining(Teacher):
             artefacts=("model", "whatever is computed from it"),
             planned=self.plan.covered,
             data_accesses=self.data_accesses,
-            assumptions=list(getattr(self.network, "assumptions", ())),
+            assumptions=list(assumptions_of(self.network)),
         )
 
     def on_fit_end(self) -> None:

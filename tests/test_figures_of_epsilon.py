@@ -1,4 +1,4 @@
-"""No ε of a recipe or of docs/privacy.md changes unnoticed: against commit ae22c58, rows by their current names."""
+"""No ε of a recipe or of docs/privacy.md changes unnoticed: against commit ae22c58, by current names, or since."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from sweeps.runner.guarantee_tables import methods_table, papers_table
 
 PINNED: dict[str, Any] = json.loads(Path(figures_of_epsilon.__file__).with_suffix(".json").read_text(encoding="utf-8"))
 #: Building these takes seconds each: statistics of procedural images are computed for their features.
-SLOW = {name for name in PINNED["recipes"] if "Whitened" in (SWEEPS / f"{name}.yaml").read_text(encoding="utf-8")}
+SLOW = {
+    name
+    for name in PINNED["recipes"]
+    if re.search("Whitened|Kernel", (SWEEPS / f"{name}.yaml").read_text(encoding="utf-8"))
+}
 
 
 def same(found: dict[str, float], pinned: dict[str, float | str]) -> bool:

@@ -178,10 +178,15 @@ class WhitenedFeatures(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *more: Any) -> None:
         # As many directions as the state has: it holds what was found, whatever the setting is, or was by default.
-        given = [state_dict.get(f"{prefix}{name}") for name in ("directions", "gains")]
-        if given[0] is not None and given[1] is not None and given[0].shape[:1] == self.directions.shape[:1]:
-            self.directions = self.directions.new_zeros(given[0].shape)
-            self.gains = self.gains.new_zeros(given[1].shape)
+        given, gains = (state_dict.get(f"{prefix}{name}") for name in ("directions", "gains"))
+        if (
+            given is not None
+            and gains is not None
+            and given.shape[:1] == self.directions.shape[:1]
+            and given.shape[1:] == gains.shape  # one gain would be broadcast to all
+        ):
+            self.directions = self.directions.new_zeros(given.shape)
+            self.gains = self.gains.new_zeros(gains.shape)
         super()._load_from_state_dict(state_dict, prefix, *more)
 
 

@@ -33,4 +33,5 @@ def log_prior_of(class_prior: Sequence[float], *, num_classes: int) -> Tensor:
         raise ValueError(
             f"class_prior must be {num_classes} numbers above 0 that add up to 1, one for each class, got {shares}"
         )
-    return torch.tensor(shares).log()
+    # In float64: float32 has no number for the smallest frequencies, and of a logit of minus infinity no finite loss.
+    return torch.tensor(shares, dtype=torch.float64).log().float()

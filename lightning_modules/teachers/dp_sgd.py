@@ -395,13 +395,6 @@ class DPSGDTeacher(Teacher):
             on_lattice=self.granularity is not None,
             bounded="clipped" if self.bounding == "clip" else "normalised",
         )
-        assumptions = []
-        if self.own_training.resumed:
-            assumptions.append("steps that an interrupted fit made after its last checkpoint were shown to nobody")
-        if self.class_prior is not None:
-            frequencies = ", ".join(f"{share:g}" for share in self.class_prior)
-            assumptions.append(f"the frequencies of the classes, {frequencies}, are public")
-        assumptions += [*WAYS[self.clipping].assumptions, *assumptions_of(self.network)]
         return Guarantee.of(
             account,
             words,
@@ -412,8 +405,19 @@ class DPSGDTeacher(Teacher):
             num_records=data.num_records,
             spent=self.epsilon(),
             data_accesses=self.data_accesses,
-            assumptions=assumptions,
+            assumptions=[*self._assumptions, *assumptions_of(self.network)],
         )
+
+    @property
+    def _assumptions(self) -> list[str]:
+        """What the guarantee rests on because of this training; a student's does, too, and reads it in the file."""
+        found = list(WAYS[self.clipping].assumptions)
+        if self.own_training.resumed:
+            found.append("steps that an interrupted fit made after its last checkpoint were shown to nobody")
+        if self.class_prior is not None:
+            frequencies = ", ".join(f"{share:g}" for share in self.class_prior)
+            found.append(f"the frequencies of the classes, {frequencies}, are public")
+        return found
 
     def on_fit_end(self) -> None:
         """Writes the guarantee, and what it covers, beside the results."""
@@ -547,6 +551,7 @@ class DPSGDTeacher(Teacher):
             "secure_noise": self.secure,
             "looks": list(self.data_accesses),
             "settings": self._settings,
+            "assumptions": self._assumptions,
         }
         checkpoint["releases"] = [[release.to_dict(), count] for release, count in self.releases.items()]
 
@@ -565,6 +570,8 @@ class DPSGDTeacher(Teacher):
             "stability": self.stability,
             "granularity": self.granularity,
             "augmentation_multiplicity": self.augmentation_multiplicity,
+            # The guarantee names it as public: steps by another would be left unsaid.
+            "class_prior": None if self.class_prior is None else [float(share) for share in self.class_prior],
         }
 
     def _plan_of_old(self, state: dict[str, Any]) -> StepCounts:

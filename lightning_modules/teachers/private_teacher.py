@@ -187,6 +187,7 @@ class PrivateTeacher(PrivateModel):
             inputs=inputs,
             outputs=outputs,
         )
+        teacher.assumptions = (*_of_its_training(content), *teacher.assumptions)
         if not named:
             teacher.known_ledger = kept
             teacher.assumptions = (_unnamed([path for path in known if path != kept]), *teacher.assumptions)
@@ -195,6 +196,12 @@ class PrivateTeacher(PrivateModel):
         asked = folded(teacher._held()).to(memory_format=torch.channels_last)
         teacher._asked = lambda: asked
         return teacher
+
+
+def _of_its_training(content: Any) -> tuple[str, ...]:
+    """What the guarantee of a teacher by DP-SGD rests on, and so that of all that is computed from it."""
+    state = content.get("dp_sgd") if isinstance(content, dict) else None
+    return tuple(str(text) for text in state.get("assumptions", ())) if isinstance(state, dict) else ()
 
 
 def _shape_of(inputs: TeacherInput, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:

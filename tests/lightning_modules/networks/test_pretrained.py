@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.dp_teachers import teacher_by_dp_sgd
+from support.dp_teachers import SMALL, teacher_by_dp_sgd, trainer_settings
 from support.pretrained import encoder_file
 from support.runs import checkpoint, configuration, fit
 from torch import Tensor
@@ -325,6 +325,30 @@ def test_a_guarantee_names_who_vouches_for_an_encoder_deep_in_a_network(
     ]
     assert all(list(one.assumptions) == vouching for one in held)
     assert assumptions_of(torch.nn.Linear(2, 2)) == ()
+
+
+def test_a_guarantee_of_direct_training_names_who_vouches_for_its_encoder(
+    made: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = changed(made[1], tmp_path, lambda content: content[SECTION].update(provenance=None))
+    vouching = {}
+    for folder, network in (
+        ("with", {"class_path": f"{__name__}.Wrapped", "init_args": {"file": str(file)}}),
+        ("without", SMALL),
+    ):
+        annotator = {"class_path": "DirectGradientAnnotator", "init_args": {"noise_multiplier": 2.0}}
+        data = {"class_path": "Poisson", "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 512}}
+        fit(
+            {
+                "trainer": trainer_settings(folder, 1),
+                "model": {"class_path": "DirectTraining", "init_args": {"network": network, "annotator": annotator}},
+                "data": data,
+            }
+        )
+        said = json.loads(Path(folder, "public/guarantee.json").read_text())["guarantee"]["assumptions"]
+        vouching[folder] = [text for text in said if text.endswith("as A. Person vouches")]
+    assert len(vouching["with"]) == 1 and not vouching["without"]
 
 
 def test_a_teacher_is_resumed(made: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

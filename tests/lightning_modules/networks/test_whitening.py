@@ -120,6 +120,10 @@ def test_a_state_is_read_with_as_many_directions_as_it_has() -> None:
     wider = WhitenedScatteringClassifier(image_shape=(1, 12, 8), images=60, groups=9)
     with pytest.raises(RuntimeError, match="size mismatch"):
         few.load_state_dict(wider.state_dict())
+    # One gain would be broadcast to all directions.
+    cut = {**many.state_dict(), "feature_extractor.gains": many.feature_extractor.gains[:1].clone()}
+    with pytest.raises(RuntimeError, match=r"size mismatch for feature_extractor\.gains"):
+        many.load_state_dict(cut)
 
 
 def whitened(**settings: object) -> WhitenedScatteringClassifier:

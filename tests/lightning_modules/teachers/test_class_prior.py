@@ -6,18 +6,23 @@ import doctest
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from support.dp_teachers import teacher_by_dp_sgd
+from support.dp_teachers import SMALL, teacher_by_dp_sgd, train
+from support.runs import configuration, fit
 from support.seeded import Seeded
 from torch import nn
 from torch.nn import functional as F
 
-from lightning_modules import Teacher
+from datamodules import Digits, Poisson
+from lightning_modules import DPSGDTeacher, Teacher
 from lightning_modules.teachers import class_prior as module
 from lightning_modules.teachers.class_prior import log_prior_of
 from lightning_modules.teachers.linear_head import clipped_sums
+from lightning_modules.teachers.private_teacher import PrivateTeacher
+from privacy.identity import CheckpointError
 
 FREQUENCIES = (0.75, 0.2, 0.05)
 
@@ -34,6 +39,13 @@ def test_what_is_no_frequency_is_refused_by_name(given: list[float]) -> None:
         log_prior_of(given, num_classes=3)
     with pytest.raises(ValueError, match="class_prior"):
         Teacher(num_classes=3, image_shape=(1, 8, 8), class_prior=given)
+
+
+def test_the_rarest_of_classes_has_a_finite_loss() -> None:
+    log_prior = log_prior_of([1e-300, 0.5, 0.5], num_classes=3)
+    assert log_prior.dtype == torch.float32 and bool(log_prior.isfinite().all())
+    assert float(log_prior[0]) == pytest.approx(-300 * math.log(10))
+    assert bool(F.cross_entropy(torch.zeros(1, 3) + log_prior, torch.tensor([0])).isfinite())
 
 
 def linear_classifier(num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
@@ -122,3 +134,49 @@ def test_the_guarantee_says_that_the_frequencies_are_public() -> None:
         texts[name] = " ".join(statement["assumptions"])
     assert "frequencies of the classes, 0.19, 0.09" in texts["given"]
     assert "frequencies of the classes" not in texts["not"]
+
+
+def test_no_script_resumes_with_frequencies_that_the_guarantee_leaves_unsaid() -> None:
+    """The command compares all settings; a script has the module alone."""
+    data = Poisson(dataset=Digits(), batch_size=128, steps_per_epoch=3)
+
+    def made(prior: list[float] | None) -> DPSGDTeacher:
+        settings: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "network": linear_classifier}
+        return DPSGDTeacher(noise_multiplier=1.0, class_prior=prior, **settings)
+
+    prior = [0.19] + [0.09] * 9
+    train(made(prior), data, save="first.ckpt")
+    for other in (None, prior[::-1]):
+        with pytest.raises(CheckpointError, match=r"class_prior was \[0\.19, .* and is .* now"):
+            train(made(other), data, epochs=2, resume="first.ckpt")
+    resumed = made(prior)
+    train(resumed, data, epochs=2, resume="first.ckpt")
+    assert sum(entry[2] for entry in resumed.history) == 6
+
+
+@pytest.mark.parametrize("clipping", ["flat", "ghost"])
+def test_whoever_has_the_teacher_is_told_what_its_guarantee_rests_on(clipping: str) -> None:
+    """A student's ε is the teacher's, and holds where the teacher's does."""
+    expected = {
+        "frequencies of the classes, 0.19, 0.09": True,
+        "which ghost clipping cannot leave out": clipping == "ghost",
+    }
+    teacher_by_dp_sgd("dp", epochs=1, noise_multiplier=1.0, clipping=clipping, class_prior=[0.19] + [0.09] * 9)
+    teacher_by_dp_sgd("plain", epochs=1, noise_multiplier=1.0, clipping="flat")
+    config = configuration(
+        "student", class_path="Distillation", steps=2, annotator={},
+        model={
+            "teacher": "dp/checkpoints/last.ckpt",
+            "annotator": {"class_path": "ResponseAnnotator", "init_args": {}},
+            "student": SMALL,
+            "pool_size": 32,
+        },
+    )  # fmt: skip
+    config["model"]["init_args"].pop("generator", None)
+    fit(config)
+    stated = json.loads(Path("student/public/guarantee.json").read_text())["guarantee"]
+    assert math.isfinite(float(stated["epsilon"]))
+    told = " ".join(stated["assumptions"])
+    assert {text: text in told for text in expected} == expected
+    plain = PrivateTeacher.load("plain/checkpoints/last.ckpt", num_classes=10, image_shape=(1, 8, 8))
+    assert plain.assumptions == ()
