@@ -27,7 +27,12 @@ def log_prior_of(class_prior: Sequence[float], *, num_classes: int) -> Tensor:
     >>> log_prior_of([0.5, 0.5], num_classes=2)
     tensor([-0.6931, -0.6931])
     """
-    shares = [float(share) for share in class_prior]
+    try:
+        shares = [float(share) for share in class_prior]
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"class_prior must be {num_classes} numbers above 0, one for each class, got {class_prior!r}"
+        ) from error
     usable = all(math.isfinite(share) and share > 0 for share in shares)
     if len(shares) != num_classes or not usable or abs(sum(shares) - 1) > _ROUNDING:
         raise ValueError(

@@ -41,6 +41,12 @@ def test_what_is_no_frequency_is_refused_by_name(given: list[float]) -> None:
         Teacher(num_classes=3, image_shape=(1, 8, 8), class_prior=given)
 
 
+@pytest.mark.parametrize("given", [0.5, "0.5", ["a", "b", "c"]])
+def test_what_is_no_list_of_numbers_is_refused_by_the_same_name(given: Any) -> None:
+    with pytest.raises(ValueError, match="class_prior must be 3 numbers above 0"):
+        log_prior_of(given, num_classes=3)
+
+
 def test_the_rarest_of_classes_has_a_finite_loss() -> None:
     log_prior = log_prior_of([1e-300, 0.5, 0.5], num_classes=3)
     assert log_prior.dtype == torch.float32 and bool(log_prior.isfinite().all())
