@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_modules.cli import TranscriptionCLI, main
 from lightning_modules.runtime.renamed import RENAMED, upgrade_settings
+from privacy.files import write_atomically
 
 QUIET = [
     "--trainer.accelerator=cpu",
@@ -86,7 +87,7 @@ def configuration(
 def fit(config: dict[str, Any], *arguments: str) -> TranscriptionCLI:
     """Runs `fit` on a configuration, in this process."""
     path = Path("given.json")
-    path.write_text(json.dumps(config), encoding="utf-8")
+    write_atomically(path, json.dumps(config))  # several processes write it at once, and one read half of it
     cli = main(["fit", "--config", str(path), *arguments])
     assert cli is not None
     return cli
