@@ -80,7 +80,7 @@ _memory: list[FeatureMemory] = []
 
 
 @contextmanager
-def feature_memory(most_bytes: int = 3 * 2**30) -> Iterator[FeatureMemory]:
+def feature_memory(most_bytes: int = 4 * 2**30) -> Iterator[FeatureMemory]:
     """Lets the extractors of this process remember, until it ends; nothing is remembered without."""
     memory = FeatureMemory(most_bytes)
     _memory.append(memory)
