@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-__all__ = ["digest_of", "same_module", "settings_of_parts"]
+__all__ = ["bytes_of", "digest_of", "same_module", "settings_of_parts"]
 
 _OF_EVERY_MODULE = vars(nn.Module()).keys()
 
@@ -27,11 +27,17 @@ def same_module(one: nn.Module, other: nn.Module) -> bool:
     )
 
 
+def bytes_of(values: Tensor) -> memoryview:
+    """What a tensor holds, of any type: NumPy has none for bfloat16."""
+    return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
 def digest_of(module: nn.Module) -> str:
     """Of a module's settings, and of what its weights and buffers hold: 64 hexadecimal digits."""
     state = hashlib.sha256("\n".join(settings_of_parts(module)).encode())
-    for name, value in chain(module.named_parameters(), module.named_buffers()):
-        state.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    for name, value in _values(module).items():
+        state.update(name.encode())
+        state.update(bytes_of(value))
     return state.hexdigest()
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from lightning_modules.networks.comparing import digest_of
+from lightning_modules.networks.comparing import bytes_of, digest_of
 
 __all__ = ["FeatureMemory", "feature_memory", "remembered_features"]
 
@@ -69,10 +69,9 @@ class FeatureMemory:
             known = self._digests.get(extractor)
             if known is None or known[0] != now:
                 known = self._digests[extractor] = (now, digest_of(extractor))
-        content = images.detach().contiguous()
         precision = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-        key = hashlib.sha256(f"{known[1]} {precision} {content.dtype} {tuple(content.shape)} ".encode())
-        key.update(content.numpy().tobytes())
+        key = hashlib.sha256(f"{known[1]} {precision} {images.dtype} {tuple(images.shape)} ".encode())
+        key.update(bytes_of(images))
         return key.digest()
 
 

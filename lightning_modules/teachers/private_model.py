@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lightning_modules.networks import check_network
+from lightning_modules.networks.comparing import bytes_of
 from lightning_modules.teachers.errors import TeacherError
 from lightning_modules.teachers.onnx_network import OnnxNetwork
 from lightning_modules.teachers.teacher_input import OURS, AdaptedTeacher, TeacherOutputs
@@ -206,9 +207,9 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> bytes:
     """Hash of names, shapes and values. **Private**: a ledger keeps no more of it than a keyed hash."""
     digest = hashlib.sha256()
     for name in sorted(weights):
-        value = weights[name].detach().cpu().contiguous()
+        value = weights[name]
         digest.update(f"{name}|{tuple(value.shape)}|{value.dtype}|".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+        digest.update(bytes_of(value))
     return digest.digest()
 
 

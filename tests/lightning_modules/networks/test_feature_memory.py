@@ -103,6 +103,15 @@ def test_features_under_autocast_are_others() -> None:
         assert torch.equal(one(IMAGES), exact)
 
 
+def test_any_precision_is_remembered(computed: list[int]) -> None:
+    """NumPy has no bfloat16."""
+    with feature_memory():
+        one = extractor().bfloat16()
+        first = one(IMAGES.bfloat16())
+        assert torch.equal(one(IMAGES.bfloat16()), first) and computed == [5]
+        assert not torch.equal(extractor()(IMAGES.bfloat16().float()), first.float())
+
+
 def test_what_validation_leaves_can_be_trained_on() -> None:
     with feature_memory():
         one, head = extractor(), torch.nn.Linear(80, 2)
