@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["log_prior_of"]
+__all__ = ["adjusted", "log_prior_of"]
 
 #: How far frequencies may be from adding up to 1: they are written with a few digits.
 _ROUNDING = 1e-2
@@ -40,3 +40,11 @@ def log_prior_of(class_prior: Sequence[float], *, num_classes: int) -> Tensor:
         )
     # In float64: float32 has no number for the smallest frequencies, and of a logit of minus infinity no finite loss.
     return torch.tensor(shares, dtype=torch.float64).log().float()
+
+
+def adjusted(logits: Tensor, log_prior: Tensor | None) -> Tensor:
+    """Logits (N, c) as the loss takes them: with the logarithms of the frequencies (c,) added, where these are known.
+
+    Menon et al. 2021, "Long-tail learning via logit adjustment", Eq. 10.
+    """
+    return logits if log_prior is None else logits + log_prior.to(logits)

@@ -12,6 +12,7 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_modules.teachers.class_prior import adjusted
 from lightning_modules.teachers.dp_optimizers import (
     GHOST_MARGIN,
     ExactNoise,
@@ -105,6 +106,11 @@ class RecordClipping(ABC):
         self.max_grad_norm = max_grad_norm
         self.label_smoothing = label_smoothing
         self.log_prior = log_prior
+        self._prepare(network)
+
+    @abstractmethod
+    def _prepare(self, network: nn.Module) -> None:
+        """Makes of the network what this way needs."""
 
     @abstractmethod
     def add(
@@ -126,10 +132,6 @@ class RecordClipping(ABC):
             views: K.
         """
 
-    def _logits(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        logits = forward(inputs)
-        return logits if self.log_prior is None else logits + self.log_prior.to(logits)
-
     def add_nothing(self, optimizer: ExactNoise) -> None:
         """Leaves the gradients of a batch without records: its step is noise alone."""
         for parameter in self.trained:
@@ -141,15 +143,7 @@ class FlatClipping(RecordClipping):
 
     optimizer = FlatOptimizer
 
-    def __init__(
-        self,
-        network: nn.Module,
-        *,
-        max_grad_norm: float,
-        label_smoothing: float = 0.0,
-        log_prior: Tensor | None = None,
-    ) -> None:
-        super().__init__(network, max_grad_norm=max_grad_norm, label_smoothing=label_smoothing, log_prior=log_prior)
+    def _prepare(self, network: nn.Module) -> None:
         self._hooks = GradSampleModule(network, loss_reduction="mean")
 
     def add(
@@ -162,7 +156,9 @@ class FlatClipping(RecordClipping):
         views: int = 1,
     ) -> None:
         """The mean of a record's views is what is clipped: a record counts once however many there are."""
-        F.cross_entropy(self._logits(forward, inputs), labels, label_smoothing=self.label_smoothing).backward()
+        F.cross_entropy(
+            adjusted(forward(inputs), self.log_prior), labels, label_smoothing=self.label_smoothing
+        ).backward()
         if views > 1:
             self._one_gradient_per_record(len(inputs) // views, views)
 
@@ -185,17 +181,12 @@ class GhostClipping(RecordClipping):
     optimizer = GhostOptimizer
     assumptions = ("no record has a gradient that is not finite, which ghost clipping cannot leave out",)
 
-    def __init__(
-        self,
-        network: nn.Module,
-        *,
-        max_grad_norm: float,
-        label_smoothing: float = 0.0,
-        log_prior: Tensor | None = None,
-    ) -> None:
-        super().__init__(network, max_grad_norm=max_grad_norm, label_smoothing=label_smoothing, log_prior=log_prior)
+    def _prepare(self, network: nn.Module) -> None:
         self._hooks = GradSampleModuleFastGradientClipping(
-            network, loss_reduction="mean", max_grad_norm=max_grad_norm * (1 - GHOST_MARGIN), use_ghost_clipping=True
+            network,
+            loss_reduction="mean",
+            max_grad_norm=self.max_grad_norm * (1 - GHOST_MARGIN),
+            use_ghost_clipping=True,
         )
 
     def add(
@@ -210,7 +201,7 @@ class GhostClipping(RecordClipping):
         """One pass for the norms and one for the clipped sum; `views` is 1."""
         criterion = nn.CrossEntropyLoss(label_smoothing=self.label_smoothing)
         loss = DPLossFastGradientClipping(self._hooks, optimizer, criterion, loss_reduction="mean")
-        loss(self._logits(forward, inputs), labels).backward()
+        loss(adjusted(forward(inputs), self.log_prior), labels).backward()
 
 
 class LinearClipping(RecordClipping):
@@ -218,15 +209,7 @@ class LinearClipping(RecordClipping):
 
     optimizer = SumOptimizer
 
-    def __init__(
-        self,
-        network: nn.Module,
-        *,
-        max_grad_norm: float,
-        label_smoothing: float = 0.0,
-        log_prior: Tensor | None = None,
-    ) -> None:
-        super().__init__(network, max_grad_norm=max_grad_norm, label_smoothing=label_smoothing, log_prior=log_prior)
+    def _prepare(self, network: nn.Module) -> None:
         head = linear_head(network)
         assert head is not None
         # In a tuple: nothing here is a module's, and a checkpoint names its weights as before.

@@ -21,7 +21,7 @@ from lightning_modules.runtime.predictions import images_of, prediction_callback
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.runtime.validation import log_validation_accuracy, validation_metric
-from lightning_modules.teachers.class_prior import log_prior_of
+from lightning_modules.teachers.class_prior import adjusted, log_prior_of
 from lightning_modules.teachers.own_training import OwnTraining
 from privacy.identity import CheckpointError
 
@@ -123,9 +123,7 @@ class Teacher(LightningModule):
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
         """Cross-entropy on private images (N, C, H, W) and labels (N,)."""
         images, labels = batch
-        logits = self(images)
-        if self.log_prior is not None:
-            logits = logits + self.log_prior.to(logits)
+        logits = adjusted(self(images), self.log_prior)
         loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
         self.log("train/loss", loss)
         return loss
