@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from lightning_modules.networks.classifiers import ImageClassifier, checked_shape
 from lightning_modules.networks.patches import cell_means, random_patches
 from lightning_modules.networks.remembered import Remembered
-from lightning_modules.networks.whitening import DIRECTIONS, WhitenedFeatures
+from lightning_modules.networks.whitening import DIRECTIONS, LENGTH, WhitenedFeatures
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior
 
 __all__ = [
@@ -21,8 +21,6 @@ __all__ = [
 
 #: Images at once: as of patch features, the maps of a few stay in the processor's cache.
 _PIECE = 8
-#: Of whitened features, as those of patches, so that rates mean about the same.
-_LENGTH = 64.0
 _SAMPLED_IMAGES = 1000
 _PATCHES_PER_IMAGE = 60
 _ROUNDS = 15
@@ -321,7 +319,7 @@ class ConvolutionalKernelClassifier(ImageClassifier):
             floor=floor,
             images=images,
             directions=directions,
-            length=_LENGTH,
+            length=LENGTH,
             mirrored=mirrored,
         )
         self.head = nn.Linear(self.feature_extractor.output_shape[0], num_classes)

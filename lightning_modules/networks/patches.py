@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from lightning_modules.networks.classifiers import ImageClassifier, checked_shape
 from lightning_modules.networks.remembered import Remembered
-from lightning_modules.networks.whitening import DIRECTIONS, WhitenedFeatures
+from lightning_modules.networks.whitening import DIRECTIONS, LENGTH, WhitenedFeatures
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior
 
 __all__ = ["PatchFeatures", "WhitenedPatchClassifier", "cell_means", "patch_filters", "random_patches"]
@@ -16,8 +16,6 @@ __all__ = ["PatchFeatures", "WhitenedPatchClassifier", "cell_means", "patch_filt
 #: Numbers in the maps of the images at once: those of a few stay in the processor's cache, which is up to three times
 #: as fast as a batch of them.
 _MAPS = 1_250_000
-#: Of whitened features: that of normalised scattering features at 28 pixels, so that rates mean about the same.
-_LENGTH = 64.0
 _SAMPLED_IMAGES = 1000
 _PATCHES_PER_IMAGE = 100
 #: Filters and offsets of a prior's images.
@@ -261,7 +259,7 @@ class WhitenedPatchClassifier(ImageClassifier):
             floor=floor,
             images=images,
             directions=directions,
-            length=_LENGTH,
+            length=LENGTH,
             mirrored=mirrored,
         )
         self.head = nn.Linear(self.feature_extractor.output_shape[0], num_classes)

@@ -15,7 +15,7 @@ from lightning_modules.networks.classifiers import ImageClassifier
 from lightning_modules.networks.folding import folded
 from lightning_modules.networks.patches import PatchFeatures, cell_means
 from lightning_modules.networks.pretraining_file import Pretraining, build_encoder, read_pretraining
-from lightning_modules.networks.whitening import DIRECTIONS, WhitenedFeatures
+from lightning_modules.networks.whitening import DIRECTIONS, LENGTH, WhitenedFeatures
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior
 from privacy.identity import CheckpointError
 
@@ -28,8 +28,6 @@ __all__ = [
     "require_encoder",
 ]
 
-#: Of whitened features, as those of patches, so that rates mean about the same.
-_LENGTH = 64.0
 _IMAGES_TO_SCALE_BY = 500
 #: A name in a checkpoint is read again by a parser, which takes other characters for settings.
 _NAME = re.compile(r"\w[\w .,@-]*")
@@ -285,7 +283,7 @@ class PretrainedClassifier(ImageClassifier):
             floor=floor,
             images=images,
             directions=directions,
-            length=_LENGTH,
+            length=LENGTH,
             mirrored=mirrored,
         )
         self.head = nn.Linear(self.feature_extractor.output_shape[0], num_classes)

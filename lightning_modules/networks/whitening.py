@@ -15,12 +15,22 @@ from lightning_modules.networks.remembered import Remembered
 from lightning_modules.networks.scattering import Scattering2d, scattering_norm
 from lightning_modules.priors import ImagePrior, StrokePrior
 
-__all__ = ["DIRECTIONS", "NormalisedScattering", "WhitenedFeatures", "WhitenedScatteringClassifier", "whitening_of"]
+__all__ = [
+    "DIRECTIONS",
+    "LENGTH",
+    "NormalisedScattering",
+    "WhitenedFeatures",
+    "WhitenedScatteringClassifier",
+    "whitening_of",
+]
 
 #: What whitening takes from a prior's images.
 _FOUND = Remembered()
 
 
+#: Length of whitened features, where no other is wanted: that of normalised scattering features at 28 pixels, so that
+#: rates mean about the same.
+LENGTH = 64.0
 #: Directions that whitening keeps where no setting says so: all that 2,001 images have.
 DIRECTIONS = 2000
 
