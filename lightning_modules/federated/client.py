@@ -92,6 +92,7 @@ class FederatedClient:
             training=training.id if isinstance(training, Training) else "",
             releases=training.releases if named and training is not None else None,
             secure=self.noise is None or self.noise.secure,
+            assumptions=tuple(self.teacher.assumptions),
         )
 
     def begin(self, terms: Terms, *, folder: Path | None = None) -> None:

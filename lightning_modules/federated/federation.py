@@ -53,8 +53,7 @@ class Federation(PrivateModel):
             path=None if ensemble is None else ensemble.path,
         )
         self._durable = durable
-        if ensemble is not None:
-            self.assumptions = ensemble.assumptions
+        self.assumptions = _assumptions(introductions) if ensemble is None else ensemble.assumptions
 
     @property
     def ledger(self) -> Path | None:
@@ -91,6 +90,15 @@ class Federation(PrivateModel):
 
     def _network_of(self, teacher: int) -> nn.Module:
         raise TeacherError("the server of a federation holds no teacher: ask the clients")
+
+
+def _assumptions(introductions: Sequence[Introduction]) -> tuple[str, ...]:
+    """What the clients say that their teachers rest on, each sentence once, with those who say it."""
+    said: dict[str, list[str]] = {}
+    for introduction in introductions:
+        for text in dict.fromkeys(introduction.assumptions):
+            said.setdefault(text, []).append(introduction.name)
+    return tuple(f"of the teacher of {', '.join(names)}, as stated there: {text}" for text, names in said.items())
 
 
 def _training(introductions: Sequence[Introduction], of_clients: bool) -> Training | UnnamedTraining | None:

@@ -30,6 +30,7 @@ class Introduction:
         training: Identity of its teacher's training; empty where its file names none.
         releases: What that training released of its records, where it was by DP-SGD; None where nothing bounds it.
         secure: Whether its noise comes from the operating system's generator.
+        assumptions: What any guarantee of something that is computed with its teacher rests on, a sentence each.
     """
 
     name: str
@@ -37,19 +38,20 @@ class Introduction:
     training: str = ""
     releases: Mapping[Release, int] | None = None
     secure: bool = True
+    assumptions: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `from_dict` is the inverse."""
         releases = None if self.releases is None else [[r.to_dict(), n] for r, n in self.releases.items()]
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**fields, "releases": releases}
+        return {**fields, "releases": releases, "assumptions": list(self.assumptions)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Introduction:
         """Inverse of `to_dict`."""
         releases = values["releases"]
         taken = None if releases is None else {release_from_dict(r): int(n) for r, n in releases}
-        return cls(**{**values, "releases": taken})
+        return cls(**{**values, "releases": taken, "assumptions": tuple(values["assumptions"])})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from support.runs import checkpoint, configuration, equal, fit, leaks
 from torch import nn
 
 from lightning_modules import FedDPSD
-from lightning_modules.federated import Absence, FederationError, Introduction, LocalClients, Question
+from lightning_modules.federated import Absence, FederatedClient, FederationError, Introduction, LocalClients, Question
 from lightning_modules.functional.generator_terms import GeneratorTerms
 from lightning_modules.functional.gradient_targets import GradientTargets
 from lightning_modules.image_source import Images
@@ -475,6 +475,22 @@ def test_a_bound_that_clients_state_of_themselves_is_said_to_be_theirs(monkeypat
     said = federated(small_networks(2), annotator=gradients()).guarantee().assumptions
     assert any("as the client says of itself" in text for text in said)
     assert not any("as the client says of itself" in text for text in own)
+
+
+def test_what_a_clients_teacher_rests_on_is_in_the_servers_guarantee(monkeypatch: pytest.MonkeyPatch) -> None:
+    teachers = small_networks(2)
+    own = federated(teachers, annotator=gradients()).guarantee().assumptions
+    taken = FederatedClient.introduction
+
+    def of_an_encoder(self: FederatedClient) -> Introduction:
+        self.teacher.assumptions = ("its encoder was pretrained elsewhere",) if self.name == "client-1" else ()
+        return taken(self)
+
+    monkeypatch.setattr(FederatedClient, "introduction", of_an_encoder)
+    said = federated(teachers, annotator=gradients()).guarantee().assumptions
+    assert [text for text in said if text not in own] == [
+        "of the teacher of client-1, as stated there: its encoder was pretrained elsewhere"
+    ]
 
 
 def test_clients_must_be_reached_somehow() -> None:

@@ -39,10 +39,12 @@ __all__ = [
 Scalar = bool | bytes | float | int | str
 """What one entry of a Flower configuration may be."""
 
-_VERSION = 1
+_VERSION = 2
 _KINDS = {"|b1": torch.bool, "<f4": torch.float32, "<i8": torch.int64}
 _RUN = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[\w][\w .-]{0,99}")
+#: Longest sentence about a teacher: the frequencies of a thousand classes fit.
+_SENTENCE = 20_000
 _T = TypeVar("_T")
 
 
@@ -156,6 +158,14 @@ def read_introduction(values: Mapping[str, Any]) -> Introduction:
         _whole("num_records", records, least=1)
     if not isinstance(training, str) or len(training) > 200 or not isinstance(values["secure"], bool):
         raise RecordError("training must be a text and secure true or false")
+    assumptions = values["assumptions"]
+    if (
+        not isinstance(assumptions, list)
+        or len(assumptions) > 20
+        or not all(isinstance(text, str) and 0 < len(text) <= _SENTENCE and text.isprintable() for text in assumptions)
+    ):
+        # They are printed in the server's guarantee: nothing that could pass for another line of it.
+        raise RecordError(f"assumptions must be 20 lines of text at most, each of 1 to {_SENTENCE:,} characters")
     return _built(lambda: Introduction.from_dict(values), "releases")
 
 

@@ -89,11 +89,23 @@ def test_terms_arrive(asked: Terms) -> None:
     st.none() | st.integers(1, 10**9),
     st.none() | st.dictionaries(st.sampled_from([Gaussian(0.5), SampledGaussian(1.0, 0.1)]), st.integers(1, 99)),
     st.booleans(),
+    st.lists(st.text("a (δ=1).", min_size=1), max_size=3).map(tuple),
 )
 def test_introductions_arrive(
-    name: str, records: int | None, releases: dict[Release, int] | None, secure: bool
+    name: str,
+    records: int | None,
+    releases: dict[Release, int] | None,
+    secure: bool,
+    assumptions: tuple[str, ...],
 ) -> None:
-    said = Introduction(name=name, num_records=records, training="ab" * 16, releases=releases, secure=secure)
+    said = Introduction(
+        name=name,
+        num_records=records,
+        training="ab" * 16,
+        releases=releases,
+        secure=secure,
+        assumptions=assumptions,
+    )
     assert read_introduction(message_of(config_of("introduction", **said.to_dict()), kind="introduction")) == said
 
 
@@ -210,6 +222,12 @@ def test_terms_that_are_none_are_refused(changed: dict[str, Any], message: str) 
         {"num_records": 1.5},
         {"training": 7},
         {"secure": "yes"},
+        {"assumptions": "one"},
+        {"assumptions": [7]},
+        {"assumptions": [""]},
+        {"assumptions": ["x" * 20_001]},
+        {"assumptions": ["x"] * 21},
+        {"assumptions": ["nothing\n- ε = 0.1 for every record"]},
         {"releases": [[{"kind": "none such"}, 1]]},
         {"releases": 4},
         {"releases": [[{"kind": "gaussian", "mu": 0.5}, "x"]]},
@@ -226,17 +244,17 @@ def test_introductions_that_are_none_are_refused(changed: dict[str, Any]) -> Non
     "config",
     [
         {},
-        {"version": 2, "kind": "ask", "content": "{}"},
-        {"version": 1, "kind": 4, "content": "{}"},
-        {"version": 1, "kind": "begin", "content": "{}"},
-        {"version": 1, "kind": "ask", "content": "["},
-        {"version": 1, "kind": "ask", "content": "[" * 100_000},
-        {"version": 1, "kind": "ask", "content": "[]"},
-        {"version": 1, "kind": "ask", "content": b"{}"},
-        {"version": 1, "kind": "ask"},
-        {"version": 1, "kind": "ask", "content": '{"number": -1, "size": null}'},
-        {"version": 1, "kind": "ask", "content": '{"number": 1, "size": 0}'},
-        {"version": 1, "kind": "ask", "content": '{"number": 1}'},
+        {"version": 99, "kind": "ask", "content": "{}"},
+        {"version": 2, "kind": 4, "content": "{}"},
+        {"version": 2, "kind": "begin", "content": "{}"},
+        {"version": 2, "kind": "ask", "content": "["},
+        {"version": 2, "kind": "ask", "content": "[" * 100_000},
+        {"version": 2, "kind": "ask", "content": "[]"},
+        {"version": 2, "kind": "ask", "content": b"{}"},
+        {"version": 2, "kind": "ask"},
+        {"version": 2, "kind": "ask", "content": '{"number": -1, "size": null}'},
+        {"version": 2, "kind": "ask", "content": '{"number": 1, "size": 0}'},
+        {"version": 2, "kind": "ask", "content": '{"number": 1}'},
     ],
 )
 def test_messages_that_are_none_are_refused(config: dict[str, Any]) -> None:
@@ -321,7 +339,7 @@ def test_a_second_run_has_a_folder_of_its_own_and_composes(own: Path) -> None:
     [
         (config_of("begin"), "a message must hold"),
         (config_of("stop"), "must be introduce, begin or end"),
-        ({"kind": "begin"}, "of version 1"),
+        ({"kind": "begin"}, "of version 2"),
         (_begin(num_classes=9), "introduced for other images or classes"),
         (_begin(noise_by="server"), "has not set trusts_server"),
         (_begin(mechanism={"scope": "run"}), "for its owner to set"),
