@@ -257,6 +257,7 @@ class PretrainedClassifier(ImageClassifier):
                 "encoder": pretraining.encoder["class"],
                 "settings": dict(pretraining.encoder["settings"]),
                 "declared": pretraining.declared,
+                **({} if pretraining.declared else {"vouched_by": pretraining.vouched_by}),
             }
         }
         prior = prior or DeadLeavesPrior()
@@ -333,7 +334,7 @@ def _pretraining(checkpoint: str | None, recorded: Mapping[str, Any] | None, *, 
             sha256=str(recorded["sha256"]),
             declared=bool(recorded["declared"]),
             weights={},
-            vouched_by=vouched_by,
+            vouched_by=vouched_by or recorded.get("vouched_by"),
         )
     if checkpoint is None:
         raise ValueError(

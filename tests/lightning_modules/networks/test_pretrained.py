@@ -148,10 +148,16 @@ def test_what_declares_nothing_is_refused_unless_somebody_vouches(file: Path, tm
     with pytest.raises(ValueError, match=r"does not declare 'procedural images only', got None.*vouched_by"):
         classifier(undeclared)
     vouched = classifier(undeclared, vouched_by="A. Person, ACME")
-    (text,) = assumptions_of(vouched)
-    assert text.startswith("no private record had a part") and text.endswith("as A. Person, ACME vouches")
+    (said,) = assumptions_of(vouched)
+    assert said.startswith("no private record had a part") and said.endswith("as A. Person, ACME vouches")
     (text,) = assumptions_of(classifier(file))
     assert "procedural images only" in text and hashlib.sha256(file.read_bytes()).hexdigest() in text
+    # Built again by what is published, without the file: the name is still there.
+    published = PretrainedClassifier.published_arguments(
+        {"checkpoint": str(undeclared), "vouched_by": "A. Person, ACME", **vouched.recorded_arguments}
+    )
+    assert "checkpoint" not in published and "vouched_by" not in published
+    assert assumptions_of(PretrainedClassifier(num_classes=4, image_shape=SHAPE, images=20, **published)) == (said,)
     with pytest.raises(ValueError, match="vouched_by must be a name"):
         classifier(undeclared, vouched_by="{a: b}")
 
