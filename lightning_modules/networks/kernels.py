@@ -277,6 +277,7 @@ class ConvolutionalKernelClassifier(ImageClassifier):
         images: how many images of the prior whitening takes.
         directions: see `whitening_of`.
         mirrored: see `WhitenedFeatures`.
+        shifts: see `WhitenedFeatures`.
 
     Raises:
         ValueError: a setting that does not fit.
@@ -299,6 +300,7 @@ class ConvolutionalKernelClassifier(ImageClassifier):
         images: int = 2000,
         directions: int = DIRECTIONS,
         mirrored: bool = False,
+        shifts: int = 0,
     ) -> None:
         super().__init__()
         prior = prior or DeadLeavesPrior()
@@ -321,6 +323,7 @@ class ConvolutionalKernelClassifier(ImageClassifier):
             directions=directions,
             length=LENGTH,
             mirrored=mirrored,
+            shifts=shifts,
         )
         self.head = nn.Linear(self.feature_extractor.output_shape[0], num_classes)
 

@@ -215,6 +215,7 @@ class PretrainedClassifier(ImageClassifier):
         images: how many images of the prior whitening takes.
         directions: see `whitening_of`.
         mirrored: see `WhitenedFeatures`.
+        shifts: see `WhitenedFeatures`.
         vouched_by: who says that no private record had a part in a checkpoint that does not declare it. A guarantee
             names them: letters, digits, spaces and `.,@-`.
         recorded: what a fit has written down of the file, from which the network is built again without it. Not for
@@ -243,6 +244,7 @@ class PretrainedClassifier(ImageClassifier):
         images: int = 2000,
         directions: int = DIRECTIONS,
         mirrored: bool = False,
+        shifts: int = 0,
         vouched_by: str | None = None,
         recorded: dict[str, Any] | None = None,
     ) -> None:
@@ -286,6 +288,7 @@ class PretrainedClassifier(ImageClassifier):
             directions=directions,
             length=LENGTH,
             mirrored=mirrored,
+            shifts=shifts,
         )
         self.head = nn.Linear(self.feature_extractor.output_shape[0], num_classes)
 

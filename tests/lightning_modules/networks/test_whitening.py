@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_modules.networks import WhitenedScatteringClassifier
 from lightning_modules.networks.comparing import same_module
 from lightning_modules.networks.remembered import Remembered
-from lightning_modules.networks.whitening import WhitenedFeatures, whitening_of
+from lightning_modules.networks.whitening import WhitenedFeatures, moved_each_way, whitening_of
 from lightning_modules.priors import MixturePrior, SilhouettePrior, StrokePrior
 
 SHAPE = (1, 8, 8)
@@ -218,6 +218,29 @@ def test_features_that_print_nothing_are_told_apart_by_their_settings() -> None:
         assert not same_module(one.plain, other.plain)
 
 
+def test_images_move_each_way_and_repeat_their_edge() -> None:
+    image = torch.arange(6.0).reshape(1, 1, 2, 3)
+    up, down, left, right = (moved[0, 0].tolist() for moved in moved_each_way(image, 1))
+    assert up == [[3, 4, 5], [3, 4, 5]] and down == [[0, 1, 2], [0, 1, 2]]
+    assert left == [[1, 2, 2], [4, 5, 5]] and right == [[0, 0, 1], [3, 3, 4]]
+    assert moved_each_way(image, 0) == [] and len(moved_each_way(image, 2)) == 8
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_features_of_moved_images_are_averaged(mirrored: bool) -> None:
+    def found(shifts: int) -> WhitenedFeatures:
+        torch.manual_seed(0)
+        return whitened(shifts=shifts, mirrored=mirrored).feature_extractor
+
+    given = StrokePrior().sample(3, image_shape=SHAPE, generator=torch.Generator().manual_seed(1), device="cpu")
+    plain, averaged = found(0), found(1)
+    each = [plain.before_whitening(view) for view in (given, *moved_each_way(given, 1))]
+    assert torch.allclose(averaged.before_whitening(given), torch.stack(each).mean(dim=0), atol=1e-5)
+    assert not torch.allclose(averaged.before_whitening(given), each[0], atol=1e-2)
+    # Statistics are of the averaged features as well, and the two never count as one.
+    assert not torch.equal(plain.mean, averaged.mean) and not same_module(plain, averaged)
+
+
 def test_features_of_the_priors_images_are_as_long_as_before_on_the_average() -> None:
     network = whitened()
     images = StrokePrior().sample(
@@ -237,6 +260,8 @@ def test_features_of_the_priors_images_are_as_long_as_before_on_the_average() ->
         ({"floor": 0.0}, "floor above 0"),
         ({"groups": 7}, "groups must divide"),
         ({"directions": 0}, "directions must be at least 1, got 0"),
+        ({"shifts": -1}, "shifts must be 0 to 7, less than the image's side, got -1"),
+        ({"shifts": 8}, "shifts must be 0 to 7"),
     ],
 )
 def test_settings_without_a_meaning_are_refused(settings: dict[str, float], message: str) -> None:
