@@ -31,7 +31,7 @@ def network(kind: type[nn.Module], shape: tuple[int, int, int]) -> nn.Module:
     torch.manual_seed(0)
     settings = {
         WhitenedScatteringClassifier: {"images": 20},
-        WhitenedPatchClassifier: {"images": 20, "filters": 30, "patch": 4, "mirrored": True},
+        WhitenedPatchClassifier: {"images": 20, "filters": 30, "patch": 4, "mirrored": True, "shifts": 1},
         ConvolutionalKernelClassifier: {"images": 20, "first_anchors": 8, "anchors": 30, "cells": 1, "mirrored": True},
     }.get(kind, {})
     made = kind(num_classes=4, image_shape=shape, **settings)
