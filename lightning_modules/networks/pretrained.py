@@ -249,7 +249,10 @@ class PretrainedClassifier(ImageClassifier):
         recorded: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        if vouched_by is not None and not _NAME.fullmatch(vouched_by):
+        # What was written down may come from anybody's config.json, and is held to the same.
+        if vouched_by is None and recorded is not None:
+            vouched_by = recorded.get("vouched_by")
+        if vouched_by is not None and not _NAME.fullmatch(str(vouched_by)):
             raise ValueError(f"vouched_by must be a name of letters, digits, spaces and .,@-, got {vouched_by!r}")
         shape = (image_shape[0], image_shape[1], image_shape[2])
         pretraining = _pretraining(checkpoint, recorded, vouched_by=vouched_by)
@@ -337,7 +340,7 @@ def _pretraining(checkpoint: str | None, recorded: Mapping[str, Any] | None, *, 
             sha256=str(recorded["sha256"]),
             declared=bool(recorded["declared"]),
             weights={},
-            vouched_by=vouched_by or recorded.get("vouched_by"),
+            vouched_by=vouched_by,
         )
     if checkpoint is None:
         raise ValueError(

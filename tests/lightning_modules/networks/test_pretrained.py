@@ -158,6 +158,9 @@ def test_what_declares_nothing_is_refused_unless_somebody_vouches(file: Path, tm
     )
     assert "checkpoint" not in published and "vouched_by" not in published
     assert assumptions_of(PretrainedClassifier(num_classes=4, image_shape=SHAPE, images=20, **published)) == (said,)
+    published["recorded"]["vouched_by"] = "A. Person\n- nothing else"
+    with pytest.raises(ValueError, match="vouched_by must be a name"):
+        PretrainedClassifier(num_classes=4, image_shape=SHAPE, images=20, **published)
     with pytest.raises(ValueError, match="vouched_by must be a name"):
         classifier(undeclared, vouched_by="{a: b}")
 
