@@ -43,8 +43,8 @@ from benchmarks.reporting import report
 from datamodules.latent import StepIndices
 from lightning_modules import DPDFD, DPSD, Distillation
 from lightning_modules.callbacks.budget import BudgetStop
-from lightning_modules.functional.gradient_targets import Annotation
 from lightning_modules.image_source import Images
+from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks import DAFLGenerator, SmallCNN, WhitenedScatteringClassifier
 from lightning_modules.priors import SilhouettePrior, StrokePrior
 from lightning_modules.runtime.runs import commit, hardware, versions

@@ -18,10 +18,9 @@ from torchmetrics.classification import MulticlassAccuracy
 from datamodules.shares import whole
 from lightning_modules.callbacks.defaults import default_callbacks
 from lightning_modules.callbacks.record import keep_teacher_accuracy, measured_on
-from lightning_modules.functional.gradient_targets import Annotation
-from lightning_modules.functional.losses import soft_cross_entropy
-from lightning_modules.functional.rows import joined
 from lightning_modules.image_source import ImageSettings
+from lightning_modules.losses.functional import joined, soft_cross_entropy
+from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.moving_average import moving_average

@@ -15,10 +15,8 @@ from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.dgd_phases import DGDImages, GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
-from lightning_modules.functional.confident import balanced_quotas, confident_samples
-from lightning_modules.functional.self_training import distort, pseudo_label_loss
-from lightning_modules.functional.spread import spread_samples
-from lightning_modules.functional.tangent_normal_terms import TangentNormalTerms
+from lightning_modules.losses.selection import balanced_quotas, confident_samples, spread_samples
+from lightning_modules.losses.tangent_normal import TangentNormalLoss, distort, pseudo_label_loss
 from lightning_modules.networks import ConvVAE, logits_and_statistics
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.vae import negative_elbo, sample_codes
@@ -138,7 +136,7 @@ class DGD(DataFreeDistillation):
         vae_phase: VAEPhase = VAEPhase(),
         query_phase: QueryPhase = QueryPhase(),
         student_phase: StudentPhase = StudentPhase(),
-        tangent_normal: TangentNormalTerms = TangentNormalTerms(),
+        tangent_normal: TangentNormalLoss = TangentNormalLoss(),
         optimizers: Optimizers = Optimizers(),
     ) -> None:
         shape = (image_shape[0], image_shape[1], image_shape[2])
@@ -163,7 +161,7 @@ class DGD(DataFreeDistillation):
         self.vae_phase = settings_of(VAEPhase, vae_phase, name="vae_phase")
         self.query_phase = settings_of(QueryPhase, query_phase, name="query_phase")
         self.student_phase = settings_of(StudentPhase, student_phase, name="student_phase")
-        self.tangent_normal = settings_of(TangentNormalTerms, tangent_normal, name="tangent_normal")
+        self.tangent_normal = settings_of(TangentNormalLoss, tangent_normal, name="tangent_normal")
         baseline = self.generator_phase.baseline
         if (self.generator is not None) != (baseline is not None):
             raise ValueError(
@@ -172,7 +170,7 @@ class DGD(DataFreeDistillation):
             )
         if self.query_phase.selection == "spread" and not self.vae_phase.steps:
             raise ValueError("query_phase.selection='spread' needs the codes of a VAE: vae_phase.steps must be above 0")
-        self.generator_terms = self.generator_phase.terms
+        self.generator_criterion = self.generator_phase.terms
         self.vae = (self.vae_phase.network or ConvVAE)(image_shape=shape) if self.vae_phase.steps else None
         self.published_artefacts = (*self.published_artefacts, "noisy labels of the queried images")
         if self.vae is not None:
@@ -266,10 +264,10 @@ class DGD(DataFreeDistillation):
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """See `DataFreeDistillation.generator_loss`; no targets are used."""
         if self._baseline is None:
-            return self.generator_terms(self.student, images)[0]
+            return self.generator_criterion(self.student, images)[0]
         # Charged once in a run, when the fit began.
         baseline = self._unprotected_baseline().to(images.device)
-        loss, _ = self.generator_terms(baseline, images)
+        loss, _ = self.generator_criterion(baseline, images)
         if self.generator_phase.statistics_weight:
             loss = loss + self.generator_phase.statistics_weight * logits_and_statistics(baseline, images)[1]
         return loss

@@ -10,8 +10,8 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from datamodules import ImageDataModule
-from lightning_modules.functional.generator_terms import GeneratorTerms
 from lightning_modules.image_source import Images, ImageSource, require_no_pixel_statistics
+from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.networks import ConvVAE
 from lightning_modules.pool_source import PoolSource
 from lightning_modules.priors import ImagePrior
@@ -115,9 +115,9 @@ class GeneratorPhase:
             check_number(f"generator_phase.{name}", getattr(self, name))
 
     @property
-    def terms(self) -> GeneratorTerms:
+    def terms(self) -> GeneratorLoss:
         """The generator's loss, but for the statistics."""
-        return GeneratorTerms(
+        return GeneratorLoss(
             one_hot_weight=self.one_hot_weight,
             balance_weight=self.balance_weight,
             activation_weight=self.activation_weight,

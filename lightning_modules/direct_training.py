@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from datamodules import Poisson
-from lightning_modules.functional.gradient_targets import Annotation, GradientTargets
-from lightning_modules.functional.label_targets import LabelTargets
-from lightning_modules.functional.losses import output_gradients
+from lightning_modules.losses.functional import output_gradients
+from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets
 from lightning_modules.networks.pretrained import assumptions_of
 from lightning_modules.query_plan import QueryPlan
 from lightning_modules.runtime.hyperparameters import settings_of

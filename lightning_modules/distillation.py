@@ -11,11 +11,9 @@ from rich.progress import track
 from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.functional.informative import informativeness
-from lightning_modules.functional.losses import kd, logit_distance
-from lightning_modules.functional.noisy_regression import fit_noisy_responses
-from lightning_modules.functional.rows import joined
 from lightning_modules.image_source import Images, SyntheticSource
+from lightning_modules.losses.functional import informativeness, joined, kd, logit_distance
+from lightning_modules.losses.regression import fit_noisy_responses
 from lightning_modules.networks import ScatteringClassifier, build_network, logits_and_features
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.priors import ImagePrior

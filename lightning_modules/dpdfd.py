@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.functional.generator_terms import GeneratorTerms
-from lightning_modules.functional.gradient_targets import Annotation, GradientTargets
 from lightning_modules.image_source import Images
+from lightning_modules.losses.generator import GeneratorLoss
+from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.replay import Replay
 from lightning_modules.runtime.hyperparameters import settings_of
@@ -59,7 +59,7 @@ class DPDFD(DataFreeDistillation):
             `SmallCNN`.
         images: Where synthetic images come from.
         gradient_targets: The distillation loss, and what the student makes of its noisy gradient.
-        generator_terms: The generator's loss.
+        generator_loss: The generator's loss.
         optimizers: Optimizers and schedules of student and generator.
         generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
             nobody is asked about: they cost nothing, and their loss is without L_S.
@@ -91,7 +91,7 @@ class DPDFD(DataFreeDistillation):
         student: Callable[..., nn.Module] | None = None,
         images: Images = Images(),
         gradient_targets: GradientTargets = GradientTargets(),
-        generator_terms: GeneratorTerms = GeneratorTerms(),
+        generator_loss: GeneratorLoss = GeneratorLoss(),
         optimizers: Optimizers = Optimizers(),
         generator_steps: int = 1,
         student_ema: float | None = None,
@@ -116,8 +116,8 @@ class DPDFD(DataFreeDistillation):
             replay=replay,
         )
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
-        self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")
-        self.generator_terms.check_for(self.student, steps=generator_steps)
+        self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
+        self.generator_criterion.check_for(self.student, steps=generator_steps)
 
     @property
     def of_ensemble(self) -> bool:
@@ -150,7 +150,7 @@ class DPDFD(DataFreeDistillation):
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_G of Eq. 5 with a weight for each term, plus L_S if switched on; see `DataFreeDistillation`."""
-        loss, logits = self.generator_terms(self.student, images)
-        if self.generator_terms.student_loss_weight and len(targets):
-            loss = self.generator_terms.with_student_loss(loss, logits, targets)
+        loss, logits = self.generator_criterion(self.student, images)
+        if self.generator_criterion.student_loss_weight and len(targets):
+            loss = self.generator_criterion.with_student_loss(loss, logits, targets)
         return loss

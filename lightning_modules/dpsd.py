@@ -9,11 +9,9 @@ import torch
 from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.functional.candidates import LinearCandidates
-from lightning_modules.functional.generator_terms import GeneratorTerms
-from lightning_modules.functional.gradient_targets import Annotation, GradientTargets
-from lightning_modules.functional.label_targets import LabelTargets
 from lightning_modules.image_source import Images
+from lightning_modules.losses.generator import GeneratorLoss
+from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, LinearCandidates
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.replay import Replay
 from lightning_modules.runtime.hyperparameters import settings_of
@@ -65,7 +63,7 @@ class DPSD(DataFreeDistillation):
             draws new images of the prior.
         gradient_targets: Of the data switch: the distillation loss, and what the student makes of its noisy gradient.
         label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
-        generator_terms: The generator's loss.
+        generator_loss: The generator's loss.
         optimizers: Optimizers and schedules of student and generator; the generator's steps Z as well.
         generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
             nobody is asked about, and their loss is without L_s. They cost nothing; with the discriminator `teacher`
@@ -102,7 +100,7 @@ class DPSD(DataFreeDistillation):
         fresh_latents: bool = False,
         gradient_targets: GradientTargets = GradientTargets(),
         label_targets: LabelTargets = LabelTargets(),
-        generator_terms: GeneratorTerms = GeneratorTerms(),
+        generator_loss: GeneratorLoss = GeneratorLoss(),
         optimizers: Optimizers = Optimizers(),
         generator_steps: int = 1,
         student_ema: float | None = None,
@@ -141,12 +139,12 @@ class DPSD(DataFreeDistillation):
             )
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
-        self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")
-        self.generator_terms.check_for(self.student, steps=generator_steps)
-        if self.generator_terms.statistics_weight and discriminator != "student":
+        self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
+        self.generator_criterion.check_for(self.student, steps=generator_steps)
+        if self.generator_criterion.statistics_weight and discriminator != "student":
             raise ValueError(
-                "generator_terms.statistics_weight must be 0 for discriminator='teacher': the term is of the student's "
-                f"BatchNorm statistics, got {self.generator_terms.statistics_weight}"
+                "generator_loss.statistics_weight must be 0 for discriminator='teacher': the term is of the student's "
+                f"BatchNorm statistics, got {self.generator_criterion.statistics_weight}"
             )
         self.latents: nn.Parameter | None = None
         if self.generator is not None and self.images.kind != "refined" and not fresh_latents:
@@ -202,7 +200,7 @@ class DPSD(DataFreeDistillation):
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_g of Eq. 8 with a weight for each term, plus L_s if switched on; see `DataFreeDistillation`."""
-        terms = self.generator_terms
+        terms = self.generator_criterion
         of_targets = terms.student_loss_weight and len(targets)
         if self.discriminator == "student":
             loss, logits = terms(self.student, images)

@@ -14,11 +14,9 @@ from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.federated import Absence, ClientConnection, Federation, FederationError, Question, Terms
-from lightning_modules.functional.candidates import LinearCandidates
-from lightning_modules.functional.generator_terms import GeneratorTerms
-from lightning_modules.functional.gradient_targets import Annotation, GradientTargets
-from lightning_modules.functional.label_targets import LabelTargets
 from lightning_modules.image_source import Images
+from lightning_modules.losses.generator import GeneratorLoss
+from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, LinearCandidates
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.replay import Replay
 from lightning_modules.runtime.hyperparameters import settings_of
@@ -98,7 +96,7 @@ class FedDPSD(DataFreeDistillation):
         images: Where synthetic images come from.
         gradient_targets: Of the data switch: the distillation loss, and what the student makes of its noisy gradient.
         label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
-        generator_terms: The generator's loss.
+        generator_loss: The generator's loss.
         optimizers: Optimizers and schedules of student and generator.
         generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
             nobody is asked about: they cost nothing, and their loss is without L_S.
@@ -131,7 +129,7 @@ class FedDPSD(DataFreeDistillation):
         images: Images = Images(),
         gradient_targets: GradientTargets = GradientTargets(),
         label_targets: LabelTargets = LabelTargets(),
-        generator_terms: GeneratorTerms = GeneratorTerms(),
+        generator_loss: GeneratorLoss = GeneratorLoss(),
         optimizers: Optimizers = Optimizers(),
         generator_steps: int = 1,
         student_ema: float | None = None,
@@ -171,8 +169,8 @@ class FedDPSD(DataFreeDistillation):
             )
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
-        self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")
-        self.generator_terms.check_for(self.student, steps=generator_steps)
+        self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
+        self.generator_criterion.check_for(self.student, steps=generator_steps)
         #: In how many rounds each client was left out.
         self.absences: Counter[str] = Counter()
         self._told: set[tuple[str, str]] = set()
@@ -219,9 +217,9 @@ class FedDPSD(DataFreeDistillation):
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_G with a weight for each term, plus L_S if switched on; see `DataFreeDistillation`."""
-        loss, logits = self.generator_terms(self.student, images)
-        if self.generator_terms.student_loss_weight and len(targets):
-            loss = self.generator_terms.with_student_loss(loss, logits, targets)
+        loss, logits = self.generator_criterion(self.student, images)
+        if self.generator_criterion.student_loss_weight and len(targets):
+            loss = self.generator_criterion.with_student_loss(loss, logits, targets)
         return loss
 
     # --- rounds ---

@@ -12,16 +12,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.functional.gradient_targets import Annotation
-from lightning_modules.functional.losses import (
+from lightning_modules.image_source import Images
+from lightning_modules.losses.functional import (
     Logarithm,
     class_balance,
     expected_labels,
+    joined,
     one_hot_loss,
     soft_cross_entropy,
 )
-from lightning_modules.functional.rows import joined
-from lightning_modules.image_source import Images
+from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.bn_statistics import logits_and_statistics
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of

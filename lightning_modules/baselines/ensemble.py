@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lightning_modules.functional.gradient_targets import Annotation
+from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.bn_statistics import logits_and_statistics
 from lightning_modules.networks.features import logits_and_features
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble

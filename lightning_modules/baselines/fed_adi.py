@@ -21,8 +21,8 @@ from lightning_modules.baselines.ensemble import (
 )
 from lightning_modules.baselines.image_pool import ImagePool
 from lightning_modules.baselines.image_terms import jensen_shannon, total_variation
-from lightning_modules.functional.gradient_targets import Annotation
 from lightning_modules.image_source import Images
+from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.batchnorm import evaluating
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.priors.base import ImagePrior, check_sample

@@ -15,9 +15,9 @@ from lightning_modules.baselines.ensemble import (
     require_response_annotator,
     unprotected_clients,
 )
-from lightning_modules.functional.generator_terms import GeneratorTerms
-from lightning_modules.functional.gradient_targets import Annotation
 from lightning_modules.image_source import Images
+from lightning_modules.losses.generator import GeneratorLoss
+from lightning_modules.losses.targets import Annotation
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from privacy.annotators import ResponseAnnotator
@@ -44,7 +44,7 @@ class FedDAFL(DataFreeDistillation):
         annotator: Budget and ledger. Default: `ResponseAnnotator`.
         student: Builds the student. Default: `SmallCNN`.
         images: The generator; `source` is `generator`.
-        generator_terms: Weights of its terms. The defaults 1, 5 and 0.1 are those of the published code, whose entropy
+        generator_loss: Weights of its terms. The defaults 1, 5 and 0.1 are those of the published code, whose entropy
             is in decimal logarithms: `balance_logarithm: decimal` is as there. `student_loss_weight` is 0.
         optimizers: Optimizers and schedules of student and generator.
 
@@ -64,7 +64,7 @@ class FedDAFL(DataFreeDistillation):
         annotator: ResponseAnnotator | None = None,
         student: Callable[..., nn.Module] | None = None,
         images: Images = Images(),
-        generator_terms: GeneratorTerms = GeneratorTerms(),
+        generator_loss: GeneratorLoss = GeneratorLoss(),
         optimizers: Optimizers = Optimizers(),
     ) -> None:
         super().__init__(
@@ -80,10 +80,10 @@ class FedDAFL(DataFreeDistillation):
         require_response_annotator(self.annotator)
         if self.images.kind != "generator":
             raise ValueError(f"images.source must be generator, got {self.images.kind!r}")
-        self.generator_terms = settings_of(GeneratorTerms, generator_terms, name="generator_terms")
+        self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
         for name in ("student_loss_weight", "statistics_weight"):
-            if weight := getattr(self.generator_terms, name):
-                raise ValueError(f"generator_terms.{name} must be 0: DAFL has no such term, got {weight}")
+            if weight := getattr(self.generator_criterion, name):
+                raise ValueError(f"generator_loss.{name} must be 0: DAFL has no such term, got {weight}")
 
     @property
     def of_ensemble(self) -> bool:
@@ -115,4 +115,4 @@ class FedDAFL(DataFreeDistillation):
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_oh + α L_a + β L_ie of the clients' models; see `DataFreeDistillation`."""
         clients = unprotected_clients(self.teacher, self.annotator, reason=_REASON, device=images.device)
-        return self.generator_terms.of(*mean_logits_and_features(clients, images))
+        return self.generator_criterion.of(*mean_logits_and_features(clients, images))

@@ -16,8 +16,8 @@ from lightning_modules.baselines.ensemble import (
     require_response_annotator,
     unprotected_clients,
 )
-from lightning_modules.functional.gradient_targets import Annotation
 from lightning_modules.image_source import Images
+from lightning_modules.losses.targets import Annotation
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lightning_modules.federated.messages import Introduction, Question, Terms
-from lightning_modules.functional.gradient_targets import GradientTargets
+from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.query_plan import QueryPlan
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.accounting.composition import compose

@@ -40,7 +40,7 @@ _TARGETS = {
     "dkd_beta": "gradient_targets.dkd_beta",
 }
 _TERMS = {
-    name: f"generator_terms.{name}"
+    name: f"generator_loss.{name}"
     for name in ("one_hot_weight", "balance_weight", "activation_weight", "activation_norm", "student_loss_weight")
 }
 _TANGENT_NORMAL = {

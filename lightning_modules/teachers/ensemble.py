@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from datamodules import ShardedRecords, Shards
-from lightning_modules.functional.ridge import check_linear, solve_head
+from lightning_modules.losses.regression import check_linear, solve_head
 from lightning_modules.networks import TwoConvNet, build_network
 from lightning_modules.networks.stacked import (
     NetworkStack,

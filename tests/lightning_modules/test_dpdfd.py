@@ -13,9 +13,9 @@ from support.runs import BATCH_SIZE, distil, fit, grouped, networks
 from support.variants import CarelessDPDFD, MoodyTeacher
 
 from lightning_modules import DPDFD
-from lightning_modules.functional.generator_terms import GeneratorTerms
-from lightning_modules.functional.gradient_targets import GradientTargets
-from lightning_modules.functional.losses import activation, class_balance, one_hot_loss, soft_cross_entropy
+from lightning_modules.losses.functional import activation, class_balance, one_hot_loss, soft_cross_entropy
+from lightning_modules.losses.generator import GeneratorLoss
+from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.networks import DataLensClassifier, logits_and_features, logits_and_statistics
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.teachers.private_teacher import PrivateTeacher
@@ -106,13 +106,13 @@ def test_the_entropy_term_has_two_logarithms() -> None:
         float(_module(**{**OFF, **settings}).generator_loss(images, targets).detach())
         for settings in (
             {"balance_weight": 5.0},
-            {"balance_weight": 5.0, "generator_terms": {"balance_logarithm": "decimal", **OFF, "balance_weight": 5.0}},
+            {"balance_weight": 5.0, "generator_loss": {"balance_logarithm": "decimal", **OFF, "balance_weight": 5.0}},
             {"balance_weight": 5.0 / math.log(10)},
         )
     )
     assert decimal == pytest.approx(weighted, rel=1e-6) and decimal != pytest.approx(natural, rel=0.1)
     with pytest.raises(ValueError, match="balance_logarithm must be natural or decimal, got 'binary'"):
-        GeneratorTerms(balance_logarithm="binary")  # type: ignore[arg-type]
+        GeneratorLoss(balance_logarithm="binary")  # type: ignore[arg-type]
 
 
 def test_the_activation_term_has_two_norms() -> None:
@@ -127,7 +127,7 @@ def test_the_activation_term_has_two_norms() -> None:
 def test_the_generator_can_be_held_to_the_students_batch_statistics() -> None:
     """In the mode and under the guard that the generator's update has: batch statistics used, running ones kept."""
     images, targets = torch.randn(6, 1, 8, 8), torch.rand(6, 10).softmax(dim=1)
-    module = _module(generator_terms={**OFF, "statistics_weight": 2.0}).train()
+    module = _module(generator_loss={**OFF, "statistics_weight": 2.0}).train()
     for _ in range(60):
         module.student(images)
     before = _snapshot(module.student)
@@ -153,12 +153,12 @@ def test_gamma_undoes_the_norm_bound_unless_it_is_given() -> None:
         ({"images": "real"}, "images.source must be one of generator, prior, both"),
         ({"gamma": 0.0}, "gamma must be above 0"),
         (
-            {"generator_terms": {"statistics_weight": -1.0}},
-            "generator_terms.statistics_weight must be 0 or more and finite, got -1.0",
+            {"generator_loss": {"statistics_weight": -1.0}},
+            "generator_loss.statistics_weight must be 0 or more and finite, got -1.0",
         ),
         (
-            {"generator_terms": {"statistics_weight": 0.5}, "student": DataLensClassifier},
-            r"generator_terms.statistics_weight=0.5 needs a student with BatchNorm layers.* got DataLensClassifier",
+            {"generator_loss": {"statistics_weight": 0.5}, "student": DataLensClassifier},
+            r"generator_loss.statistics_weight=0.5 needs a student with BatchNorm layers.* got DataLensClassifier",
         ),
     ],
 )

@@ -18,9 +18,9 @@ from torch import nn
 from datamodules import Digits, Latent
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.cli import TranscriptionCLI
-from lightning_modules.functional.gradient_targets import Annotation, GradientTargets
-from lightning_modules.functional.losses import decoupled_kd, output_gradients
 from lightning_modules.image_source import Images
+from lightning_modules.losses.functional import decoupled_kd, output_gradients
+from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import TeacherError

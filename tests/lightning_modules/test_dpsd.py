@@ -23,9 +23,9 @@ from support.variants import FixedAnnotator, MoodyTeacher
 from datamodules import Digits, Latent
 from lightning_modules import DPSD
 from lightning_modules.cli import TranscriptionCLI
-from lightning_modules.functional import ConfidentCandidates, FixedCandidates, LinearCandidates
-from lightning_modules.functional.gradient_targets import Annotation
-from lightning_modules.functional.losses import decoupled_kd, kd
+from lightning_modules.losses import ConfidentCandidates, FixedCandidates, LinearCandidates
+from lightning_modules.losses.functional import decoupled_kd, kd
+from lightning_modules.losses.targets import Annotation
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
 from privacy.annotators.label import LabelAnnotator
@@ -86,8 +86,8 @@ def test_the_switch_chooses_the_annotator_and_refuses_the_other_one() -> None:
         ({"annotator": LabelAnnotator(labels="soft")}, "annotator.labels must be hard for DPSD"),
         ({"images": "real"}, "images.source must be one of generator, prior, both"),
         (
-            {"discriminator": "teacher", "generator_terms": {"statistics_weight": 0.5}},
-            "generator_terms.statistics_weight must be 0 for discriminator='teacher'.* got 0.5",
+            {"discriminator": "teacher", "generator_loss": {"statistics_weight": 0.5}},
+            "generator_loss.statistics_weight must be 0 for discriminator='teacher'.* got 0.5",
         ),
     ],
 )

@@ -18,9 +18,9 @@ from torch import nn
 
 from lightning_modules import FedDPSD
 from lightning_modules.federated import Absence, FederatedClient, FederationError, Introduction, LocalClients, Question
-from lightning_modules.functional.generator_terms import GeneratorTerms
-from lightning_modules.functional.gradient_targets import GradientTargets
 from lightning_modules.image_source import Images
+from lightning_modules.losses.generator import GeneratorLoss
+from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.replay import Replay
 from lightning_modules.teachers.private_teacher import TeacherError
 from privacy.accounting.composition import compose
@@ -80,7 +80,7 @@ AGAIN: dict[str, Any] = {
     "replay": Replay(capacity=BATCH_SIZE),
     "generator_steps": 2,
     "student_ema": 0.9,
-    "generator_terms": GeneratorTerms(statistics_weight=1.0),
+    "generator_loss": GeneratorLoss(statistics_weight=1.0),
 }
 """What uses released values once more: it asks no client anything."""
 

@@ -29,7 +29,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 #: Each option by the settings that switch it on.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "statistics": {"generator_terms": {"statistics_weight": 1.0}},
+    "statistics": {"generator_loss": {"statistics_weight": 1.0}},
     "generator steps": {"generator_steps": 3},
     "average": {"student_ema": 0.9},
     "replay": {"replay": {"capacity": 20}},
@@ -204,14 +204,14 @@ def test_a_student_learns_as_it_does_without_an_average(folder: Path) -> None:
         (
             {
                 "generator_steps": 2,
-                "generator_terms": {
+                "generator_loss": {
                     "one_hot_weight": 0.0,
                     "balance_weight": 0.0,
                     "activation_weight": 0.0,
                     "student_loss_weight": 1.0,
                 },
             },
-            "generator_steps must be 1 where generator_terms has no term but the student's loss, got 2",
+            "generator_steps must be 1 where generator_loss has no term but the student's loss, got 2",
         ),
     ],
 )

@@ -74,7 +74,7 @@ SLOW: dict[str, dict[str, Any]] = {
             "replay": {"capacity": 20},
             "generator_steps": 2,
             "student_ema": 0.9,
-            "generator_terms": {"statistics_weight": 1.0},
+            "generator_loss": {"statistics_weight": 1.0},
         },
     },
     "DPSD data": {"class_path": "DPSD", "annotator": {"top_k": 3}},

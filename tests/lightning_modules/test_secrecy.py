@@ -14,8 +14,8 @@ from support.runs import checkpoint, distil, equal, leaks, networks, teacher_wei
 from support.variants import MoodyTeacher
 
 from lightning_modules import DPDFD
-from lightning_modules.functional.generator_terms import GeneratorTerms
 from lightning_modules.image_source import Images
+from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.annotators import GradientAnnotator
 
@@ -149,7 +149,7 @@ def _gap(kind: type[DPDFD], **settings: Any) -> float:
 
 
 def test_the_generator_learns_of_the_teacher_through_released_targets_alone(folder: Path) -> None:
-    assert _gap(DPDFD, generator_terms=GeneratorTerms(student_loss_weight=1.0)) == 0
+    assert _gap(DPDFD, generator_loss=GeneratorLoss(student_loss_weight=1.0)) == 0
 
 
 def test_the_gap_shows_a_target_that_is_not_detached(folder: Path) -> None:

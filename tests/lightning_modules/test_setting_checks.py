@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
-from lightning_modules.functional.generator_terms import GeneratorTerms
-from lightning_modules.functional.gradient_targets import GradientTargets
-from lightning_modules.functional.losses import class_balance
 from lightning_modules.labeldp import GeneratorTraining, Stages
+from lightning_modules.losses.functional import class_balance
+from lightning_modules.losses.generator import GeneratorLoss
+from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 
 COUNTS = [
@@ -27,7 +27,7 @@ WEIGHTS = [
     (GeneratorPhase, "generator_phase", "activation_weight"),
     (StudentPhase, "student_phase", "query_distortion"),
     (GeneratorTraining, "generator_training", "statistics_weight"),
-    (GeneratorTerms, "generator_terms", "student_loss_weight"),
+    (GeneratorLoss, "generator_loss", "student_loss_weight"),
     (GradientTargets, "gradient_targets", "dkd_beta"),
     (GradientTargets, "gradient_targets", "gamma"),
     (GradientTargets, "gradient_targets", "temperature"),
@@ -50,8 +50,8 @@ def test_a_weight_is_a_finite_number(kind: Callable[..., Any], group: str, name:
 
 
 def test_a_word_is_one_of_those_that_are_named() -> None:
-    with pytest.raises(ValueError, match=r"generator_terms\.activation_norm must be l1 or l2, got 'l3'"):
-        GeneratorTerms(activation_norm="l3")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"generator_loss\.activation_norm must be l1 or l2, got 'l3'"):
+        GeneratorLoss(activation_norm="l3")  # type: ignore[arg-type]
     # It would be taken for the decimal one.
     with pytest.raises(ValueError, match="logarithm must be natural or decimal, got 'binary'"):
         class_balance(torch.zeros(2, 3), logarithm="binary")  # type: ignore[arg-type]

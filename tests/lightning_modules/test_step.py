@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from datamodules.latent import StepIndices
 from lightning_modules import DPDFD, DPSD
-from lightning_modules.functional.gradient_targets import Annotation
 from lightning_modules.image_source import Images
+from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks import DataLensClassifier, SmallCNN, TwoConvNet, WhitenedScatteringClassifier
 from lightning_modules.networks.comparing import same_module
 from lightning_modules.networks.pooling import MaxPool2x2

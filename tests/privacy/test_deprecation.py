@@ -56,14 +56,10 @@ def opened(**settings: Any) -> GradientAnnotator:
         ("privacy.mechanisms.draws", "below", "uniform_integers"),
         ("privacy.mechanisms.draws", "less_likely_than", "bernoulli"),
         ("privacy.published.claims", "NoisyVotes", "NoisyVotesClaim"),
-        ("lightning_modules.functional.losses", "following", "surrogate_loss"),
         ("lightning_modules.teachers.joint_training", "Training", "JointTraining"),
         ("privacy.accounting.calibration", "calibrate_answers", "calibrate_responses"),
         ("privacy.mechanisms", "normalize_rows", "normalize_per_sample"),
         ("privacy.mechanisms.bounding", "zero_non_finite_rows", "zero_non_finite_samples"),
-        ("lightning_modules.functional.noisy_regression", "fit_noisy_answers", "fit_noisy_responses"),
-        ("lightning_modules.functional.spread", "spread_rows", "spread_samples"),
-        ("lightning_modules.functional.tangent_normal", "kl_rows", "kl_per_sample"),
     ],
 )
 def test_a_function_is_found_under_its_old_name(module: str, old: str, new: str) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from lightning_modules import DPDFD
 from lightning_modules import cli as command_line
-from lightning_modules.functional.gradient_targets import Annotation
+from lightning_modules.losses.targets import Annotation
 from privacy.mechanisms.noise import ReproducibleNoise
 
 TRACE = "released.txt"

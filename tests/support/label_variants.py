@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules import DPSD, LabelDP
-from lightning_modules.functional.losses import soft_cross_entropy
+from lightning_modules.losses.functional import soft_cross_entropy
 from privacy.annotators.label import LabelAnnotator
 
 
@@ -63,7 +63,7 @@ class BackDoorDPSD(DPSD):
     """DPSD-T that takes the teacher past the annotator."""
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return self.generator_terms(self.teacher._network_of(0), images)[0]
+        return self.generator_criterion(self.teacher._network_of(0), images)[0]
 
 
 class StuckLatentsDPSD(DPSD):

@@ -12,7 +12,7 @@ from datamodules import Digits
 from datamodules.base import ImageDataModule, Part
 from datamodules.images import ImageDataset
 from lightning_modules import DPDFD
-from lightning_modules.functional.losses import soft_cross_entropy
+from lightning_modules.losses.functional import soft_cross_entropy
 from lightning_modules.networks import logits_and_features
 from privacy.annotators import GradientAnnotator
 

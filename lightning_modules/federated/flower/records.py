@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from lightning_modules.federated.messages import Introduction, Question, Terms
-from lightning_modules.functional.gradient_targets import GradientTargets
+from lightning_modules.losses.targets import GradientTargets
 
 __all__ = [
     "RecordError",

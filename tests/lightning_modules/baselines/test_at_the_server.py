@@ -19,8 +19,8 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.baselines.dense import DenseTerms
 from lightning_modules.baselines.fed_adi import InversionTerms, NoisePrior
 from lightning_modules.cli import main
-from lightning_modules.functional.generator_terms import GeneratorTerms
 from lightning_modules.image_source import Images
+from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.networks import DAFLGenerator, SmallCNN
 from privacy import BudgetExceeded
 from privacy.annotators import GradientAnnotator, ResponseAnnotator
@@ -213,7 +213,7 @@ def test_the_student_may_begin_at_the_average(folder: Path) -> None:
         (FedDF, {"initial_weights": "mean"}, "initial_weights must be random or average, got 'mean'"),
         (FedDF, {"images": Images(source="refined")}, "images.source must be prior, generator or both"),
         (FedDAFL, {"images": Images(source="prior")}, "images.source must be generator, got 'prior'"),
-        (FedDAFL, {"generator_terms": GeneratorTerms(student_loss_weight=1.0)}, "student_loss_weight must be 0"),
+        (FedDAFL, {"generator_loss": GeneratorLoss(student_loss_weight=1.0)}, "student_loss_weight must be 0"),
         (DENSE, {"images": Images(source="both")}, "images.source must be generator, got 'both'"),
         *[
             (kind, {"annotator": GradientAnnotator()}, "annotator must be a ResponseAnnotator, got GradientAnnotator")

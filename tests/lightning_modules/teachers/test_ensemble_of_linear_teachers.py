@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from datamodules import Digits, ShardedRecords, Shards, shard_of
 from datamodules.mapped import MappedRecords
 from lightning_modules import TeacherEnsemble
-from lightning_modules.functional.ridge import solve_head
+from lightning_modules.losses.regression import solve_head
 from lightning_modules.networks import ScatteringClassifier, SmallCNN
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from privacy.mechanisms.vote_counts import vote_counts

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.transforms import v2
 
-from lightning_modules.functional.generator_terms import GeneratorTerms
+from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.networks import SmallCNN, logits_and_statistics
 from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
@@ -103,7 +103,7 @@ def test_gradients_features_and_statistics_are_of_what_it_is_given() -> None:
         assert torch.allclose(one, other, atol=1e-4)
     as_it_is = logits_and_statistics(network, images[:, :, 1:9, 1:9].repeat(1, 3, 1, 1))[1]
     assert not torch.allclose(logits_and_statistics(whole, images)[1], as_it_is)
-    terms = GeneratorTerms()
+    terms = GeneratorLoss()
     loss, expected = terms(whole, images)[0], terms(network, given)[0]
     assert torch.allclose(loss, expected, atol=1e-4)
     found, wanted = (torch.autograd.grad(one, images, retain_graph=True)[0] for one in (loss, expected))

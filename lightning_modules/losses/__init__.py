@@ -1,6 +1,6 @@
 """Losses and other pure functions that the papers' algorithms are written in."""
 
-from lightning_modules.functional.candidates import (
+from lightning_modules.losses.targets import (
     CandidateSchedule,
     ConfidentCandidates,
     FixedCandidates,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_modules.functional import losses
-from lightning_modules.functional.losses import (
+from lightning_modules.losses import functional as losses
+from lightning_modules.losses.functional import (
     activation,
     class_balance,
     decoupled_kd,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_modules.functional.noisy_regression import LinearResponses, fit_noisy_responses
+from lightning_modules.losses.regression import LinearResponses, fit_noisy_responses
 
 F, CLASSES = 20, 4
 Task = tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]

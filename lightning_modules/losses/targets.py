@@ -1,25 +1,25 @@
-"""What DPDFD and DPSD ask a teacher for, and what they make of the noisy gradient that comes back."""
+"""What the student is fitted to: targets from noisy gradients (DPDFD, DPSD) and from noisy labels (DPSD, FedDPSD)."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from lightning_modules.functional.losses import (
+from lightning_modules.losses.functional import (
     decoupled_kd,
     decoupled_kd_as_printed,
+    expected_labels,
     kd,
     output_gradients,
     soft_cross_entropy,
     surrogate_loss,
 )
 from lightning_modules.setting_checks import check_choice, check_number
-
-__all__ = ["Annotation", "GradientTargets"]
 
 _SMALLEST_PROBABILITY = 1e-12
 """Smaller probabilities are raised to it: the gradient, about one over the probability, stays finite in float32."""
@@ -147,3 +147,138 @@ def _moved(probabilities: Tensor, step: Tensor) -> Tensor:
     total = kept.sum(dim=1, keepdim=True)
     usable = total > torch.finfo(total.dtype).tiny
     return torch.where(usable, kept / total.where(usable, torch.ones_like(total)), probabilities)
+
+
+class CandidateSchedule(nn.Module, ABC):
+    """Says how many of the student's largest outputs are candidates. It sees the student alone, never the teacher.
+
+    Attributes:
+        fixed_beforehand: whether sizes follow from the step alone. Then each call is charged for its own size; sizes
+            that follow from the student, which earlier responses have trained, are charged as the smallest possible.
+    """
+
+    fixed_beforehand: ClassVar[bool]
+
+    @abstractmethod
+    def size(self, probabilities: Tensor, *, step: int, smallest: int) -> int:
+        """Candidates of this step, between `smallest` and the number of classes c.
+
+        Args:
+            probabilities: the student's, (B, c), detached.
+            step: number of the step, from 0.
+            smallest: DPSD's k.
+        """
+
+    def sizes(self, probabilities: Tensor, *, step: int, smallest: int) -> Tensor:
+        """Candidates of each image of this step, shape (B,), int64; see `size`."""
+        size = self.size(probabilities, step=step, smallest=smallest)
+        return torch.full((len(probabilities),), size, device=probabilities.device)
+
+
+class FixedCandidates(CandidateSchedule):
+    """DPSD as printed: `smallest` from the first step on, which collapses where responses are taken as they are.
+
+    The top 3 of a student that has learnt nothing seldom hold the label, and then the uniform response confirms the
+    student's own guess.
+    """
+
+    fixed_beforehand = True
+
+    def size(self, probabilities: Tensor, *, step: int, smallest: int) -> int:
+        return smallest
+
+
+class LinearCandidates(CandidateSchedule):
+    """From all classes down to `smallest` in equal parts, by the step alone.
+
+    Args:
+        begin: steps during which all classes are candidates.
+        end: steps after which `smallest` is reached.
+
+    Raises:
+        ValueError: unless 0 <= begin <= end.
+    """
+
+    fixed_beforehand = True
+
+    def __init__(self, *, begin: int = 500, end: int = 1200) -> None:
+        super().__init__()
+        if not 0 <= begin <= end:
+            raise ValueError(f"begin and end must satisfy 0 <= begin <= end, got {begin} and {end}")
+        self.begin = begin
+        self.end = end
+
+    def size(self, probabilities: Tensor, *, step: int, smallest: int) -> int:
+        classes = probabilities.shape[1]
+        if step >= self.end:
+            return smallest
+        passed = max(0, step - self.begin) / max(1, self.end - self.begin)
+        return classes - int(passed * (classes - smallest))
+
+
+class ConfidentCandidates(CandidateSchedule):
+    """As few as hold nearly all of what the student thinks possible, on the average over the batch or for each image.
+
+    Too little coverage makes an overconfident student confirm itself: in trials 0.95 stayed at 79 %, where 0.99 learnt.
+
+    Args:
+        coverage: share of the student's probability that the candidates have to hold, in (0, 1).
+        per_image: A size for each image, small where the student is sure of it. The published ε of DPSD's Theorem 2
+            does not depend on sizes, and the record-level one is that of the smallest size either way.
+
+    Raises:
+        ValueError: A coverage out of its range.
+    """
+
+    fixed_beforehand = False
+
+    def __init__(self, *, coverage: float = 0.99, per_image: bool = False) -> None:
+        super().__init__()
+        if not 0 < coverage < 1:
+            raise ValueError(f"coverage must lie in (0, 1), got {coverage}")
+        self.coverage = coverage
+        self.per_image = per_image
+
+    def size(self, probabilities: Tensor, *, step: int, smallest: int) -> int:
+        return int(self._fewest(_held(probabilities).mean(dim=0, keepdim=True), smallest))
+
+    def sizes(self, probabilities: Tensor, *, step: int, smallest: int) -> Tensor:
+        if not self.per_image:
+            return super().sizes(probabilities, step=step, smallest=smallest)
+        return self._fewest(_held(probabilities), smallest)
+
+    def _fewest(self, held: Tensor, smallest: int) -> Tensor:
+        """Candidates that hold enough in each row of (n, c), shape (n,)."""
+        return ((held < self.coverage).sum(dim=1) + 1).clamp(smallest, held.shape[1])
+
+
+def _held(probabilities: Tensor) -> Tensor:
+    """Share of the probability that the 1 to c most probable classes hold, shape (B, c)."""
+    return probabilities.sort(dim=1, descending=True).values.cumsum(dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelTargets:
+    """Targets of the label switch.
+
+    Attributes:
+        schedule: Candidates over the course of a run. Default: `LinearCandidates`.
+        noise_correction: Fit the student to the classes that the noisy labels make likely (`expected_labels`), in place
+            of the labels themselves as printed. Computed from released labels alone.
+    """
+
+    schedule: CandidateSchedule | None = None
+    noise_correction: bool = True
+
+    def targets(self, outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float) -> Tensor:
+        """Distributions (B, c), float32, that released labels make of a model's outputs.
+
+        Args:
+            outputs: The model's logits, shape (B, c), detached.
+            labels: Released classes, shape (B,), int64.
+            candidates: What each was drawn among, shape (B, c), bool.
+            epsilon: Of one response.
+        """
+        if self.noise_correction:
+            return expected_labels(outputs.float(), labels, candidates, epsilon=epsilon)
+        return functional.one_hot(labels, outputs.shape[1]).float()

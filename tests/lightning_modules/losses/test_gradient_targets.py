@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_modules.functional.gradient_targets import GradientTargets
-from lightning_modules.functional.losses import decoupled_kd, decoupled_kd_as_printed, kd
+from lightning_modules.losses.functional import decoupled_kd, decoupled_kd_as_printed, kd
+from lightning_modules.losses.targets import GradientTargets
 from privacy import GradientAnnotator
 
 C = 1e-3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_modules.functional.confident import balanced_quotas, confident_samples
+from lightning_modules.losses.selection import balanced_quotas, confident_samples
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from lightning_modules.functional.losses import (
+from lightning_modules.losses.functional import (
     Logarithm,
     activation,
     class_balance,
@@ -18,11 +18,9 @@ from lightning_modules.networks.bn_statistics import distance_to_statistics, has
 from lightning_modules.networks.features import logits_and_features
 from lightning_modules.setting_checks import check_choice, check_number
 
-__all__ = ["GeneratorTerms"]
-
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratorTerms:
+class GeneratorLoss:
     """Terms of the generator's loss (DPDFD Eq. 5, DPSD Eq. 8); a weight of 0 switches a term off.
 
     Larger activations mean more realistic images, so their term is subtracted.
@@ -50,10 +48,10 @@ class GeneratorTerms:
 
     def __post_init__(self) -> None:
         for name in ("one_hot_weight", "balance_weight", "activation_weight", "student_loss_weight"):
-            check_number(f"generator_terms.{name}", getattr(self, name))
-        check_number("generator_terms.statistics_weight", self.statistics_weight, least=0)
-        check_choice("generator_terms.activation_norm", self.activation_norm, ("l1", "l2"))
-        check_choice("generator_terms.balance_logarithm", self.balance_logarithm, get_args(Logarithm))
+            check_number(f"generator_loss.{name}", getattr(self, name))
+        check_number("generator_loss.statistics_weight", self.statistics_weight, least=0)
+        check_choice("generator_loss.activation_norm", self.activation_norm, ("l1", "l2"))
+        check_choice("generator_loss.balance_logarithm", self.balance_logarithm, get_args(Logarithm))
 
     def __call__(self, discriminator: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted sum of the discriminator's terms and the logits (n, c) that it is of, both with their graph.
@@ -82,13 +80,13 @@ class GeneratorTerms:
         """
         if self.statistics_weight and not has_statistics(student):
             raise ValueError(
-                f"generator_terms.statistics_weight={self.statistics_weight} needs a student with BatchNorm layers "
+                f"generator_loss.statistics_weight={self.statistics_weight} needs a student with BatchNorm layers "
                 f"that keep running statistics (SmallCNN, ResNet18), got {type(student).__name__}: it must be 0"
             )
         others = (self.one_hot_weight, self.balance_weight, self.activation_weight, self.statistics_weight)
         if steps > 1 and not any(others):
             raise ValueError(
-                f"generator_steps must be 1 where generator_terms has no term but the student's loss, got {steps}: "
+                f"generator_steps must be 1 where generator_loss has no term but the student's loss, got {steps}: "
                 "updates after the first have no released targets"
             )
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_modules.functional.self_training import distort, pseudo_label_loss
-from lightning_modules.functional.spread import spread_samples
+from lightning_modules.losses.selection import spread_samples
+from lightning_modules.losses.tangent_normal import distort, pseudo_label_loss
 
 
 def test_pseudo_labels_count_where_the_guide_is_certain() -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_modules.functional import tangent_normal
-from lightning_modules.functional.tangent_normal import (
+from lightning_modules.losses import tangent_normal
+from lightning_modules.losses.tangent_normal import (
     Directions,
     entropy,
     feature_distance,

@@ -7,7 +7,7 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
-from lightning_modules.functional.ridge import check_linear, solve_head, solve_ridge
+from lightning_modules.losses.regression import check_linear, solve_head, solve_ridge
 from lightning_modules.networks import ScatteringClassifier, SmallCNN
 
 SHAPE = (1, 8, 8)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from datamodules import Digits
-from lightning_modules.functional.informative import informativeness
-from lightning_modules.functional.ridge import solve_head
+from lightning_modules.losses.functional import informativeness
+from lightning_modules.losses.regression import solve_head
 from lightning_modules.networks import WhitenedScatteringClassifier
 from lightning_modules.priors import GradientPrior, ImagePrior, StrokePrior
 

@@ -1,0 +1,307 @@
+"""Unsupervised losses of DGD: tangent and normal directions (Eqs. 4 and 6; TNAR, Yu et al. 2019), and pseudo-labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
+from lightning_modules.networks.features import logits_and_features
+
+Map = Callable[[Tensor], Tensor]
+
+
+class Directions(NamedTuple):
+    """What is added to codes and to images.
+
+    Attributes:
+        tangent: in the latent space, (N, latent_dim), rows of the tangent length.
+        displacement: the same as seen in the image, dec(z + tangent) - dec(z), (N, C, H, W).
+        normal: in the image, (N, C, H, W), rows of the normal length and orthogonal to `displacement`.
+    """
+
+    tangent: Tensor
+    displacement: Tensor
+    normal: Tensor
+
+
+def kl_per_sample(logits: Tensor, others: Tensor) -> Tensor:
+    """KL(softmax(logits) || softmax(others)) of each sample, (N, c) and (N, c) to (N,)."""
+    log_p, log_q = functional.log_softmax(logits, 1), functional.log_softmax(others, 1)
+    return (log_p.exp() * (log_p - log_q)).sum(1)
+
+
+def with_length(vectors: Tensor, length: float, *, instead: Tensor | None = None) -> Tensor:
+    """Each sample (N, ...) scaled to a Euclidean norm of `length`; a sample of zeros takes that of `instead`."""
+    norms = _norms(vectors)
+    if instead is not None:
+        vectors = torch.where(_column(norms, vectors) > 0, vectors, instead)
+    # Divided by the largest entry first: the squares of tiny gradients would vanish.
+    vectors = vectors / _column(vectors.flatten(1).abs().amax(1), vectors).clamp_min(torch.finfo(vectors.dtype).tiny)
+    return length * vectors / _column(_norms(vectors), vectors).clamp_min(torch.finfo(vectors.dtype).tiny)
+
+
+def project_out(vectors: Tensor, directions: Tensor) -> Tensor:
+    """Each sample of `vectors` (N, ...) less its component along the same sample of `directions`."""
+    unit = with_length(directions, 1.0)
+    for _ in range(2):  # once leaves a remainder of the size of rounding, which matters where little is left
+        along = (vectors * unit).flatten(1).sum(1)
+        vectors = vectors - _column(along, vectors) * unit
+    return vectors
+
+
+def power_step(divergence: Map, start: Tensor, *, probe: float) -> Tensor:
+    """One step of power iteration for the direction in which `divergence` grows fastest.
+
+    A divergence that is 0 with slope 0 at the origin is r·H·r/2 nearby, so its gradient at a small `probe` along a
+    random direction is a multiple of H times it (Miyato et al. 2018).
+
+    Args:
+        divergence: from offsets (N, ...) to values (N,), each of its own sample alone.
+        start: random directions (N, ...), rows of length 1.
+        probe: length at which the gradient is taken.
+
+    Returns:
+        Gradients (N, ...), detached, of no particular length.
+    """
+    with torch.enable_grad():
+        offset = (probe * start.detach()).requires_grad_()
+        (gradient,) = torch.autograd.grad(divergence(offset).sum(), offset)
+    return gradient.detach()
+
+
+def find_directions(
+    classify: Map,
+    decode: Map,
+    codes: Tensor,
+    *,
+    tangent_length: float,
+    normal_length: float,
+    draw: torch.Generator,
+    probe: float = 0.1,
+    adversarial: bool = True,
+) -> Directions:
+    """The directions in which a classifier's predictions change fastest, along the manifold and across it.
+
+    Tangent: one power step in the latent space on KL(f(x) || f(x + dec(z + r) - dec(z))), with x = dec(z). Normal: one
+    power step in image space on KL(f(x) || f(x + n)), with the tangent's displacement projected out before and after.
+
+    DGD's text calls both "random perturbation noise" along these directions: `adversarial=False` takes the random start
+    of each power step as it is.
+
+    Args:
+        classify: f, images (N, C, H, W) to logits (N, c); deterministic, each sample on its own (eval mode).
+        decode: dec, codes (N, latent_dim) to images (N, C, H, W), likewise.
+        codes: z, (N, latent_dim).
+        tangent_length: norm of each tangent, in the latent space.
+        normal_length: norm of each normal, in image space.
+        draw: source of the random starts.
+        probe: length at which gradients are taken.
+        adversarial: take the power step.
+
+    Returns:
+        See `Directions`; all detached.
+
+    Raises:
+        ValueError: A length or the probe is not positive.
+    """
+    for name, value in (("tangent_length", tangent_length), ("normal_length", normal_length), ("probe", probe)):
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, got {value}")
+    codes = codes.detach()
+    with torch.no_grad():
+        images = decode(codes)
+        logits = classify(images)
+    start = with_length(_randn(codes, draw), 1.0)
+    tangent = start
+    if adversarial:
+        tangent = power_step(lambda r: kl_per_sample(logits, classify(decode(codes + r))), start, probe=probe)
+    tangent = with_length(tangent, tangent_length, instead=start)
+    with torch.no_grad():
+        displacement = decode(codes + tangent) - images
+    start = with_length(project_out(_randn(images, draw), displacement), 1.0)
+    normal = start
+    if adversarial:
+        normal = power_step(lambda n: kl_per_sample(logits, classify(images + n)), start, probe=probe)
+        normal = project_out(normal, displacement)
+    return Directions(tangent, displacement, with_length(normal, normal_length, instead=start))
+
+
+def feature_distance(features: Tensor, perturbed: Tensor) -> Tensor:
+    """Squared distance of features, the first two terms of DGD Eq. 6; (N, F) and (N, F) to a mean over N."""
+    return (features - perturbed).square().sum(1).mean()
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Mean entropy of each sample's own prediction, small where outputs are determinate; (N, c) to a scalar.
+
+    The third term of DGD Eq. 6 is printed as sum p log p, **minus** this: making it small would make predictions
+    uniform, contrary to the text ("ensures the student output more determinate predictions").
+    """
+    log_p = functional.log_softmax(logits, 1)
+    return -(log_p.exp() * log_p).sum(1).mean()
+
+
+def _randn(like: Tensor, draw: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=draw, device=draw.device, dtype=like.dtype).to(like.device)
+
+
+def _norms(vectors: Tensor) -> Tensor:
+    norms: Tensor = vectors.flatten(1).norm(dim=1)
+    return norms
+
+
+def _column(values: Tensor, like: Tensor) -> Tensor:
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TangentNormalLoss:
+    """Weights and directions of the tangent, normal and entropy terms; a weight of 0 switches a term off.
+
+    Attributes:
+        tangent_weight: Of the tangent term; 1 as printed, where it drowned the labels of the digits.
+        normal_weight: Of the normal term; as above.
+        entropy_weight: Of the entropy term; as above.
+        entropy_term: `determinate` makes outputs determinate, as DGD's text says; `as_printed` makes them uniform, as
+            its Eq. 6 does.
+        tangent_length: Length of a tangent, in the latent space.
+        normal_length: Length of a normal, in image space.
+        directions: `adversarial`, those in which the student's prediction changes fastest (TNAR), or `random`, DGD's
+            "random perturbation noise".
+    """
+
+    tangent_weight: float = 0.01
+    normal_weight: float = 0.01
+    entropy_weight: float = 0.01
+    entropy_term: Literal["determinate", "as_printed"] = "determinate"
+    tangent_length: float = 1.0
+    normal_length: float = 1.0
+    directions: Literal["adversarial", "random"] = "adversarial"
+
+    def __post_init__(self) -> None:
+        for name in ("tangent_weight", "normal_weight", "entropy_weight"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"tangent_normal.{name} must be 0 or more, got {getattr(self, name)}")
+        if self.entropy_term not in ("determinate", "as_printed"):
+            raise ValueError(
+                f"tangent_normal.entropy_term must be determinate or as_printed, got {self.entropy_term!r}"
+            )
+        if self.directions not in ("adversarial", "random"):
+            raise ValueError(f"tangent_normal.directions must be adversarial or random, got {self.directions!r}")
+        if not (self.tangent_length > 0 and self.normal_length > 0):
+            raise ValueError(
+                "tangent_normal.tangent_length and normal_length must be positive, got "
+                f"{self.tangent_length} and {self.normal_length}"
+            )
+
+    @property
+    def switched_on(self) -> bool:
+        """Whether any term counts."""
+        return bool(self.tangent_weight or self.normal_weight or self.entropy_weight)
+
+    def __call__(
+        self, student: nn.Module, decode: Callable[[Tensor], Tensor], codes: Tensor, *, draw: torch.Generator
+    ) -> Tensor:
+        """The weighted sum of the terms, with the student's graph.
+
+        Args:
+            student: A classifier; see `logits_and_features`.
+            decode: Codes (N, latent_dim) to images (N, C, H, W).
+            codes: Shape (N, latent_dim).
+            draw: Of the directions.
+        """
+        with evaluating(student):
+            found = find_directions(
+                student,
+                decode,
+                codes,
+                tangent_length=self.tangent_length,
+                normal_length=self.normal_length,
+                draw=draw,
+                adversarial=self.directions == "adversarial",
+            )
+        with torch.no_grad():
+            plain = decode(codes)
+        with frozen_statistics(student):
+            triples = torch.cat([plain, plain + found.displacement, plain + found.normal])
+            logits, features = logits_and_features(student, triples)
+        own, along, across = features.float().chunk(3)
+        uncertainty = entropy(logits[: len(plain)].float())
+        return (
+            self.tangent_weight * feature_distance(own, along)
+            + self.normal_weight * feature_distance(own, across)
+            + self.entropy_weight * (uncertainty if self.entropy_term == "determinate" else -uncertainty)
+        )
+
+
+def pseudo_label_loss(logits: Tensor, guide_logits: Tensor, *, threshold: float) -> Tensor:
+    """Cross-entropy of distorted images to what the guide thinks of the plain ones, where it is certain.
+
+    Args:
+        logits: of distorted images, (N, c).
+        guide_logits: of the same images as they are, (N, c); no gradient flows into them.
+        threshold: probability from which on the guide's class counts, in [0, 1].
+
+    Returns:
+        Scalar: the sum over rows that count, divided by all N.
+
+    Raises:
+        ValueError: The shapes differ or the threshold is out of range.
+    """
+    if logits.dim() != 2 or logits.shape != guide_logits.shape:
+        raise ValueError(
+            f"logits and guide_logits must have one shape (N, c), got {tuple(logits.shape)} and"
+            f" {tuple(guide_logits.shape)}"
+        )
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"threshold must lie in [0, 1], got {threshold}")
+    certainty, labels = guide_logits.detach().softmax(1).max(1)
+    rows = functional.cross_entropy(logits, labels, reduction="none")
+    return (rows * (certainty >= threshold)).mean()
+
+
+def distort(images: Tensor, *, strength: float, draw: torch.Generator) -> Tensor:
+    """Random rotation, shear, scale, shift, noise and an erased square, each image its own.
+
+    At strength 1: rotation up to 20 degrees, shear and scale up to 20 %, shifts up to 12 % of a side, noise of
+    deviation 0.2, and a square of a quarter of the side set to the image's own smallest value.
+
+    Args:
+        images: (N, C, H, W).
+        strength: factor on all of it; 0 returns the images.
+        draw: the only source of randomness.
+
+    Returns:
+        (N, C, H, W).
+
+    Raises:
+        ValueError: `strength` is negative.
+    """
+    if strength < 0:
+        raise ValueError(f"strength must be 0 or more, got {strength}")
+    if strength == 0:
+        return images
+    rows, _, height, width = images.shape
+    numbers = (2 * torch.rand(rows, 9, generator=draw, device=draw.device) - 1).to(images)
+    angle, shear, wide, high, right, down = (numbers * strength)[:, :6].unbind(1)
+    angle = angle * (20 * math.pi / 180)
+    cos, sin = angle.cos(), angle.sin()
+    wide, high = 1 + 0.2 * wide, 1 + 0.2 * high
+    top = torch.stack([wide * cos, high * (0.2 * shear - sin), 0.24 * right], 1)
+    bottom = torch.stack([wide * sin, high * cos, 0.24 * down], 1)
+    grid = functional.affine_grid(torch.stack([top, bottom], 1), list(images.shape), align_corners=False)
+    moved = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+    noise = torch.randn(images.shape, generator=draw, device=draw.device).to(images)
+    moved = moved + 0.2 * strength * noise
+    side = min(0.5, 0.25 * strength)
+    column = torch.linspace(-1, 1, width, device=images.device)[None, None, :] - numbers[:, 6, None, None]
+    row = torch.linspace(-1, 1, height, device=images.device)[None, :, None] - numbers[:, 7, None, None]
+    erased = ((column.abs() < side) & (row.abs() < side))[:, None]
+    return torch.where(erased, images.amin(dim=(1, 2, 3), keepdim=True), moved)
