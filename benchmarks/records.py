@@ -194,9 +194,13 @@ def measure_cell(*, root: str, threads: int, seed: int, extra: list[str]) -> dic
         environment = {"TRANSCRIPTION_LEDGERS": f"{folder}/ledgers"}
         common = [f"--seed_everything={seed}", f"--data.dataset.root={root}", "--trainer.enable_progress_bar=false"]
         fits = {
-            "teacher": ["--config=sweeps/dp_teacher_scattering_fashionmnist.yaml", "--trainer.callbacks=null", *extra],
+            "teacher": [
+                "--config=sweeps/methods/dp_teacher_scattering_fashionmnist.yaml",
+                "--trainer.callbacks=null",
+                *extra,
+            ],
             "student": [
-                "--config=sweeps/distillation_scattering_fashionmnist.yaml",
+                "--config=sweeps/methods/distillation_scattering_fashionmnist.yaml",
                 f"--model.teacher={folder}/teacher/checkpoints/last.ckpt",
             ],
         }

@@ -40,7 +40,7 @@ class DPDFD(DataFreeDistillation):
     - *Gradients are per sample*, of each sample's own loss. Of a batch-mean loss they would be so small that e swamps
       them. Each is bounded by its own norm; `annotator.bounding: normalize_batch` takes that of the whole batch.
     - *The settings as printed* (α = β = 1, L2 norm of the features, L_S in the generator's step) collapsed to one
-      class in trials; the defaults here are what works. `sweeps/dpdfd_mnist_paper.yaml` is as printed.
+      class in trials; the defaults here are what works. `sweeps/methods/dpdfd_mnist_paper.yaml` is as printed.
     - *Images* may also come from a procedural prior, which spends nothing and does far better.
 
     Args:

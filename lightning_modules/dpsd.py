@@ -35,7 +35,8 @@ class DPSD(DataFreeDistillation):
     Where the paper leaves a choice, or does not work:
 
     - *Outputs are logits* and gradients are of each sample's own loss, as in `DPDFD`; Eq. 3's one noised mean for the
-      whole batch is `release: batch_mean_rows`, which distils nothing. `sweeps/dpsd_mnist_paper.yaml` is as printed.
+      whole batch is `release: batch_mean_rows`, which distils nothing. As printed is
+      `sweeps/methods/dpsd_mnist_paper.yaml`.
     - *Eq. 2* differs from the loss that it names; `gradient_targets.loss: dkd_as_printed` is Eq. 2 to the letter.
     - *k from the first step on* (`FixedCandidates`) collapses; the default schedule begins with all classes.
     - *Z alone* shows the student the same few images again and again; `fresh_latents` draws new ones each step, as

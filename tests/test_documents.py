@@ -56,7 +56,7 @@ def test_files_that_a_page_names_exist(path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_noticed() -> None:
-    there = "`privacy/ledger.py`, `sweeps/dpdfd_mm_*.yaml`, `lightning_modules/priors/`, `test_documents.py`, "
+    there = "`privacy/ledger.py`, `sweeps/methods/dpdfd_mm_*.yaml`, `lightning_modules/priors/`, `test_documents.py`, "
     there += "`privacy/epsilon`"
     assert missing_files(there) == []
     gone = ["privacy/no_such.py", "sweeps/no_such_*.yaml", "lightning_modules/components/", "test_no_such.py"]

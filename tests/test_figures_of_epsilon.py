@@ -41,7 +41,7 @@ def test_a_recipe_costs_what_it_did(name: str) -> None:
 
 def test_dpsd_as_printed_costs_what_one_record_moves_its_batches() -> None:
     """200 means of 256 gradients that are bounded together; bounded each by itself they would cost far more."""
-    found = figures(SWEEPS / "dpsd_mnist_paper.yaml")
+    found = figures(SWEEPS / "methods/dpsd_mnist_paper.yaml")
     assert found["calls"] == 200
     assert found["record"] == pytest.approx(gaussian_epsilon(math.sqrt(200) * 2 / 100, 1e-5), rel=1e-9)
     assert found["record"] < 0.1 * gaussian_epsilon(math.sqrt(200 * 256) * 2 / 100, 1e-5)

@@ -345,6 +345,6 @@ def _pretraining(checkpoint: str | None, recorded: Mapping[str, Any] | None, *, 
     if checkpoint is None:
         raise ValueError(
             "checkpoint must be the file of a ProceduralPretraining, got none. Make one with:  LightningCLI fit "
-            "--config sweeps/pretrain_procedural.yaml"
+            "--config sweeps/methods/pretrain_procedural.yaml"
         )
     return read_pretraining(Path(checkpoint), vouched_by=vouched_by)

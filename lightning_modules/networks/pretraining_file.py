@@ -79,7 +79,7 @@ def read_pretraining(file: Path, *, vouched_by: str | None = None) -> Pretrainin
     if not file.is_file():
         raise ValueError(
             f"checkpoint {file} does not exist. Make one with:  LightningCLI fit --config "
-            "sweeps/pretrain_procedural.yaml"
+            "sweeps/methods/pretrain_procedural.yaml"
         )
     # Read once: what is hashed is what is loaded.
     held = file.read_bytes()
@@ -94,7 +94,7 @@ def read_pretraining(file: Path, *, vouched_by: str | None = None) -> Pretrainin
         raise ValueError(
             f"checkpoint {file} is of no ProceduralPretraining: what its weights were computed from is not known, and "
             "features of private records would be released without a bound. Make one with:  LightningCLI fit --config "
-            "sweeps/pretrain_procedural.yaml"
+            "sweeps/methods/pretrain_procedural.yaml"
         )
     if found.get("provenance") != PROVENANCE and vouched_by is None:
         raise ValueError(

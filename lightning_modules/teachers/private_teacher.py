@@ -303,9 +303,10 @@ def architecture(
 def _missing(file: Path) -> str:
     text = f"teacher checkpoint {file} does not exist."
     stem = file.stem
-    recipe = f"sweeps/dp_teacher_{stem[:-3]}.yaml" if stem.endswith("_dp") else f"sweeps/teacher_{stem}.yaml"
-    if Path(find_config(recipe)).is_file():
-        return f"{text} Make it with:  LightningCLI fit --config {recipe}"
+    name = f"dp_teacher_{stem[:-3]}.yaml" if stem.endswith("_dp") else f"teacher_{stem}.yaml"
+    for recipe in (f"sweeps/{name}", f"sweeps/methods/{name}"):
+        if Path(find_config(recipe)).is_file():
+            return f"{text} Make it with:  LightningCLI fit --config {recipe}"
     return (
         f"{text} Train one with `LightningCLI fit --config sweeps/teacher_<dataset>.yaml`, or set "
         f"--model.teacher to your own file"

@@ -46,7 +46,7 @@ class Task:
 
     @property
     def title(self) -> str:
-        """In a few words, for a person: `c1 student (dataset MNIST, seed 0)`."""
+        """In a few words, for a person: `dpdfd-table1 student (dataset MNIST, seed 0)`."""
         words = filter(None, [str(self.note.get("table", "")), self.fit.name])
         seed = f"seed {self.note['seed']}" if "seed" in self.note else ""
         inner = ", ".join(filter(None, [self.label, seed]))

@@ -43,7 +43,7 @@ TEACHERS = {
     "Teacher": ("teacher_digits", ["--data.batch_size=16", *ONE_STEP]),
     "DPSGDTeacher": ("dp_teacher_digits", ["--data.batch_size=8", "--model.delta=1e-6", *ONE_STEP]),
     "TeacherEnsemble": (
-        "ensemble_digits",
+        "methods/ensemble_digits",
         ["--model.steps=1", "--data.num_teachers=4", "--data.require_all_classes=false", "--data.batch_size=2", *FEW],
     ),
 }
@@ -52,10 +52,10 @@ SMALL_STUDENT = ["--data.batch_size=16", "--model.annotator.delta=1e-6", *ONE_ST
 STUDENTS = {
     "Distillation": ("distillation_digits", "DPSGDTeacher", ["--model.pool_size=16"]),
     "DPDFD": ("dpdfd_digits", "Teacher", []),
-    "DPSD": ("dpsd_digits", "Teacher", ["--model.annotator.top_k=2"]),
-    "LabelDP": ("labeldp_digits", "Teacher", []),
+    "DPSD": ("methods/dpsd_digits", "Teacher", ["--model.annotator.top_k=2"]),
+    "LabelDP": ("methods/labeldp_digits", "Teacher", []),
     "DGD": (
-        "dgd_digits",
+        "methods/dgd_digits",
         "TeacherEnsemble",
         # A step of the VAE, one of queries, and one of the student.
         ["--model.query_phase.queries=16", "--model.vae_phase.steps=1", "--trainer.limit_train_batches=3"],

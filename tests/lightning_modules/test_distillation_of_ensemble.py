@@ -46,7 +46,9 @@ def linear_teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, before = tmp_path_factory.mktemp("linear"), Path.cwd()
     os.chdir(folder)
     try:
-        main(["fit", "--config", "sweeps/ensemble_linear_digits.yaml", "--trainer.default_root_dir=made", *QUIET])
+        main(
+            ["fit", "--config", "sweeps/methods/ensemble_linear_digits.yaml", "--trainer.default_root_dir=made", *QUIET]
+        )
     finally:
         os.chdir(before)
     return folder / "teachers" / "digits_linear_ensemble.ckpt"
@@ -137,7 +139,7 @@ def test_the_sweep_on_digits(place: Path) -> None:
     """At an ε of 10 the student is far above chance."""
     cli = main(
         [
-            "fit", "--config", "sweeps/distillation_ensemble_digits.yaml", "--trainer.max_epochs=2",
+            "fit", "--config", "sweeps/methods/distillation_ensemble_digits.yaml", "--trainer.max_epochs=2",
             "--model.pool_size=1000", "--data.steps_per_epoch=50", "--trainer.default_root_dir=run", *QUIET,
         ]
     )  # fmt: skip
@@ -239,7 +241,7 @@ def test_answers_to_other_images_are_refused_on_resuming(
 
 
 def test_the_calibration_counts_the_calls_that_are_made(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["calibrate", "--config", "sweeps/distillation_ensemble_digits.yaml"])
+    main(["calibrate", "--config", "sweeps/methods/distillation_ensemble_digits.yaml"])
     assert "As configured, 8 calls: record-level ε = 9.99" in capsys.readouterr().out
 
 

@@ -89,11 +89,11 @@ def test_your_own_pictures(folder: Path) -> None:
 CHOSEN = (
     "dp_teacher_digits",
     "distillation_digits",
-    "ensemble_linear_digits",
-    "distillation_ensemble_digits",
+    "methods/ensemble_linear_digits",
+    "methods/distillation_ensemble_digits",
     "teacher_digits",
     "dpdfd_digits",
-    "dpsd_digits",
+    "methods/dpsd_digits",
 )
 
 

@@ -56,6 +56,7 @@ def _broken_yaml() -> None:
 
 
 MNIST = ("--config", "sweeps/teacher_mnist.yaml", "--trainer.max_epochs=1")
+DPSD = ("fit", "--config", "sweeps/methods/dpsd_digits.yaml", "--trainer.max_epochs=1")
 SMALL = ("--model.teacher_network=SmallCNN",)
 ANNOTATOR = "--model.annotator"
 
@@ -63,7 +64,7 @@ BAD: list[Bad] = [
     ("negative noise", _fit(f"{ANNOTATOR}.noise_multiplier=-1"), None),
     (
         "negative noise, where the annotator may be of two classes",
-        ("fit", "--config", "sweeps/dpsd_digits.yaml", "--trainer.max_epochs=1", f"{ANNOTATOR}.noise_multiplier=-1"),
+        (*DPSD, f"{ANNOTATOR}.noise_multiplier=-1"),
         None,
     ),
     ("δ of 0", _fit(f"{ANNOTATOR}.delta=0"), None),

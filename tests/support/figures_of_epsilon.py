@@ -29,7 +29,8 @@ SWEEPS = Path(__file__).parents[2] / "sweeps"
 
 def recipes() -> list[Path]:
     """The files of `sweeps/` that configure one fit."""
-    return sorted(path for path in SWEEPS.glob("*.yaml") if "model" in yaml.safe_load(path.read_text(encoding="utf-8")))
+    files = [*SWEEPS.glob("*.yaml"), *SWEEPS.glob("methods/*.yaml")]
+    return sorted(path for path in files if "model" in yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 def figures(path: Path) -> dict[str, float]:
@@ -73,9 +74,13 @@ def _of_dp_sgd(teacher: DPSGDTeacher, data: Any, *, epochs: int) -> dict[str, fl
 
 def every_figure() -> dict[str, Any]:
     """Those of all recipes, and the tables of `docs/privacy.md`."""
-    of_recipes = {path.stem: made for path in recipes() if (made := figures(path))}
+    of_recipes = {_name(path): made for path in recipes() if (made := figures(path))}
     plain = {name: {key: _plain(value) for key, value in made.items()} for name, made in of_recipes.items()}
     return {"recipes": plain, "methods": methods_table().splitlines(), "papers": papers_table().splitlines()}
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(SWEEPS).with_suffix("").as_posix()
 
 
 def _plain(value: float) -> float | str:

@@ -53,7 +53,9 @@ def small_sweeps(folder: Path, *names: str) -> None:
     (folder / "sweeps").mkdir()
     for name in names:
         content = yaml.safe_load((DOCS.parent / "sweeps" / f"{name}.yaml").read_text(encoding="utf-8"))
-        (folder / "sweeps" / f"{name}.yaml").write_text(yaml.safe_dump(_small(content)), encoding="utf-8")
+        file = folder / "sweeps" / f"{name}.yaml"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(yaml.safe_dump(_small(content)), encoding="utf-8")
 
 
 def _small(value: Any) -> Any:

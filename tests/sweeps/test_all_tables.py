@@ -29,11 +29,12 @@ from sweeps.runner.tables.spec import SpecError, TableSpec, list_specs
 from sweeps.runner.work import worker
 
 BY_VALUE = [
-    "c1", "d1", "a1", "a2", "b1", "d3", "d4", "c2", "c-losses", "limits-generator", "limits-labels",
-    "limits-votes", "d6", "a3", "a-fig2", "c7", "c4", "d5", "b2", "a-fig3", "b-fig7", "d-fig6",
-    "d-discriminator", "c-sigma", "d9", "d-fig5-bound", "d-fig5-k", "d-fig5-sigma", "d-fig5-steps", "b-fig6",
-    "b-fig8", "b-fig3", "records-images", "records-features", "records-untuned", "records",
-    "records-ensembles", "records-pretrained", "priors",
+    "dpdfd-table1", "dpsd-table1", "labeldp-table1", "labeldp-table2", "dgd-table1", "dpsd-table3", "dpsd-table4",
+    "dpdfd-fig2", "dpdfd-losses", "limits-generator", "limits-labels", "limits-votes", "dpsd-table6",
+    "labeldp-table3", "labeldp-fig2", "dpdfd-table7", "dpdfd-table4", "dpsd-table5", "dgd-table2", "labeldp-fig3",
+    "dgd-fig7", "dpsd-fig6", "dpsd-discriminator", "dpdfd-sigma", "dpsd-fig9", "dpsd-fig5-bound", "dpsd-fig5-k",
+    "dpsd-fig5-sigma", "dpsd-fig5-steps", "dgd-fig6", "dgd-fig8", "dgd-fig3", "records-images", "records-features",
+    "records-untuned", "records", "records-ensembles", "records-pretrained", "priors",
 ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from sweeps.runner.tables import TableSpec
 from sweeps.runner.tables.cells import Cell, FitSpec
 from sweeps.runner.tables.spec import list_specs
 
-OF_B = ("b1", "b2", "b-fig3", "b-fig6", "b-fig7", "b-fig8")
+OF_B = ("dgd-table1", "dgd-table2", "dgd-fig3", "dgd-fig6", "dgd-fig7", "dgd-fig8")
 MEASURED = ("cpu", "paper")  # smoke runs learn nothing, whatever their schedule
 
 
@@ -103,15 +103,15 @@ def test_one_ensemble_and_one_baseline_for_each_data_set(preset: str) -> None:
 
 
 def test_another_setting_makes_another_ensemble() -> None:
-    _, ensemble = fits_of([("b1", "cpu")], "ensemble")[0]
+    _, ensemble = fits_of([("dgd-table1", "cpu")], "ensemble")[0]
     longer = replace(ensemble, fit=replace(ensemble.fit, set={**ensemble.fit.set, "model.steps": 241}))
     assert longer.folder_name != ensemble.folder_name
-    assert len({fit.folder_name for _, fit in fits_of([("b-fig8", "paper")], "ensemble")}) == 2 * 4
+    assert len({fit.folder_name for _, fit in fits_of([("dgd-fig8", "paper")], "ensemble")}) == 2 * 4
 
 
 @pytest.mark.parametrize(("preset", "shared"), [("smoke", 4), ("cpu", 4), ("paper", 8)])
 def test_the_table_and_the_figure_over_queries_share_their_cells(preset: str, shared: int) -> None:
-    first, second = ({cell.fit.digest for cell in cells(name, preset)} for name in ("b1", "b-fig3"))
+    first, second = ({cell.fit.digest for cell in cells(name, preset)} for name in ("dgd-table1", "dgd-fig3"))
     assert len(first & second) == shared
 
 
@@ -126,7 +126,7 @@ def test_the_student_steps_as_long_as_its_rate_falls(name: str, preset: str) -> 
 
 
 def test_a_run_that_is_too_short_or_too_long_for_its_schedule_is_noticed() -> None:
-    _, found = students("b1", "cpu")[0]
+    _, found = students("dgd-table1", "cpu")[0]
     shares = [student_steps({**found, "trainer.max_epochs": epochs}) / schedule(found)[1] for epochs in (9, 11)]
     assert shares[0] < 0.98 and shares[1] > 1.04
 
@@ -135,10 +135,10 @@ def test_as_printed_no_query_is_distorted() -> None:
     for name in OF_B:
         for _, found in students(name, "paper"):
             assert found.get("model.student_phase.query_distortion", 0.0) == 0.0
-    assert any(found.get("model.student_phase.query_distortion") == 0.5 for _, found in students("b1", "cpu"))
+    assert any(found.get("model.student_phase.query_distortion") == 0.5 for _, found in students("dgd-table1", "cpu"))
 
 
-@pytest.mark.parametrize("name", ["b2", "b-fig7", "b-fig8"])
+@pytest.mark.parametrize("name", ["dgd-table2", "dgd-fig7", "dgd-fig8"])
 def test_the_budgets_allow_what_the_notes_say(name: str) -> None:
     told = {"1": (57, 59), "3": (413, 418), "10": (3000, 3000)}
     for cell, found in students(name, "cpu"):
@@ -147,7 +147,7 @@ def test_the_budgets_allow_what_the_notes_say(name: str) -> None:
 
 def test_amounts_of_images_are_the_batches_of_vae_and_student() -> None:
     for preset in MEASURED:
-        for cell, found in students("b-fig6", preset):
+        for cell, found in students("dgd-fig6", preset):
             images, batch = int(cell.labels["images"]), found["data.batch_size"]
             assert images == batch * found["model.vae_phase.steps"] == batch * schedule(found)[1]
             assert student_steps(found) * batch == images

@@ -42,18 +42,23 @@ def teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("sweeps")
 
 
+def file(name: str) -> str:
+    """Path of a recipe, at the top or in a folder."""
+    return next(str(path) for path in FITS if path.stem == name)
+
+
 def recipe(teacher: str) -> list[str]:
     """Arguments that make a teacher, by DP-SGD or not, or an ensemble, whose fit ends when all are trained."""
     if teacher.endswith("_dp"):
-        return ["--config", f"sweeps/dp_teacher_{teacher.removesuffix('_dp')}.yaml", "--data.batch_size=4", *TINY]
+        return ["--config", file(f"dp_teacher_{teacher.removesuffix('_dp')}"), "--data.batch_size=4", *TINY]
     if teacher.endswith("_clients"):
         few = ["--model.steps=1", "--data.batch_size=4"]
-        return ["--config", f"sweeps/clients_{teacher.removesuffix('_clients')}.yaml", *few, *QUIET]
+        return ["--config", file(f"clients_{teacher.removesuffix('_clients')}"), *few, *QUIET]
     if not teacher.endswith("_ensemble"):
-        return ["--config", f"sweeps/teacher_{teacher}.yaml", *TINY]
+        return ["--config", file(f"teacher_{teacher}"), *TINY]
     few = ["--model.steps=1", "--data.num_teachers=4", "--data.require_all_classes=false", "--data.batch_size=4"]
     data, _, linear = teacher.removesuffix("_ensemble").partition("_")
-    return ["--config", f"sweeps/ensemble_{linear + '_' if linear else ''}{data}.yaml", *few, *QUIET]
+    return ["--config", file(f"ensemble_{linear + '_' if linear else ''}{data}"), *few, *QUIET]
 
 
 @pytest.mark.usefixtures("quick_whitening")

@@ -35,7 +35,7 @@ def test_every_printed_figure_is_complete_and_stands_once() -> None:
     seen = set()
     for row in published():
         assert 0 < row.accuracy < 1 and row.dataset and row.method and row.source and row.table
-        assert row.paper in ("A", "B", "C", "D", "")
+        assert row.paper in ("LabelDP", "DGD", "DPDFD", "DPSD", "")
         assert row.unit in ("record", "label", "") and (row.delta is None or 0 <= row.delta < 1)
         assert set(row.notes) <= set(footnotes())
         key = (row.paper, row.table, row.dataset, row.method, row.setting, row.epsilon, row.unit)
@@ -49,27 +49,29 @@ def test_sizes_of_the_printed_tables() -> None:
         return sum(row.paper == paper and row.table == table for row in published())
 
     # Methods x columns less what is not available, plus the teachers.
-    assert size("C", "Table 1") == 10 * 8 - 5 + 4 - 0
-    assert size("D", "Table I") == 13 * 8 - 5 - 4 - 4 + 4
-    assert size("B", "Table I") == 7 * 4 + 2
-    assert size("C", "Table 3") == 9 * 4 and size("D", "Table V") == 6 * 4 and size("D", "Table VI") == 16
+    assert size("DPDFD", "Table 1") == 10 * 8 - 5 + 4 - 0
+    assert size("DPSD", "Table I") == 13 * 8 - 5 - 4 - 4 + 4
+    assert size("DGD", "Table I") == 7 * 4 + 2
+    assert size("DPDFD", "Table 3") == 9 * 4 and size("DPSD", "Table V") == 6 * 4 and size("DPSD", "Table VI") == 16
 
 
 def test_known_figures_and_the_footnotes_of_misprints() -> None:
-    ours = figure(paper="C", table="Table 1", dataset="MNIST", method="DPDFD", epsilon=1.0)
+    ours = figure(paper="DPDFD", table="Table 1", dataset="MNIST", method="DPDFD", epsilon=1.0)
     assert ours.accuracy == 0.9512 and "c1-c4" in ours.notes
-    assert figure(paper="C", table="Table 4", dataset="MNIST", method="DPDFD", epsilon=1.0).accuracy == 0.9762
-    permuted = figure(paper="D", table="Table I", dataset="MNIST", method="DGD", epsilon=1.0)
+    assert figure(paper="DPDFD", table="Table 4", dataset="MNIST", method="DPDFD", epsilon=1.0).accuracy == 0.9762
+    permuted = figure(paper="DPSD", table="Table I", dataset="MNIST", method="DGD", epsilon=1.0)
     assert permuted.accuracy == 0.882 and permuted.notes == ("d1-dgd",)
-    assert figure(paper="B", table="Table I", dataset="MNIST", method="DGD", epsilon=1.0).accuracy == 0.736
-    misplaced = figure(paper="D", table="Table IV", dataset="CelebA-G", method="DPSD", epsilon=8.0)
+    assert figure(paper="DGD", table="Table I", dataset="MNIST", method="DGD", epsilon=1.0).accuracy == 0.736
+    misplaced = figure(paper="DPSD", table="Table IV", dataset="CelebA-G", method="DPSD", epsilon=8.0)
     assert misplaced.notes == ("d4-headings",)
-    assert figure(paper="A", table="Table II", dataset="CIFAR100", method="DP-DFD", epsilon=8.0).accuracy == 0.7467
+    assert (
+        figure(paper="LabelDP", table="Table II", dataset="CIFAR100", method="DP-DFD", epsilon=8.0).accuracy == 0.7467
+    )
 
 
 SPEC: dict[str, Any] = {
     "title": "Two students",
-    "paper": "C",
+    "paper": "DPDFD",
     "published": "Table 1",
     "method": "DPDFD",
     "fits": {
@@ -235,7 +237,7 @@ def test_a_spec_that_makes_no_sense_is_refused(spec: TableSpec, change: dict[str
 
 
 def test_unknown_tables_and_presets_are_named(spec: TableSpec) -> None:
-    with pytest.raises(SpecError, match=r"known are .*c1"):
+    with pytest.raises(SpecError, match=r"known are .*dpdfd-table1"):
         TableSpec.read("no-such-table")
     with pytest.raises(SpecError, match="presets are"):
         spec.cells("huge")
@@ -260,15 +262,15 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
 @pytest.mark.parametrize(
     ("first", "second", "shared"),
     [
-        ("d1", "c1", 24),  # all of DPDFD Table 1
-        ("d3", "d1", 9),
-        ("d9", "d1", 24),  # two budgets of five
-        ("d-fig6", "d1", 15),  # decoupled distillation; of the generator one budget on MNIST
-        ("d6", "d1", 3),
-        ("d-discriminator", "d6", 3),
-        ("d-fig5-k", "d4", 6),
-        ("a2", "a1", 18),
-        ("a3", "a1", 3),
+        ("dpsd-table1", "dpdfd-table1", 24),  # all of DPDFD Table 1
+        ("dpsd-table3", "dpsd-table1", 9),
+        ("dpsd-fig9", "dpsd-table1", 24),  # two budgets of five
+        ("dpsd-fig6", "dpsd-table1", 15),  # decoupled distillation; of the generator one budget on MNIST
+        ("dpsd-table6", "dpsd-table1", 3),
+        ("dpsd-discriminator", "dpsd-table6", 3),
+        ("dpsd-fig5-k", "dpsd-table4", 6),
+        ("labeldp-table2", "labeldp-table1", 18),
+        ("labeldp-table3", "labeldp-table1", 3),
     ],
 )
 def test_tables_share_the_cells_that_they_have_in_common(first: str, second: str, shared: int) -> None:
@@ -292,7 +294,9 @@ def test_all_tables_have_one_teacher_of_a_kind_for_each_data_set(preset: str) ->
     assert sorted(teachers.values()) == sorted([("FashionMNIST", False), ("MNIST", False), *of_fixed_features])
 
 
-@pytest.mark.parametrize(("name", "preset"), [(name, preset) for name in ("a1", "a2") for preset in ("cpu", "paper")])
+@pytest.mark.parametrize(
+    ("name", "preset"), [(name, preset) for name in ("labeldp-table1", "labeldp-table2") for preset in ("cpu", "paper")]
+)
 def test_as_printed_labels_have_the_papers_threshold_and_no_correction(name: str, preset: str) -> None:
     def settings(variant: str) -> list[tuple[Any, Any]]:
         cells = TableSpec.read(name).cells(preset, seeds=[0])
@@ -306,7 +310,7 @@ def test_as_printed_labels_have_the_papers_threshold_and_no_correction(name: str
     assert set(settings("generator")) == {("file", "file")}
 
 
-@pytest.mark.parametrize("name", ["d1", "d3", "d4", "d-fig5-k"])
+@pytest.mark.parametrize("name", ["dpsd-table1", "dpsd-table3", "dpsd-table4", "dpsd-fig5-k"])
 def test_as_printed_dpsd_makes_the_papers_200_steps(name: str) -> None:
     cells = [cell for cell in TableSpec.read(name).cells("cpu", seeds=[0]) if cell.labels["variant"] == "as_printed"]
     assert cells and all(cell.fit.fit.set["trainer.max_epochs"] == 2 for cell in cells)  # of 100 steps each
@@ -318,7 +322,16 @@ BUDGET = ("noise_multiplier", "norm_bound", "target_epsilon")
 def _budgets() -> list[tuple[str, Cell]]:
     """Cells of the `cpu` presets with a budget of gradients, each once, where σ was lowered to meet it."""
     found = {}
-    for name in ("c1", "c-losses", "d1", "d3", "d6", "d9", "d-discriminator", "d-fig6"):
+    for name in (
+        "dpdfd-table1",
+        "dpdfd-losses",
+        "dpsd-table1",
+        "dpsd-table3",
+        "dpsd-table6",
+        "dpsd-fig9",
+        "dpsd-discriminator",
+        "dpsd-fig6",
+    ):
         for cell in TableSpec.read(name).cells("cpu", seeds=[0]):
             settings = cell.fit.fit.set
             if "model.annotator.noise_multiplier" in settings:
@@ -426,14 +439,14 @@ def test_a_point_that_the_paper_does_not_print_gets_no_other_points_figure(spec:
         text = render_table(made, preset="cpu", results="results")[1].read_text()
         assert "| 0.5 | MNIST | 1 | 95.12 %" in text
         assert ("| 0.1 | MNIST | 1 | 95.12 %" in text) is shown
-    d5 = TableSpec.read("d5")
-    printed = {row.labels: row.printed for row in read_rows(d5, "cpu", Path("nowhere"))}
+    federated = TableSpec.read("dpsd-table5")
+    printed = {row.labels: row.printed for row in read_rows(federated, "cpu", Path("nowhere"))}
     assert {dict(labels)["setting"] for labels, figure in printed.items() if figure is not None} == {"alpha 0.5"}
 
 
 def test_methods_that_are_run_are_no_competitors(spec: TableSpec) -> None:
     both = {"method": {"DPSD": None, "DPDFD": {"student": {"other": 1}}}, **SPEC["axes"]}
-    run = written({**SPEC, "paper": "D", "published": "Table I", "method": "DPSD", "axes": both})
+    run = written({**SPEC, "paper": "DPSD", "published": "Table I", "method": "DPSD", "axes": both})
     _, file = render_table(run, preset="cpu", results="results")
     others = section(file.read_text(), "Other methods, as printed:")
     assert "| DPGEN |" in others and "DPSD" not in others and "DPDFD" not in others
@@ -442,7 +455,7 @@ def test_methods_that_are_run_are_no_competitors(spec: TableSpec) -> None:
 
 def test_what_is_claimed_to_be_protected_selects_the_printed_figure(spec: TableSpec) -> None:
     units = {"dataset": SPEC["axes"]["dataset"], "setting": {"all": None}, "unit": {"record": None, "label": None}}
-    values = {**SPEC, "paper": "D", "published": "Table VI", "method": "DPSD", "axes": units}
+    values = {**SPEC, "paper": "DPSD", "published": "Table VI", "method": "DPSD", "axes": units}
     terms = written({**values, "presets": {"cpu": {}}})
     _, file = render_table(terms, preset="cpu", results="results")
     assert "| MNIST | all | record | 97.85 % |" in file.read_text()
@@ -451,7 +464,7 @@ def test_what_is_claimed_to_be_protected_selects_the_printed_figure(spec: TableS
 
 def test_anchors_that_protect_another_unit_are_left_out(spec: TableSpec) -> None:
     labels = {"dataset": SPEC["axes"]["dataset"], "epsilon": {"1": None}}
-    values = {**SPEC, "paper": "D", "published": "Table IV", "method": "DPSD", "axes": labels}
+    values = {**SPEC, "paper": "DPSD", "published": "Table IV", "method": "DPSD", "axes": labels}
     _, file = render_table(written({**values, "presets": {"cpu": {}}}), preset="cpu", results="results")
     others = section(file.read_text(), "Other methods, as printed:")
     assert "| LP-2ST | 95.82 % | 83.26 % |" in others and "PSG (Chen et al. 2022)" not in others
@@ -479,9 +492,12 @@ def test_rows_of_another_table_stand_beside(spec: TableSpec) -> None:
     assert "| ours elsewhere | 50.00 % (record-level ε =" in cells and "25.00 %" not in cells
     with pytest.raises(SpecError, match="`label` needed"):
         written({**SPEC, "compare_with": [{"table": "t.yaml"}]})
-    for cell, message in (({"data": "MNIST"}, "allowed keys"), ({"dataset": "Mnist"}, "compare_with c1: needs values")):
+    for cell, message in (
+        ({"data": "MNIST"}, "allowed keys"),
+        ({"dataset": "Mnist"}, "compare_with dpdfd-table1: needs values"),
+    ):
         with pytest.raises(SpecError, match=message):
-            written({**SPEC, "compare_with": [{"table": "c1", "label": "ours", "cell": cell}]})
+            written({**SPEC, "compare_with": [{"table": "dpdfd-table1", "label": "ours", "cell": cell}]})
 
 
 def test_figures_of_an_earlier_configuration_are_marked(spec: TableSpec) -> None:
@@ -513,9 +529,9 @@ def test_a_figure_is_drawn_as_png_and_svg(spec: TableSpec) -> None:
 
 def test_one_document_of_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    installed = TableSpec.read("c2")
+    installed = TableSpec.read("dpdfd-fig2")
     cell = installed.cells("smoke")[0]
-    folder = Path("results/tables/c2/smoke/records")
+    folder = Path("results/tables/dpdfd-fig2/smoke/records")
     folder.mkdir(parents=True)
     content = {
         "cell": dict(cell.labels), "accuracy": 0.5, "seed": 0, "epsilon_published": 0.1, "epsilon_record": 5.0,
@@ -530,7 +546,10 @@ def test_one_document_of_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     main(["tables", "render", "--check"])
     text = Path("docs/results.md").read_text()
     assert text.startswith("# Measured results\n") and f"## {installed.title}" in text
-    assert "](../results/tables/c2/smoke/figure.png)" in text and Path("results/tables/c2/smoke/figure.png").is_file()
+    assert (
+        "](../results/tables/dpdfd-fig2/smoke/figure.png)" in text
+        and Path("results/tables/dpdfd-fig2/smoke/figure.png").is_file()
+    )
 
 
 @pytest.mark.usefixtures("quick_whitening")
@@ -540,7 +559,7 @@ def test_one_document_of_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         # The fast suite takes one table of each method: the settings of the others are of the same kind.
         pytest.param(
             found, preset, id=f"{preset}-{found.name}",
-            marks=() if preset == "cpu" and found.name in ("a1", "b1", "c1", "d1", "records") else pytest.mark.slow,
+            marks=() if preset == "cpu" and found.name.endswith(("-table1", "records")) else pytest.mark.slow,
         )
         for preset in ("cpu", "paper")
         for found in SPECS

@@ -200,7 +200,7 @@ def test_dry_run_shows_cost_and_runs_nothing(spec: TableSpec, capsys: pytest.Cap
 def test_list_names_what_make_runs(capsys: pytest.CaptureFixture[str]) -> None:
     main(["tables", "list"])
     shown = capsys.readouterr().out
-    assert "table-c1 " in shown and "figure-c2 " in shown and "smoke (4)" in shown
+    assert "table-dpdfd-table1 " in shown and "figure-dpdfd-fig2 " in shown and "smoke (4)" in shown
 
 
 def test_a_small_table_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,35 +208,35 @@ def test_a_small_table_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     from sweeps.runner.tables.spec import _locate
 
-    values = yaml.safe_load(_locate("c2").read_text())
+    values = yaml.safe_load(_locate("dpdfd-fig2").read_text())
     values["presets"]["smoke"]["axes"]["C"] = ["1e-3"]
-    Path("c2.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    main(["tables", "run", "c2.yaml"])
-    text = Path("results/tables/c2/smoke/table.md").read_text()
+    Path("dpdfd-fig2.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    main(["tables", "run", "dpdfd-fig2.yaml"])
+    text = Path("results/tables/dpdfd-fig2/smoke/table.md").read_text()
     assert "| Digits | normalize | 1e-3 | – |" in text and "| Digits | clip | 1e-3 | – |" in text
-    for path in Path("results/tables/c2/smoke/records").iterdir():
+    for path in Path("results/tables/dpdfd-fig2/smoke/records").iterdir():
         record = json.loads(path.read_text())
         assert record["method"] == "DPDFD" and record["steps"] == 10 and record["seed"] == 0
         assert record["epsilon_record"] > record["epsilon_published"] > 0
     made = {path: path.stat().st_mtime_ns for path in Path("runs/tables").glob("*/result.json")}
     assert len(made) == 3
-    main(["tables", "run", "c2.yaml"])
+    main(["tables", "run", "dpdfd-fig2.yaml"])
     assert {path: path.stat().st_mtime_ns for path in Path("runs/tables").glob("*/result.json")} == made
 
 
 def test_a_missing_data_set_is_an_error_of_its_cells_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="fits failed"):
-        main(["tables", "run", "c2", "--preset", "cpu", "--seeds", "0"])
-    assert "failed" in Path("results/tables/c2/cpu/table.md").read_text()
+        main(["tables", "run", "dpdfd-fig2", "--preset", "cpu", "--seeds", "0"])
+    assert "failed" in Path("results/tables/dpdfd-fig2/cpu/table.md").read_text()
 
 
 @pytest.mark.slow
 def test_worker_processes_make_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    main(["tables", "run", "c-sigma", "--jobs", "2"])
-    assert len(list(Path("results/tables/c-sigma/smoke/records").iterdir())) == 3
-    assert "failed" not in Path("results/tables/c-sigma/smoke/table.md").read_text()
+    main(["tables", "run", "dpdfd-sigma", "--jobs", "2"])
+    assert len(list(Path("results/tables/dpdfd-sigma/smoke/records").iterdir())) == 3
+    assert "failed" not in Path("results/tables/dpdfd-sigma/smoke/table.md").read_text()
 
 
 @pytest.mark.slow
@@ -246,11 +246,11 @@ def test_two_workers_of_dask_make_the_same_table(tmp_path: Path, monkeypatch: py
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
     ) as cluster:
-        main(["tables", "run", "c-sigma", "--jobs", "2", "--dask", cluster.scheduler_address])
-    assert len(list(Path("results/tables/c-sigma/smoke/records").iterdir())) == 3
-    assert "failed" not in Path("results/tables/c-sigma/smoke/table.md").read_text()
+        main(["tables", "run", "dpdfd-sigma", "--jobs", "2", "--dask", cluster.scheduler_address])
+    assert len(list(Path("results/tables/dpdfd-sigma/smoke/records").iterdir())) == 3
+    assert "failed" not in Path("results/tables/dpdfd-sigma/smoke/table.md").read_text()
     lines = [line for log in Path("runs/tables").glob("*.log") for line in log.read_text().splitlines()]
-    made = [line for line in lines if line.startswith("[c-sigma smoke]") and "): " in line]
+    made = [line for line in lines if line.startswith("[dpdfd-sigma smoke]") and "): " in line]
     assert len(made) == len({line.rsplit("/", 1)[-1] for line in made}) == 4
     # All charges are in the ledger of whoever asked, none in one of a worker's own.
     assert [path.name for path in tmp_path.rglob("*.jsonl")] == ["Digits-train.jsonl"]

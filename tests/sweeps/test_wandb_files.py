@@ -18,7 +18,8 @@ from lightning_modules.cli import _cli as build
 from lightning_modules.cli import main
 from sweeps.runner.sweep import Sweep
 
-FILES = sorted((Path(sweeps.__path__[0]) / "wandb").glob("*.yaml"))
+SWEEPS = Path(sweeps.__path__[0])
+FILES = sorted((SWEEPS / "wandb").glob("*.yaml"))
 METHODS = ("dgd", "distillation", "dp_teacher", "dpdfd", "dpsd", "labeldp")
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_val_batches=1", "--data.batch_size=4", *QUIET]
 LESS: dict[str, list[str]] = {
@@ -37,7 +38,8 @@ def method(path: Path) -> str:
 
 def on_digits(found: Sweep, point: dict[str, Any]) -> list[str]:
     """The command line of a run, of the file for the digits, without W&B, whose part `test_sweep` has."""
-    return [part.replace("_mnist.", "_digits.") for part in found.arguments(point) if "--trainer.logger" not in part]
+    line = [part.replace("_mnist.", "_digits.") for part in found.arguments(point) if "--trainer.logger" not in part]
+    return [str(next(SWEEPS.rglob(Path(part).name))) if part.endswith(".yaml") else part for part in line]
 
 
 def test_there_is_a_file_for_each_method() -> None:
@@ -51,7 +53,9 @@ def test_the_file_is_what_wandb_sweep_takes(path: Path) -> None:
     assert values["method"] in ("grid", "random", "bayes") and values["parameters"] and values["program"]
     assert {"name", "goal"} <= set(values["metric"])
     assert all(set(entry) <= {"value", "values"} for entry in values["parameters"].values())
-    assert values["name"] == path.stem and f"sweeps/{path.stem}.yaml" in values["command"]
+    assert values["name"] == path.stem and {f"sweeps/{path.stem}.yaml", f"sweeps/methods/{path.stem}.yaml"} & set(
+        values["command"]
+    )
     json.dumps(values)
 
 
@@ -71,7 +75,7 @@ def teachers(tmp_path_factory: pytest.TempPathFactory, trained_teacher: Path) ->
     others = os.environ.pop("TRANSCRIPTION_LEDGERS", None)
     few = ["--model.steps=1", "--data.num_teachers=4", "--data.require_all_classes=false", "--data.batch_size=4"]
     try:
-        main(["fit", "--config", "sweeps/ensemble_digits.yaml", *few, *QUIET])
+        main(["fit", "--config", "sweeps/methods/ensemble_digits.yaml", *few, *QUIET])
         main(["fit", "--config", "sweeps/dp_teacher_digits.yaml", "--trainer.limit_train_batches=1", *TINY])
     finally:
         os.chdir(before)

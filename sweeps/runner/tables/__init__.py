@@ -1,4 +1,4 @@
-"""Tables and figures of the papers, measured again; specs in `sweeps/tables`, printed figures in `sweeps/published`."""
+"""Tables and figures of the papers, measured again; specs in `sweeps/tables`, printed figures in `sweeps/reported`."""
 
 from sweeps.runner.tables.order import Turn, in_order
 from sweeps.runner.tables.published import Published, footnotes, published

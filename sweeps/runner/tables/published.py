@@ -1,4 +1,4 @@
-"""What the papers print, read from `sweeps/published/*.csv`."""
+"""What the papers print, read from `sweeps/reported/*.csv`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Published:
     """One printed figure.
 
     Attributes:
-        paper: Letter of the paper, or empty for others.
+        paper: The paper's method, or empty for others.
         table: Table or figure, as the paper numbers it; by its content where two versions number it differently.
         dataset: As printed, a misprint included: the footnote says so.
         method: As the paper names it; `Teacher` is the model that is not private.
@@ -90,7 +90,7 @@ def footnotes() -> dict[str, str]:
 
 
 def _folder() -> resources.abc.Traversable:
-    return resources.files("sweeps").joinpath("published")
+    return resources.files("sweeps").joinpath("reported")
 
 
 def _rows(name: str) -> list[dict[str, str]]:

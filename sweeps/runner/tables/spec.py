@@ -1,8 +1,8 @@
-"""A table or figure as a grid of cells: `sweeps/tables/c1.yaml`.
+"""A table or figure as a grid of cells: `sweeps/tables/dpdfd-table1.yaml`.
 
     title: DPDFD under two budgets
-    paper: C
-    published: Table 1          # rows of sweeps/published that stand beside ours
+    paper: DPDFD
+    published: Table 1          # rows of sweeps/reported that stand beside ours
     method: DPDFD
     fits:                       # as in a pipeline; the last one is what a cell measures
       teacher: {config: sweeps/teacher_mnist.yaml, set: {trainer.callbacks: null}}
@@ -10,7 +10,7 @@
     axes:                       # each value changes some fits' configuration files or parameters
       dataset:
         MNIST: {}
-        FashionMNIST: {teacher: {config: sweeps/teacher_fashionmnist.yaml}, student: {...}}
+        FashionMNIST: {teacher: {config: sweeps/methods/teacher_fashionmnist.yaml}, student: {...}}
       epsilon:
         "1": {student: {model.annotator.target_epsilon: 1.0}}
     skip:                       # points of the grid that have no meaning; a preset may leave out more
@@ -108,8 +108,8 @@ class TableSpec:
         name: File name without its ending; `make table-<name>` or `make figure-<name>`.
         title: Heading.
         kind: `table` or `figure`.
-        paper: Letter of the paper.
-        table: The table's name in `sweeps/published`, or None.
+        paper: The paper's method.
+        table: The table's name in `sweeps/reported`, or None.
         method: The method's name there.
         note: Text below the heading.
         fits: Fits in order: configuration files and parameters.
@@ -178,7 +178,7 @@ class TableSpec:
             raise SpecError(f"{where}: figure.x must be one of the axes {sorted(axes)}, got {figure.get('x')!r}")
         paper, table = str(values.get("paper", "")), values.get("published")
         if table is not None and not any(row.paper == paper and row.table == table for row in published()):
-            raise SpecError(f"{where}: sweeps/published has no {table!r} of paper {paper!r}")
+            raise SpecError(f"{where}: sweeps/reported has no {table!r} of paper {paper!r}")
         return cls(
             name=file.stem,
             title=values["title"],

@@ -37,12 +37,14 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("clients")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        main(["fit", "--config", "sweeps/clients_digits.yaml", "--model.steps=120", "--model.workers=1", *QUIET])
+        main(
+            ["fit", "--config", "sweeps/methods/clients_digits.yaml", "--model.steps=120", "--model.workers=1", *QUIET]
+        )
     return place / "teachers" / "digits_clients.ckpt"
 
 
 def run(name: str, clients: Path, *arguments: str, folder: str = "run") -> DataFreeDistillation:
-    given = ["--config", f"sweeps/{name}_digits.yaml", f"--model.teacher={clients}", "--data.batch_size=64"]
+    given = ["--config", f"sweeps/methods/{name}_digits.yaml", f"--model.teacher={clients}", "--data.batch_size=64"]
     cli = main(["fit", *given, f"--trainer.default_root_dir={folder}", *QUIET, *arguments])
     assert cli is not None and isinstance(cli.model, METHODS[name])
     return cli.model

@@ -55,7 +55,7 @@ SMALL = ["--model.network.init_args.width=8", "--model.local_steps=60"]
 
 
 def average(folder: str, *arguments: str) -> FedAvg:
-    given = ["--config", "sweeps/fedavg_digits.yaml", f"--trainer.default_root_dir={folder}", *SMALL, *QUIET]
+    given = ["--config", "sweeps/methods/fedavg_digits.yaml", f"--trainer.default_root_dir={folder}", *SMALL, *QUIET]
     cli = main(["fit", *given, *arguments])
     assert cli is not None and isinstance(cli.model, FedAvg)
     return cli.model

@@ -311,7 +311,7 @@ def test_the_files_hold_nothing_of_the_data(tmp_path: Path, monkeypatch: pytest.
 def test_the_sweep_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     smaller = ["--data.num_teachers=8", "--model.steps=60", "--trainer.default_root_dir=run"]
-    cli = main(["fit", "--config", "sweeps/ensemble_digits.yaml", *smaller, *QUIET])
+    cli = main(["fit", "--config", "sweeps/methods/ensemble_digits.yaml", *smaller, *QUIET])
     assert cli is not None
     logged = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
     assert logged["ensemble/teachers_done"] == 8
@@ -320,7 +320,7 @@ def test_the_sweep_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         [
             "test",
             "--config",
-            "sweeps/ensemble_digits.yaml",
+            "sweeps/methods/ensemble_digits.yaml",
             *smaller,
             *QUIET,
             "--ckpt_path=teachers/digits_ensemble.ckpt",

@@ -34,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TeacherEnsembl
     folder = tmp_path_factory.mktemp("ensemble")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        cli = main(["fit", "--config", "sweeps/ensemble_digits.yaml", *QUICK])
+        cli = main(["fit", "--config", "sweeps/methods/ensemble_digits.yaml", *QUICK])
     assert cli is not None
     return folder / "teachers" / "digits_ensemble.ckpt", cli.model
 
@@ -177,7 +177,7 @@ def test_an_unfinished_ensemble_is_refused(tmp_path: Path, monkeypatch: pytest.M
             [
                 "fit",
                 "--config",
-                "sweeps/ensemble_digits.yaml",
+                "sweeps/methods/ensemble_digits.yaml",
                 *QUICK,
                 "--trainer.max_epochs=1",
                 "--data.steps_per_epoch=20",
