@@ -44,7 +44,6 @@ from lightning_modules.runtime.processes import (
     share_of,
 )
 from lightning_modules.runtime.randomness import Draws
-from lightning_modules.runtime.renamed import plain_content, upgraded_checkpoint
 from lightning_modules.runtime.resuming import take_back_unfinished_step
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
 from lightning_modules.runtime.validation import log_validation_accuracy, validation_metric
@@ -55,7 +54,6 @@ from lightning_modules.teachers.source import TeacherSource
 from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs, check_outputs
 from lightning_modules.teachers.trial import trial_images
 from privacy.annotators import Annotator
-from privacy.deprecation import renamed_attribute
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
 from privacy.processes import Processes, ProcessesError, by_all, share_size
@@ -100,7 +98,6 @@ class DataFreeDistillation(LightningModule):
     """
 
     paper: ClassVar[str] = ""
-    looks = renamed_attribute("data_accesses")
 
     def __init__(
         self,
@@ -530,7 +527,6 @@ class DataFreeDistillation(LightningModule):
             num_records=self.teacher.num_records or getattr(datamodule_of(self.trainer), "num_records", None),
             state=state,
             training=self.teacher.training,
-            old_ledger=self.teacher.old_ledger,
             processes=self.processes,
         )
 
@@ -692,14 +688,13 @@ class DataFreeDistillation(LightningModule):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: str | Path | IO[bytes], *args: Any, **kwargs: Any) -> Any:
-        """See Lightning's. Settings that were written under an older name are read under the new one.
+        """See Lightning's.
 
         Raises:
             CheckpointError: Of a script that gave an object (an annotator, a prior), which is not given again.
         """
-        content = plain_content(checkpoint_path)
-        require_given(_objects_of(content), kwargs, checkpoint=str(checkpoint_path))
-        return super().load_from_checkpoint(upgraded_checkpoint(checkpoint_path, content), *args, **kwargs)
+        require_given(_objects_of(checkpoint_path), kwargs, checkpoint=str(checkpoint_path))
+        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Counters, the seed of the draws, and this run's charges."""
@@ -707,7 +702,7 @@ class DataFreeDistillation(LightningModule):
             "steps_done": self.steps_done,
             "draw_seed": self.draw_seed,
             "generator_is_warm": self._generator_is_warm,
-            "looks": list(self.data_accesses),
+            "data_accesses": list(self.data_accesses),
             "objects": list(self._objects_given),
             "annotator": self.annotator.account.state() if self.annotator.is_open else self._restored.get("annotator"),
             **self.plan.state(),
@@ -736,13 +731,17 @@ class DataFreeDistillation(LightningModule):
         if self.memory is not None and "replay" in checkpoint:
             self.memory.load(checkpoint["replay"])
         # What was accessed once cannot be taken back by resuming without it.
-        self.data_accesses = list(dict.fromkeys([*self.data_accesses, *self._restored.get("looks", [])]))
+        self.data_accesses = list(dict.fromkeys([*self.data_accesses, *self._restored.get("data_accesses", [])]))
 
 
-def _objects_of(content: Any) -> list[str]:
-    """Settings that a script gave as objects when a checkpoint was saved; none where it cannot be read here."""
-    if not isinstance(content, dict) or "distillation" not in content:
-        return []
-    # Earlier versions did not say; an annotator that was not dropped stands among the hyperparameters.
-    unsaid = [] if "annotator" in content.get("hyper_parameters", {}) else ["annotator"]
-    return [str(name) for name in content["distillation"].get("objects", unsaid)]
+def _objects_of(checkpoint: str | Path | IO[bytes]) -> list[str]:
+    """Settings that a script gave as objects when a checkpoint was saved; none where it cannot be read."""
+    try:
+        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    except Exception:
+        return []  # Lightning says why
+    finally:
+        if not isinstance(checkpoint, (str, Path)):
+            checkpoint.seek(0)
+    state = content.get("distillation") if isinstance(content, dict) else None
+    return [str(name) for name in state["objects"]] if state else []

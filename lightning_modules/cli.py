@@ -47,7 +47,6 @@ from lightning_modules.runtime.processes import (
     check_strategy,
 )
 from lightning_modules.runtime.quiet import quiet
-from lightning_modules.runtime.renamed import upgrade_settings
 from lightning_modules.runtime.resuming import (
     find_checkpoint,
     hyperparameters,
@@ -154,7 +153,6 @@ class TranscriptionCLI(LightningCLI):
         before = hyperparameters(content)
         class_before, class_now = before.get("_class_path"), config.model.class_path
         if class_before is not None:
-            before = upgrade_settings(class_before, before, where=str(path))
             before.pop("_class_path", None)
         else:
             before = {}  # of a script, which may have called it anything

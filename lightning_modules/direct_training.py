@@ -333,7 +333,7 @@ class DirectTraining(Teacher):
         annotator = self.annotator
         checkpoint["direct_training"] = {
             "steps_done": self.steps_done,
-            "looks": list(self.data_accesses),
+            "data_accesses": list(self.data_accesses),
             "annotator": annotator.account.state() if annotator.is_open else self._restored_run.get("annotator"),
             "kept": annotator.kept() if isinstance(annotator, DirectLabelAnnotator) else None,
             **self.plan.state(),
@@ -357,7 +357,7 @@ class DirectTraining(Teacher):
         self._restored_run = state
         self.steps_done = int(state["steps_done"])
         self.plan.load(state)
-        self.data_accesses = list(dict.fromkeys([*self.data_accesses, *state.get("looks", [])]))
+        self.data_accesses = list(dict.fromkeys([*self.data_accesses, *state.get("data_accesses", [])]))
 
 
 def _annotator(

@@ -25,6 +25,7 @@ from lightning_modules.setting_checks import check_choice, check_whole_number
 from lightning_modules.teachers.private_model import PrivateModel
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.events import Gaussian
+from privacy.identity import Training
 from privacy.mechanisms.randomized_response import top_k_candidates
 from privacy.plan import unmade
 from privacy.processes import ProcessesError
@@ -365,7 +366,7 @@ class FedDPSD(DataFreeDistillation):
         noise = _TRUSTED if self.noise_by == "server" else _OWN_NOISE
         said = [_CLIENTS, _ABSENT, noise]
         training = self.teacher.training if isinstance(self.teacher, Federation) else None
-        if training is not None and training.releases:
+        if isinstance(training, Training) and training.releases:
             said.append(_STATED)
         if self.absences:
             listed = ", ".join(f"{name} in {count:,}" for name, count in sorted(self.absences.items()))

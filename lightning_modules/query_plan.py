@@ -49,5 +49,5 @@ class QueryPlan:
         return self._plan.to_dict()
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`."""
-        self._plan = Plan.from_dict(state)
+        """Inverse of `state`; of a checkpoint without one there is no plan."""
+        self._plan = Plan.from_dict(state) if "planned_calls" in state else Plan()

@@ -33,9 +33,7 @@ from privacy.accounting.selection import (
 )
 from privacy.annotators import Annotator, DirectGradientAnnotator, DirectLabelAnnotator, GradientAnnotator
 from privacy.annotators.label import LabelAnnotator
-from privacy.annotators.mean_response import MeanAnswerAnnotator as MeanAnswerAnnotator  # their old names, which warn
 from privacy.annotators.mean_response import MeanResponseAnnotator
-from privacy.annotators.response import AnswerAnnotator as AnswerAnnotator
 from privacy.annotators.response import ResponseAnnotator
 from privacy.annotators.votes import VoteAnnotator, VoteMechanism
 from privacy.auditing import (
@@ -62,7 +60,6 @@ from privacy.auditing.verification import (
     worst_case_delta,
     worst_case_epsilon,
 )
-from privacy.deprecation import alias_modules, renamed_names
 from privacy.events import (
     DiscreteLaplaceVotes,
     Gaussian,
@@ -95,7 +92,6 @@ from privacy.mechanisms.latents import laplace_latents
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.mechanisms.randomized_response import randomized_response, threshold_candidates, top_k_candidates
 from privacy.mechanisms.vote_counts import REJECTED, VoteNoise, confident_votes, noisy_votes, vote_counts
-from privacy.moved import MOVED
 from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
 from privacy.numerics.data_dependent import gnmax_data_dependent_rdp
 from privacy.numerics.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
@@ -109,21 +105,6 @@ from privacy.published import (
     published_labeldp_epsilon,
 )
 from privacy.published.claims import Claim, NoisyVotesClaim, RdpSlope, WholeRun, claim_from_dict, published_epsilon
-
-alias_modules(MOVED)
-
-__getattr__ = renamed_names(
-    __name__,
-    {
-        "NoisyVotes": "NoisyVotesClaim",
-        "Reading": "EpsilonBound",
-        "Words": "MechanismDescription",
-        "calibrate_answers": "calibrate_responses",
-        "clip_rows": "clip_per_sample",
-        "normalize_rows": "normalize_per_sample",
-        "zero_non_finite_rows": "zero_non_finite_samples",
-    },
-)
 
 __all__ = [
     "GRADIENT_BOUNDINGS",

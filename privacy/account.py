@@ -174,13 +174,6 @@ class PrivacyAccount:
         """Why no record-level ε holds for `counts`, by default for everything spent so far; empty where one does."""
         releases, _ = self._covering(self.spent() if counts is None else counts)
         charged = {_reason(release) for release in releases if not release.bounded}
-        unknown = any(charge.training is None for charge in (self.spent() if counts is None else counts))
-        if charged and unknown and self._trained(self.training) is not None:
-            charged.add(
-                "some charges were taken over from a ledger of version 1, which does not say which training they are "
-                "about: no teacher's bound is applied to them (`LightningCLI ledger take-over --training ID` does, "
-                "where somebody knows that all of them are about one)"
-            )
         return sorted(charged)
 
     def queries(self, *, scope: Scope | None = None) -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from privacy.account import PrivacyAccount
-from privacy.deprecation import renamed_arguments
 from privacy.files import write_atomically
 from privacy.formatting import json_number, round_up
 from privacy.ledger import Charge
@@ -190,7 +189,6 @@ class Guarantee:
     labels: LabelStatement | None = None
 
     @classmethod
-    @renamed_arguments(looks="data_accesses")
     def of(
         cls,
         account: PrivacyAccount,

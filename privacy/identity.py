@@ -111,12 +111,10 @@ class UnnamedTraining:
     Attributes:
         digest: Hash of the weights, **private**.
         kind: What it is, for a reader.
-        releases: See `Training`.
     """
 
     digest: bytes
     kind: str = "teacher"
-    releases: Mapping[Release, int] | None = None
 
 
 def ledger_file(private_data: str, *, beside: Path | None = None, recorded: Path | None = None) -> Path:

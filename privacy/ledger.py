@@ -10,8 +10,8 @@ Releases are reserved in blocks: a line that says "up to n releases of this kind
 follow need no more input or output. A run that ends properly settles its last block for what it used. One that does not
 has spent the whole block, as far as anybody can tell.
 
-A run that knows how many releases it will make writes its plan down before the first of them (an event that readers of
-earlier versions refuse by name): somebody who stopped it early has seen what they gave, and has spent the plan.
+A run that knows how many releases it will make writes its plan down before the first of them: somebody who stopped
+it early has seen what they gave, and has spent the plan.
 
 Each line holds the hash of the line before it, and checkpoints keep the hash of the last line that they saw: a file
 that was edited, cut or exchanged is named as such. Whoever owns the file can still write a new one: the chain shows
@@ -30,13 +30,11 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from privacy.charge import Charge
 from privacy.checks import check_count
-from privacy.deprecation import renamed_attribute
 from privacy.events import Release
 from privacy.identity import Head, Training, new_training_id
 from privacy.plan import Plan, unmade
@@ -79,7 +77,6 @@ class Ledger:
         self._unmade_by_others: tuple[int, str, Counter[Charge]] | None = None
         self._trainings: dict[str, str] = {}
         self._fingerprints: dict[str, str] = {}
-        self._taken_over: set[str] = set()
         self._saved: dict[str, str] = {}
         self._key = secrets.token_hex(16)
         #: Random, so that a file that takes another one's place is told from it.
@@ -145,7 +142,7 @@ class Ledger:
 
     def _unmade_by(self, run: str) -> Counter[Charge]:
         plan, made = self._plans.get(run), self.counts(run=run)
-        return unmade(plan.charges or {}, made) if plan is not None and made else Counter()
+        return unmade(plan.charges, made) if plan is not None and made else Counter()
 
     def write_plan(self, make: Callable[[Plan | None], Plan]) -> None:
         """Writes down what this run plans.
@@ -220,8 +217,6 @@ class Ledger:
             )
         return True
 
-    goes_on_from = renamed_attribute("verify_head")
-
     def register(self, training: Training) -> None:
         """Writes down a training, and what it releases by itself: before its first step where it is by DP-SGD.
 
@@ -284,32 +279,6 @@ class Ledger:
             if fingerprint not in self._fingerprints:
                 self._append_training(append, new_training_id(), kind, fingerprint)
             return self._fingerprints[fingerprint]
-
-    def take_over(self, old: str | Path, *, training: str | None = None) -> int:
-        """Copies the charges of a ledger of version 1, which lay beside one teacher's file, once.
-
-        Such a ledger does not say which training each charge is about: the file at that path may have been another one
-        meanwhile. The charges therefore count in full, bounded by nothing but themselves, unless somebody who knows
-        says which training they are all about.
-
-        Args:
-            old: The file; it stays as it is.
-            training: Identity of the one training that all its charges are about; None: not known.
-
-        Returns:
-            How many blocks were new.
-
-        Raises:
-            LedgerError: It cannot be read, or is about other private data.
-        """
-        blocks = _read_version_1(Path(old), private_data=self.private_data)
-        self.settle()
-        with self._locked() as append:
-            fresh = {key: block for key, block in blocks.items() if key not in self._taken_over}
-            for key, (run, charge, count) in fresh.items():
-                if count:
-                    self._reserve(append, replace(charge, training=training), count, run=run, taken_over=key)
-        return len(fresh)
 
     def charge(self, charge: Charge, *, afford: Callable[[], int] | None = None) -> None:
         """Counts one release. When this returns, the release is on disk and its noise may be drawn.
@@ -382,16 +351,13 @@ class Ledger:
         count: int,
         *,
         run: str | None = None,
-        taken_over: str | None = None,
     ) -> tuple[str, Charge, int]:
         check_count("count", count, minimum=1)
         self._serial += 1
         key, owner = f"{self._instance}-{self._serial}", run or self.run
         line = {"event": "reserve", "block": key, "run": owner, "count": count, **charge.to_dict()}
-        append(line if taken_over is None else {**line, "taken_over": taken_over})
+        append(line)
         self._take_reserved(key, owner, charge, count)
-        if taken_over is not None:
-            self._taken_over.add(taken_over)
         return key, charge, count
 
     def _append_training(
@@ -516,8 +482,6 @@ class Ledger:
                 raise ValueError("it does not hold the hash of the line before it: one of the two was changed")
             if event == "reserve":
                 self._take_reserved(entry["block"], entry["run"], Charge.from_dict(entry), entry["count"])
-                if "taken_over" in entry:
-                    self._taken_over.add(entry["taken_over"])
             elif event == "saved":
                 self._saved[str(entry["training"])] = str(entry["token"])
             elif event == "plan":
@@ -535,12 +499,6 @@ class Ledger:
             ) from error
 
     def _check_header(self, entry: Mapping[str, Any]) -> None:
-        if entry["version"] == 1:
-            raise LedgerError(
-                f"the privacy ledger {self.path} has version 1, in which charges do not say which training of a "
-                "teacher they are about. Set `ledger` to a new file, and take the old charges over into it with: "
-                f"LightningCLI ledger take-over {self.path} NEW.jsonl"
-            )
         if entry["version"] != _VERSION:
             raise LedgerError(
                 f"the privacy ledger {self.path} has version {entry['version']}, this code reads {_VERSION}"
@@ -580,33 +538,6 @@ def _fingerprint(key: str, digest: bytes) -> str:
 
 def _hash(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()[:32]
-
-
-def _read_version_1(path: Path, *, private_data: str) -> dict[str, tuple[str, Charge, int]]:
-    """Blocks of a ledger of version 1: run, charge and releases used. An unsettled block counts as a whole."""
-    blocks: dict[str, tuple[str, Charge, int]] = {}
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-        if lines and not lines[-1].endswith(b"\n") and not _is_json(lines[-1]):
-            lines.pop()  # cut short by a crash before it was synced: no noise was drawn for it
-        for line in lines:
-            entry = json.loads(line)
-            if entry["event"] == "open" and (entry["version"] != 1 or entry["private_data"] != private_data):
-                raise ValueError(
-                    f"it has version {entry['version']} and is about {entry['private_data']!r}, wanted are version 1 "
-                    f"and {private_data!r}"
-                )
-            if entry["event"] == "reserve":
-                count = check_count("count", entry["count"], minimum=1)
-                blocks[entry["block"]] = (entry["run"], Charge.from_dict(entry), count)
-            elif entry["event"] == "settle":
-                run, charge, count = blocks[entry["block"]]
-                blocks[entry["block"]] = (run, charge, min(count, check_count("used", entry["used"])))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LedgerError(
-            f"the privacy ledger {path} of version 1 cannot be taken over ({error}): what was spent cannot be known"
-        ) from error
-    return blocks
 
 
 def _is_json(text: bytes) -> bool:

@@ -45,15 +45,14 @@ class Plan:
 
     Attributes:
         calls: Calls of the annotator; None where the run has no end that is known beforehand.
-        charges: What these may be charged, and whatever else was planned at any time since the first release. None of a
-            checkpoint of an earlier version, which kept the number of calls alone.
+        charges: What these may be charged, and whatever else was planned at any time since the first release.
         changed: Something was added after the first release: what was charged then composes only if that was not chosen
             by looking at the results.
         limit: The target that all releases were held to from the first one on, where there is one.
     """
 
     calls: int | None = None
-    charges: Mapping[Charge, int] | None = field(default_factory=dict)
+    charges: Mapping[Charge, int] = field(default_factory=dict)
     changed: bool = False
     limit: Limit | None = None
 
@@ -65,7 +64,6 @@ class Plan:
         charged: Mapping[Charge, int],
         price: Callable[[int], Mapping[Charge, int]],
         limit: Limit | None = None,
-        of_old: Callable[[int], Mapping[Charge, int]] | None = None,
     ) -> Plan:
         """The plan when a fit begins, of which this is the one before.
 
@@ -75,27 +73,21 @@ class Plan:
             charged: What the run has been charged.
             price: What so many further calls may be charged.
             limit: The target that this fit is held to.
-            of_old: What so many calls may have been planned to be charged, for a plan without charges.
         """
         if not made:
             return Plan(wanted, dict(price(wanted)) if wanted else {}, limit=limit)
-        before = self
-        if before.charges is None:
-            assert of_old is not None
-            # Nobody knows under which target it was begun.
-            before = replace(before, charges=dict(of_old(before.calls)) if before.calls else {}, limit=None)
-        planned = Counter(before.charges or {})
+        planned = Counter(self.charges)
         left, spare = _matched(planned, charged)
         more = price(max(0, wanted - made)) if wanted is not None else {}
-        grown = before.calls is None or wanted is None or wanted > before.calls
+        grown = self.calls is None or wanted is None or wanted > self.calls
         for charge, count in more.items():
             if left[charge] >= count:
                 continue
             grown = True
             unplanned = sum(number for other, number in spare.items() if other.fills(charge))
             planned[charge] += count - left[charge] + unplanned
-        calls = None if wanted is None else max(wanted, before.calls or 0)
-        return Plan(calls, dict(+planned), before.changed or grown, None).held_to(before.limit, limit)
+        calls = None if wanted is None else max(wanted, self.calls or 0)
+        return Plan(calls, dict(+planned), self.changed or grown, None).held_to(self.limit, limit)
 
     def held_to(self, before: Limit | None, now: Limit | None) -> Plan:
         """With the limit of a run that was held to one and then to another: the larger, which it never passed."""
@@ -108,32 +100,27 @@ class Plan:
         """With what a later plan of the same run has besides: a checkpoint may have been saved before it."""
         if other is None:
             return self
-        if self.charges is None:
-            return other
-        charges = Counter(self.charges) | Counter(other.charges or {})
+        charges = Counter(self.charges) | Counter(other.charges)
         calls = None if None in (self.calls, other.calls) else max(self.calls or 0, other.calls or 0)
         limit = other.limit if self.limit == other.limit else None
         return Plan(calls, dict(charges), self.changed or other.changed, limit)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a ledger and for checkpoints; see `from_dict`."""
-        charges = None if self.charges is None else [[charge.to_dict(), n] for charge, n in self.charges.items()]
         return {
             "planned_calls": self.calls,
             "plan_changed": self.changed,
-            "planned_charges": charges,
+            "planned_charges": [[charge.to_dict(), n] for charge, n in self.charges.items()],
             "plan_limit": None if self.limit is None else list(self.limit),
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
-        """Inverse of `to_dict`; reads the plans of earlier versions, which hold no charges."""
-        calls, charges, limit = (values.get(name) for name in ("planned_calls", "planned_charges", "plan_limit"))
-        if charges is not None:
-            charges = {Charge.from_dict(charge): check_count("count", count) for charge, count in charges}
+        """Inverse of `to_dict`."""
+        calls, charges, limit = (values[name] for name in ("planned_calls", "planned_charges", "plan_limit"))
         return cls(
             calls=None if calls is None else check_count("planned_calls", calls),
-            charges={} if calls is None and charges is None else charges,
-            changed=bool(values.get("plan_changed")),
+            charges={Charge.from_dict(charge): check_count("count", count) for charge, count in charges},
+            changed=bool(values["plan_changed"]),
             limit=None if limit is None else (float(limit[0]), float(limit[1])),
         )

@@ -85,12 +85,11 @@ class FederatedClient:
     def introduction(self) -> Introduction:
         """What it says of itself."""
         training = self.teacher.training
-        named = isinstance(training, Training)
         return Introduction(
             name=self.name,
             num_records=self.num_records,
             training=training.id if isinstance(training, Training) else "",
-            releases=training.releases if named and training is not None else None,
+            releases=training.releases if isinstance(training, Training) else None,
             secure=self.noise is None or self.noise.secure,
             assumptions=tuple(self.teacher.assumptions),
         )

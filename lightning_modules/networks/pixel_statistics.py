@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,7 @@ class ScaledOutput(nn.Module):
     whatever it learns, and those of images in [-1, 1] differ (MNIST: -0.74 and 0.62). It can make such images where
     `scale` is their standard deviation and `shift` their mean.
 
-    Both are buffers: a checkpoint keeps those of its run. Weights that were saved without this module are read with
-    `scale` 1 and `shift` 0, which change nothing.
+    Both are buffers: a checkpoint keeps those of its run.
 
     Args:
         network: Gives images (N, C, H, W).
@@ -58,11 +56,3 @@ class ScaledOutput(nn.Module):
         """What the network makes of its inputs (N, …), scaled: images (N, C, H, W)."""
         images: Tensor = self.standardised(self.network(inputs)) * self.scale + self.shift
         return images
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        if f"{prefix}scale" not in state_dict:
-            for key in [key for key in state_dict if key.startswith(prefix)]:
-                state_dict[f"{prefix}network.{key[len(prefix) :]}"] = state_dict.pop(key)
-            state_dict[f"{prefix}scale"] = torch.ones_like(self.scale)
-            state_dict[f"{prefix}shift"] = torch.zeros_like(self.shift)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

@@ -303,7 +303,6 @@ class WhitenedScatteringClassifier(ImageClassifier):
             shifts=shifts,
         )
         self.head = nn.Linear(self.feature_extractor.output_shape[0], num_classes)
-        self.register_load_state_dict_pre_hook(_under_its_old_name)  # type: ignore[no-untyped-call]
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to the head's input (N, F)."""
@@ -314,9 +313,3 @@ class WhitenedScatteringClassifier(ImageClassifier):
         """Map what `feature_extractor` gives of images, (N, F), to logits (N, c)."""
         logits: Tensor = self.head(features)
         return logits
-
-
-def _under_its_old_name(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Reads weights from before version 0.2, where `feature_extractor` was called `front`."""
-    for name in [name for name in state_dict if name.startswith(f"{prefix}front.")]:
-        state_dict[f"{prefix}feature_extractor.{name.removeprefix(f'{prefix}front.')}"] = state_dict.pop(name)

@@ -236,12 +236,11 @@ def _refuse_uncovered(
         state = content["distillation"].get("annotator")
         own = None if state is None else state["run"]
         asked = sum(Charge.from_dict(charge).queries * int(count) for charge, count in (state or {}).get("charges", ()))
-        # One that was written before version 0.2 does not say: a record of this very state then has to.
-        if asked > int(stated.get("queries_of_run", 0 if record is None else asked)):
+        if asked > int(stated["queries_of_run"]):
             raise ExportError(late)
         if _least_epsilon(state or {}, stated) > float(stated["epsilon"]) * (1 + 1e-9):
             raise ExportError(late)
-    accesses = content["distillation" if role == "student" else "dp_sgd"].get("looks", ())
+    accesses = content["distillation" if role == "student" else "dp_sgd"].get("data_accesses", ())
     if any(not any(without_folders(access) in text for text in stated["assumptions"]) for access in accesses):
         raise ExportError(late)
     if stated.get("run") != own:
@@ -261,8 +260,6 @@ def _least_epsilon(state: Mapping[str, Any], stated: Mapping[str, Any]) -> float
 
     As many queries may have been made with less noise, by a branch of the run that the guarantee knows nothing of.
     """
-    if "teacher_epsilon" not in stated:
-        return 0.0  # written before version 0.2: what bounds the teacher is not known here
     releases: Counter[Release] = Counter()
     for values, count in state.get("charges", ()):
         charge = Charge.from_dict(values)
@@ -336,8 +333,8 @@ def _record(
         try:
             record = json.loads(place.read_text(encoding="utf-8"))
             same = record["steps"] == steps and record["epsilon_record"] == stated["epsilon"]
-            # Another run of the same settings may have written to the same path; before version 0.2 none was named.
-            same = same and record.get("run", stated.get("run")) == stated.get("run")
+            # Another run of the same settings may have written to the same path.
+            same = same and record["run"] == stated["run"]
             if same and seed in (None, record["seed"]):
                 float(record["accuracy"])
                 return dict(record)

@@ -1,4 +1,4 @@
-"""The command line as the parser takes it: installed files found, older names renamed, and null where it is meant."""
+"""The command line as the parser takes it: installed files found, and null where it is meant."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import yaml
 
 from lightning_modules.runtime.network_names import find_networks
 from lightning_modules.runtime.paths import find_configs
-from lightning_modules.runtime.renamed import RENAMED, upgrade_arguments
 
 __all__ = ["given_settings", "prepare_arguments"]
 
-_GROUPS = frozenset(new.partition(".")[0] for names in RENAMED.values() for new in names.values())
+_GROUPS = frozenset(
+    (
+        *("images", "optimizers", "gradient_targets", "label_targets", "generator_loss", "tangent_normal", "stages"),
+        *("generator_training", "generator_phase", "vae_phase", "query_phase", "student_phase"),
+    )
+)
 
 
 def prepare_arguments(args: Sequence[str]) -> list[str]:
@@ -27,7 +31,7 @@ def prepare_arguments(args: Sequence[str]) -> list[str]:
     Raises:
         ValueError: A network that is named cannot be found.
     """
-    return _with_logger_folder(_null_by_configuration(find_networks(upgrade_arguments(find_configs(args)))))
+    return _with_logger_folder(_null_by_configuration(find_networks(find_configs(args))))
 
 
 _LOGGERS = ("CSVLogger", "TensorBoardLogger", "WandbLogger")

@@ -17,7 +17,6 @@ import yaml
 from torch import nn
 
 from lightning_modules.networks.foreign import ForeignNetwork, named_object
-from lightning_modules.runtime.renamed import files_made_absolute
 
 __all__ = ["NETWORKS", "find_networks", "with_networks"]
 
@@ -109,7 +108,7 @@ def _content(flag: str, value: str, known: dict[str, dict[str, Any]]) -> dict[st
     if settings == given:
         return None
     changed = {**content, "model": {**model, "init_args": settings} if inside else settings}
-    return changed if text else files_made_absolute(changed, Path(value).resolve().parent)
+    return changed if text else _files_made_absolute(changed, Path(value).resolve().parent)
 
 
 def _flag(flag: str, value: str, known: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -185,3 +184,26 @@ def _parser_takes(network: type) -> bool:
         parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.annotation is not inspect.Parameter.empty
         for parameter in parameters
     )
+
+
+def _files_made_absolute(value: Any, folder: Path) -> Any:
+    """Settings in which files of settings, which a configuration names relative to itself, are found from everywhere.
+
+    What is handed on by its content has no folder: the parser would look for them in the working folder.
+    """
+    if isinstance(value, Mapping):
+        return {key: _files_made_absolute(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_files_made_absolute(item, folder) for item in value]
+    if isinstance(value, str) and value and len(value) < 1024 and "\n" not in value:
+        file = folder / value
+        if file.is_file() and isinstance(_read(str(file)), Mapping):
+            return str(file)
+    return value
+
+
+def _read(path: str) -> Any:
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None  # the parser says what is wrong with it

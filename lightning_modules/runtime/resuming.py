@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from privacy.identity import CheckpointError
-from privacy.moved import RENAMED_CLASSES, RENAMED_SETTINGS
 
 __all__ = [
     "APPLIED",
@@ -296,10 +295,6 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in settings.items():
         if name.startswith("_"):
             continue
-        if name in RENAMED_SETTINGS:
-            if value is None:
-                continue
-            name = RENAMED_SETTINGS[name]
         if isinstance(value, Mapping) and "class_path" in value:
             flat[f"{prefix}{name}"] = _class_name(value["class_path"])
             flat |= _flat(value.get("init_args") or {}, prefix=f"{prefix}{name}.")
@@ -311,9 +306,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _class_name(path: Any) -> str:
-    """Of a class its current name counts, wherever its module lies."""
-    name = str(path).rsplit(".", 1)[-1]
-    return RENAMED_CLASSES.get(name, name)
+    return str(path).rsplit(".", 1)[-1]
 
 
 def _pairs(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

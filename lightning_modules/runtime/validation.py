@@ -7,12 +7,10 @@ it has no figure left that was not chosen, and `test_split/accuracy` says so.
 
 from __future__ import annotations
 
-import warnings
-
 from lightning import LightningModule, Trainer
 from torchmetrics import Metric
 
-from lightning_modules.runtime.runs import callbacks_of, datamodule_of
+from lightning_modules.runtime.runs import datamodule_of
 
 __all__ = ["KEPT_APART", "TEST_SPLIT", "log_validation_accuracy", "validation_metric"]
 
@@ -26,20 +24,10 @@ def validation_metric(trainer: Trainer) -> str:
 
 
 def log_validation_accuracy(module: LightningModule, accuracy: Metric | float) -> None:
-    """Logs it under its name, and for callbacks that monitor the former name under that as well.
+    """Logs it under the name that says what it is of.
 
     Args:
         module: In its validation.
         accuracy: Between 0 and 1.
     """
-    name = validation_metric(module.trainer)
-    module.log(name, accuracy, prog_bar=True)
-    if name == TEST_SPLIT and any(getattr(c, "monitor", None) == KEPT_APART for c in callbacks_of(module.trainer)):
-        warnings.warn(
-            f"a callback monitors {KEPT_APART!r}, and this fit is validated on the test split: it follows "
-            f"{TEST_SPLIT!r}, as that is called now, until the next release. Name that one, or set data.evaluation to "
-            "'selection' and keep the other half of the split for the figure that is reported",
-            FutureWarning,
-            stacklevel=2,
-        )
-        module.log(KEPT_APART, accuracy, logger=False)
+    module.log(validation_metric(module.trainer), accuracy, prog_bar=True)

@@ -25,9 +25,8 @@ from lightning_modules.teachers.record_clipping import WAYS, Clipping, RecordCli
 from lightning_modules.teachers.step_counts import StepCounts, added, larger
 from lightning_modules.teachers.teacher import Teacher
 from privacy.account import PrivacyAccount
-from privacy.accounting.calibration import calibrate_noise, max_count
+from privacy.accounting.calibration import calibrate_noise
 from privacy.accounting.composition import compose
-from privacy.deprecation import renamed_attribute
 from privacy.events import Release, SampledGaussian, Unbounded
 from privacy.events.discrete import SampledDiscreteGaussian
 from privacy.formatting import round_up
@@ -92,8 +91,6 @@ class DPSGDTeacher(Teacher):
     Raises:
         ValueError: A setting that has no meaning, or a network with layers that DP-SGD cannot treat record by record.
     """
-
-    looks = renamed_attribute("data_accesses")
 
     def __init__(
         self,
@@ -549,11 +546,10 @@ class DPSGDTeacher(Teacher):
             "plan_grew": self.plan_grew,
             "noise_multiplier": self.noise_multiplier,
             "secure_noise": self.secure,
-            "looks": list(self.data_accesses),
+            "data_accesses": list(self.data_accesses),
             "settings": self._settings,
             "assumptions": self._assumptions,
         }
-        checkpoint["releases"] = [[release.to_dict(), count] for release, count in self.releases.items()]
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -573,14 +569,6 @@ class DPSGDTeacher(Teacher):
             # The guarantee names it as public: steps by another would be left unsaid.
             "class_prior": None if self.class_prior is None else [float(share) for share in self.class_prior],
         }
-
-    def _plan_of_old(self, state: dict[str, Any]) -> StepCounts:
-        """Of a file that holds the steps taken alone: the plan of calibrated noise is what its target allows."""
-        history = [list(entry) for entry in state["history"]]
-        if self.target_epsilon is None or len(history) != 1 or not state.get("secure_noise", True):
-            return history
-        ((noise, rate, taken),) = history
-        return [[noise, rate, max(taken, max_count(self._event(noise, rate), self.target_epsilon, self.delta))]]
 
     def _go_on_clipping(self, state: dict[str, Any]) -> None:
         """`auto` goes on as the training began: files of before it was a setting say `flat`, whatever the network.
@@ -615,9 +603,9 @@ class DPSGDTeacher(Teacher):
                     "same, or start a new run without --ckpt_path"
                 )
         self.history = [list(entry) for entry in state["history"]]
-        self.plan = [list(entry) for entry in state["plan"]] if "plan" in state else self._plan_of_old(state)
-        self.plan_grew = bool(state.get("plan_grew"))
+        self.plan = [list(entry) for entry in state["plan"]]
+        self.plan_grew = bool(state["plan_grew"])
         # An access cannot be taken back by resuming without it.
-        self.data_accesses = list(dict.fromkeys([*self.data_accesses, *state.get("looks", [])]))
-        self.secure = bool(state.get("secure_noise", True))
+        self.data_accesses = list(dict.fromkeys([*self.data_accesses, *state["data_accesses"]]))
+        self.secure = bool(state["secure_noise"])
         self.noise_multiplier = state["noise_multiplier"]

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from lightning_modules.networks.stacked import in_threads, one_thread, vectorised_call
 from lightning_modules.runtime.randomness import key
-from privacy.deprecation import renamed_names
 from privacy.processes import ALONE, Processes, everywhere
 
 __all__ = ["ELEMENTWISE", "JointOptimizer", "JointTraining", "SeparateTraining", "StackedTraining", "draws_at_random"]
@@ -305,6 +304,3 @@ class StackedTraining(JointTraining):
             network.load_state_dict(state, strict=False)
             rows.append(network)
         return rows
-
-
-__getattr__ = renamed_names(__name__, {"Training": "JointTraining"})

@@ -17,9 +17,7 @@ from lightning_modules.teachers.errors import TeacherError
 from lightning_modules.teachers.onnx_network import OnnxNetwork
 from lightning_modules.teachers.teacher_input import OURS, AdaptedTeacher, TeacherOutputs
 from lightning_modules.teachers.trial import try_teacher
-from privacy.accounting.calibration import max_count
 from privacy.annotators import Annotator
-from privacy.events import Release, SampledGaussian, release_from_dict
 from privacy.identity import Training, UnnamedTraining, ledger_file
 
 __all__ = [
@@ -111,12 +109,6 @@ class PrivateModel(ABC):
             return self.known_ledger
         recorded = self.training.ledger if isinstance(self.training, Training) else None
         return ledger_file(self.private_data, beside=self.path, recorded=recorded)
-
-    @property
-    def old_ledger(self) -> Path | None:
-        """The ledger of version 1 beside the file, where there is one."""
-        old = None if self.path is None else self.path.with_name(self.path.name + ".ledger.jsonl")
-        return old if old is not None and old.is_file() else None
 
     def require_usable(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
         """Refuses, before anything is charged, a model that could answer nothing of use.
@@ -217,8 +209,7 @@ def training_of(content: Any, weights: Mapping[str, torch.Tensor], file: Path) -
     """Which training a file comes from, by its own word; of a file that names none, by its weights.
 
     Raises:
-        TeacherError: A file by DP-SGD from before trainings had identities, which does not say how many steps were
-            planned.
+        TeacherError: What it says describes no training.
     """
     stated = content.get("training") if isinstance(content, dict) else None
     if stated is not None:
@@ -226,29 +217,4 @@ def training_of(content: Any, weights: Mapping[str, torch.Tensor], file: Path) -
             return Training.from_dict(stated)
         except ValueError as error:
             raise TeacherError(f"teacher {file}: {error}") from error
-    releases = content.get("releases") if isinstance(content, dict) else None
-    kind = "file without an identity"
-    if not releases:
-        return UnnamedTraining(weights_digest(weights), kind=kind)
-    taken = {release_from_dict(release): int(count) for release, count in releases}
-    return UnnamedTraining(weights_digest(weights), kind=kind, releases=_plan_of_old(content, taken, file))
-
-
-def _plan_of_old(content: dict[str, Any], taken: dict[Release, int], file: Path) -> dict[Release, int]:
-    """All planned steps of a teacher by DP-SGD whose file holds those that were taken alone.
-
-    Its noise was calibrated so that the plan just meets `target_epsilon`: the plan is what that target allows.
-    """
-    settings = content.get("hyper_parameters", {})
-    target, delta = settings.get("target_epsilon"), settings.get("delta")
-    if any(not release.bounded for release in taken):
-        return taken
-    if target is None or delta is None or len(taken) != 1 or not isinstance(next(iter(taken)), SampledGaussian):
-        raise TeacherError(
-            f"teacher {file} was trained by DP-SGD before a file said how many steps were planned: it holds those that "
-            "were taken, and a training that was stopped early, by what it gave, would claim too little. Go on with it "
-            "once, with the epochs that were planned at first: LightningCLI fit --config ... --trainer.max_epochs N "
-            f"--ckpt_path {file}. The file that this writes says what it costs"
-        )
-    ((release, count),) = taken.items()
-    return {release: max(count, max_count(release, float(target), float(delta)))}
+    return UnnamedTraining(weights_digest(weights), kind="file without an identity")

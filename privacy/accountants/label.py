@@ -7,7 +7,6 @@ from typing import Any
 
 from privacy.accountants.base import ReleaseAccountant
 from privacy.accounting.composition import compose
-from privacy.deprecation import renamed_attribute
 from privacy.events import RandomizedResponse, Release, RevealedGaussian
 
 
@@ -24,8 +23,6 @@ class LabelDPAccountant(ReleaseAccountant):
     >>> round(accountant.get_epsilon(1e-5), 4)
     37.2055
     """
-
-    answer = renamed_attribute("respond")
 
     def respond(self, epsilon: float, num_candidates: int, count: int = 1) -> None:
         """Counts `count` randomized responses, all of which one label may change."""

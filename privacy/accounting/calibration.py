@@ -13,7 +13,6 @@ from typing import Literal, TypeAlias, get_args
 
 from privacy.accounting.composition import compose
 from privacy.checks import check_count, check_delta, check_nonnegative, check_positive
-from privacy.deprecation import renamed_names
 from privacy.events import Gaussian, GaussianVotes, LaplaceVotes, RandomizedResponse, Release
 from privacy.mechanisms.gradients import output_gradient_mu
 from privacy.numerics.gaussian import gaussian_mu
@@ -287,6 +286,3 @@ def _target(target_epsilon: float) -> float:
 def _check_accounting(accounting: str) -> None:
     if accounting not in get_args(Accounting):
         raise ValueError(f"accounting must be one of {get_args(Accounting)}, got {accounting!r}")
-
-
-__getattr__ = renamed_names(__name__, {"calibrate_answers": "calibrate_responses"})

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.checks import check_count, check_delta, check_nonnegative
-from privacy.deprecation import renamed_arguments, renamed_names
 from privacy.events import (
     Gaussian,
     GaussianVotes,
@@ -260,7 +259,6 @@ def gaussian_votes_epsilon(noise_std: float, num_queries: int, delta: float) -> 
     return compose({GaussianVotes(noise_std): check_count("num_queries", num_queries)}, delta).epsilon
 
 
-@renamed_arguments(num_answers="num_responses")
 def confident_votes_epsilon(
     threshold_std: float, noise_std: float, num_checks: int, num_responses: int, delta: float
 ) -> float:
@@ -279,6 +277,3 @@ def confident_votes_epsilon(
     if answers > checks:
         raise ValueError(f"num_responses must be at most num_checks = {checks}, got {answers}")
     return compose({ThresholdCheck(threshold_std): checks, GaussianVotes(noise_std): answers}, delta).epsilon
-
-
-__getattr__ = renamed_names(__name__, {"Reading": "EpsilonBound"})

@@ -4,9 +4,7 @@ from privacy.annotators.base import DISJOINT_SHARDS, Annotator, uncompiled
 from privacy.annotators.direct import DirectGradientAnnotator, DirectLabelAnnotator
 from privacy.annotators.gradient import GradientAnnotator, GradientReleases
 from privacy.annotators.label import LabelAnnotator
-from privacy.annotators.mean_response import MeanAnswerAnnotator as MeanAnswerAnnotator  # their old names, which warn
 from privacy.annotators.mean_response import MeanResponseAnnotator
-from privacy.annotators.response import AnswerAnnotator as AnswerAnnotator
 from privacy.annotators.response import ResponseAnnotator
 from privacy.annotators.votes import VoteAnnotator, VoteMechanism
 

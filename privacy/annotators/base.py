@@ -19,7 +19,6 @@ import torch
 
 from privacy.account import Accounting, BudgetExceeded, PrivacyAccount, Scope
 from privacy.checks import check_count, check_delta
-from privacy.deprecation import renamed_arguments, renamed_attribute
 from privacy.events import Unbounded
 from privacy.followed import FollowedLedger
 from privacy.guarantee import Guarantee
@@ -190,10 +189,6 @@ class Annotator(ABC):
         """
         self._charge_once(reason, RECORDS)
 
-    reveal = renamed_attribute("charge_nonprivate_access")
-    reveal_records = renamed_attribute("charge_nonprivate_records")
-    claim_of_reveal = renamed_attribute("claim_of_nonprivate_access")
-
     def _charge_once(self, reason: str, training: str | None) -> None:
         # No queries: not responses are taken, but the whole.
         charge = Charge(
@@ -316,7 +311,6 @@ class Annotator(ABC):
                     charged=self.account.counts(scope="run"),
                     price=self.price,
                     limit=(self.target_epsilon, self.delta) if held and self.target_epsilon is not None else None,
-                    of_old=self._price_of_old,
                 )
                 return self._written(plan)
 
@@ -329,26 +323,10 @@ class Annotator(ABC):
         """What of a plan the ledger needs to know, so that its total is never below what this run states."""
         return plan
 
-    def _price_of_old(self, calls: int) -> Counter[Charge]:
-        """Of a plan that an earlier version kept as a number: all calls at the highest price that is known of this run.
-
-        The number may be of other settings than today's.
-        """
-        made = self.account.counts(scope="run")
-        worst: Counter[Charge] = Counter()
-        for charge in self.price(calls):
-            known = [
-                other
-                for other in made
-                if type(other.release) is type(charge.release) and bool(other.queries) == bool(charge.queries)
-            ]
-            worst[max([charge, *known], key=lambda one: self.account.epsilon_of({one.release: calls}))] += calls
-        return worst
-
     def _planned_charges(self, planned: Plan | int | None) -> Mapping[Charge, int]:
         """What a plan is charged; of a number of calls, those made as they were, and the others at today's settings."""
         if isinstance(planned, Plan):
-            return planned.charges or {}
+            return planned.charges
         if planned is None:
             return {}
         own = Counter({charge: n for charge, n in self.account.counts(scope="run").items() if charge.queries})
@@ -366,7 +344,6 @@ class Annotator(ABC):
         """Record-level ε of `covering(planned)`."""
         return self.account.epsilon(counts=self.covering(planned))
 
-    @renamed_arguments(looks="data_accesses")
     def guarantee(
         self,
         *,
@@ -437,7 +414,6 @@ class Annotator(ABC):
         num_records: int | None = None,
         state: Mapping[str, Any] | None = None,
         training: Training | UnnamedTraining | None = None,
-        old_ledger: Path | None = None,
         processes: Processes = ALONE,
     ) -> None:
         """Opens the ledger of the private data and restores what a checkpoint remembers of this run.
@@ -449,7 +425,6 @@ class Annotator(ABC):
             state: What `state` gave when a checkpoint was saved.
             training: The training that all responses are about; None: not known, and nothing but the responses' own
                 noise bounds them.
-            old_ledger: A ledger of version 1 that lies beside the teacher: its charges are taken over.
             processes: Those of the run. Each must make every call of this object that charges or releases something;
                 process 0 does it for all.
 
@@ -470,7 +445,6 @@ class Annotator(ABC):
                 num_records=num_records,
                 state=state,
                 training=training,
-                old_ledger=old_ledger,
             )
 
         self._by_first(act)
@@ -483,7 +457,6 @@ class Annotator(ABC):
         num_records: int | None,
         state: Mapping[str, Any] | None,
         training: Training | UnnamedTraining | None,
-        old_ledger: Path | None,
     ) -> None:
         if num_records is not None and check_count("num_records", num_records, minimum=1) * self.delta >= 1:
             raise ValueError(
@@ -496,8 +469,6 @@ class Annotator(ABC):
         head = training.head if isinstance(training, Training) else None
         same = book.verify_head(head, whose="the teacher's training")
         identity = _identity(training, book)
-        if old_ledger is not None:
-            book.take_over(old_ledger)
         account = self._account_on(book, training=identity)
         account.ledger_was_replaced = not same or (isinstance(training, Training) and training.ledger_was_replaced)
         if state:
@@ -600,6 +571,6 @@ def _identity(training: Training | UnnamedTraining | None, ledger: Ledger) -> st
         return None
     if isinstance(training, UnnamedTraining):
         identity = ledger.identify(training.digest, kind=training.kind)
-        training = Training(identity, kind=training.kind, releases=training.releases)
+        training = Training(identity, kind=training.kind)
     ledger.register(training)
     return training.id

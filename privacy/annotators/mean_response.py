@@ -8,7 +8,6 @@ import torch
 
 from privacy.account import Accounting, Scope
 from privacy.annotators.base import DISJOINT_SHARDS, Annotator, of_all_processes, uncompiled
-from privacy.deprecation import renamed_attribute, renamed_class
 from privacy.events import Gaussian
 from privacy.ledger import Charge
 from privacy.mechanisms import normalize_per_sample, zero_non_finite_samples
@@ -73,8 +72,6 @@ class MeanResponseAnnotator(Annotator):
         mu = output_gradient_mu("ensemble", batch_size, self.noise_multiplier)
         return Charge(release=Gaussian(mu=mu), queries=batch_size)
 
-    deviation = renamed_attribute("std")
-
     def std(self, num_teachers: int) -> float:
         """Standard deviation of the noise on each coordinate of what is released."""
         return self.noise_multiplier / num_teachers
@@ -136,6 +133,3 @@ class MeanResponseAnnotator(Annotator):
                 "composition (Balle and Wang 2018; Dong et al. 2022)"
             ),
         )
-
-
-MeanAnswerAnnotator = renamed_class("MeanAnswerAnnotator", MeanResponseAnnotator)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from privacy.annotators.base import Annotator, of_all_processes, uncompiled
-from privacy.deprecation import renamed_class
 from privacy.events import Unbounded
 from privacy.ledger import Charge
 from privacy.mechanisms.description import MechanismDescription
@@ -62,6 +61,3 @@ class ResponseAnnotator(Annotator):
             source="post-processing of the teacher",
             noise="",
         )
-
-
-AnswerAnnotator = renamed_class("AnswerAnnotator", ResponseAnnotator)

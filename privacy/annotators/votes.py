@@ -17,7 +17,6 @@ from privacy.account import Accounting, BudgetExceeded, Scope
 from privacy.accounting.calibration import max_count
 from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.checks import check_count
-from privacy.deprecation import renamed_attribute, warn_renamed
 from privacy.events import (
     Gaussian,
     GaussianVotes,
@@ -73,7 +72,6 @@ class VoteAnnotator(Annotator):
         ledger: The ledger's file; null is the private data's own.
         ledger_block: Queries that one synced line of the ledger reserves.
         noise: Source of noise; null is the operating system's cryptographic generator.
-        max_answers: Old name of `max_responses`.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -98,7 +96,6 @@ class VoteAnnotator(Annotator):
         ledger: str | None = None,
         ledger_block: int = 100,
         noise: NoiseSource | None = None,
-        max_answers: int | None = None,
     ) -> None:
         super().__init__(
             delta=delta,
@@ -109,14 +106,6 @@ class VoteAnnotator(Annotator):
             ledger_block=ledger_block,
             noise=noise,
         )
-        if max_answers is not None:
-            if max_responses is not None:
-                raise ValueError(
-                    "max_answers is the old name of max_responses: one of them may be given, got "
-                    f"{max_answers} and {max_responses}"
-                )
-            warn_renamed("max_answers", "max_responses")
-            max_responses = max_answers
         kind = vote_mechanism(mechanism)
         _positive("scale", scale)
         confident = {"threshold": threshold, "threshold_scale": threshold_scale, "max_responses": max_responses}
@@ -175,9 +164,6 @@ class VoteAnnotator(Annotator):
         mu = math.hypot(check.release.gaussian_mu, vote.release.gaussian_mu)
         assert isinstance(check.claim, RdpSlope) and isinstance(vote.claim, RdpSlope)
         return Charge(release=Gaussian(mu=mu), claim=replace(check.claim, slope=check.claim.slope + vote.claim.slope))
-
-    answers_made = renamed_attribute("responses_made")
-    max_answers = renamed_attribute("max_responses")
 
     @property
     def responses_made(self) -> int:
@@ -283,14 +269,14 @@ class VoteAnnotator(Annotator):
             checks += max(0, planned - self.calls_made())
         allowed = checks if self.max_responses is None else self.max_responses
         charges = Counter({check: checks, vote: min(allowed, checks)})
-        return charges | Counter((planned.charges or {}) if isinstance(planned, Plan) else {})
+        return charges | Counter((planned.charges) if isinstance(planned, Plan) else {})
 
     def _written(self, plan: Plan) -> Plan:
         """Of `confident` no more than takes it past its target, which is all that this run then states."""
         if self.mechanism != "confident" or plan.limit is None or len(self.account.ledger.runs()) > 1:
             return plan
         most = 1 + max_count(self._charge_for(*self.shape).release, *plan.limit)
-        return replace(plan, charges={charge: min(n, most) for charge, n in (plan.charges or {}).items()})
+        return replace(plan, charges={charge: min(n, most) for charge, n in (plan.charges).items()})
 
     def covered_epsilon(self, planned: Plan | int | None) -> float:
         """Record-level ε of `covering(planned)`; under a target that all releases were held to, at most the target.

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privacy.deprecation import renamed_attribute
 from privacy.neighbours import Relation, Unit
 from privacy.numerics import pld
 
@@ -88,8 +87,6 @@ class Release(ABC):
     @abstractmethod
     def loss_std(self) -> float:
         """Rough standard deviation of the privacy loss: chooses grids, never enters a bound."""
-
-    loss_deviation = renamed_attribute("loss_std")
 
     @property
     def loss_reach(self) -> float:

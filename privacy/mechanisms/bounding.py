@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from privacy.deprecation import renamed_names
-
 __all__ = ["clip_per_sample", "keep_largest", "normalize_per_sample", "zero_non_finite_samples"]
 
 
@@ -89,13 +87,3 @@ def _at_most(rows: torch.Tensor, norm_bound: float) -> torch.Tensor:
     limit = norm_bound * (1.0 - max(1e-12, (rows.shape[1] + 8) * 2.0**-52))
     peak, unit, length = _scaled(rows)
     return torch.where(peak * length > limit, limit * unit / length, rows)
-
-
-__getattr__ = renamed_names(
-    __name__,
-    {
-        "clip_rows": "clip_per_sample",
-        "normalize_rows": "normalize_per_sample",
-        "zero_non_finite_rows": "zero_non_finite_samples",
-    },
-)

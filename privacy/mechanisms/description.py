@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from privacy.deprecation import renamed_names
-
 __all__ = ["FLOATS", "LATTICE", "MechanismDescription"]
 
 FLOATS = "as floating-point numbers, added in float64 and rounded once; not hardened against attacks on their low bits"
@@ -34,6 +32,3 @@ class MechanismDescription:
     published_source: str = ""
     noise: str = FLOATS
     assumption: str = ""
-
-
-__getattr__ = renamed_names(__name__, {"Words": "MechanismDescription"})

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from privacy.deprecation import renamed_names
 from privacy.mechanisms.noise import NoiseSource
 
 __all__ = ["bernoulli", "discrete_laplace", "laplace", "uniform_integers"]
@@ -96,6 +95,3 @@ def discrete_laplace(noise: NoiseSource, shape: Sequence[int], *, scale: float) 
 def _exponentials(noise: NoiseSource, shape: Sequence[int]) -> NDArray[np.float64]:
     count = math.prod(shape)
     return np.asarray(-np.log((noise.words(count).astype(np.float64) + 0.5) * 2.0**-64), dtype=np.float64)
-
-
-__getattr__ = renamed_names(__name__, {"below": "uniform_integers", "less_likely_than": "bernoulli"})

@@ -22,7 +22,6 @@ from typing import ClassVar
 import torch
 
 from privacy.checks import check_count, check_positive
-from privacy.deprecation import renamed_arguments
 from privacy.mechanisms.gradient_bounding import GradientBounding, Normalize, gradient_bounding
 
 __all__ = ["GRADIENT_MECHANISMS", "AddNoise", "GradientMechanism", "gradient_mechanism", "output_gradient_mu"]
@@ -244,7 +243,6 @@ def gradient_mechanism(name: str) -> type[GradientMechanism]:
     return GRADIENT_MECHANISMS[name]
 
 
-@renamed_arguments(noise_scale="noise_multiplier")
 def output_gradient_mu(release: str, batch_size: int, noise_multiplier: float, *, bounding: str = "normalize") -> float:
     """μ of one call on output gradients under record-level neighbours (DPDFD Algorithms 1, 2; DPSD Eq. 3, Algorithm 2).
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from privacy.checks import check_count, check_delta, check_nonnegative
-from privacy.deprecation import renamed_names
 from privacy.numerics.rdp import rdp_slope_epsilon
 from privacy.published import published_dgd_epsilon
 
@@ -135,6 +134,3 @@ def published_epsilon(counts: Mapping[Claim, int], delta: float) -> float:
     if isinstance(claim, WholeRun):
         return claim.epsilon
     raise ValueError(f"no published composition is known for {type(claim).__name__}")
-
-
-__getattr__ = renamed_names(__name__, {"NoisyVotes": "NoisyVotesClaim"})

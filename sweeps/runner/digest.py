@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -24,16 +23,17 @@ from typing import Any
 import yaml
 
 from lightning_modules.runtime.paths import find_config
-from lightning_modules.runtime.renamed import RENAMED, upgrade_config, upgrade_name
-from privacy.moved import RENAMED_CLASSES
 
 __all__ = ["VERSION", "digest", "digest_of_pipeline_1", "digest_of_table_1", "effective", "hashed"]
 
 VERSION = 2
 """Of the digest. Version 1 hashed the text of a pipeline's files, and the command line alone of a sweep."""
 
-_SETTINGS = {new.partition(".")[0] for names in RENAMED.values() for new in names.values()}
-_GROUPS = {"model", "data", "trainer", "init_args", *_SETTINGS}
+_GROUPS = {
+    *("model", "data", "trainer", "init_args", "images", "optimizers", "gradient_targets", "label_targets"),
+    *("generator_loss", "tangent_normal", "stages", "generator_training", "generator_phase", "vae_phase"),
+    *("query_phase", "student_phase"),
+}
 """Mappings of which a later file changes single keys."""
 
 _CLASSES = {"annotator", "dataset", "generator", "network", "prior", "student", "teacher_network"}
@@ -78,32 +78,14 @@ def digest(
 
 
 def effective(config: Sequence[str], overrides: Iterable[tuple[str, Any]]) -> Any:
-    """Configuration files, in order, with dotted overrides applied to them, as plain values.
-
-    Classes and settings have their current names, so that a renaming makes nothing run again.
-    """
+    """Configuration files, in order, with dotted overrides applied to them, as plain values."""
     found: Any = {}
-    class_name = ""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # whoever runs the fit is told
-        for path in config:
-            content, class_name = upgrade_config(_parsed(find_config(path), ()), class_name=class_name, where=path)
-            found = _merged(found, content, group=True)
-        for name, value in overrides:
-            if name in ("model", "model.class_path") and isinstance(value, str):
-                class_name = value.rsplit(".", 1)[-1]
-            name, value = upgrade_name(name, _as_passed(value), class_name=class_name, where=name)
-            found = _overridden(found, name.split("."), _expanded(value, Path(), (), name=name.rpartition(".")[2]))
-    return _of_today(found)
-
-
-def _of_today(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {
-            key: RENAMED_CLASSES.get(item, item) if key == "class_path" and isinstance(item, str) else _of_today(item)
-            for key, item in value.items()
-        }
-    return [_of_today(item) for item in value] if isinstance(value, list) else value
+    for path in config:
+        found = _merged(found, _parsed(find_config(path), ()), group=True)
+    for name, value in overrides:
+        value = _expanded(_as_passed(value), Path(), (), name=name.rpartition(".")[2])
+        found = _overridden(found, name.split("."), value)
+    return found
 
 
 def digest_of_table_1(config: Sequence[str], settings: Mapping[str, Any], parents: Mapping[str, str]) -> str:

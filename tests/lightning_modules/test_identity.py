@@ -254,9 +254,11 @@ def test_what_dp_sgd_refuses_to_change_on_resuming(
 # What is planned is what is inherited.
 
 
-EARLY = [
-    {"class_path": "EarlyStopping", "init_args": {"monitor": "val/accuracy", "mode": "max", "stopping_threshold": 0}}
-]
+def stopped_early(monitor: str = "test_split/accuracy") -> list[dict[str, Any]]:
+    return [{"class_path": "EarlyStopping", "init_args": {"monitor": monitor, "mode": "max", "stopping_threshold": 0}}]
+
+
+EARLY = stopped_early()
 
 
 @pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -329,7 +331,7 @@ def test_nothing_is_chosen_by_private_records(evaluation: str) -> None:
         assert "ACCESSED WITHOUT" not in Path("teacher/public/guarantee.md").read_text()
         return
     with pytest.raises(ValueError, match="EarlyStopping chooses by 'val/accuracy', which is measured on private"):
-        teacher_by_dp_sgd("teacher", **settings)
+        teacher_by_dp_sgd("teacher", **{**settings, "callbacks": stopped_early("val/accuracy")})
     teacher_by_dp_sgd("teacher", **{**settings, "callbacks": None})
     page = Path("teacher/public/guarantee.md").read_text()
     assert "ACCESSED WITHOUT CHARGE: accuracy on held-out private records" in page

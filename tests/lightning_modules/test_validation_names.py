@@ -1,9 +1,8 @@
-"""What a validation's accuracy is called says what it is of, and the former name is still followed."""
+"""What a validation's accuracy is called says what it is of."""
 
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -46,27 +45,9 @@ def test_of_what_is_kept_apart_it_is_val(folder: Path) -> None:
     assert record["config"]["data"]["init_args"]["evaluation"] == "selection"
 
 
-@pytest.mark.parametrize("monitor", [TEST_SPLIT, pytest.param(KEPT_APART, marks=pytest.mark.slow)])
-def test_either_name_may_be_monitored_for_now(folder: Path, monitor: str) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        cli = distil(model={"images": "prior", "generator": None}, epochs=3, trainer=stopped_by(monitor))
-    assert cli.trainer.current_epoch == 1  # the threshold of 0 is met at once
-    told = [str(entry.message) for entry in caught if "is called now" in str(entry.message)]
-    assert bool(told) is (monitor == KEPT_APART)
-    # In the files it has its own name alone.
-    assert KEPT_APART not in Path("run/metrics.csv").read_text()
-
-
 @pytest.mark.slow
-def test_without_the_alias_an_old_monitor_would_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_modules.runtime.validation.callbacks_of", lambda _: [])
+def test_a_metric_that_is_not_logged_cannot_be_monitored(folder: Path) -> None:
     with pytest.raises(RuntimeError, match="which is not available"):
         distil(model={"images": "prior", "generator": None}, epochs=3, trainer=stopped_by(KEPT_APART))
-
-
-def test_what_monitors_the_half_that_is_kept_apart_is_told_nothing(folder: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*is called now")
-        cli = fit(selecting(epochs=3, trainer=stopped_by(KEPT_APART)))
+    cli = fit(selecting(epochs=3, trainer=stopped_by(KEPT_APART)))  # it is where it is logged
     assert cli.trainer.current_epoch == 1

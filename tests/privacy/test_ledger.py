@@ -259,9 +259,6 @@ def test_another_version_is_refused(path: Path) -> None:
     path.write_text('{"event":"open","version":3,"private_data":"digits/train"}\n')
     with pytest.raises(LedgerError, match="has version 3, this code reads 2"):
         opened(path)
-    path.write_text('{"event":"open","version":1,"private_data":"digits/train"}\n')
-    with pytest.raises(LedgerError, match=r"version 1.*do not say which training.*LightningCLI ledger take-over"):
-        opened(path)
 
 
 def test_a_ledger_that_was_shortened_or_removed_is_refused(path: Path) -> None:

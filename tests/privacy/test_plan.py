@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,23 +148,6 @@ def test_a_target_that_was_raised_bounds_nothing_that_was_fixed_beforehand() -> 
     assert again.stated.epsilon == none.stated.epsilon
 
 
-def test_a_plan_of_an_earlier_version_is_read_at_the_highest_price_that_is_known() -> None:
-    first = fit(None, GradientAnnotator, wanted=20, calls=10, **GRADIENTS)
-    old = Fit(first.annotator, Plan.from_dict({"planned_calls": 20, "plan_changed": False}), first.state)
-    assert old.plan.charges is None
-
-    def resumed(**changed: Any) -> Fit:
-        annotator = GradientAnnotator(**{**GRADIENTS, **changed})
-        annotator.bind(batch_size=32, num_classes=CLASSES)
-        annotator.open(private_data="digits/train", training=TRAINING, state=first.state)
-        plan = annotator.fix_plan(Plan.from_dict({"planned_calls": 20, "plan_changed": False}), lambda: 20)
-        return Fit(annotator, plan, first.state)
-
-    same, noisier = resumed(), resumed(noise_multiplier=1e9)
-    assert same.stated.epsilon == first.stated.epsilon and not same.plan.changed
-    assert noisier.stated.epsilon >= first.stated.epsilon > noisier.stated_by_number and noisier.plan.changed
-
-
 def test_sizes_that_were_fixed_beforehand_use_a_plan_up() -> None:
     """Candidates that shrink by a schedule: a call over ten of them is one of those that were planned over two."""
 
@@ -307,5 +289,3 @@ def test_no_total_lies_below_what_a_run_states(tmp_path: Path, monkeypatch: pyte
 def test_a_state_survives_its_checkpoint() -> None:
     first = fit(None, VoteAnnotator, wanted=50, calls=3, **CONFIDENT, target_epsilon=4.0)
     assert Plan.from_dict(json.loads(json.dumps(first.plan.to_dict()))) == first.plan
-    check: Callable[..., Any] = Plan.from_dict
-    assert check({}) == Plan()

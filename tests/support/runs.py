@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+from support.short_names import grouped
 from torch import Tensor
 
 from lightning_modules.cli import TranscriptionCLI, main
-from lightning_modules.runtime.renamed import RENAMED, upgrade_settings
 from privacy.files import write_atomically
 
 QUIET = [
@@ -22,18 +21,6 @@ QUIET = [
     "--trainer.num_sanity_val_steps=0",
 ]
 BATCH_SIZE = 8
-
-
-def grouped(kind: str | type, **settings: Any) -> dict[str, Any]:
-    """Settings of a method by short names, such as `images="prior"`, in the groups that its constructor takes.
-
-    A short name is one of `RENAMED`; a subclass in `support` is named `<what it does><method>`.
-    """
-    name = kind if isinstance(kind, str) else kind.__name__
-    method = next((known for known in RENAMED if name.rsplit(".", 1)[-1].endswith(known)), name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        return upgrade_settings(method, settings, where="a test")
 
 
 def configuration(

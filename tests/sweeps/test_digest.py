@@ -176,30 +176,3 @@ def test_effective_values() -> None:
     assert values["trainer"] == {"max_epochs": 5, "callbacks": ["a"]}
     assert values["model"]["init_args"]["annotator"]["init_args"] == {"norm_bound": 2.0}
     assert values["model"]["init_args"]["student"] == {"width": 4}
-
-
-def test_an_older_name_of_a_setting_is_the_same_fit_and_another_value_is_not() -> None:
-    """Former names (`gamma`, `images`) in the base file, current ones in the other, in files as in overrides."""
-    renamed = yaml.safe_load(BASE)
-    init_args = renamed["model"]["init_args"]
-    init_args["gradient_targets"] = {"gamma": init_args.pop("gamma")}
-    Path("today.yaml").write_text(yaml.safe_dump(renamed))
-    assert of() == of("today.yaml")
-    old, new = {"model.images": "prior", "model.gamma": 2.0}, {"model.images.source": "prior"}
-    same = of("today.yaml", settings={**new, "model.gradient_targets.gamma": 2.0})
-    assert of(settings=old) == of("today.yaml", settings=old) == same != of()
-    # What an older name overrides is one setting of its group: the others still count.
-    for prior in ("StrokePrior", "SilhouettePrior"):
-        init_args["images"] = {"prior": prior}
-        Path(f"{prior}.yaml").write_text(yaml.safe_dump(renamed))
-    both = {"model.images": "both"}
-    first, second = (of(f"{prior}.yaml", settings=both) for prior in ("StrokePrior", "SilhouettePrior"))
-    assert first != second
-
-
-def test_a_renamed_class_is_the_same_fit() -> None:
-    def with_annotator(name: str) -> str:
-        Path(f"{name}.yaml").write_text(BASE.replace("GradientAnnotator", name))
-        return of(f"{name}.yaml")
-
-    assert with_annotator("AnswerAnnotator") == with_annotator("ResponseAnnotator") != with_annotator("LabelAnnotator")

@@ -166,13 +166,15 @@ def test_the_offline_runner_makes_each_run_once(folder: Path, capsys: pytest.Cap
     values = {
         "method": "random", "name": "tiny", "program": "LightningCLI",
         "command": ["${env}", "${program}", "fit", "--config", "base.json", "--trainer.logger=WandbLogger", "${args}"],
-        "parameters": {"model.dkd_beta": {"values": [1.0, "no number"]}, "model.gamma": {"min": 10.0, "max": 20.0}},
+        "parameters": {
+            "model.gradient_targets.dkd_beta": {"values": [1.0, "no number"]},
+            "model.gradient_targets.gamma": {"min": 10.0, "max": 20.0},
+        },
     }  # fmt: skip
     Path("tiny.yaml").write_text(yaml.safe_dump(values))
     found = Sweep.read("tiny.yaml")
-    seed = next(
-        s for s in range(99) if [p["model.dkd_beta"] for p in found.points(count=2, seed=s)] == ["no number", 1]
-    )
+    chosen = "model.gradient_targets.dkd_beta"
+    seed = next(s for s in range(99) if [p[chosen] for p in found.points(count=2, seed=s)] == ["no number", 1])
     with pytest.raises(SystemExit, match="1 of 2 runs failed"):
         main(["sweep", "tiny.yaml", "--count", "2", "--seed", str(seed)])
     (done,) = Path("runs/sweeps/tiny").glob("*/done.json")

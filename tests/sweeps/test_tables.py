@@ -195,12 +195,6 @@ def test_what_changes_a_fit_and_what_does_not(spec: TableSpec) -> None:
     before = [cell.fit.digest for cell in spec.cells("cpu")]
     Path("student.yaml").write_text("# said more clearly\na: 2")
     assert [cell.fit.digest for cell in spec.cells("cpu")] == before
-    # A class is the same under its old and its new name, and under no other.
-    digests = []
-    for name in ("AnswerAnnotator", "ResponseAnnotator", "LabelAnnotator"):
-        Path("student.yaml").write_text(yaml.safe_dump({"a": [{"class_path": name, "init_args": {"b": 1}}]}))
-        digests.append([cell.fit.digest for cell in spec.cells("cpu")])
-    assert digests[0] == digests[1] != digests[2]
     Path("teacher.yaml").write_text("a: 100")
     assert not set(before) & {cell.fit.digest for cell in spec.cells("cpu")}
 
@@ -470,17 +464,6 @@ def test_anchors_that_protect_another_unit_are_left_out(spec: TableSpec) -> None
     assert "| LP-2ST | 95.82 % | 83.26 % |" in others and "PSG (Chen et al. 2022)" not in others
     _, file = render_table(spec, preset="cpu", results="results")
     assert "PSG (Chen et al. 2022)" in section(file.read_text(), "Other methods, as printed:")
-
-
-def test_the_old_name_of_a_comparison_is_read(spec: TableSpec) -> None:
-    chosen = [{"table": "t.yaml", "label": "ours elsewhere"}]
-    for name in ("beside", "compare_with"):
-        Path(f"{name}.yaml").write_text(yaml.safe_dump({**SPEC, name: chosen}, sort_keys=False))
-    with pytest.warns(FutureWarning, match=r"beside in beside\.yaml is called compare_with now"):
-        old = TableSpec.read("beside.yaml")
-    assert old.compare_with == TableSpec.read("compare_with.yaml").compare_with == tuple(chosen)
-    with pytest.raises(SpecError):
-        written({**SPEC, "next_to": chosen})
 
 
 def test_rows_of_another_table_stand_beside(spec: TableSpec) -> None:

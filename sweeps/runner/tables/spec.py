@@ -49,7 +49,6 @@ from typing import Any
 import yaml
 
 from lightning_modules.runtime.paths import find_config
-from privacy.deprecation import warn_renamed
 from sweeps.runner.fit import Fit
 from sweeps.runner.tables.cells import Cell, FitSpec
 from sweeps.runner.tables.published import published
@@ -156,9 +155,6 @@ class TableSpec:
         file = _locate(str(path))
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
         where = str(path)
-        if isinstance(values, dict) and "beside" in values:
-            warn_renamed(f"beside in {where}", "compare_with")
-            values = {("compare_with" if key == "beside" else key): value for key, value in values.items()}
         _only(values, KEYS, where)
         if missing := {"title", "fits", "axes", "presets"} - set(values):
             raise SpecError(f"{where}: `{'`, `'.join(sorted(missing))}` needed")

@@ -267,12 +267,3 @@ def test_features_of_the_priors_images_are_as_long_as_before_on_the_average() ->
 def test_settings_without_a_meaning_are_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         WhitenedScatteringClassifier(image_shape=SHAPE, **{"images": 60, "groups": 9, **settings})  # type: ignore[arg-type]
-
-
-def test_weights_of_before_are_read_under_the_new_name() -> None:
-    network = whitened()
-    old = {name.replace("feature_extractor.", "front."): value for name, value in network.state_dict().items()}
-    assert any(name.startswith("front.") for name in old)
-    whole = torch.nn.ModuleDict({"network": whitened()})
-    whole.load_state_dict({f"network.{name}": value for name, value in old.items()})
-    assert all(torch.equal(value, network.state_dict()[name]) for name, value in whole["network"].state_dict().items())

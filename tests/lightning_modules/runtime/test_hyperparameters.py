@@ -77,14 +77,6 @@ def test_what_is_not_given_again_is_refused_by_name(of_script: Path) -> None:
         DGD.load_from_checkpoint(file)
 
 
-def test_an_annotator_that_an_earlier_version_dropped_is_missed_too(of_script: Path) -> None:
-    content = torch.load(of_script, weights_only=True)
-    del content["distillation"]["objects"]
-    torch.save(content, of_script)
-    with pytest.raises(CheckpointError, match="gave annotator as objects"):
-        loaded(of_script, images=IMAGES, student=lambda **_: small())
-
-
 def test_without_that_the_budget_is_lost(of_script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: Laplace noise of scale 40 without a target, in the place of Gaussian 200 and ε = 0.5."""
     monkeypatch.setattr("lightning_modules.base.require_given", lambda *_, **__: None)

@@ -121,7 +121,7 @@ def test_two_processes_train_and_are_charged_as_one(folder: Path, model: dict[st
     fit(configuration("one", **model))
     one, two = checkpoint("one"), checkpoint("two")
     assert torch.allclose(parameters(one["state_dict"]), first, atol=1e-4 if "granularity" in model else 1e-5)
-    assert one["dp_sgd"] == two["dp_sgd"] and one["releases"] == two["releases"]
+    assert one["dp_sgd"] == two["dp_sgd"] and one["training"]["releases"] == two["training"]["releases"]
     assert one["dp_sgd"]["plan"] == [[1.0, pytest.approx(128 / 1275), 3]]
     # Charges do not depend on the number of processes, so that it may change on resuming.
     fit(configuration("two", epochs=2, **model), "--ckpt_path=two/checkpoints/last.ckpt")

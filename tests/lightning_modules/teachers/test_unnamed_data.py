@@ -76,7 +76,7 @@ def test_other_ledgers_of_the_same_weights_are_named(monkeypatch: pytest.MonkeyP
     known = private_teacher._known_ledgers
     used("weights.pt")
     Path("weights.pt").rename("model.pt")
-    with monkeypatch.context() as patch:  # as an earlier version did
+    with monkeypatch.context() as patch:
         patch.setattr(private_teacher, "_known_ledgers", lambda training, file: {})
         used("model.pt")
     assert private_teacher._known_ledgers is known

@@ -29,12 +29,12 @@ from privacy import (
     Unbounded,
     compose,
     compose_delta,
-    pld,
     rdp_compose,
     release_from_dict,
     release_kinds,
 )
 from privacy.accountants import ACCOUNTANTS, ExactAccountant, LabelDPAccountant, RDPAccountant, ReleaseAccountant
+from privacy.numerics import pld
 
 DELTA = 1e-5
 # Each with a noisier neighbour, which must cost less.
