@@ -7,17 +7,16 @@ ratios and writes it as JSON. A training loop that shows epsilon at every step p
 from __future__ import annotations
 
 import argparse
-import platform
 import time
 import warnings
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from opacus.accountants import create_accountant
 
 from benchmarks.reporting import report
+from lightning_modules.runtime.runs import commit, hardware, versions
 from privacy import Gaussian, Release, compose
 from privacy.accountants import ExactAccountant, RDPAccountant
 
@@ -47,69 +46,28 @@ ACCOUNTANTS: dict[str, Callable[[], Any]] = {
 }
 
 
-def time_charges(accountant: Any, steps: int) -> float:
-    """Seconds per charge over ``steps`` equal steps."""
+def measure(make: Callable[[], Any], steps: int, seconds: float) -> dict[str, Any]:
+    """Microseconds per charge and per reading of one accountant, and its first epsilon.
+
+    Args:
+        make: Makes it.
+        steps: Charges before the first reading.
+        seconds: Time for the readings, each after one more charge so that no cache of results answers.
+    """
+    accountant = make()
     start = time.perf_counter()
     for _ in range(steps):
         accountant.step(noise_multiplier=NOISE, sample_rate=RATE)
-    return (time.perf_counter() - start) / steps
-
-
-def time_readings(accountant: Any, *, seconds: float, most: int = 2000) -> tuple[float, float, int]:
-    """Seconds per reading, each after one more charge so that no cache of results answers; first epsilon; readings."""
+    charge = (time.perf_counter() - start) / steps
     epsilon = accountant.get_epsilon(DELTA)
     spent, readings = 0.0, 0
-    while readings < most and (spent < seconds or readings == 0):
+    while readings < 2000 and (spent < seconds or readings == 0):
         accountant.step(noise_multiplier=NOISE, sample_rate=RATE)
         start = time.perf_counter()
         accountant.get_epsilon(DELTA)
         spent += time.perf_counter() - start
         readings += 1
-    return spent / readings, float(epsilon), readings
-
-
-def measure(steps: int, seconds: float) -> dict[str, Any]:
-    """Time every accountant.
-
-    Args:
-        steps: charges before the first reading.
-        seconds: time to spend on the readings of each accountant.
-    """
-    rows: list[dict[str, Any]] = []
-    for name, make in ACCOUNTANTS.items():
-        accountant = make()
-        charge = time_charges(accountant, steps)
-        reading, epsilon, readings = time_readings(accountant, seconds=seconds)
-        rows.append(
-            {
-                "accountant": name,
-                "charge_us": 1e6 * charge,
-                "reading_us": 1e6 * reading,
-                "readings": readings,
-                "epsilon": epsilon,
-            }
-        )
-    for row in rows:
-        for base in ("opacus rdp", "opacus prv"):
-            other = next(r for r in rows if r["accountant"] == base)
-            key = base.replace(" ", "_")
-            row[f"charge_ratio_{key}"] = other["charge_us"] / row["charge_us"]
-            row[f"reading_ratio_{key}"] = other["reading_us"] / row["reading_us"]
-            row[f"step_ratio_{key}"] = (other["charge_us"] + other["reading_us"]) / (
-                row["charge_us"] + row["reading_us"]
-            )
-    return {
-        "steps": steps,
-        "noise_multiplier": NOISE,
-        "sample_rate": RATE,
-        "delta": DELTA,
-        "rows": rows,
-        "hardware": f"{platform.machine()}, {platform.system()}, one thread",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("opacus", "numpy", "scipy")},
-        },
-    }
+    return {"charge_us": 1e6 * charge, "reading_us": 1e6 * spent / readings, "epsilon": float(epsilon)}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -135,7 +93,14 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("results/benchmarks/accounting.json"))
     options = parser.parse_args(args)
     warnings.simplefilter("ignore")
-    result = measure(options.steps, options.seconds)
+    rows = [{"accountant": name, **measure(make, options.steps, options.seconds)} for name, make in ACCOUNTANTS.items()]
+    for row in rows:
+        for base in ("opacus rdp", "opacus prv"):
+            other = next(r for r in rows if r["accountant"] == base)
+            row[f"step_ratio_{base.replace(' ', '_')}"] = (other["charge_us"] + other["reading_us"]) / (
+                row["charge_us"] + row["reading_us"]
+            )
+    result = {"steps": options.steps, "rows": rows, "hardware": hardware(), "versions": versions(), "commit": commit()}
     report(result, table(result), output=options.output)
 
 

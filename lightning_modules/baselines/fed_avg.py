@@ -18,7 +18,7 @@ from lightning_modules.baselines.averaging import weighted_mean
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.setting_checks import check_whole_number
-from lightning_modules.teachers.ensemble import shuffled_passes
+from lightning_modules.teachers.shard_batches import shuffled_passes
 from lightning_modules.teachers.teacher import Teacher
 from privacy.identity import CheckpointError
 

@@ -14,7 +14,7 @@ from torchvision.models import VisionTransformer
 
 from lightning_modules.networks import DataLensClassifier, SmallCNN, TwoConvNet, logits_and_statistics
 from lightning_modules.networks.stacked import NetworkStack, in_threads, one_thread, stack_states
-from lightning_modules.teachers.joint_training import SeparateTraining, StackedTraining
+from lightning_modules.teachers.joint_training import JointTraining
 
 SHAPE = (1, 8, 8)
 
@@ -64,15 +64,11 @@ def test_transformers_are_asked_and_trained_like_any_other_network(vectorised: b
     expected = [
         float(F.cross_entropy(network(rows), own)) for network, rows, own in zip(many, images, labels, strict=True)
     ]
-    train = StackedTraining if vectorised else SeparateTraining
-    training = train(many, make_optimizer=lambda weights: torch.optim.Adam(weights, lr=1e-2))
+    training = JointTraining(many, make_optimizer=lambda weights: torch.optim.Adam(weights, lr=1e-2))
     losses = []
     for step in range(20):
-        for optimizer in training.optimizers:
-            optimizer.zero_grad()
         losses.append(training.backward(images, labels, step=step))
-        for optimizer in training.optimizers:
-            optimizer.step()
+        training.descend(1.0)
     assert losses[0].tolist() == pytest.approx(expected, rel=1e-4)
     assert bool((losses[-1] < 0.8 * losses[0]).all())
 

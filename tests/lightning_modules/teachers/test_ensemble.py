@@ -17,8 +17,9 @@ from lightning_modules import TeacherEnsemble
 from lightning_modules.cli import main
 from lightning_modules.networks import DataLensClassifier, SmallCNN, TwoConvNet, logits_and_statistics
 from lightning_modules.networks.stacked import stack_states
-from lightning_modules.teachers.ensemble import rate_factor, shuffled_passes
-from lightning_modules.teachers.joint_training import JointTraining
+from lightning_modules.teachers.ensemble import rate_factor
+from lightning_modules.teachers.ensemble_accuracy import EnsembleAccuracy
+from lightning_modules.teachers.shard_batches import shuffled_passes
 from privacy.mechanisms.vote_counts import vote_counts
 
 TEACHERS, STEPS = 6, 24
@@ -37,9 +38,9 @@ def train(dataset: Digits | None = None, *, num_teachers: int = TEACHERS, **sett
 
 
 @pytest.fixture(scope="module")
-def before() -> dict[bool, TeacherEnsemble]:
-    """Ensembles on all records, one by one and by `vmap`."""
-    return {vectorised: train(vectorised=vectorised) for vectorised in (False, True)}
+def before() -> TeacherEnsemble:
+    """An ensemble on all records."""
+    return train()
 
 
 def owner(record: int) -> int:
@@ -47,25 +48,21 @@ def owner(record: int) -> int:
 
 
 @pytest.mark.parametrize("how", ["taken out", "replaced", "added"])
-@pytest.mark.parametrize("vectorised", [False, True])
-def test_one_record_changes_one_teacher_and_two_counts(
-    before: dict[bool, TeacherEnsemble], vectorised: bool, how: str
-) -> None:
+def test_one_record_changes_one_teacher_and_two_counts(before: TeacherEnsemble, how: str) -> None:
     record = 100
-    after = train(Changed(record=record, how=how), vectorised=vectorised)
-    assert differ(before[vectorised], after) == [owner(ADDED if how == "added" else record)]
+    after = train(Changed(record=record, how=how))
+    assert differ(before, after) == [owner(ADDED if how == "added" else record)]
     # Between two digits teachers are undecided: a little of another training changes many a vote.
     test = Digits().read("test").__getitems__(list(range(362)))[0]
     images = (test + test.flip(0)) / 2
-    moved = after(images) - before[vectorised](images)
+    moved = after(images) - before(images)
     assert int(moved.abs().max()) == 1 and set(moved.abs().sum(dim=1).tolist()) == {0, 2}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vectorised", [False, True])
-def test_neither_dropout_nor_shifts_couple_teachers(vectorised: bool) -> None:
+def test_neither_dropout_nor_shifts_couple_teachers() -> None:
     first, second = (
-        train(dataset, network=DataLensClassifier, shift=2, vectorised=vectorised, num_teachers=3)
+        train(dataset, network=DataLensClassifier, shift=2, num_teachers=3)
         for dataset in (Digits(), Changed(record=7, how="replaced"))
     )
     assert differ(first, second) == [int(shard_of(torch.tensor([7]), num_shards=3))]
@@ -74,8 +71,11 @@ def test_neither_dropout_nor_shifts_couple_teachers(vectorised: bool) -> None:
 class ClippedTogether(TeacherEnsemble):
     """Clips the gradients of a chunk by their common norm, as `gradient_clip_val` would."""
 
-    def _training(self, networks: list[nn.Module]) -> JointTraining:
-        training = super()._training(networks)
+    def _begin_chunk(self) -> None:
+        super()._begin_chunk()
+        training = self.training_now
+        if training is None:
+            return
         alone = training.backward
 
         def backward(images: Tensor, labels: Tensor, *, step: int) -> Tensor:
@@ -85,21 +85,27 @@ class ClippedTogether(TeacherEnsemble):
             return losses
 
         training.backward = backward  # type: ignore[method-assign]
-        return training
 
 
 class NormalisedTogether(TeacherEnsemble):
     """Centres the images of a step by the mean over all teachers' batches."""
 
-    def draw_batches(self, step: int) -> tuple[Tensor, Tensor]:
-        images, labels = super().draw_batches(step)
-        return images - images.mean(), labels
+    def _begin_chunk(self) -> None:
+        super()._begin_chunk()
+        if self.batches is not None:
+            at = self.batches.at
+            self.batches.at = lambda step: (at(step)[0] - at(step)[0].mean(), at(step)[1])  # type: ignore[method-assign]
 
 
 class OrderedTogether(TeacherEnsemble):
     """Draws all teachers' batches from one stream of random numbers, of which a shard takes as many as it is large."""
 
-    def draw_batches(self, step: int) -> tuple[Tensor, Tensor]:
+    def _begin_chunk(self) -> None:
+        super()._begin_chunk()
+        if self.batches is not None:
+            self.batches.at = self.drawn_together  # type: ignore[method-assign]
+
+    def drawn_together(self, step: int) -> tuple[Tensor, Tensor]:
         assert self._records is not None
         if step == 0:
             torch.manual_seed(0)
@@ -111,42 +117,28 @@ class OrderedTogether(TeacherEnsemble):
         return images.unflatten(0, (len(rows), 40)), labels.unflatten(0, (len(rows), 40))
 
 
-@pytest.mark.parametrize("vectorised", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("coupled", [ClippedTogether, NormalisedTogether, OrderedTogether])
-def test_the_comparison_notices_what_couples_teachers(coupled: type[TeacherEnsemble], vectorised: bool) -> None:
-    first, second = (
-        train(dataset, kind=coupled, vectorised=vectorised)
-        for dataset in (Digits(), Changed(record=100, how="taken out"))
-    )
+def test_the_comparison_notices_what_couples_teachers(coupled: type[TeacherEnsemble]) -> None:
+    first, second = (train(dataset, kind=coupled) for dataset in (Digits(), Changed(record=100, how="taken out")))
     assert len(differ(first, second)) > 1
 
 
 @pytest.mark.parametrize("settings", [{"teachers_at_once": 6}, {"teachers_at_once": 4, "workers": 3}, {"workers": 2}])
-def test_neither_chunks_nor_threads_change_a_bit(before: dict[bool, TeacherEnsemble], settings: dict[str, Any]) -> None:
-    assert differ(before[False], train(**settings)) == []
+def test_neither_chunks_nor_threads_change_a_bit(before: TeacherEnsemble, settings: dict[str, Any]) -> None:
+    assert differ(before, train(**settings)) == []
 
 
-def test_another_seed_changes_every_teacher(before: dict[bool, TeacherEnsemble]) -> None:
-    assert differ(before[False], train(seed=1)) == list(range(TEACHERS))
+def test_another_seed_changes_every_teacher(before: TeacherEnsemble) -> None:
+    assert differ(before, train(seed=1)) == list(range(TEACHERS))
 
 
-def test_both_ways_of_training_agree() -> None:
-    """Rounding apart: after few steps at a small rate it has not grown yet."""
-    slow: dict[str, Any] = {"steps": 3, "optimizer": lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9)}
-    first, second = (stack_states(train(vectorised=vectorised, **slow).trained) for vectorised in (False, True))
-    start = stack_states(train(steps=1, optimizer=lambda weights: torch.optim.SGD(weights, lr=1e-30)).trained)
-    for name, values in first.items():
-        assert torch.allclose(values.float(), second[name].float(), atol=1e-4), name
-    assert max(float((first[name] - start[name]).abs().max()) for name in first if name.endswith("weight")) > 1e-2
-
-
-def test_a_teacher_is_what_training_it_alone_gives(before: dict[bool, TeacherEnsemble]) -> None:
+def test_a_teacher_is_what_training_it_alone_gives(before: TeacherEnsemble) -> None:
     """The plainest loop over one teacher's records, from the same draws, ends at the same bits."""
-    module, number = before[False], 4
+    module, number = before, 4
     data = Shards(dataset=Digits(), num_teachers=TEACHERS, batch_size=40)
     data.setup("fit")
     assert module.draw_seed is not None
-    network = module._fresh_network(seed=module.draw_seed, teacher=number).train()
+    network = module.networks.fresh(seed=module.draw_seed, teacher=number).train()
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3, fused=True)
     positions = data.shards.positions(number)
     order = shuffled_passes(len(positions), first=0, count=STEPS * 40, seed=module.draw_seed, teacher=number)
@@ -160,11 +152,10 @@ def test_a_teacher_is_what_training_it_alone_gives(before: dict[bool, TeacherEns
     assert all(torch.equal(ours[name], plain[name]) for name in ours)
 
 
-def test_batch_norm_hooks_fire_on_a_teacher(before: dict[bool, TeacherEnsemble]) -> None:
+def test_batch_norm_hooks_fire_on_a_teacher(before: TeacherEnsemble) -> None:
     images = torch.randn(16, *SHAPE)
-    for module in before.values():
-        found = [float(logits_and_statistics(module.teacher(number), images)[1]) for number in range(TEACHERS)]
-        assert len(set(found)) == TEACHERS and min(found) > 0
+    found = [float(logits_and_statistics(before.teacher(number), images)[1]) for number in range(TEACHERS)]
+    assert len(set(found)) == TEACHERS and min(found) > 0
 
 
 def configuration(folder: str = "run", **settings: Any) -> dict[str, Any]:
@@ -234,7 +225,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Run:
         pytest.param("on_train_batch_end", 6, {}, marks=pytest.mark.slow),  # between two chunks
         # at the end of an epoch, in the last chunk, of one teacher
         pytest.param("on_train_epoch_end", 16, {}, marks=pytest.mark.slow),
-        pytest.param("on_train_batch_end", 8, {"vectorised": True, "shift": 1}, marks=pytest.mark.slow),
+        pytest.param("on_train_batch_end", 8, {"shift": 1}, marks=pytest.mark.slow),
         pytest.param(
             "on_train_batch_end", 8, {"network": {"class_path": "DataLensClassifier"}}, marks=pytest.mark.slow
         ),
@@ -271,8 +262,8 @@ def test_the_comparison_notices_a_lost_optimizer_state(
     monkeypatch.chdir(tmp_path)
     interrupt(monkeypatch, "on_train_batch_end", 3, lambda: fit(configuration()))
     content = checkpoint()
-    for part in content["optimizer_states"][0]["parts"]:
-        part["state"] = {}
+    for state in content["ensemble"]["active"]["optimizers"]:
+        state["state"] = {}
     torch.save(content, "run/checkpoints/last.ckpt")
     assert differ(uninterrupted(), fit(configuration(), LAST).model) == [0, 1]
 
@@ -286,8 +277,7 @@ def test_other_shards_are_refused_on_resuming(tmp_path: Path, monkeypatch: pytes
     torch.save(content, "run/checkpoints/last.ckpt")
     for argument, message in (
         ("--data.num_teachers=4", "num_teachers was 5"),
-        ("--model.teachers_at_once=1", "teachers_at_once must be what it was"),
-        ("--model.vectorised=true", "vectorised, teachers_at_once"),
+        ("--model.teachers_at_once=1", "teachers_at_once was 2"),
     ):
         with pytest.raises(ValueError, match=message):
             fit(configuration(), LAST, argument, "--trainer.default_root_dir=other")
@@ -341,13 +331,13 @@ def test_the_sweep_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_each_teacher_is_judged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     asked: list[int] = []
-    tally = TeacherEnsemble._tally
+    add = EnsembleAccuracy.add
 
-    def counted(self: TeacherEnsemble, teachers: Any, *arguments: Any) -> None:
-        asked.append(len(teachers))
-        tally(self, teachers, *arguments)
+    def counted(self: EnsembleAccuracy, *arguments: Any) -> None:
+        asked.append(0 if self._now is None else len(self._now))
+        add(self, *arguments)
 
-    monkeypatch.setattr(TeacherEnsemble, "_tally", counted)
+    monkeypatch.setattr(EnsembleAccuracy, "add", counted)
     cli = fit(configuration())
     assert sum(asked) == 5
     assert float(cli.trainer.callback_metrics["ensemble/teachers_done"]) == 5
@@ -373,8 +363,6 @@ def test_settings_without_a_meaning(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ):
         with pytest.raises(ValueError, match=message):
             TeacherEnsemble(num_classes=10, image_shape=SHAPE, **settings)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="treat every weight by itself"):
-        train(vectorised=True, optimizer=lambda weights: torch.optim.LBFGS(list(weights)))
     plain = configuration()
     plain["data"] = {"class_path": "Digits"}
     with pytest.raises(ValueError, match=r"disjoint shards.*Shards"):
@@ -387,18 +375,18 @@ def test_settings_without_a_meaning(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_b_s_net_is_the_default() -> None:
     module = TeacherEnsemble(num_classes=10, image_shape=SHAPE)
-    assert isinstance(module._fresh_network(seed=0, teacher=0), TwoConvNet)
+    assert isinstance(module.networks.fresh(seed=0, teacher=0), TwoConvNet)
     assert module.hparams["network"]["class_path"].endswith("TwoConvNet")
 
 
 def test_initialisations_follow_the_seed_and_the_teachers_number() -> None:
     module = TeacherEnsemble(num_classes=10, image_shape=SHAPE, network=small)
     same, other, later = (
-        stack_states([module._fresh_network(seed=seed, teacher=teacher)])["head.weight"]
+        stack_states([module.networks.fresh(seed=seed, teacher=teacher)])["head.weight"]
         for seed, teacher in ((5, 3), (6, 3), (5, 4))
     )
     torch.manual_seed(1)
-    assert torch.equal(same, stack_states([module._fresh_network(seed=5, teacher=3)])["head.weight"])
+    assert torch.equal(same, stack_states([module.networks.fresh(seed=5, teacher=3)])["head.weight"])
     assert not torch.equal(same, other) and not torch.equal(same, later)
 
 

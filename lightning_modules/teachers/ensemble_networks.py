@@ -1,0 +1,87 @@
+"""The networks of an ensemble: how each is built, and the fixed features that all of them share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_modules.networks import build_network
+from lightning_modules.networks.stacked import with_feature_extractor, without_feature_extractor
+from lightning_modules.runtime.randomness import key
+
+__all__ = ["EnsembleNetworks", "unstacked"]
+
+
+class EnsembleNetworks:
+    """Builds teachers that differ in their initial weights alone, without the fixed feature extractor they share.
+
+    Args:
+        factory: Builds a teacher, see `build_network`.
+        num_classes: c.
+        image_shape: (C, H, W).
+
+    Raises:
+        ValueError: A network that does not give c logits for such an image, or whose feature extractor has weights.
+
+    Attributes:
+        feature_extractor: What the features of all teachers are computed by, once; None where they take images.
+        random: Whether a teacher draws random numbers while it is trained (dropout).
+    """
+
+    def __init__(
+        self, factory: Callable[..., nn.Module], *, num_classes: int, image_shape: tuple[int, int, int]
+    ) -> None:
+        self._factory = factory
+        self._num_classes = num_classes
+        self._image_shape = image_shape
+        whole = self._built(seed=0, teacher=0)
+        self.random = _draws_at_random(whole, image_shape=image_shape)
+        network, self.feature_extractor = without_feature_extractor(whole)
+        kept = getattr(network, "feature_extractor", None)
+        if isinstance(kept, nn.Module) and kept.state_dict():
+            raise ValueError(
+                f"model.network: the feature extractor ({type(kept).__name__}) has weights or buffers, which would be "
+                "kept once for each teacher: take one without, such as ScatteringClassifier"
+            )
+
+    def fresh(self, *, seed: int, teacher: int) -> nn.Module:
+        """The teacher of this number with its initial weights of this seed."""
+        return without_feature_extractor(self._built(seed=seed, teacher=teacher))[0]
+
+    def _built(self, *, seed: int, teacher: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key(seed, 0, teacher, "teacher"))
+            return build_network(
+                self._factory, num_classes=self._num_classes, image_shape=self._image_shape, name="model.network"
+            )
+
+    def whole(self, network: nn.Module) -> nn.Module:
+        """A teacher together with the feature extractor."""
+        return with_feature_extractor(network, self.feature_extractor)
+
+    def restored(self, states: Iterable[Mapping[str, Any]]) -> list[nn.Module]:
+        """Teachers with these states, in evaluation mode."""
+        networks = []
+        for state in states:
+            network = self.fresh(seed=0, teacher=0)
+            network.load_state_dict(state)
+            networks.append(network.eval().requires_grad_(False))
+        return networks
+
+
+def unstacked(states: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Inverse of `stack_states`: a state for each network."""
+    count = len(next(iter(states.values()))) if states else 0
+    return [{name: values[index] for name, values in states.items()} for index in range(count)]
+
+
+def _draws_at_random(network: nn.Module, *, image_shape: tuple[int, int, int]) -> bool:
+    copied = copy.deepcopy(network).train()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = torch.get_rng_state()
+        copied(torch.zeros(2, *image_shape))
+        return not torch.equal(before, torch.get_rng_state())
