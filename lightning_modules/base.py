@@ -30,6 +30,7 @@ from lightning_modules.query_plan import QueryPlan
 from lightning_modules.replay import Replay, ReplayMemory
 from lightning_modules.runtime.area_under_curve import AreaUnderCurve, log_auroc
 from lightning_modules.runtime.hyperparameters import (
+    GuardedLoading,
     keep_plain_hyperparameters,
     note_recorded,
     require_given,
@@ -61,7 +62,7 @@ from privacy.processes import Processes, ProcessesError, by_all, share_size
 __all__ = ["DataFreeDistillation"]
 
 
-class DataFreeDistillation(LightningModule):
+class DataFreeDistillation(GuardedLoading, LightningModule):
     """Base of the data-free methods. A subclass writes its paper's algorithm as one `training_step`.
 
     The teacher is a path, read when a fit begins. It is no submodule: it reaches no `state_dict`, checkpoint or logger,

@@ -34,9 +34,11 @@ from lightning_modules.commands.errors import EXPECTED, message_of
 from lightning_modules.commands.export import export
 from lightning_modules.commands.ledger import ledger
 from lightning_modules.commands.priors import priors
+from lightning_modules.networks.named_code import texts_in
 from lightning_modules.runtime.arguments import given_settings, prepare_arguments
 from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO
 from lightning_modules.runtime.csv_logger import ContinuedCSVLogger, RunCSVLogger
+from lightning_modules.runtime.hyperparameters import require_known_checkpoint
 from lightning_modules.runtime.interruption import exit_status, how_to_resume, say_how_to_resume
 from lightning_modules.runtime.loggers import name_runs
 from lightning_modules.runtime.outcome import outcome
@@ -174,6 +176,8 @@ class TranscriptionCLI(LightningCLI):
         given_names = given_settings(self._arguments)
         refuse_other_architecture(before, now, given=given_names, command=command, checkpoint=str(path))
         if before:
+            built = {"hyper_parameters": {"class_path": class_before, **before}}
+            require_known_checkpoint(built, where=str(path), named=list(texts_in(config.as_dict())))
             # What is measured is what was trained: its architecture is in the checkpoint.
             settings = {"class_path": class_before, "dict_kwargs": before}
             self.config = self.parser.parse_object({command: {"model": settings}}, self.config)

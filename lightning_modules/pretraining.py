@@ -23,7 +23,7 @@ from lightning_modules.networks.pretraining_file import (
     provenance_of,
 )
 from lightning_modules.procedural_images import ProceduralImages
-from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, settings_of
+from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters, settings_of
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.randomness import stream
 from lightning_modules.runtime.resuming import take_back_unfinished_step
@@ -36,7 +36,7 @@ from privacy.processes import ProcessesError, everywhere
 __all__ = ["ProceduralPretraining"]
 
 
-class ProceduralPretraining(LightningModule):
+class ProceduralPretraining(GuardedLoading, LightningModule):
     """Contrastive pretraining on procedural images (SimCLR, Chen et al. 2020; on such images Baradad et al. 2021).
 
     Of each image two random views are drawn, and each is to name its partner among all views of the batch. No record of

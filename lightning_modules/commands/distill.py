@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
-from torch import nn
 
 from datamodules.base import require_at_least
 from lightning_modules.commands.calibrate import planned_cost, planned_epsilon
 from lightning_modules.commands.export import add_export_options, export_settings, say_exported
-from lightning_modules.networks.named_code import require_classes
-from lightning_modules.priors import ImagePrior
+from lightning_modules.networks.named_code import require_known_code, texts_in
 from lightning_modules.publishing import ExportError, check_options, export_run
 from lightning_modules.runtime.interruption import exit_status
 from lightning_modules.runtime.runs import is_dev_run, run_folder
@@ -166,11 +164,11 @@ def bounded_training(path: Path) -> tuple[Training | None, Mapping[str, Any] | N
 
 
 def _safe_network(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a file says of its architecture, for the student's; None where more than classes of networks stand in it."""
+    """What a file says of its architecture, for the student's; None where it names code of others."""
     settings = content.get("hyper_parameters")
     network = settings.get("network") if isinstance(settings, Mapping) else None
     try:
-        require_classes(network, of=(nn.Module, ImagePrior))
+        require_known_code(network)
     except ValueError:
         return None
     return network if isinstance(network, Mapping) else None
@@ -227,6 +225,7 @@ def distill(
         export_run(
             run_folder(cli.trainer),
             to=to,
+            named=list(texts_in(cli.config.as_dict())),
             **export_settings(options),
         )
     )

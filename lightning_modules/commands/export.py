@@ -27,7 +27,10 @@ def export(args: Sequence[str]) -> None:
     parser.add_argument("--to", required=True, metavar="DIR", help="The folder that is made.")
     add_export_options(parser)
     parser.add_argument(
-        "--network", default=None, metavar="CLASS_PATH", help="The network's class, where a script gave an object."
+        "--network",
+        default=None,
+        metavar="CLASS_PATH",
+        help="The network's class, where a script gave an object, or where it is of another package: my.py:Net.",
     )
     options = parser.parse_args(list(args))
     done = export_run(

@@ -1,67 +1,149 @@
-"""What of a description in a file might be imported, and called, when a network is built by it."""
+"""The one gate for files that name code: what a checkpoint, a teacher or an exported folder may have built."""
 
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Iterator, Mapping
+import sys
+from abc import ABC
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import is_dataclass
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import yaml
+from lightning import LightningDataModule
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchvision.models import get_model_builder, list_models
 
-from lightning_modules.networks.foreign import ForeignNetwork, named_object
+from lightning_modules.networks.foreign import named_object
 
-__all__ = ["names_of_code", "require_classes"]
+__all__ = ["require_known_code", "texts_in", "unknown_code"]
 
-#: Text that a parser can take for nothing but itself, or for a class that is known already.
-_PLAIN = re.compile(r"[\w+-]*")
-
-
-def names_of_code(spec: Any) -> Iterator[str]:
-    """Class paths, nested ones too, and every text that a parser might read as one or as settings that hold one."""
-    if isinstance(spec, Mapping):
-        for key, value in spec.items():
-            if key == "class_path":
-                yield str(value)
-            else:
-                yield from names_of_code(value)
-    elif isinstance(spec, (list, tuple)):
-        for value in spec:
-            yield from names_of_code(value)
-    elif isinstance(spec, str) and not _PLAIN.fullmatch(spec):
-        yield spec
+_OURS = ("lightning_modules.", "privacy.", "datamodules.", "sweeps.")
+_KNOWN = (*_OURS, "torch.nn.", "torch.optim.", "torchvision.models.")
+_KINDS = (nn.Module, Optimizer, LRScheduler, LightningDataModule)
+_DATA = ("ckpt", "pt", "pth", "pt2", "safetensors", "onnx", "jsonl")
 
 
-def require_classes(spec: Any, *, of: tuple[type, ...]) -> None:
-    """Refuses a description by which anything but objects of some classes would be made.
+def require_known_code(spec: Any, *, named: Collection[str] = ()) -> None:
+    """Refuses a description of objects, as a file has it, unless nothing but known classes can be built by it.
 
-    Classes are imported for that, from wherever they are installed; nothing of them is called.
+    Known are networks, optimizers, data and settings of this package, of `torch.nn`, `torch.optim` and
+    `torchvision.models`, and what the user has named in this very command. A name counts by what it resolves to: a
+    module may hold what it has imported from elsewhere. Any text counts, since parsers take text for names, for
+    settings and for files of settings. Nothing outside of these packages is imported, and nothing is called.
 
     Args:
-        spec: `class_path` and `init_args`, as a file has them.
-        of: Whose subclasses may be named.
+        spec: `class_path` and `init_args`, or any plain values that hold such.
+        named: What the user has named, as written.
 
     Raises:
-        ValueError: It names a function, another class, or `ForeignNetwork`, which calls what it is told to; or a text
-            in it holds settings.
+        ValueError: It names other code.
     """
-    for name in names_of_code(spec):
-        if name.rpartition(".")[2] == ForeignNetwork.__name__:
-            raise ValueError(f"it names {name}, which calls whatever it is told to")
-        if ".py:" in name:  # looking it up would run it
-            raise ValueError(f"it names code in a file, {name[:80]!r}")
-        if _holds_settings(name):
-            raise ValueError(f"it has settings in a text, {name[:80]!r}")
-        try:
-            found = named_object(name)
-        except ValueError:
-            continue  # no code, so that a parser finds none either
-        if not (inspect.isclass(found) and issubclass(found, of)) and not inspect.ismodule(found):
-            raise ValueError(f"it names {name}, which is no class of a network")
+    text = unknown_code(spec, named=named)
+    if text is not None:
+        raise ValueError(
+            f"it names {text[:80]!r}, and code that a file names is not run: built are networks, optimizers and "
+            "settings of this package, of torch.nn, torch.optim and torchvision.models, and what this command names "
+            "itself"
+        )
 
 
-def _holds_settings(text: str) -> bool:
+def unknown_code(spec: Any, *, named: Collection[str] = ()) -> str | None:
+    """The first name for which `require_known_code` refuses a description; None where it does not."""
+    trusted = {_absolute(name) for name in named}
+    texts = (text for text in texts_in(spec) if _absolute(text) not in trusted)
+    return next((text for text in texts if not _is_known(text)), None)
+
+
+def texts_in(spec: Any, *, read: frozenset[Path] = frozenset()) -> Iterator[str]:
+    """Every text in plain values, and in the settings that a text holds, or a file that it names.
+
+    Args:
+        spec: Plain values.
+        read: Files that were read already.
+    """
+    if isinstance(spec, Mapping):
+        spec = list(spec.values())
+    if isinstance(spec, (list, tuple, set, frozenset)):
+        for value in spec:
+            yield from texts_in(value, read=read)
+    elif isinstance(spec, (str, Path)):
+        text = str(spec)
+        yield text
+        held = _held(text)
+        if held != text:
+            yield from texts_in(held, read=read)
+        file = Path(text)
+        if file not in read and _is_file(file):
+            try:
+                held = _held(file.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                return  # of bytes: no settings
+            if not isinstance(held, str):
+                yield from texts_in(held, read=read | {file})
+
+
+def _held(text: str) -> Any:
+    """What a parser makes of a text."""
     try:
-        return isinstance(yaml.safe_load(text), (dict, list))
-    except yaml.YAMLError:
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError):
+        return text
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a text that is no path
         return False
+
+
+def _absolute(name: str) -> str:
+    file, colon, attribute = name.rpartition(":")
+    return f"{Path(file).resolve()}:{attribute}" if colon and file.endswith(".py") else name
+
+
+def _is_known(text: str) -> bool:
+    """Whether a text names no code, or code that may be built."""
+    if ".py:" in text:
+        return False
+    parts = text.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        return True
+    if not text.startswith(_KNOWN):
+        data = len(parts) == 2 and parts[1] in _DATA and parts[0] in (*sys.stdlib_module_names, "test")
+        return data or not _is_there(parts)
+    if any(part.startswith("__") for part in parts):
+        return False
+    try:
+        found = named_object(text)
+    except ValueError:
+        return True  # there is nothing of that name, so that a parser finds nothing either
+    if not inspect.isclass(found):
+        return any(found is get_model_builder(name) for name in list_models())
+    if not f"{found.__module__}.".startswith(_KNOWN):
+        return False
+    ours = any(ABC in base.__bases__ and base.__module__.startswith(_OURS) for base in found.__mro__)
+    return ours or issubclass(found, _KINDS) or (is_dataclass(found) and found.__module__.startswith(_OURS))
+
+
+def _is_there(parts: list[str]) -> bool:
+    """Whether there is a module that a dotted name begins with; nothing is imported. Plain folders are none."""
+    path: Any = None
+    for end in range(1, len(parts) + 1):
+        name = ".".join(parts[:end])
+        try:
+            found = find_spec(name) if path is None else PathFinder.find_spec(name, path)
+        except (ImportError, ValueError):
+            return True
+        if found is None:
+            return False
+        if found.origin is not None:
+            return True
+        path = found.submodule_search_locations
+    return False

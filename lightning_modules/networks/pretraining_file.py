@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.networks.foreign import named_object
-from lightning_modules.networks.named_code import require_classes
+from lightning_modules.networks.named_code import require_known_code
 from lightning_modules.priors import ImagePrior
 
 __all__ = [
@@ -178,10 +178,10 @@ def build_encoder(spec: Mapping[str, Any], *, image_shape: tuple[int, int, int])
         image_shape: (C, H, W).
 
     Raises:
-        ValueError: It is no class of a network, or cannot be built for such images.
+        ValueError: It is of another package, or cannot be built for such images.
     """
     name = str(spec["class"])
-    require_classes({"class_path": name, "init_args": dict(spec["settings"])}, of=(nn.Module,))
+    require_known_code(spec)
     settings = {**spec["settings"], "image_shape": image_shape}
     try:
         encoder: nn.Module = named_object(name)(**settings)

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from jsonargparse import ArgumentParser
 from torch import nn
-from torchvision.models import get_model_builder, list_models
 
 from lightning_modules.networks import ForeignNetwork, check_network
-from lightning_modules.networks.named_code import names_of_code
-from lightning_modules.priors import ImagePrior
 from lightning_modules.publishing.errors import ExportError
 
-__all__ = ["TRUSTED", "Architecture", "build", "foreign_classes", "with_all_arguments"]
+__all__ = ["Architecture", "build", "with_all_arguments"]
 
 Architecture = Mapping[str, Any]
 """`class_path` and `init_args`, as in a configuration."""
-
-TRUSTED = ("lightning_modules.networks", "lightning_modules.priors", "torchvision.models")
-"""Where classes of networks and priors lie, and functions that make networks, that are built without asking."""
-
-_DOTTED = re.compile(r"\w+(\.\w+)+")
 
 
 def build(spec: Architecture, *, num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
@@ -109,34 +100,6 @@ def _may_name_a_class(value: Any) -> bool:
 
 def _is_foreign_network(path: str) -> bool:
     return path.rpartition(".")[2] == ForeignNetwork.__name__
-
-
-def foreign_classes(spec: Any) -> list[str]:
-    """Names in it of what might be imported and does not lie in `TRUSTED`; nothing but what does is imported.
-
-    Texts are among them that a parser might read as the name of something, or as settings.
-    """
-    return sorted({name for name in names_of_code(spec) if not _is_trusted(name)})
-
-
-def _is_trusted(path: str) -> bool:
-    """Whether it is a class that makes networks or images, or one of torchvision's functions for models."""
-    if not _DOTTED.fullmatch(path) or not _lies_in(path):
-        return False
-    try:
-        found = _imported(path)
-    except ExportError:
-        return False
-    # A module may hold what it has imported from elsewhere, such as a download.
-    if found is ForeignNetwork or not _lies_in(str(getattr(found, "__module__", "")) + "."):
-        return False
-    if inspect.isclass(found):
-        return issubclass(found, (nn.Module, ImagePrior))
-    return any(found is get_model_builder(name) for name in list_models())
-
-
-def _lies_in(path: str) -> bool:
-    return any(path.startswith(f"{module}.") for module in TRUSTED)
 
 
 def _is_open_ended(made: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,7 @@ def export_run(
     force: bool = False,
     license_name: str = "other",
     network: str | None = None,
+    named: Collection[str] = (),
 ) -> Exported:
     """Writes the student of a run, or a teacher by DP-SGD, with its guarantee and a model card; whole or not at all.
 
@@ -81,13 +83,14 @@ def export_run(
         force: Replace an earlier export.
         license_name: Hugging Face's identifier of the licence.
         network: See `read_run`.
+        named: See `read_run`.
 
     Raises:
         ExportError: It must not, or cannot, be exported as asked; nothing was written.
     """
     target = Path(to)
     check_options(target, onnx=onnx, synthetic_images=synthetic_images, force=force)
-    run = read_run(given, network=network)
+    run = read_run(given, network=network, named=named)
     if math.isinf(run.epsilon) and not unprotected:
         raise ExportError(
             f"nothing bounds what this student reveals about a record of {run.stated['private_data']} (record-level "

@@ -16,7 +16,7 @@ from torchvision.transforms.functional import to_pil_image
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.publishing.errors import ExportError
 from lightning_modules.publishing.run import FinishedRun
-from lightning_modules.runtime.hyperparameters import require_given
+from lightning_modules.runtime.hyperparameters import require_given, require_known_checkpoint
 from lightning_modules.runtime.randomness import key
 
 __all__ = ["IMAGES", "image_source", "write_images"]
@@ -40,9 +40,13 @@ def image_source(run: FinishedRun) -> DataFreeDistillation:
         raise ExportError(f"--synthetic-images: PNG has 1 or 3 channels, and images are of shape {run.image_shape}")
     settings = run.content.get("hyper_parameters", {})
     try:
+        unused = {"teacher_network": None} if "teacher_network" in settings else {}
+        require_known_checkpoint(run.content, where=str(run.checkpoint), named=run.named, given=unused)
         require_given(run.content["distillation"].get("objects", ()), (), checkpoint=str(run.checkpoint))
         module, _, name = str(settings["_class_path"]).rpartition(".")
-        found = getattr(importlib.import_module(module), name).load_from_checkpoint(run.checkpoint, map_location="cpu")
+        found = getattr(importlib.import_module(module), name).load_from_checkpoint(
+            run.checkpoint, map_location="cpu", named=run.named, **unused
+        )
     except (KeyError, ImportError, AttributeError, ValueError) as error:
         raise ExportError(
             f"--synthetic-images: the run's source of images cannot be built again ({error}): draw them in the script "

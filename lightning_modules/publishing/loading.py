@@ -6,7 +6,8 @@ from pathlib import Path
 
 from torch import nn
 
-from lightning_modules.publishing.architecture import TRUSTED, build, foreign_classes
+from lightning_modules.networks.named_code import require_known_code
+from lightning_modules.publishing.architecture import build
 from lightning_modules.publishing.description import read_description
 from lightning_modules.publishing.errors import ExportError
 from lightning_modules.publishing.weights import WEIGHTS, read_weights
@@ -21,8 +22,8 @@ def load_student(folder: str | Path, *, trust_code: bool = False) -> nn.Module:
 
     Args:
         folder: What was published.
-        trust_code: Import classes that are neither this package's nor of `torchvision.models`: a folder may name any
-            class, and importing one runs its code.
+        trust_code: Import classes that are neither this package's nor of torch or `torchvision.models`: a folder may
+            name any class, and importing one runs its code.
 
     Raises:
         ValueError: No such folder, a class that is not trusted or cannot be built, or weights that do not fit it.
@@ -30,12 +31,10 @@ def load_student(folder: str | Path, *, trust_code: bool = False) -> nn.Module:
     where = Path(folder)
     config = read_description(where)
     spec = config["architecture"]
-    foreign = foreign_classes(spec)
-    if foreign and not trust_code:
-        raise ExportError(
-            f"{where} names {', '.join(foreign)}, which does not lie in {', '.join(TRUSTED)}: importing it runs "
-            "its code. Pass trust_code=True if you know where the folder comes from"
-        )
+    try:
+        require_known_code(() if trust_code else spec)
+    except ValueError as error:
+        raise ExportError(f"{where}: {error}. Pass trust_code=True if you know where the folder comes from") from error
     shape = config["image_shape"]
     network = build(spec, num_classes=int(config["num_classes"]), image_shape=(shape[0], shape[1], shape[2]))
     try:

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
+from lightning_modules.networks.named_code import unknown_code
 from lightning_modules.publishing.agreement import TOLERANCE
-from lightning_modules.publishing.architecture import foreign_classes
 from lightning_modules.publishing.images import IMAGES
 from lightning_modules.publishing.onnx_format import ONNX
 from lightning_modules.publishing.run import FinishedRun
@@ -229,7 +229,7 @@ def _preprocessing(run: FinishedRun) -> str:
 
 
 def _loading(run: FinishedRun, files: list[str]) -> str:
-    trusted = ", trust_code=True" if foreign_classes(run.architecture) else ""
+    trusted = ", trust_code=True" if unknown_code(run.architecture) else ""
     ways = [
         "With the package private-model-transcription:",
         f'```python\nfrom lightning_modules import load_student\n\nnetwork = load_student("."{trusted})\n```',

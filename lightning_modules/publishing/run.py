@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from lightning import LightningDataModule
 from torch import nn
 
 from lightning_modules.networks import SmallCNN
+from lightning_modules.networks.named_code import require_known_code, texts_in
 from lightning_modules.publishing.architecture import build, with_all_arguments
 from lightning_modules.publishing.errors import ExportError
 from lightning_modules.publishing.wording import without_folders
+from lightning_modules.runtime.network_names import with_networks
 from lightning_modules.runtime.resuming import hyperparameters, noted_by_run
 from lightning_modules.runtime.run_folder import LOCK, folder_of_checkpoint
 from privacy.accounting.composition import compose
@@ -53,6 +55,7 @@ class FinishedRun:
         steps: Steps that were made.
         checkpoint: The file.
         content: What the file holds. It stays here.
+        named: Code that this command names, see `require_known_code`.
     """
 
     network: nn.Module
@@ -68,6 +71,7 @@ class FinishedRun:
     steps: int
     checkpoint: Path
     content: Mapping[str, Any] = field(repr=False)
+    named: Collection[str] = ()
 
     @property
     def stated(self) -> Mapping[str, Any]:
@@ -86,12 +90,14 @@ class FinishedRun:
         return str(self.record["dataset"]) if self.record else str(self.stated["private_data"]).split("/")[0]
 
 
-def read_run(given: str | Path, *, network: str | None = None) -> FinishedRun:
+def read_run(given: str | Path, *, network: str | None = None, named: Collection[str] = ()) -> FinishedRun:
     """Reads what is to be published.
 
     Args:
         given: A run's folder, or a checkpoint of one.
-        network: Class path of the network where a script has built it, so that the checkpoint does not say.
+        network: Name of the network's class where a script has built it, so that the checkpoint does not say, or where
+            it is of another package: code that a checkpoint names is not run.
+        named: What this command names besides, see `require_known_code`.
 
     Raises:
         ExportError: It is no run, is of a private teacher, is still running, or went on after its guarantee.
@@ -114,15 +120,18 @@ def read_run(given: str | Path, *, network: str | None = None) -> FinishedRun:
     num_classes = int(settings["num_classes"])
     shape = tuple(int(size) for size in settings["image_shape"])
     image_shape = (shape[0], shape[1], shape[2])
+    named = [*named, *([] if network is None else [network])]
     spec = with_all_arguments(
-        _architecture(content, settings, role=role, given=network), num_classes=num_classes, image_shape=image_shape
+        _architecture(content, settings, role=role, given=network, named=named),
+        num_classes=num_classes,
+        image_shape=image_shape,
     )
     return FinishedRun(
         network=_filled(spec, content, role=role, num_classes=num_classes, image_shape=image_shape),
         architecture=spec,
         num_classes=num_classes,
         image_shape=image_shape,
-        class_names=_class_names(noted_by_run(content).get("data"), num_classes),
+        class_names=_class_names(noted_by_run(content).get("data"), num_classes, named=named),
         role=role,
         method=str(settings.get("_class_path", "DPSGDTeacher" if role == "teacher" else "a script")).rsplit(".", 1)[-1],
         guarantee=guarantee,
@@ -131,6 +140,7 @@ def read_run(given: str | Path, *, network: str | None = None) -> FinishedRun:
         steps=steps,
         checkpoint=checkpoint,
         content=content,
+        named=named,
     )
 
 
@@ -268,12 +278,25 @@ def _least_epsilon(state: Mapping[str, Any], stated: Mapping[str, Any]) -> float
     return min(compose(releases, float(stated["delta"])).epsilon, float(stated["teacher_epsilon"]))
 
 
-def _architecture(content: Mapping[str, Any], settings: Mapping[str, Any], *, role: str, given: str | None) -> Any:
-    if given is not None:
-        return {"class_path": given}
+def _architecture(
+    content: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    *,
+    role: str,
+    given: str | None,
+    named: Collection[str],
+) -> Any:
     name = "student" if role == "student" else "network"
-    if name in settings and isinstance(settings[name], Mapping):
+    if name in settings and isinstance(settings[name], Mapping) and given in (None, *texts_in(settings[name])):
+        try:
+            require_known_code(settings[name], named=named)
+        except ValueError as error:
+            raise ExportError(
+                f"the checkpoint's model.{name} is not built: {error}. Where you trust it, add --network CLASS_PATH"
+            ) from error
         return settings[name]
+    if given is not None:
+        return with_networks({"network": {"class_path": given}})["network"]
     was_object = name in content.get("distillation", {}).get("objects", ())
     if was_object or (role == "teacher" and name not in settings):
         raise ExportError(
@@ -307,10 +330,11 @@ def _filled(
     return built.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
 
 
-def _class_names(spec: Any, num_classes: int) -> tuple[str, ...]:
+def _class_names(spec: Any, num_classes: int, *, named: Collection[str]) -> tuple[str, ...]:
     """Those of the data where they are known without a file, else numbers."""
     names: Any = None
     try:
+        require_known_code(spec, named=named)
         parser = ArgumentParser(exit_on_error=False)
         parser.add_subclass_arguments(LightningDataModule, "data")
         data = parser.instantiate_classes(parser.parse_object({"data": spec})).data

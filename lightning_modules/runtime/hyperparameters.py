@@ -5,16 +5,90 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import IO, Any, TypeVar
 
 from lightning import LightningModule
+from lightning.fabric.utilities.cloud_io import _load as read_anywhere
 from torch import nn
 
+from lightning_modules.networks.named_code import require_known_code
 from privacy.identity import CheckpointError
 
-__all__ = ["keep_plain_hyperparameters", "note_recorded", "require_given", "settings_of"]
+__all__ = [
+    "GuardedLoading",
+    "keep_plain_hyperparameters",
+    "note_recorded",
+    "require_given",
+    "require_known_checkpoint",
+    "settings_of",
+]
 
 _Settings = TypeVar("_Settings")
+
+_INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
+
+
+class GuardedLoading:
+    """Loading from a checkpoint that builds nothing but known classes and what is given to the call, for modules."""
+
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: str | Path | IO[bytes],
+        map_location: Any = None,
+        hparams_file: str | Path | None = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        named: Collection[str] = (),
+        **kwargs: Any,
+    ) -> Any:
+        """See Lightning's. Nothing is unpickled, unless `weights_only` is False, by which you trust the file.
+
+        Code of other packages that the file names is built where `named` has it, or the setting is given again.
+
+        Raises:
+            CheckpointError: The checkpoint names code that is not known, see `require_known_code`.
+        """
+        if weights_only is not False:
+            content = read_anywhere(checkpoint_path, map_location="cpu", weights_only=True)
+            if not isinstance(checkpoint_path, (str, Path)):
+                checkpoint_path.seek(0)
+            require_known_checkpoint(
+                content,
+                given=kwargs,
+                named=[f"{cls.__module__}.{cls.__qualname__}", *named],
+                where=str(checkpoint_path),
+            )
+        loaded: Any = super().load_from_checkpoint(  # type: ignore[misc]  # Lightning's
+            checkpoint_path, map_location, hparams_file, strict, weights_only is not False, **kwargs
+        )
+        return loaded
+
+
+def require_known_checkpoint(
+    content: Mapping[str, Any], *, where: str, named: Collection[str] = (), given: Collection[str] = ()
+) -> None:
+    """Refuses a checkpoint whose settings name code that is not known.
+
+    Args:
+        content: The checkpoint's.
+        where: It lies, for the message.
+        named: See `require_known_code`.
+        given: Settings that are given now, so that the checkpoint's are not used.
+
+    Raises:
+        CheckpointError: See `require_known_code`.
+    """
+    for section in ("hyper_parameters", "hparams", "module_arguments"):  # Lightning reads all of them
+        settings = {name: value for name, value in dict(content.get(section) or {}).items() if name not in given}
+        if settings.get("_instantiator") == _INSTANTIATOR:
+            del settings["_instantiator"]
+        for name, value in settings.items():
+            try:
+                require_known_code(value, named=named)
+            except ValueError as error:
+                raise CheckpointError(f"{where} is not loaded: of {name} {error}") from error
 
 
 def keep_plain_hyperparameters(module: LightningModule) -> list[str]:

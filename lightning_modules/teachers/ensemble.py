@@ -18,7 +18,7 @@ from lightning_modules.losses.regression import check_linear, solve_head
 from lightning_modules.networks import TwoConvNet
 from lightning_modules.networks.stacked import NetworkStack, stack_states
 from lightning_modules.runtime.area_under_curve import asks_for_auroc, auroc_name
-from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
+from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import images_of, prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy, processes_of, share_of
 from lightning_modules.runtime.runs import is_dev_run
@@ -57,7 +57,7 @@ def rate_factor(schedule: Schedule, *, step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (done - 0.3) / 0.7))
 
 
-class TeacherEnsemble(LightningModule):
+class TeacherEnsemble(GuardedLoading, LightningModule):
     """n classifiers, each trained by cross-entropy on a shard of its own, `teachers_at_once` of them at a time.
 
     **One changed record changes one teacher.** All others come out equal to the last bit, because nothing is shared: a

@@ -10,12 +10,11 @@ import torch
 from jsonargparse import ArgumentParser
 from torch import nn
 
-from lightning_modules.networks import ForeignNetwork, build_network
+from lightning_modules.networks import build_network
 from lightning_modules.networks.comparing import same_module
 from lightning_modules.networks.folding import folded
-from lightning_modules.networks.named_code import require_classes
+from lightning_modules.networks.named_code import require_known_code
 from lightning_modules.networks.pretrained import assumptions_of
-from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.paths import find_config
 from lightning_modules.teachers.files import is_onnx, read_file
 from lightning_modules.teachers.onnx_network import OnnxNetwork
@@ -319,29 +318,17 @@ def _factory(spec: Any, file: Path) -> Callable[..., nn.Module]:
             f"{file} does not say which architecture it holds: set model.teacher_network, for example to "
             "lightning_modules.networks.ResNet34, torchvision.models.resnet18 or path/to/my.py:Net"
         )
-    named = spec.get("class_path")
-    if _class_name(named) == ForeignNetwork.__name__:
-        foreign = (spec.get("init_args") or {}).get("name")
-        raise TeacherError(
-            f"{file} names {foreign} for its architecture, and code that a file names is not run: say it yourself, "
-            f"model.teacher_network: {foreign}, with the arguments that it was trained with"
-        )
     try:
-        # A function would be called by the parser, whatever it does, and so would what stands deeper in it.
-        require_classes(spec, of=(nn.Module, ImagePrior))
+        require_known_code(spec)
     except ValueError as error:
         raise TeacherError(
-            f"code that a file names is not run, and of the architecture in {file} it was refused to build it: "
-            f"{error}. Set model.teacher_network"
+            f"the architecture in {file} is not built: {error}. Set model.teacher_network, with the arguments that it "
+            "was trained with"
         ) from error
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--network", type=Callable[..., nn.Module])
     factory: Callable[..., nn.Module] = parser.instantiate_classes(parser.parse_object({"network": spec})).network
     return factory
-
-
-def _class_name(path: Any) -> str:
-    return str(path).rsplit(".", 1)[-1]
 
 
 def _stated(content: Any, name: str) -> Any:

@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.networks.pretrained import require_encoder
 from lightning_modules.runtime.area_under_curve import AreaUnderCurve, log_auroc
-from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, note_recorded
+from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters, note_recorded
 from lightning_modules.runtime.predictions import images_of, prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.runs import is_dev_run
@@ -28,7 +28,7 @@ from privacy.identity import CheckpointError
 __all__ = ["Teacher"]
 
 
-class Teacher(LightningModule):
+class Teacher(GuardedLoading, LightningModule):
     """Trains any classifier by cross-entropy, with automatic optimization.
 
     What it writes is as private as its training data: nothing bounds what it reveals about a record.

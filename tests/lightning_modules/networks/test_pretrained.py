@@ -171,7 +171,7 @@ def test_a_checkpoint_of_something_else_is_refused(file: Path, tmp_path: Path) -
             classifier(changed(file, tmp_path, lambda content: content.pop(SECTION)), vouched_by=vouched_by)
     with pytest.raises(ValueError, match="does not say of which class its encoder is"):
         classifier(changed(file, tmp_path, lambda content: content[SECTION].update(encoder=None)))
-    with pytest.raises(ValueError, match="is no class of a network"):
+    with pytest.raises(ValueError, match="code that a file names is not run"):
         classifier(
             changed(
                 file, tmp_path, lambda content: content[SECTION]["encoder"].update({"class": "subprocess.check_output"})

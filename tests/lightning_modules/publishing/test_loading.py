@@ -14,9 +14,10 @@ from torch import nn
 
 from lightning_modules import load_student
 from lightning_modules.networks import WhitenedScatteringClassifier
+from lightning_modules.networks.named_code import unknown_code
 from lightning_modules.priors import SilhouettePrior
 from lightning_modules.publishing import ExportError
-from lightning_modules.publishing.architecture import build, foreign_classes, with_all_arguments
+from lightning_modules.publishing.architecture import build, with_all_arguments
 from lightning_modules.publishing.description import FORMAT
 from lightning_modules.publishing.snippet import snippet
 from lightning_modules.publishing.weights import weights_of
@@ -81,7 +82,7 @@ def test_code_of_somebody_else_runs_where_it_is_trusted_alone(tmp_path: Path, mo
     spec = {"class_path": "their_network.Net", "init_args": {"width": 5}}
     folder, network = published(tmp_path / "out", spec, (1, 8, 8), 3)
     monkeypatch.delitem(sys.modules, "their_network")
-    with pytest.raises(ExportError, match=r"names their_network\.Net.*trust_code=True"):
+    with pytest.raises(ExportError, match=r"names 'their_network\.Net'.*trust_code=True"):
         load_student(folder)
     assert "their_network" not in sys.modules
     images = torch.rand(2, 1, 8, 8)
@@ -114,22 +115,23 @@ def test_what_builds_anything_is_not_trusted(tmp_path: Path) -> None:
     assert torch.equal(load_student(folder, trust_code=True)(images), network(images))
     for path in (FOREIGN, "lightning_modules.networks.ForeignNetwork"):
         told = {"class_path": path, "init_args": {"name": "os.system", "arguments": {"command": "true"}}}
-        assert foreign_classes(told) == [path, "os.system"]
+        assert unknown_code(told) == "os.system"
 
 
 def test_nested_classes_are_looked_at_too() -> None:
-    inner = {"class_path": "evil.Prior"}
-    assert foreign_classes({"class_path": "lightning_modules.networks.SmallCNN"}) == []
-    assert foreign_classes({"class_path": "torchvision.models.ResNet", "init_args": {"a": [{"b": inner}]}}) == [
-        "evil.Prior"
-    ]
+    inner = {"class_path": "subprocess.Popen"}
+    assert unknown_code({"class_path": "lightning_modules.networks.SmallCNN"}) is None
+    assert (
+        unknown_code({"class_path": "torchvision.models.ResNet", "init_args": {"a": [{"b": inner}]}})
+        == "subprocess.Popen"
+    )
     for path in (
         "torchvision.models_of_mine.Net",
         "torchvision.datasets.utils.download_url",
         "torchvision.models._api.inspect",  # what a module of theirs has imported
         "lightning_modules.cli.main",
     ):
-        assert foreign_classes({"class_path": path}) == [path]
+        assert unknown_code({"class_path": path}) == path
 
 
 FOREIGN_MODULE = "lightning_modules.networks.foreign"
@@ -167,7 +169,7 @@ def test_a_folder_runs_no_code_by_other_ways(tmp_path: Path, monkeypatch: pytest
 def test_plain_settings_and_known_classes_by_name_are_no_code() -> None:
     block = "torchvision.models.resnet.BasicBlock"
     spec = {"class_path": "torchvision.models.resnet.ResNet", "init_args": {"block": block, "padding_mode": "zeros"}}
-    assert foreign_classes(spec) == []
+    assert unknown_code(spec) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,186 @@
+"""A file from elsewhere names code in every place where something is built by it: none of it is imported or called."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import configuration
+
+from lightning_modules.cli import main
+from lightning_modules.dpdfd import DPDFD
+from lightning_modules.networks.named_code import require_known_code
+from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+from lightning_modules.teachers.private_teacher import PrivateTeacher
+
+MARKER = Path("marker")
+FOREIGN = "lightning_modules.networks.foreign.ForeignNetwork"
+STUDENT, TEACHER = Path("bounded/checkpoints/last.ckpt"), Path("dp/checkpoints/last.ckpt")
+SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8)}
+
+
+def told(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"class_path": FOREIGN, "init_args": {"name": name, "arguments": arguments}}
+
+
+SYSTEM = told("os.system", command="touch marker")
+SPECS: dict[str, Any] = {
+    "os.system": SYSTEM,
+    "a stranger's module": told("theirs.Net"),
+    "a stranger's class": {"class_path": "theirs.Net"},
+    "a file of code": told("theirs.py:Net"),
+    "eval": told("builtins.eval", source="open('marker', 'w')"),
+    "what a module of ours has imported": told("lightning_modules.publishing.run.os.system", command="touch marker"),
+    "what a module of torch has imported": told("torch.nn.parallel.distributed.os.system", command="touch marker"),
+    "a function of ours": told("privacy.files.write_atomically", path="marker", content="x"),
+    "a function of torch": told("torch.nn.parallel.distributed.torch.hub.load", repo_or_dir=".", source="local"),
+    "an argument": told("torch.nn.Sequential", args={"class_path": "os.system", "init_args": {"command": "true"}}),
+    "a text that holds settings": json.dumps(SYSTEM),
+    "an escaped text": json.dumps(SYSTEM).replace("os.system", "os\\u002esystem"),
+    "a file of settings": "settings.txt",
+}  # fmt: skip
+
+
+@pytest.fixture
+def place(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (runs / "theirs.py").write_text("open('marker', 'w').close()\nclass Net: pass\nclass DPDFD: pass\n")
+    (runs / "settings.txt").write_text(json.dumps(SYSTEM))
+    monkeypatch.syspath_prepend(str(runs))
+    sys.modules.pop("theirs", None)
+    yield runs
+    sys.modules.pop("theirs", None)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_what_a_file_may_not_name(place: Path, kind: str) -> None:
+    with pytest.raises(ValueError, match="code that a file names is not run"):
+        require_known_code({"student": [SPECS[kind]]})
+    assert not MARKER.exists() and "theirs" not in sys.modules
+
+
+def test_what_a_file_may_name(place: Path) -> None:
+    require_known_code(
+        [
+            {"class_path": "lightning_modules.networks.SmallCNN", "init_args": {"width": 4}},
+            {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.1}},
+            {"class_path": "privacy.annotators.GradientAnnotator"},
+            told("torchvision.models.resnet18", norm_layer="torch.nn.BatchNorm2d"),
+            ["test.ckpt", "runs/theirs.pt", "settings.yaml", "bounded", "MNIST/train", "1.5", "[0, 1]"],
+        ]
+    )
+    # In this command somebody named it.
+    require_known_code([told("theirs.py:Net"), "theirs.Net"], named=[str(place / "theirs.py:Net"), "theirs.Net"])
+    with pytest.raises(ValueError, match=r"theirs\.py:Other"):
+        require_known_code(told("theirs.py:Other"), named=["theirs.py:Net"])
+    assert not MARKER.exists()
+
+
+def changed(file: Path, **settings: Any) -> None:
+    content = torch.load(file, weights_only=True)
+    content["hyper_parameters"].update(settings)
+    torch.save(content, file)
+
+
+def export(*more: str) -> None:
+    main(["export", "bounded", "--to", "out", "--force", *more])
+
+
+def of_student() -> None:
+    changed(STUDENT, student=SYSTEM)
+    export()
+
+
+def of_data() -> None:
+    content = torch.load(STUDENT, weights_only=True)
+    content["callbacks"]["SaveConfig"]["data"] = {"class_path": "theirs.Net"}
+    torch.save(content, STUDENT)
+    export()
+    raise ValueError("code that a file names is not run")  # the export goes on with numbers for names
+
+
+def of_images() -> None:
+    changed(STUDENT, _class_path="theirs.DPDFD")
+    export("--synthetic-images", "3")
+
+
+def evaluated(command: str) -> None:
+    changed(STUDENT, _class_path="theirs.DPDFD")
+    main([command, "--config", "bounded/config.yaml", "--ckpt_path", str(STUDENT), "--trainer.logger=false"])
+
+
+def loaded() -> None:
+    changed(STUDENT, student=SYSTEM)
+    DPDFD.load_from_checkpoint(STUDENT, map_location="cpu")
+
+
+def under_another_section() -> None:
+    content = torch.load(STUDENT, weights_only=True)
+    content["hparams"] = {"student": SYSTEM}
+    content["hyper_parameters"].pop("student", None)
+    torch.save(content, STUDENT)
+    DPDFD.load_from_checkpoint(STUDENT, map_location="cpu")
+
+
+def taught() -> None:
+    changed(TEACHER, network=SYSTEM)
+    PrivateTeacher.load(TEACHER, **SHAPE)
+
+
+def taught_by_many() -> None:
+    ensemble = {"weights": {}, "done": 1, "settings": {"num_teachers": 1}}
+    torch.save({"ensemble": ensemble, "hyper_parameters": {"network": SYSTEM}}, "many.ckpt")
+    PrivateEnsemble.load("many.ckpt", **SHAPE)
+
+
+def of_client() -> None:
+    changed(TEACHER, network=SYSTEM)
+    clients = {"class_path": "LocalClients", "init_args": {"teachers": [str(TEACHER), "teachers/digits.ckpt"]}}
+    config = configuration("federation", class_path="FedDPSD", model={"clients": clients, "teacher": None})
+    config["model"]["init_args"].pop("teacher")
+    Path("federation.yaml").write_text(json.dumps(config))
+    main(["fit", "--config", "federation.yaml"])
+
+
+def distilled() -> None:
+    changed(TEACHER, network=SYSTEM)
+    main(["distill", "--teacher", str(TEACHER), "--data", "Digits", "--to", "out", "--steps", "1"])
+
+
+WAYS: dict[str, Callable[[], None]] = {
+    "export": of_student,
+    "export, data": of_data,
+    "export, images": of_images,
+    "test": lambda: evaluated("test"),
+    "predict": lambda: evaluated("predict"),
+    "load_from_checkpoint": loaded,
+    "load_from_checkpoint, another section": under_another_section,
+    "teacher": taught,
+    "ensemble": taught_by_many,
+    "client": of_client,
+    "distill": distilled,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_that_a_file_names_is_run(place: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    with pytest.raises((ValueError, SystemExit), match="code that a file names is not run"):
+        WAYS[way]()
+    assert not MARKER.exists() and "theirs" not in sys.modules
+    # The control: what is run without the gate.
+    monkeypatch.setattr("lightning_modules.networks.named_code.unknown_code", lambda *_, **__: None)
+    with contextlib.suppress(Exception, SystemExit):
+        WAYS[way]()
+    assert MARKER.exists()
+
+
+def test_resuming_builds_what_the_configuration_says(place: Path) -> None:
+    changed(STUDENT, student=SYSTEM, annotator={"class_path": "theirs.GradientAnnotator"})
+    with pytest.raises((ValueError, SystemExit), match=r"model\.student"):
+        main(["fit", "--config", "bounded/config.yaml", "--ckpt_path", str(STUDENT)])
+    assert not MARKER.exists() and "theirs" not in sys.modules
