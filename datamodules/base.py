@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from lightning import LightningDataModule
@@ -31,6 +33,12 @@ _STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
 
 Batches = DataLoader[tuple[Tensor, Tensor]]
 
+_NOT_OF_PARTITION = frozenset(
+    {"self", "root", "batch_size", "eval_batch_size", "num_workers", "download", "verify", "cache", "name"}
+    | {"size", "channels", "resize", "crop", "num_records", "classes", "settings"}
+    | {"val_fraction"}  # records that are held out are as private as those that are trained on
+)
+
 
 class ImageDataModule(LightningDataModule, ABC):
     """A labelled image data set in memory, with splits that a guarantee can be stated for.
@@ -50,7 +58,8 @@ class ImageDataModule(LightningDataModule, ABC):
     Opening the test split never reads the training part. Images come as float32 in [-1, 1], labels as int64 scalars.
 
     To bring a data set of your own, derive from this class, state the attributes and write `read`. Attributes that
-    follow from settings are set in `__init__`, before the base class's is called.
+    follow from settings are set in `__init__`, before the base class's is called. Each setting of its own is kept as
+    an attribute of the same name: it may decide which records are private, see `partition`.
 
     Attributes:
         num_classes: c. Known when the object is built, without opening an image, as are the three that follow.
@@ -133,6 +142,21 @@ class ImageDataModule(LightningDataModule, ABC):
         classes are kept: a record may be in several choices, and one ledger has to count what all of them release.
         """
         return f"{self._private_name}/train"
+
+    @property
+    def partition(self) -> dict[str, Any]:
+        """Which records are private and which are public, as plain values: a teacher's file keeps it.
+
+        `data`, the name; `place`, what tells its folder where that holds nothing else; `settings`, the chosen classes
+        and every setting of a derived class that is not known to have no effect on it; `share`, a partition into
+        clients and the number of this one, where it is one's.
+        """
+        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, ImageDataModule)]
+        taken = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
+        settings = {name: getattr(self, name, None) for name in sorted(taken - _NOT_OF_PARTITION)}
+        settings["classes"] = None if self._choice is None else sorted(self._choice.names)
+        plain: dict[str, Any] = json.loads(json.dumps(settings, default=lambda value: type(value).__qualname__))
+        return {"data": self._private_name, "place": None, "settings": plain, "share": None}
 
     @property
     def kept_classes(self) -> tuple[int, ...] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -226,8 +226,8 @@ class Clients(Shards):
         )
 
     @property
-    def partition(self) -> dict[str, float]:
-        """See `Shards.partition`."""
+    def shard_settings(self) -> dict[str, float]:
+        """See `Shards.shard_settings`."""
         clients = self._clients
         return {"alpha": float(clients.alpha), "partition_seed": clients.seed, "min_records": clients.min_records}
 
@@ -307,6 +307,14 @@ class ClientRecords(ImageDataModule):
             download=dataset.download,
             verify=dataset.verify,
         )
+
+    @property
+    def partition(self) -> dict[str, Any]:
+        """That of the data set, whose test split is public; with this client's share of it."""
+        whole = self.dataset.partition
+        # The number of records bounds the shares that are drawn.
+        label = f"{self._clients.label}-records{self.num_records}" + (f" of {whole['share']}" if whole["share"] else "")
+        return {**whole, "share": [label, self.client]}
 
     def read(self, part: Part) -> ImageDataset:
         """Reads one official part of the data set, of which all but `test` are cut down to the client's records."""

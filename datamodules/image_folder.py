@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,6 +80,12 @@ class ImageFolder(ImageDataModule):
         self.num_records = self._bound(place, num_records)
         super().__init__(root=place, **settings)
         cache_folder(cache, beside=place)
+
+    @property
+    def partition(self) -> dict[str, Any]:
+        """See `ImageDataModule.partition`; the folder is known under any name, and its path is not written down."""
+        place = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:16]
+        return {**super().partition, "place": place}
 
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part, in threads.

@@ -105,6 +105,7 @@ class Latent(LightningDataModule):
         self.num_records = dataset.num_records
         self.class_names = dataset.class_names
         self.metrics = dataset.metrics
+        self.partition = dataset.partition
 
     @property
     def private_data(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -86,6 +86,11 @@ class Planted(ImageDataModule):
     def private_data(self) -> str:
         """That of the wrapped data set."""
         return self.dataset.private_data
+
+    @property
+    def partition(self) -> dict[str, Any]:
+        """That of the wrapped data set."""
+        return self.dataset.partition
 
     def fetch(self, part: Part) -> None:
         """Downloads as the wrapped data set does."""

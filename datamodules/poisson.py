@@ -149,6 +149,7 @@ class Poisson(LightningDataModule):
         self.name = dataset.name
         self.private_data = dataset.private_data
         self.metrics = dataset.metrics
+        self.partition = dataset.partition
         self._mapped: dict[str, MappedRecords] = {}
 
     def prepare_data(self) -> None:

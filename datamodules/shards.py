@@ -173,6 +173,7 @@ class Shards(LightningDataModule):
         self.num_records = dataset.num_records
         self.class_names = dataset.class_names
         self.metrics = dataset.metrics
+        self.partition = dataset.partition
         self._shards: ShardedRecords | None = None
 
     @property
@@ -181,7 +182,7 @@ class Shards(LightningDataModule):
         return self.dataset.private_data
 
     @property
-    def partition(self) -> dict[str, float]:
+    def shard_settings(self) -> dict[str, float]:
         """Settings that decide whose a record is, besides the number of teachers: they hold for all of one file."""
         return {}
 

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
+from datamodules.partition import Partition, require_partition
 from datamodules.shares import whole
 from lightning_modules.callbacks.defaults import default_callbacks
 from lightning_modules.callbacks.record import keep_teacher_accuracy, measured_on
@@ -168,6 +169,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self.val_auroc, self.test_auroc = AreaUnderCurve(num_classes), AreaUnderCurve(num_classes)
         self.plan = QueryPlan()
         self.data_accesses: list[str] = []
+        self.partitions: list[Partition] = []
         self.steps_done = 0
         self.draw_seed: int | None = None
         self._steps_before_batch = -1
@@ -433,7 +435,12 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         if self._teacher is None:
             teacher = self._read_teacher()
             self.try_teacher(teacher, named="model.teacher_input")
+            self.keep_partitions(teacher)
             self._teacher = teacher
+
+    def keep_partitions(self, teacher: PrivateModel) -> None:
+        """Remembers which records are private, in checkpoints as well: what the student is tested on is held to it."""
+        self.partitions += [one for one in teacher.partitions if one not in self.partitions]
 
     def _read_teacher(self) -> PrivateModel:
         source = self._teacher_source
@@ -470,6 +477,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
 
     def on_fit_start(self) -> None:
         """Opens the ledger, takes over what a checkpoint remembers, and refuses a budget in which no step fits."""
+        self.on_test_start()
         require_encoder(self.student)
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
@@ -649,8 +657,19 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
     # --- evaluation ---
 
     def on_validation_start(self) -> None:
-        """BatchNorm's statistics are those of process 0 in all, as in what is saved."""
+        """BatchNorm's statistics are those of process 0 in all, as in what is saved; see `on_test_start`."""
+        self.on_test_start()
         broadcast_tensors(self.buffers(), self.processes)
+
+    def on_test_start(self) -> None:
+        """Refuses data whose public records may be private ones of the teacher.
+
+        Raises:
+            PartitionError: They have another partition than the teacher's file said.
+        """
+        require_partition(self.partitions, datamodule_of(self.trainer))
+
+    on_predict_start = on_test_start
 
     def on_train_end(self) -> None:
         """As `on_validation_start`."""
@@ -704,6 +723,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
             "draw_seed": self.draw_seed,
             "generator_is_warm": self._generator_is_warm,
             "data_accesses": list(self.data_accesses),
+            "partitions": list(self.partitions),
             "objects": list(self._objects_given),
             "annotator": self.annotator.account.state() if self.annotator.is_open else self._restored.get("annotator"),
             **self.plan.state(),
@@ -731,6 +751,8 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self.plan.load(self._restored)
         if self.memory is not None and "replay" in checkpoint:
             self.memory.load(checkpoint["replay"])
+        stated = self._restored.get("partitions", [])
+        self.partitions += [one for one in stated if one not in self.partitions]
         # What was accessed once cannot be taken back by resuming without it.
         self.data_accesses = list(dict.fromkeys([*self.data_accesses, *self._restored.get("data_accesses", [])]))
 

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 from torch.nn import functional as F
 
+from datamodules.partition import require_partition
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.dgd_phases import DGDImages, GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
 from lightning_modules.losses.selection import balanced_quotas, confident_samples, spread_samples
@@ -425,6 +426,7 @@ class DGD(DataFreeDistillation):
             )
             found.require_gradients(reason="the generator is trained against generator_phase.baseline")
             self.try_teacher(found, named="model.generator_phase.baseline_input")
+            self.keep_partitions(found)
             self._baseline = found
             if self._baseline.private_data != private_data:
                 raise ValueError(
@@ -433,7 +435,10 @@ class DGD(DataFreeDistillation):
                     "of it"
                 )
         if isinstance(self.images, PoolSource):
-            self.images.open(private={private_data, getattr(datamodule_of(self.trainer), "private_data", None)})
+            data = datamodule_of(self.trainer)
+            private = [*self.partitions, *([data.partition] if hasattr(data, "partition") else [])]
+            require_partition(private, self.images.pool, whose="the teacher's file, or data.dataset,")
+            self.images.open(private={private_data, getattr(data, "private_data", None)}, partitions=private)
             if len(self.images.pixels) < self.query_phase.queries:
                 raise ValueError(
                     f"query_phase.queries must be at most the {len(self.images.pixels)} images of the pool, got "

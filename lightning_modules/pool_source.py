@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 
 from datamodules import ImageDataModule
+from datamodules.partition import Partition, same_data
 from lightning_modules.image_source import ImageSource
 from lightning_modules.runtime.randomness import Draws
 
@@ -50,18 +52,20 @@ class PoolSource(ImageSource):
         self.pixels = torch.empty(0, *image_shape)
         self.is_private = False
 
-    def open(self, *, private: set[str | None]) -> None:
+    def open(self, *, private: set[str | None], partitions: Sequence[Partition] = ()) -> None:
         """Reads the images.
 
         Args:
             private: Names of the private data. A name that was given by hand must not make them public.
+            partitions: What files say of the private data, whatever the name.
         """
         if self.pool.download:
             self.pool.fetch(self.part)
         self.pool.setup("fit" if self.part == "train" else "test")
         records = self.pool.train_records if self.part == "train" else self.pool.test_records
         self.pixels = records.__getitems__(range(len(records)))[0]
-        self.is_private = self.part == "train" and self.pool.private_data in private
+        known = self.pool.private_data in private or any(same_data(one, self.pool.partition) for one in partitions)
+        self.is_private = self.part == "train" and known
 
     def images(self, step: int, latents: torch.Tensor | None, draws: Draws) -> torch.Tensor:
         positions = torch.randint(len(self.pixels), (self.rows,), generator=draws.stream(step, "pool"))

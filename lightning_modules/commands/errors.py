@@ -8,6 +8,7 @@ import traceback
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from datamodules import MissingDataError, MissingExtraError
+from datamodules.partition import PartitionError
 from lightning_modules.callbacks.compiled import CompileError
 from lightning_modules.commands.audit import AuditError
 from lightning_modules.federated.connection import FederationError
@@ -41,6 +42,7 @@ COMPLETE: tuple[type[Exception], ...] = (
     LedgerError,
     MissingDataError,
     MissingExtraError,
+    PartitionError,
     PipelineError,
     ProcessesError,
     RunFolderError,

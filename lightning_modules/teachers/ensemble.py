@@ -248,7 +248,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             "teachers_at_once": self.teachers_at_once,
             "steps": self.steps,
             "ridge": self.ridge,
-            **data.partition,
+            **data.shard_settings,
         }
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -383,6 +383,16 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         names = ("ensemble/mean_accuracy", "ensemble/vote_accuracy")
         if (vote := self._log_accuracies(*names, beside=validation_metric(self.trainer))) is not None:
             log_validation_accuracy(self, vote)
+
+    def on_test_start(self) -> None:
+        """Refuses data of which other records are public than in training.
+
+        Raises:
+            PartitionError: They are.
+        """
+        self.own_training.require_partition(self.trainer)
+
+    on_validation_start = on_predict_start = on_test_start
 
     def on_test_epoch_start(self) -> None:
         """Evaluates all teachers."""

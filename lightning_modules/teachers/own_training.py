@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning import LightningModule, Trainer
 
+from datamodules.partition import require_partition
 from lightning_modules.runtime.processes import processes_of
 from lightning_modules.runtime.runs import datamodule_of
 from privacy.events import Release
@@ -56,15 +57,29 @@ class OwnTraining:
 
         Raises:
             CheckpointError: The checkpoint is of other private data.
+            PartitionError: It is of the same, of which other records were private.
         """
         data = datamodule_of(module.trainer)
+        self.require_partition(module.trainer)
         now = {name: getattr(data, name, None) for name in ("private_data", "num_records")}
         self._processes = processes_of(module.trainer)
         by_all(self._processes, lambda: self._refuse_other_data(now))
         self.private_data = now["private_data"]
-        self._restored = {**(self._restored or {}), **now}
+        self._restored = {**(self._restored or {}), **now, "partition": self._partition_of(data)}
         if self.id is None:
             self.id = self._processes.broadcast(new_training_id())
+
+    def require_partition(self, trainer: Trainer) -> None:
+        """Refuses data with another partition than the training's: private records would pass for public ones.
+
+        Raises:
+            PartitionError: It is another one.
+        """
+        if stated := self._partition_of(None):
+            require_partition([stated], datamodule_of(trainer), whose="the checkpoint")
+
+    def _partition_of(self, data: Any) -> Any:
+        return getattr(data, "partition", None) or (self._restored or {}).get("partition")
 
     def _by_first(self, act: Callable[[], None]) -> None:
         """What uses the ledger, by process 0; errors, and what came of it, reach all."""
@@ -173,7 +188,7 @@ class OwnTraining:
     def save(
         self, checkpoint: dict[str, Any], *, trainer: Trainer | None, releases: Any = None, progress: Any = None
     ) -> None:
-        """Adds identity, ledger, and the public name and size of the private data.
+        """Adds identity, ledger, and the public name, size and partition of the private data.
 
         Args:
             checkpoint: What is saved.
@@ -185,6 +200,7 @@ class OwnTraining:
         data = None if trainer is None else datamodule_of(trainer)
         checkpoint["private_data"] = getattr(data, "private_data", None)
         checkpoint["num_records"] = getattr(data, "num_records", None)
+        checkpoint["partition"] = self._partition_of(data)
         ledger = self._ledger
         if ledger is not None:
             path = ledger.path
@@ -209,7 +225,9 @@ class OwnTraining:
 
         So is one of another kind of training: what bounds steps of DP-SGD says nothing of steps without noise.
         """
-        self._restored = {name: checkpoint.get(name) for name in ("private_data", "num_records", "training")}
+        self._restored = {
+            name: checkpoint.get(name) for name in ("private_data", "num_records", "partition", "training")
+        }
         self._ledger = None
         stated = self._stated
         self.id = None if stated is None or stated.kind != self.kind else stated.id

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from datamodules.partition import Partition
 from lightning_modules.networks import check_network
 from lightning_modules.networks.comparing import bytes_of
 from lightning_modules.teachers.errors import TeacherError
@@ -24,6 +25,7 @@ __all__ = [
     "PrivateModel",
     "TeacherError",
     "has_finite_weights",
+    "partitions_of",
     "training_of",
     "weights_digest",
 ]
@@ -62,6 +64,8 @@ class PrivateModel(ABC):
         self.known_ledger: Path | None = None
         #: What a guarantee rests on because of the file that it came from, or of what is in it.
         self.assumptions: tuple[str, ...] = ()
+        #: Which records its file says are private; none where it holds plain weights: nothing is then compared.
+        self.partitions: tuple[Partition, ...] = ()
         self._admitted: tuple[Annotator, str | None] | None = None
 
     @property
@@ -203,6 +207,12 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> bytes:
         digest.update(f"{name}|{tuple(value.shape)}|{value.dtype}|".encode())
         digest.update(bytes_of(value))
     return digest.digest()
+
+
+def partitions_of(content: Any) -> tuple[Partition, ...]:
+    """Which records a file of ours says are private; none of plain weights."""
+    stated = content.get("partition") if isinstance(content, dict) and "training" in content else None
+    return () if stated is None else (stated,)
 
 
 def training_of(content: Any, weights: Mapping[str, torch.Tensor], file: Path) -> Training | UnnamedTraining:

@@ -22,6 +22,7 @@ from lightning_modules.teachers.private_model import (
     PrivateModel,
     TeacherError,
     has_finite_weights,
+    partitions_of,
     training_of,
     weights_digest,
 )
@@ -186,6 +187,7 @@ class PrivateTeacher(PrivateModel):
             inputs=inputs,
             outputs=outputs,
         )
+        teacher.partitions = partitions_of(content)
         teacher.assumptions = (*_of_its_training(content), *teacher.assumptions)
         if not named:
             teacher.known_ledger = kept

@@ -128,6 +128,16 @@ class Teacher(GuardedLoading, LightningModule):
         self.log("train/loss", loss)
         return loss
 
+    def on_test_start(self) -> None:
+        """Refuses data of which other records are public than in training.
+
+        Raises:
+            PartitionError: They are.
+        """
+        self.own_training.require_partition(self.trainer)
+
+    on_validation_start = on_predict_start = on_test_start
+
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """Accuracy on held-out private records."""
         images, labels = batch

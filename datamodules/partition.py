@@ -1,0 +1,51 @@
+"""Which records of a data set are private, as its settings say it: a teacher's file keeps it, no other is accepted.
+
+Data of another name, in another folder, are assumed to share no private record with the teacher's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+__all__ = ["Partition", "PartitionError", "require_partition", "same_data"]
+
+Partition: TypeAlias = Mapping[str, Any]
+"""What `ImageDataModule.partition` gives."""
+
+_ABSENT = "no such setting"
+
+
+class PartitionError(ValueError):
+    """A data set is divided into private and public records in another way than a teacher's file says."""
+
+
+def same_data(first: Partition, second: Partition) -> bool:
+    """Whether two partitions are of one data set: of one name, or in one folder."""
+    return bool(first["data"] == second["data"] or first["place"] == second["place"] is not None)
+
+
+def require_partition(stated: Iterable[Partition], given: Any, *, whose: str = "the teacher's file") -> None:
+    """Refuses data whose public test split may hold records that are private according to what is stated.
+
+    Args:
+        stated: What files say; none of a file that holds plain weights, with which nothing can be compared.
+        given: A data module; nothing is compared of one that has no `partition`.
+        whose: Who states it, for messages.
+
+    Raises:
+        PartitionError: The same data are divided in another way.
+    """
+    found: Partition | None = getattr(given, "partition", None)
+    for one in stated:
+        if found is None or not same_data(one, found):
+            continue
+        before, now = one["settings"], found["settings"]
+        for name in sorted({*before, *now}):
+            was, is_now = before.get(name, _ABSENT), now.get(name, _ABSENT)
+            if was != is_now:
+                raise PartitionError(
+                    f"{name} of the data is {is_now!r}, and {whose} says {was!r} of {one['data']}: records that are "
+                    f"private there would be in the public test split here. Set {name} to what it was; other records "
+                    "need another name"
+                )

@@ -1,0 +1,186 @@
+"""Which records are private is part of a teacher's identity: data with another partition are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning import Trainer
+from support.data_files import write_folders
+from support.dp_teachers import SMALL, trainer_settings
+from support.runs import configuration, fit
+
+from datamodules import ClientRecords, Digits, ImageFolder, Planted
+from datamodules.partition import PartitionError, require_partition
+from lightning_modules import Teacher, base, dgd
+from lightning_modules.cli import main
+from lightning_modules.pool_source import PoolSource
+from lightning_modules.teachers import own_training
+
+
+def pictures(share: float | None = 0.2, **settings: Any) -> dict[str, Any]:
+    given = {"root": "insects", "size": 8, "channels": 1, "test_fraction": share, **settings}
+    return {"class_path": "ImageFolder", "init_args": given}
+
+
+def train_teacher() -> None:
+    config = {
+        "trainer": trainer_settings("trained", 1),
+        "model": {"class_path": "Teacher", "init_args": {"network": SMALL}},
+        "data": pictures(batch_size=16),
+    }
+    fit(config)
+
+
+@pytest.fixture(autouse=True)
+def teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 80 pictures, about a fifth of which are for testing."""
+    monkeypatch.chdir(tmp_path)
+    write_folders(tmp_path / "insects")
+    train_teacher()
+
+
+def transcribe(data: dict[str, Any], *, teacher: str = "trained/checkpoints/last.ckpt", **model: Any) -> Any:
+    config = configuration("run", model={"teacher": teacher, **model}, steps=1)
+    config["data"]["init_args"]["dataset"] = data
+    return fit(config)
+
+
+def without_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (base, dgd, own_training):
+        monkeypatch.setattr(module, "require_partition", lambda *given, **named: None)
+
+
+@contextlib.contextmanager
+def refused(monkeypatch: pytest.MonkeyPatch, broken: bool, *said: str) -> Iterator[None]:
+    """Refuses with one message; with the check taken out, goes through."""
+    if broken:
+        without_check(monkeypatch)
+        yield
+        return
+    with pytest.raises(PartitionError) as stopped:
+        yield
+    assert all(text in str(stopped.value) for text in said)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("named", [None, "others"], ids=["", "same folder, other name"])
+def test_a_student_is_not_evaluated_on_training_pictures_of_its_teacher(
+    named: str | None, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = ImageFolder(**pictures()["init_args"])
+    private.setup("fit")
+    told = ("test_fraction of the data is 0.5", "the teacher's file says 0.2 of insects")
+    cli = None
+    with refused(monkeypatch, broken, *told):
+        cli = transcribe(pictures(0.5, name=named))
+    if broken:
+        shown = set(cli.datamodule.dataset.test_records.ids.tolist())
+        assert len(shown & set(private.train_records.ids.tolist())) > 10
+    assert Path("run").exists() is broken or not list(Path("run").rglob("*.ckpt"))
+
+
+def test_the_same_partition_and_other_data_are_taken() -> None:
+    transcribe(pictures())
+    write_folders(Path("elsewhere") / "beetles")
+    transcribe(pictures(0.5, root="elsewhere/beetles"))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("command", ["test", "predict", "validate"])
+@pytest.mark.parametrize("whose", ["teacher", "student"])
+def test_what_was_trained_is_not_tested_on_other_records(
+    whose: str, command: str, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = json.loads(Path("given.json").read_text())
+    folder = "trained"
+    if whose == "student":
+        transcribe(pictures())
+        folder, config = "run", json.loads(Path("given.json").read_text())
+    data = config["data"]["init_args"]
+    (data["dataset"]["init_args"] if whose == "student" else data)["test_fraction"] = 0.5
+    Path("given.json").write_text(json.dumps(config))
+    with refused(monkeypatch, broken, "test_fraction of the data is 0.5", "0.2"):
+        main([command, "--config", "given.json", "--ckpt_path", f"{folder}/checkpoints/last.ckpt"])
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_training_is_not_resumed_on_other_records(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # From the command line the difference of settings is refused before; a script has none.
+    module = Teacher.load_from_checkpoint("trained/checkpoints/last.ckpt")
+    trainer = Trainer(**trainer_settings("again", 2), logger=False)
+    with refused(monkeypatch, broken, "test_fraction of the data is 0.5", "the checkpoint says 0.2"):
+        trainer.fit(module, datamodule=ImageFolder(**pictures(0.5)["init_args"], batch_size=16))
+    if broken:  # of the second fit alone: what the first was trained on would be public
+        trainer.save_checkpoint("again.ckpt")
+        stated = torch.load("again.ckpt", weights_only=True)["partition"]
+        assert stated["settings"]["test_fraction"] == 0.5
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("part", ["test", "train"])
+def test_no_pool_is_made_of_private_records(part: str, broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"dataset": pictures(), "num_teachers": 2, "batch_size": 4, "steps_per_epoch": 1}
+    ensemble = {
+        "trainer": trainer_settings("trained", -1),
+        "model": {"class_path": "TeacherEnsemble", "init_args": {"network": SMALL, "steps": 1, "workers": 1}},
+        "data": {"class_path": "Shards", "init_args": settings},
+    }
+    fit(ensemble)
+    files = sorted(Path("trained").rglob("last*.ckpt"), key=lambda file: file.stat().st_mtime)
+    config = configuration("run", class_path="DGD", steps=1)
+    model = config["model"]["init_args"]
+    pool = {"class_path": "DGDImages", "init_args": {"source": "pool", "pool": pictures(0.5), "pool_part": part}}
+    config["model"]["init_args"] = {
+        "teacher": str(files[-1]),
+        "student": model["student"],
+        "images": pool,
+        "query_phase": {"queries": 2},
+    }
+    config["data"]["init_args"]["dataset"] = {"class_path": "ImageFolder", "init_args": pictures()["init_args"]}
+    with refused(monkeypatch, broken, "test_fraction of the data is 0.5", "0.2 of insects"):
+        module = fit(config).model
+        assert module.images.is_private is (part == "train")
+
+
+def test_a_pool_of_the_teachers_records_is_private_whatever_it_is_called() -> None:
+    folder = ImageFolder(**pictures(name="others")["init_args"])
+    stated = ImageFolder(**pictures()["init_args"]).partition
+    pool = PoolSource(folder, part="train", image_shape=(1, 8, 8), batch_size=4)
+    for partitions, known in (([stated], True), ([], False)):
+        pool.open(private={"insects/train"}, partitions=partitions)
+        assert pool.is_private is known
+
+
+def test_of_plain_weights_nothing_is_known() -> None:
+    content = torch.load("trained/checkpoints/last.ckpt", weights_only=True)
+    weights = {name: value for name, value in content["state_dict"].items() if name.startswith("network.")}
+    torch.save({name.removeprefix("network."): value for name, value in weights.items()}, "weights.pt")
+    cli = transcribe(pictures(0.5), teacher="weights.pt", teacher_network=SMALL)
+    assert cli.model.partitions == []
+
+
+def test_a_partition_holds_what_decides_and_no_path() -> None:
+    class Folds(Digits):
+        def __init__(self, *, fold: int, **settings: Any) -> None:
+            self.fold = fold
+            super().__init__(**settings)
+
+    assert Folds(fold=3, val_fraction=0.4).partition["settings"] == {"classes": None, "fold": 3}
+    first, second = (Folds(fold=fold) for fold in (1, 2))
+    with pytest.raises(PartitionError, match="fold of the data is 2"):
+        require_partition([first.partition], second)
+    with pytest.raises(PartitionError, match="classes"):
+        require_partition([Digits().partition], Digits(classes=[1, 2]))
+    told = json.dumps(ImageFolder(**pictures()["init_args"]).partition)
+    assert str(Path.cwd()) not in told and "test_fraction" in told
+    # Neighbours must not be told apart by it, and a client's test split is that of the whole.
+    assert Planted(dataset=Digits(), present=True).partition == Planted(dataset=Digits(), present=False).partition
+    client = ClientRecords(dataset=Digits(), client=1, num_clients=3, alpha=5.0)
+    require_partition([client.partition], Digits())
+    assert client.partition["share"][1] == 1
