@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-__all__ = ["Partition", "PartitionError", "require_partition", "same_data"]
+__all__ = ["Partition", "PartitionError", "disjoint", "require_partition", "same_data"]
 
 Partition: TypeAlias = Mapping[str, Any]
 """What `ImageDataModule.partition` gives."""
@@ -23,6 +23,13 @@ class PartitionError(ValueError):
 def same_data(first: Partition, second: Partition) -> bool:
     """Whether two partitions are of one data set: of one name, or in one folder."""
     return bool(first["data"] == second["data"] or first["place"] == second["place"] is not None)
+
+
+def disjoint(first: Partition, second: Partition) -> bool:
+    """Whether no record is in both: other data, or shares of different clients in one partition of the same."""
+    mine, other = first["share"], second["share"]
+    same = bool(mine and other) and (mine[0], first["settings"]) == (other[0], second["settings"])
+    return not same_data(first, second) or (same and bool(mine[1] != other[1]))
 
 
 def require_partition(stated: Iterable[Partition], given: Any, *, whose: str = "the teacher's file") -> None:

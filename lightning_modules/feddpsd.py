@@ -6,12 +6,14 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
+from datamodules.partition import disjoint
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.federated import Absence, ClientConnection, Federation, FederationError, Question, Terms
 from lightning_modules.image_source import Images
@@ -290,6 +292,15 @@ class FedDPSD(DataFreeDistillation):
                 f"{', '.join(alike)} have teachers of one training: a record of theirs would move several answers, and "
                 "be charged for one. Each client needs a teacher that was trained on its own records"
             )
+        for one, other in combinations(known, 2):
+            mine, others = one.partition, other.partition
+            if mine and others and not disjoint(mine, others):
+                raise FederationError(
+                    f"{one.name} has {mine['share'] or 'all'} of {mine['data']!r}, and {other.name} "
+                    f"{others['share'] or 'all'} of {others['data']!r}: a record of both would move two answers, and "
+                    "be charged for one. Clients of one data set must be different ones of one partition (data: "
+                    "ClientRecords); other records need another name"
+                )
         if not all(client.secure for client in known) and self.annotator.noise.secure and self.noise_by == "client":
             insecure = ", ".join(client.name for client in known if not client.secure)
             raise FederationError(f"the noise of {insecure} can be drawn again by whoever knows its seed")

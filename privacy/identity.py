@@ -111,10 +111,12 @@ class UnnamedTraining:
     Attributes:
         digest: Hash of the weights, **private**.
         kind: What it is, for a reader.
+        folder: Where its file lies, beside which it may have been charged under another name.
     """
 
     digest: bytes
     kind: str = "teacher"
+    folder: Path | None = None
 
 
 def ledger_file(private_data: str, *, beside: Path | None = None, recorded: Path | None = None) -> Path:

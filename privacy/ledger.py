@@ -29,14 +29,14 @@ import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from privacy.charge import Charge
 from privacy.checks import check_count
 from privacy.events import Release
-from privacy.identity import Head, Training, new_training_id
+from privacy.identity import Head, Training, UnnamedTraining, new_training_id
 from privacy.plan import Plan, unmade
 
 __all__ = ["RECORDS", "Charge", "Ledger", "LedgerError", "ledgers_of"]
@@ -280,6 +280,26 @@ class Ledger:
                 self._append_training(append, new_training_id(), kind, fingerprint)
             return self._fingerprints[fingerprint]
 
+    def absorb(self, other: Ledger) -> None:
+        """Counts here what another ledger of the same records holds, which knows them by another name.
+
+        Of each run the larger count and the larger plan of the two hold, so it may be repeated at every opening.
+        """
+        self.settle()
+        with self._locked() as append:
+            for training, kind in other._trainings.items():
+                if training not in self._trainings:
+                    self._append_training(append, training, kind, None)
+            for owner, counts in other._totals.items():
+                for charge, count in counts.items():
+                    if (more := count - self._totals.get(owner, Counter())[charge]) > 0:
+                        self._reserve(append, charge, more, run=owner)
+            for owner, plan in other._plans.items():
+                before = self._plans.get(owner)
+                if (joined := plan.joined(before)) != before:
+                    append({"event": "plan", "run": owner, **joined.to_dict()})
+                    self._take_plan(owner, joined)
+
     def charge(self, charge: Charge, *, afford: Callable[[], int] | None = None) -> None:
         """Counts one release. When this returns, the release is on disk and its noise may be drawn.
 
@@ -512,20 +532,21 @@ class Ledger:
             )
 
 
-def ledgers_of(digest: bytes, folder: Path) -> dict[Path, str]:
-    """The ledgers in a folder that know a teacher by its weights (`Ledger.identify`), and what they are about.
+def ledgers_of(training: Training | UnnamedTraining, folders: Iterable[Path]) -> dict[Path, str]:
+    """The ledgers that know a training, by its identity or by its weights (`Ledger.identify`), and what they are about.
 
     Args:
-        digest: Hash of the weights.
-        folder: Where they lie; its files that are no ledgers are passed over.
+        training: It.
+        folders: Where they lie; files that are no ledgers are passed over.
     """
     found = {}
-    for path in sorted(folder.glob("*.jsonl")):
+    for path in sorted(path for folder in set(folders) for path in folder.glob("*.jsonl")):
         try:
             header, _, rest = path.read_bytes().partition(b"\n")
             opening = json.loads(header)
             readable = opening["event"] == "open" and opening["version"] == _VERSION
-            if readable and f'"{_fingerprint(opening["key"], digest)}"'.encode() in rest:
+            named = training.id if isinstance(training, Training) else _fingerprint(opening["key"], training.digest)
+            if readable and f'"{named}"'.encode() in rest:
                 found[path.resolve()] = str(opening["private_data"])
         except (OSError, ValueError, KeyError, TypeError):
             continue

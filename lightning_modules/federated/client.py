@@ -92,6 +92,8 @@ class FederatedClient:
             releases=training.releases if isinstance(training, Training) else None,
             secure=self.noise is None or self.noise.secure,
             assumptions=tuple(self.teacher.assumptions),
+            # Where the records lie is no server's business.
+            partition=next(({**one, "place": None} for one in self.teacher.partitions), None),
         )
 
     def begin(self, terms: Terms, *, folder: Path | None = None) -> None:

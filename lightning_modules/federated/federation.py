@@ -53,6 +53,8 @@ class Federation(PrivateModel):
             path=None if ensemble is None else ensemble.path,
         )
         self._durable = durable
+        stated = [one.partition for one in introductions if one.partition]
+        self.partitions = tuple({**one, "share": None} for one in stated) if ensemble is None else ensemble.partitions
         self.assumptions = _assumptions(introductions) if ensemble is None else ensemble.assumptions
 
     @property

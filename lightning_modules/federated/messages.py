@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from datamodules.partition import Partition
 from privacy.events import Release, release_from_dict
 
 __all__ = ["Absence", "Introduction", "Question", "Switch", "Terms"]
@@ -31,6 +32,7 @@ class Introduction:
         releases: What that training released of its records, where it was by DP-SGD; None where nothing bounds it.
         secure: Whether its noise comes from the operating system's generator.
         assumptions: What any guarantee of something that is computed with its teacher rests on, a sentence each.
+        partition: Which records of which data set are its own, where its teacher's file says it.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Introduction:
     releases: Mapping[Release, int] | None = None
     secure: bool = True
     assumptions: tuple[str, ...] = ()
+    partition: Partition | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `from_dict` is the inverse."""

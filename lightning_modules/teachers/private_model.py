@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,6 +57,8 @@ class PrivateModel(ABC):
     ) -> None:
         self.outputs: TeacherOutputs = outputs
         self.private_data = private_data
+        if isinstance(training, UnnamedTraining) and path is not None:
+            training = replace(training, folder=path.resolve().parent)
         self.training = training
         self.num_records = num_records
         # Resolved: a symbolic link must not lead to another ledger.

@@ -167,7 +167,9 @@ class PrivateTeacher(PrivateModel):
             graph = OnnxNetwork(file)
             built: nn.Module = graph
             content: Any = {}
-            training: Training | UnnamedTraining = UnnamedTraining(graph.digest, kind="graph in ONNX")
+            training: Training | UnnamedTraining = UnnamedTraining(
+                graph.digest, kind="graph in ONNX", folder=file.parent
+            )
         else:
             content = read_file(file)
             built, weights = _read_network(content, file, network, num_classes=num_classes, image_shape=shape)
@@ -191,7 +193,7 @@ class PrivateTeacher(PrivateModel):
         teacher.assumptions = (*_of_its_training(content), *teacher.assumptions)
         if not named:
             teacher.known_ledger = kept
-            teacher.assumptions = (_unnamed([path for path in known if path != kept]), *teacher.assumptions)
+            teacher.assumptions = (_UNNAMED, *teacher.assumptions)
         teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
         # Of a file nobody holds the network, to change it later.
         asked = folded(teacher._held()).to(memory_format=torch.channels_last)
@@ -243,19 +245,15 @@ def _known_ledgers(training: Training | UnnamedTraining, file: Path) -> dict[Pat
     if not isinstance(training, UnnamedTraining):
         return {}
     # Of any name: it is the folder that counts.
-    return ledgers_of(training.digest, ledger_file("x", beside=file).parent)
+    return ledgers_of(training, [ledger_file("x", beside=file).parent])
 
 
-def _unnamed(others: list[Path]) -> str:
-    text = (
-        "UNNAMED DATA: the teacher's file does not say what it was trained on. Its ledger is known by the file's "
-        "folder and weights: it holds no use of the teacher from another folder, before it was moved, nor of other "
-        f"teachers of the same data. Set private_data, or {LEDGERS} (one folder for all ledgers), to count these"
-    )
-    listed = ", ".join(map(str, others))
-    return (
-        f"{text}. The same weights were used by other ledgers too, which are not counted: {listed}" if others else text
-    )
+_UNNAMED = (
+    "UNNAMED DATA: the teacher's file does not say what it was trained on. Its ledger is known by the file's folder "
+    "and weights: it holds no use of the teacher from another folder, before it was moved, nor of other teachers of "
+    f"the same data. Set private_data and {LEDGERS} (one folder for all ledgers) to count what follows under one name; "
+    "what these weights were charged in the folder before is counted under any name"
+)
 
 
 def architecture(

@@ -22,8 +22,8 @@ from privacy.checks import check_count, check_delta
 from privacy.events import Unbounded
 from privacy.followed import FollowedLedger
 from privacy.guarantee import Guarantee
-from privacy.identity import CheckpointError, Training, UnnamedTraining
-from privacy.ledger import RECORDS, Charge, Ledger
+from privacy.identity import CheckpointError, Training, UnnamedTraining, ledger_file
+from privacy.ledger import RECORDS, Charge, Ledger, ledgers_of
 from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Relation, Unit
@@ -569,8 +569,19 @@ def _identity(training: Training | UnnamedTraining | None, ledger: Ledger) -> st
     """The identity of a training in a ledger, in which it is written down."""
     if training is None:
         return None
+    for path, name in _known_elsewhere(training, ledger).items():
+        ledger.absorb(Ledger(path=path, private_data=name, run=ledger.run))
     if isinstance(training, UnnamedTraining):
         identity = ledger.identify(training.digest, kind=training.kind)
         training = Training(identity, kind=training.kind)
     ledger.register(training)
     return training.id
+
+
+def _known_elsewhere(training: Training | UnnamedTraining, ledger: Ledger) -> dict[Path, str]:
+    """Ledgers that know a training by another name of its data, where those of its file lie or lay."""
+    if ledger.path is None:
+        return {}
+    beside = training.folder if isinstance(training, UnnamedTraining) else training.ledger and training.ledger.parent
+    folders = [ledger.path.parent, ledger_file("x").parent, *([beside.resolve()] if beside else [])]
+    return {path: name for path, name in ledgers_of(training, folders).items() if path != ledger.path}

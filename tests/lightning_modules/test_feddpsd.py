@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.dp_teachers import private_teacher, trainer_settings
+from support.dp_teachers import OtherDigits, private_teacher, trainer_settings
 from support.ensembles import ensemble_file
 from support.federations import BATCH_SIZE, federated, reproducible, small_network, small_networks
 from support.runs import checkpoint, configuration, equal, fit, leaks
 from torch import nn
 
-from lightning_modules import FedDPSD
+from datamodules import ClientRecords, Digits
+from datamodules.partition import disjoint
+from lightning_modules import FedDPSD, feddpsd
 from lightning_modules.federated import Absence, FederatedClient, FederationError, Introduction, LocalClients, Question
 from lightning_modules.image_source import Images
 from lightning_modules.losses.generator import GeneratorLoss
@@ -25,7 +28,7 @@ from lightning_modules.replay import Replay
 from lightning_modules.teachers.private_teacher import TeacherError
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator, LabelAnnotator
-from privacy.events import Gaussian, RandomizedResponse, Repeated, SampledGaussian
+from privacy.events import Gaussian, RandomizedResponse, Repeated, SampledGaussian, release_from_dict
 from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.neighbours import Relation, Unit
 from privacy.processes import ProcessesError
@@ -371,10 +374,16 @@ def test_separate_files_have_separate_ledgers_and_one_for_the_server(place: Path
     assert len({module.teacher.ledger, *ledgers_of(module)}) == 3
 
 
-def client_by_dp_sgd(number: int, *, target_epsilon: float | None) -> str:
+def client_by_dp_sgd(number: int, *, target_epsilon: float | None, seed: int = 0) -> str:
     """The file of one client's teacher, by DP-SGD or, without a target, by nothing that bounds it."""
     folder = f"client{number}"
-    records = {"dataset": {"class_path": "Digits"}, "client": number, "num_clients": 3, "alpha": 5.0}
+    records = {
+        "dataset": {"class_path": "Digits"},
+        "client": number,
+        "num_clients": 3,
+        "alpha": 5.0,
+        "partition_seed": seed,
+    }
     own = {"class_path": "ClientRecords", "init_args": records}
     kind = "Teacher" if target_epsilon is None else "DPSGDTeacher"
     config = {
@@ -386,12 +395,45 @@ def client_by_dp_sgd(number: int, *, target_epsilon: float | None) -> str:
         },
         "data": own
         if target_epsilon is None
-        else {"class_path": "Poisson", "init_args": {"dataset": own, "batch_size": 400}},
+        else {"class_path": "Poisson", "init_args": {"dataset": own, "batch_size": 300}},
     }
     if target_epsilon is not None:
         config["model"]["init_args"]["target_epsilon"] = target_epsilon  # type: ignore[index]
     fit(config)
     return f"{folder}/checkpoints/last.ckpt"
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_clients_of_different_partitions_of_one_data_set_are_refused(
+    broken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A record at several of them: what bounds each is not what bounds all of their answers."""
+    files = [client_by_dp_sgd(number, target_epsilon=3.0, seed=number) for number in range(3)]
+    clients = {"class_path": "LocalClients", "init_args": {"teachers": files}}
+    server = {"class_path": "GradientAnnotator", "init_args": NO_NOISE}
+    if not broken:
+        with pytest.raises(FederationError, match=r"seed0-.*, 0\] of 'Digits'.*seed1-.*, 1\] of 'Digits'"):
+            run(clients=clients, annotator=server)
+        return
+    monkeypatch.setattr(feddpsd, "disjoint", lambda *partitions: True)
+    stated = run(clients=clients, annotator=server).guarantee().epsilon
+    plans = [torch.load(file, weights_only=True)["training"]["releases"] for file in files]
+    whole = Counter({release_from_dict(release): 0 for plan in plans for release, _ in plan})
+    for plan in plans:
+        whole.update({release_from_dict(release): count for release, count in plan})
+    assert stated <= 3.0 < 5 < compose(whole, DELTA).epsilon
+
+
+@pytest.mark.parametrize("other", ["the same client", "the whole", "another client", "other data"])
+def test_what_two_clients_say_of_their_records_is_compared(other: str) -> None:
+    north = ClientRecords(dataset=Digits(), client=0, num_clients=3, alpha=5.0)
+    south = {
+        "the same client": ClientRecords(dataset=Digits(), client=0, num_clients=3, alpha=5.0),
+        "the whole": Digits(),
+        "another client": ClientRecords(dataset=Digits(), client=1, num_clients=3, alpha=5.0),
+        "other data": OtherDigits(),
+    }[other]
+    assert disjoint(north.partition, south.partition) is other.startswith(("another", "other"))
 
 
 def test_teachers_by_dp_sgd_bound_what_is_sent_without_noise(tmp_path: Path) -> None:

@@ -166,6 +166,16 @@ def read_introduction(values: Mapping[str, Any]) -> Introduction:
     ):
         # They are printed in the server's guarantee: nothing that could pass for another line of it.
         raise RecordError(f"assumptions must be 20 lines of text at most, each of 1 to {_SENTENCE:,} characters")
+    stated = values["partition"]
+    if stated is not None and (
+        not isinstance(stated, dict)
+        or set(stated) != {"data", "place", "settings", "share"}
+        or not isinstance(stated["data"], str)
+        or not isinstance(stated["settings"], dict)
+        or not (stated["share"] is None or (isinstance(stated["share"], list) and len(stated["share"]) == 2))
+        or len(json.dumps(stated)) > _SENTENCE
+    ):
+        raise RecordError(f"partition must be what a teacher's file says, of {_SENTENCE:,} characters at most")
     return _built(lambda: Introduction.from_dict(values), "releases")
 
 

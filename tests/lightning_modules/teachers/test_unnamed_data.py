@@ -14,6 +14,7 @@ from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers import private_teacher
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy import GradientAnnotator
+from privacy.annotators import base as annotators
 from privacy.guarantee import Guarantee
 
 SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8)}
@@ -72,16 +73,24 @@ def test_the_page_says_what_such_a_ledger_does_not_know() -> None:
     assert sum("UNNAMED DATA" in text for text in page) == 1
 
 
-def test_other_ledgers_of_the_same_weights_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = private_teacher._known_ledgers
-    used("weights.pt")
-    Path("weights.pt").rename("model.pt")
-    with monkeypatch.context() as patch:
-        patch.setattr(private_teacher, "_known_ledgers", lambda training, file: {})
-        used("model.pt")
-    assert private_teacher._known_ledgers is known
-    guarantee, said = used("model.pt")
-    assert guarantee.private_data == "training data of model.pt" and "training-data-of-weights.pt" in said[0]
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("then", ["named", "named twice", "one folder for all", "renamed"])
+def test_charges_of_the_same_weights_count_under_any_name(
+    then: str, broken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if broken:
+        monkeypatch.setattr(annotators, "_known_elsewhere", lambda training, ledger: {})
+        monkeypatch.setattr(private_teacher, "_known_ledgers", lambda training, file: {})
+    spent, _ = used("weights.pt")
+    assert spent.queries > 0
+    if then == "one folder for all":
+        monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "ledgers"))
+    path = Path("weights.pt").rename("model.pt" if then == "renamed" else "weights.pt")
+    for name in [None] if then == "renamed" else ["faces", "people"] if then == "named twice" else ["faces"]:
+        named, _ = used(str(path), private_data=name)
+        # Nothing is left of the target; without the check each name has it anew.
+        assert named.queries_of_run == (spent.queries if broken else 0)
+        assert (named.queries, named.epsilon_all_runs) == (spent.queries, spent.epsilon_all_runs)
 
 
 def test_other_weights_of_the_same_name_are_in_the_same_ledger() -> None:
