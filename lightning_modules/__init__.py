@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.baselines import DENSE, FedADI, FedAvg, FedDAFL, FedDF
+from lightning_modules.baselines import FedAvg, FedDistillation
 from lightning_modules.dgd import DGD
 from lightning_modules.direct_training import DirectTraining
 from lightning_modules.distillation import Distillation
@@ -17,7 +17,6 @@ from lightning_modules.publishing import load_student
 from lightning_modules.teachers import DPSGDTeacher, Teacher, TeacherEnsemble
 
 __all__ = [
-    "DENSE",
     "DGD",
     "DPDFD",
     "DPSD",
@@ -25,11 +24,9 @@ __all__ = [
     "DataFreeDistillation",
     "DirectTraining",
     "Distillation",
-    "FedADI",
     "FedAvg",
-    "FedDAFL",
-    "FedDF",
     "FedDPSD",
+    "FedDistillation",
     "LabelDP",
     "ProceduralImages",
     "ProceduralPretraining",

@@ -3,10 +3,8 @@
 None of them has a privacy guarantee: the clients' models leave them as they are, and record-level ε is infinite.
 """
 
-from lightning_modules.baselines.dense import DENSE
-from lightning_modules.baselines.fed_adi import FedADI
 from lightning_modules.baselines.fed_avg import FedAvg
-from lightning_modules.baselines.fed_dafl import FedDAFL
-from lightning_modules.baselines.fed_df import FedDF
+from lightning_modules.baselines.fed_distillation import FedDistillation
+from lightning_modules.baselines.image_terms import ImageTerms, NoisePrior
 
-__all__ = ["DENSE", "FedADI", "FedAvg", "FedDAFL", "FedDF"]
+__all__ = ["FedAvg", "FedDistillation", "ImageTerms", "NoisePrior"]

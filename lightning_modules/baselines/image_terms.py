@@ -1,14 +1,128 @@
-"""Terms of the losses that make images: where student and ensemble disagree, and how smooth an image is."""
+"""Images that are optimised against the clients' models: their loss, where they begin, and where they are kept."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["boundary_support", "jensen_shannon", "total_variation"]
+from lightning_modules.priors.base import ImagePrior, check_sample
+from lightning_modules.setting_checks import check_number, check_whole_number
+
+__all__ = ["ImagePool", "ImageTerms", "NoisePrior", "boundary_support", "jensen_shannon", "total_variation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTerms:
+    """The loss of a batch of images, beside the cross-entropy to the classes drawn for it, and its turns.
+
+    DENSE has L_CE + λ1 L_BN + λ2 L_div. FedADI has L_CE + α_f R_BN + α_tv R_TV + α_l2 R_l2 + α_c R_compete. A weight of
+    0 switches a term off.
+
+    Attributes:
+        statistics_weight: λ1 or α_f, of the mean distance to the BatchNorm statistics of every client's model. DENSE's
+            published code sums over clients: with m of them, a weight m times as large.
+        boundary_weight: λ2, of the images that student and ensemble decide differently (`boundary_support`).
+        competition_weight: α_c, of 1 minus the Jensen-Shannon divergence of student and ensemble.
+        variation_weight: α_tv, of `total_variation`.
+        norm_weight: α_l2, of the mean norm of an image.
+        steps: Steps on one batch: of the generator (DENSE's T_G), or of Adam on its pixels.
+        rate: Of Adam on pixels.
+        student_steps: Steps of the student before the next batch is made; 1 in DENSE's algorithm.
+        pool_size: How many of the newest images the student draws from; DENSE's algorithm has only the last batch, its
+            published code all.
+    """
+
+    statistics_weight: float = 1.0
+    boundary_weight: float = 0.0
+    competition_weight: float = 0.0
+    variation_weight: float = 0.0
+    norm_weight: float = 0.0
+    steps: int = 30
+    rate: float = 0.05
+    student_steps: int = 10
+    pool_size: int = 50_000
+
+    def __post_init__(self) -> None:
+        for name in (field.name for field in fields(self) if field.name.endswith("_weight")):
+            check_number(f"image_terms.{name}", getattr(self, name), least=0)
+        check_number("image_terms.rate", self.rate, above=0)
+        for name in ("steps", "student_steps", "pool_size"):
+            check_whole_number(f"image_terms.{name}", getattr(self, name), least=1)
+
+    def of_pixels(self, images: Tensor) -> Tensor:
+        """Terms of images (N, C, H, W) by themselves."""
+        loss = images.new_zeros(())
+        if self.variation_weight:
+            loss = loss + self.variation_weight * total_variation(images)
+        if self.norm_weight:
+            loss = loss + self.norm_weight * torch.linalg.vector_norm(images.flatten(1), dim=1).mean()
+        return loss
+
+    @property
+    def compares_with_student(self) -> bool:
+        """Whether a term is of the student's logits."""
+        return bool(self.boundary_weight or self.competition_weight)
+
+    def of_student(self, ensemble_logits: Tensor, student_logits: Tensor) -> Tensor:
+        """Terms of the clients' mean logits (N, c) and the student's (N, c)."""
+        loss = ensemble_logits.new_zeros(())
+        if self.competition_weight:
+            loss = loss + self.competition_weight * (1 - jensen_shannon(ensemble_logits, student_logits))
+        if self.boundary_weight:
+            loss = loss - self.boundary_weight * boundary_support(ensemble_logits, student_logits)
+        return loss
+
+
+class NoisePrior(ImagePrior):
+    """Standard normal pixels, where DeepInversion begins; here cut off at -1 and 1."""
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        image_shape: tuple[int, int, int],
+        generator: torch.Generator,
+        device: torch.device | str,
+    ) -> torch.Tensor:
+        """Draws `batch_size` images (B, C, H, W); see `ImagePrior.sample`."""
+        check_sample(batch_size, image_shape)
+        drawn = torch.randn(batch_size, *image_shape, generator=generator, device=generator.device)
+        return drawn.clamp_(-1, 1).to(device)
+
+
+class ImagePool:
+    """The newest images, in half precision on the CPU.
+
+    Args:
+        most: How many are kept; the oldest go.
+        image_shape: (C, H, W).
+
+    Attributes:
+        images: (n, C, H, W), the oldest first.
+    """
+
+    def __init__(self, *, most: int, image_shape: tuple[int, int, int]) -> None:
+        self.most = most
+        self.images = torch.empty(0, *image_shape, dtype=torch.float16)
+
+    def add(self, images: Tensor) -> None:
+        """Takes images (N, C, H, W) in."""
+        # Cloned: a slice would keep all that it is cut from.
+        self.images = torch.cat([self.images, images.detach().cpu().half()])[-self.most :].clone()
+
+    def draw(self, count: int, *, generator: torch.Generator, device: torch.device) -> Tensor:
+        """Returns images (count, C, H, W) in float32, drawn with replacement.
+
+        Raises:
+            RuntimeError: There are none.
+        """
+        if not len(self.images):
+            raise RuntimeError("the pool holds no image yet")
+        return self.images[torch.randint(len(self.images), (count,), generator=generator)].to(device).float()
 
 
 def boundary_support(ensemble_logits: Tensor, student_logits: Tensor) -> Tensor:

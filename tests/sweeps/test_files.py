@@ -90,9 +90,8 @@ def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.Mo
         arguments += ["--model.local_steps=1" if config["model"]["class_path"] == "FedAvg" else "--model.steps=1"]
     if config["data"]["class_path"] == "ProceduralImages":
         arguments += ["--data.num_images=8", "--data.held_out=4"]
-    if config["model"]["class_path"] in ("DENSE", "FedADI"):
-        turns = "generator_steps" if config["model"]["class_path"] == "DENSE" else "image_steps"
-        arguments += [f"--model.terms.{turns}=1"]
+    if "image_terms" in config["model"].get("init_args", {}):
+        arguments += ["--model.image_terms.steps=1"]
     if config["model"]["class_path"] == "Distillation":
         arguments += ["--model.pool_size=8"]
         if "queries" in config["model"]["init_args"]:

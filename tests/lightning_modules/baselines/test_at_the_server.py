@@ -14,21 +14,17 @@ from support.runs import QUIET, checkpoint
 from torch import nn
 
 from datamodules import Digits, Latent
-from lightning_modules import DENSE, FedADI, FedDAFL, FedDF
-from lightning_modules.base import DataFreeDistillation
-from lightning_modules.baselines.dense import DenseTerms
-from lightning_modules.baselines.fed_adi import InversionTerms, NoisePrior
+from lightning_modules import FedDistillation
+from lightning_modules.baselines import ImageTerms, NoisePrior
 from lightning_modules.cli import main
 from lightning_modules.image_source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.networks import DAFLGenerator, SmallCNN
 from privacy import BudgetExceeded
-from privacy.annotators import GradientAnnotator, ResponseAnnotator
+from privacy.annotators import GradientAnnotator
 
 SHAPE = (1, 8, 8)
-METHODS: dict[str, type[DataFreeDistillation]] = {
-    "feddf": FedDF, "feddafl": FedDAFL, "fedadi": FedADI, "dense": DENSE,
-}  # fmt: skip
+METHODS = ("feddf", "feddafl", "fedadi", "dense")
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +39,10 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "teachers" / "digits_clients.ckpt"
 
 
-def run(name: str, clients: Path, *arguments: str, folder: str = "run") -> DataFreeDistillation:
+def run(name: str, clients: Path, *arguments: str, folder: str = "run") -> FedDistillation:
     given = ["--config", f"sweeps/methods/{name}_digits.yaml", f"--model.teacher={clients}", "--data.batch_size=64"]
     cli = main(["fit", *given, f"--trainer.default_root_dir={folder}", *QUIET, *arguments])
-    assert cli is not None and isinstance(cli.model, METHODS[name])
+    assert cli is not None and isinstance(cli.model, FedDistillation)
     return cli.model
 
 
@@ -54,9 +50,9 @@ def run(name: str, clients: Path, *arguments: str, folder: str = "run") -> DataF
 SHORT: dict[str, tuple[list[str], float]] = {
     "feddf": (["--trainer.max_epochs=1"], 0.6),
     "feddafl": (["--trainer.max_epochs=1", "--model.images.generator.init_args.width=16"], 0.4),
-    "fedadi": (["--trainer.max_epochs=1", "--model.terms.image_steps=20"], 0.5),
+    "fedadi": (["--trainer.max_epochs=1", "--model.image_terms.steps=20"], 0.5),
     "dense": (
-        ["--trainer.max_epochs=1", "--model.images.generator.init_args.width=16", "--model.terms.generator_steps=20"],
+        ["--trainer.max_epochs=1", "--model.images.generator.init_args.width=16", "--model.image_terms.steps=20"],
         0.4,
     ),
 }
@@ -88,8 +84,7 @@ def test_nothing_is_used_beyond_a_target(name: str, clients: Path, folder: Path)
 
 @pytest.mark.parametrize("name", ["fedadi", "dense"])
 def test_resumed_as_if_never_interrupted(name: str, clients: Path, folder: Path) -> None:
-    turns = "generator_steps" if name == "dense" else "image_steps"
-    few = ["--data.steps_per_epoch=3", "--model.terms.student_steps=2", f"--model.terms.{turns}=2"]
+    few = ["--data.steps_per_epoch=3", "--model.image_terms.student_steps=2", "--model.image_terms.steps=2"]
     run(name, clients, *few, "--trainer.max_epochs=2", folder="whole")
     run(name, clients, *few, "--trainer.max_epochs=1", folder="part")
     run(name, clients, *few, "--trainer.max_epochs=2", "--ckpt_path=part/checkpoints/last.ckpt", folder="part")
@@ -107,19 +102,20 @@ def networks(*, alike: bool = False) -> nn.ModuleList:
     return nn.ModuleList(made)
 
 
-def module_of(kind: type[DataFreeDistillation], *, teacher: nn.Module | None = None, **settings: Any) -> Any:
+def module_of(*, teacher: nn.Module | None = None, images: Images | None = None, **settings: Any) -> FedDistillation:
     torch.manual_seed(5)
-    images = {} if kind is FedADI else {"images": Images(generator=lambda image_shape: small_generator(image_shape))}
-    if kind is FedDF:
-        images = {"images": Images(source="prior")}
-    return kind(
+    return FedDistillation(
         num_classes=10,
         image_shape=SHAPE,
         batch_size=16,
-        teacher=teacher or networks(),  # type: ignore[call-arg]
+        teacher=teacher or networks(),
         student=lambda: SmallCNN(image_shape=SHAPE, width=4, hidden=8),
-        **{**images, **settings},
+        images=images or Images(generator=lambda image_shape: small_generator(image_shape)),
+        **settings,
     )
+
+
+PIXELS = Images(source="prior", prior=NoisePrior())
 
 
 def small_generator(image_shape: tuple[int, int, int]) -> DAFLGenerator:
@@ -135,18 +131,16 @@ def fitted(module: Any, *, steps: int) -> Any:
     return module
 
 
-GRADIENTS = {
-    "DAFL": (FedDAFL, {}),
-    "DENSE": (DENSE, {"terms": DenseTerms(generator_steps=1, student_steps=1)}),
-}
-
-
-@pytest.mark.parametrize("name", GRADIENTS)
-def test_gradients_reach_every_weight_of_the_generator_and_none_of_a_client(name: str, folder: Path) -> None:
-    kind, settings = GRADIENTS[name]
+@pytest.mark.parametrize(
+    "settings",
+    [{"generator_loss": GeneratorLoss()}, {"image_terms": ImageTerms(boundary_weight=0.5, steps=1, student_steps=1)}],
+)
+def test_gradients_reach_every_weight_of_the_generator_and_none_of_a_client(
+    settings: dict[str, Any], folder: Path
+) -> None:
     clients = networks()
     before = [value.clone() for value in clients.state_dict().values()]
-    module = fitted(module_of(kind, teacher=clients, **settings), steps=1)
+    module = fitted(module_of(teacher=clients, **settings), steps=1)
     missing = [key for key, weight in module.generator.named_parameters() if weight.grad is None]
     assert not missing
     assert all(float(weight.grad.abs().sum()) > 0 for weight in module.generator.parameters() if weight.dim() > 1)
@@ -155,8 +149,8 @@ def test_gradients_reach_every_weight_of_the_generator_and_none_of_a_client(name
     assert not any(key.startswith("_teacher") for key in module.state_dict())
 
 
-@pytest.mark.parametrize("kind", [DENSE, FedADI])
-def test_statistics_of_the_clients_change_the_images(kind: type[DataFreeDistillation], folder: Path) -> None:
+@pytest.mark.parametrize("images", [None, PIXELS])
+def test_statistics_of_the_clients_change_the_images(images: Images | None, folder: Path) -> None:
     def pool(*, shift: float, weight: float) -> torch.Tensor:
         """What is made where one layer of one client remembers other inputs, in eval mode of no effect on logits."""
         clients = networks()
@@ -165,12 +159,8 @@ def test_statistics_of_the_clients_change_the_images(kind: type[DataFreeDistilla
         layer.running_mean += shift
         with torch.no_grad():  # takes the shift out of its outputs
             layer.bias += shift * layer.weight / (layer.running_var + layer.eps).sqrt()  # type: ignore[operator]
-        terms: Any = (
-            DenseTerms(generator_steps=5, statistics_weight=weight)
-            if kind is DENSE
-            else InversionTerms(image_steps=5, statistics_weight=weight)
-        )
-        made: torch.Tensor = fitted(module_of(kind, teacher=clients, terms=terms), steps=1).pool.images.float()
+        module = module_of(teacher=clients, images=images, image_terms=ImageTerms(steps=5, statistics_weight=weight))
+        made: torch.Tensor = fitted(module, steps=1).pool.images.float()
         return made
 
     assert (pool(shift=0.0, weight=1.0) - pool(shift=3.0, weight=1.0)).abs().mean() > 1e-3
@@ -180,7 +170,7 @@ def test_statistics_of_the_clients_change_the_images(kind: type[DataFreeDistilla
 
 def test_the_boundary_term_brings_images_between_student_and_ensemble(folder: Path) -> None:
     def loss(weight: float) -> float:
-        module = fitted(module_of(DENSE, terms=DenseTerms(generator_steps=1, boundary_weight=weight)), steps=1)
+        module = fitted(module_of(image_terms=ImageTerms(steps=1, boundary_weight=weight)), steps=1)
         images = torch.randn(16, *SHAPE)
         targets = torch.eye(10)[torch.arange(16) % 10]
         found: torch.Tensor = module.generator_loss(images, targets)
@@ -194,7 +184,7 @@ def test_the_boundary_term_brings_images_between_student_and_ensemble(folder: Pa
 
 def test_the_student_may_begin_at_the_average(folder: Path) -> None:
     alike = networks(alike=True)
-    module = module_of(FedDF, teacher=alike, initial_weights="average")
+    module = module_of(teacher=alike, images=Images(source="prior"), initial_weights="average")
     begun: list[torch.Tensor] = []
     step = module.training_step
     module.training_step = lambda *args: (begun.append(module.student.head.weight.detach().clone()), step(*args))[1]
@@ -203,47 +193,47 @@ def test_the_student_may_begin_at_the_average(folder: Path) -> None:
     assert not torch.allclose(begun[1], begun[0])
     reasons = [getattr(charge.release, "reason", "") for charge in module.annotator.account.counts(scope="run")]
     assert any("mean weights" in reason for reason in reasons)
-    other = module_of(FedDF, initial_weights="average")
+    other = module_of(images=Images(source="prior"), initial_weights="average")
     other.student = SmallCNN(image_shape=SHAPE, width=6)
     with pytest.raises(ValueError, match="needs a student of the clients' architecture"):
         fitted(other, steps=1)
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "message"),
+    ("settings", "message"),
     [
-        (FedDF, {"initial_weights": "mean"}, "initial_weights must be random or average, got 'mean'"),
-        (FedDF, {"images": Images(source="refined")}, "images.source must be prior, generator or both"),
-        (FedDAFL, {"images": Images(source="prior")}, "images.source must be generator, got 'prior'"),
-        (FedDAFL, {"generator_loss": GeneratorLoss(student_loss_weight=1.0)}, "student_loss_weight must be 0"),
-        (DENSE, {"images": Images(source="both")}, "images.source must be generator, got 'both'"),
-        *[
-            (kind, {"annotator": GradientAnnotator()}, "annotator must be a ResponseAnnotator, got GradientAnnotator")
-            for kind in METHODS.values()
-        ],
+        ({"initial_weights": "mean"}, "initial_weights must be random or average, got 'mean'"),
+        ({"images": Images(source="refined")}, "images.source must be prior, generator or both"),
+        ({"images": Images(source="prior"), "generator_loss": GeneratorLoss()}, "generator_loss needs .* got 'prior'"),
+        (
+            {"image_terms": ImageTerms(), "generator_loss": GeneratorLoss()},
+            "got .* and image_terms",
+        ),
+        ({"generator_loss": GeneratorLoss(student_loss_weight=1.0)}, "student_loss_weight must be 0"),
+        ({"images": Images(source="both"), "image_terms": ImageTerms()}, "must be prior or generator, got 'both'"),
+        ({"annotator": GradientAnnotator()}, "annotator must be a ResponseAnnotator, got GradientAnnotator"),
     ],
 )
-def test_settings_without_a_meaning(kind: Any, settings: dict[str, Any], message: str) -> None:
+def test_settings_without_a_meaning(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        module_of(kind, **settings)
+        module_of(**settings)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "value"),
+    ("name", "value"),
     [
-        (DenseTerms, "statistics_weight", -1.0),
-        (DenseTerms, "boundary_weight", float("nan")),
-        (DenseTerms, "generator_steps", 0),
-        (DenseTerms, "student_steps", 1.5),
-        (DenseTerms, "pool_size", 0),
-        (InversionTerms, "competition_weight", -1.0),
-        (InversionTerms, "rate", 0.0),
-        (InversionTerms, "image_steps", 0),
+        ("statistics_weight", -1.0),
+        ("boundary_weight", float("nan")),
+        ("competition_weight", -1.0),
+        ("rate", 0.0),
+        ("steps", 0),
+        ("student_steps", 1.5),
+        ("pool_size", 0),
     ],
 )
-def test_terms_without_a_meaning(kind: Any, name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"terms\.{name}"):
-        kind(**{name: value})
+def test_terms_without_a_meaning(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"image_terms\.{name}"):
+        ImageTerms(**{name: value})
 
 
 def test_inversion_begins_with_noise() -> None:
@@ -252,5 +242,3 @@ def test_inversion_begins_with_noise() -> None:
     )
     assert drawn.shape == (64, *SHAPE) and float(drawn.abs().max()) <= 1
     assert abs(float(drawn.mean())) < 0.05
-    assert isinstance(module_of(FedADI).images.prior, NoisePrior)
-    assert isinstance(module_of(FedADI).annotator, ResponseAnnotator)

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from lightning_modules.baselines.ensemble import mean_logits, mean_logits_and_features, mean_logits_and_statistics
-from lightning_modules.baselines.image_pool import ImagePool
-from lightning_modules.baselines.image_terms import boundary_support, jensen_shannon, total_variation
+from lightning_modules.baselines.image_terms import ImagePool, boundary_support, jensen_shannon, total_variation
 from lightning_modules.networks import SmallCNN
 from lightning_modules.networks.bn_statistics import logits_and_statistics
 

@@ -1,0 +1,230 @@
+"""FedDF, FedDAFL, FedADI and DENSE: distillation of the clients' ensemble at the server, by the terms that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lightning_modules.base import DataFreeDistillation
+from lightning_modules.baselines.averaging import weighted_mean
+from lightning_modules.baselines.ensemble import (
+    mean_logits,
+    mean_logits_and_features,
+    mean_logits_and_statistics,
+)
+from lightning_modules.baselines.image_terms import ImagePool, ImageTerms
+from lightning_modules.image_source import Images
+from lightning_modules.losses.generator import GeneratorLoss
+from lightning_modules.losses.targets import Annotation
+from lightning_modules.networks.batchnorm import evaluating
+from lightning_modules.optimizers import Optimizers
+from lightning_modules.runtime.hyperparameters import settings_of
+from lightning_modules.setting_checks import check_choice
+from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+from privacy.annotators import ResponseAnnotator
+
+__all__ = ["FedDistillation"]
+
+_REASON = "synthetic images were made against the clients' models"
+_SERVER_HOLDS_MODELS = "the clients sent their models to the server, without noise: nothing protects them from it"
+
+
+class FedDistillation(DataFreeDistillation):
+    """The student follows the mean logits of the clients' models by KL; methods differ in their images.
+
+    - FedDF (Lin et al. 2020): unlabelled images of a prior, or of a generator that nobody trains.
+    - FedDAFL (Chen et al. 2019): in each step a generator is trained against the ensemble as well, by `generator_loss`.
+    - FedADI (Yin et al. 2020) and DENSE (Zhang et al. 2022): by turns, `image_terms.steps` on one batch of images
+      against the ensemble, with classes drawn for them, then `image_terms.student_steps` of the student on images that
+      were made. FedADI optimises the pixels of `images.source: prior`, kept in [-1, 1]; DENSE trains a generator.
+
+    `docs/federated.md` lists what is left out of each.
+
+    **No privacy**: the server holds the clients' models, and record-level ε is infinite.
+
+    Args:
+        num_classes: c; linked from the data.
+        image_shape: (C, H, W); linked from the data.
+        batch_size: Images per step; linked from the data.
+        teacher: The file of a `TeacherEnsemble` on `Clients`, or an `nn.ModuleList` in a script.
+        annotator: Budget and ledger. Default: `ResponseAnnotator`.
+        student: Builds the student. Default: `SmallCNN`.
+        initial_weights: Where the student begins: `average` of the clients' weights, as FedDF has it, which needs their
+            architecture; or `random`. Clients that began at weights of their own, as those of a `TeacherEnsemble` do,
+            have no average of use.
+        images: Where images come from: `prior`, `generator` or, where neither is trained, `both`.
+        generator_loss: DAFL's terms, of the clients' models; null trains no generator in each step. Weights of 1, 5 and
+            0.1 are the published code's, whose entropy is in decimal logarithms (`balance_logarithm`).
+        image_terms: The loss by which images are optimised in turns with the student; null draws new ones in each step.
+        optimizers: Optimizers and schedules of student and generator.
+
+    Raises:
+        ValueError: A setting that has no meaning.
+    """
+
+    annotator: ResponseAnnotator
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        image_shape: tuple[int, int, int],
+        batch_size: int,
+        teacher: str | nn.Module,
+        annotator: ResponseAnnotator | None = None,
+        student: Callable[..., nn.Module] | None = None,
+        initial_weights: Literal["random", "average"] = "random",
+        images: Images = Images(),
+        generator_loss: GeneratorLoss | None = None,
+        image_terms: ImageTerms | None = None,
+        optimizers: Optimizers = Optimizers(),
+    ) -> None:
+        super().__init__(
+            num_classes=num_classes,
+            image_shape=image_shape,
+            batch_size=batch_size,
+            annotator=annotator or ResponseAnnotator(),
+            teacher=teacher,
+            student=student,
+            images=settings_of(Images, images, name="images"),
+            optimizers=optimizers,
+        )
+        if not isinstance(self.annotator, ResponseAnnotator):
+            raise ValueError(f"annotator must be a ResponseAnnotator, got {type(self.annotator).__name__}")
+        check_choice("initial_weights", initial_weights, ("random", "average"))
+        self.initial_weights = initial_weights
+        self.generator_criterion = generator_loss and settings_of(GeneratorLoss, generator_loss, name="generator_loss")
+        self.terms = image_terms and settings_of(ImageTerms, image_terms, name="image_terms")
+        kind = self.images.kind
+        if self.generator_criterion is not None:
+            if self.terms is not None or kind != "generator":
+                raise ValueError(
+                    f"generator_loss needs images.source generator and no image_terms, got {kind!r}"
+                    f"{'' if self.terms is None else ' and image_terms'}"
+                )
+            for name in ("student_loss_weight", "statistics_weight"):
+                if weight := getattr(self.generator_criterion, name):
+                    raise ValueError(f"generator_loss.{name} must be 0: DAFL has no such term, got {weight}")
+        allowed = ("prior", "generator") if self.terms is not None else ("prior", "generator", "both")
+        check_choice("images.source", kind, allowed)
+        self.pool = ImagePool(most=0 if self.terms is None else self.terms.pool_size, image_shape=self.image_shape)
+
+    @property
+    def of_ensemble(self) -> bool:
+        """The clients' models."""
+        return True
+
+    @property
+    def needs_gradients_of_teacher(self) -> str | None:
+        """See `DataFreeDistillation.needs_gradients_of_teacher`."""
+        return None if self.terms is None and self.generator_criterion is None else _REASON
+
+    def assumptions(self) -> list[str]:
+        """See `DataFreeDistillation.assumptions`."""
+        return [_SERVER_HOLDS_MODELS]
+
+    def on_train_start(self) -> None:
+        """See `DataFreeDistillation.on_train_start`; the student takes over the average, once in a run."""
+        super().on_train_start()
+        if self.initial_weights == "average" and not self.steps_done:
+            self._take_average()
+
+    def _take_average(self) -> None:
+        clients = self._clients("the student begins at the clients' mean weights")
+        try:
+            # Each counts the same: the file does not say how many records a client has.
+            self.student.load_state_dict(weighted_mean([one.state_dict() for one in clients], [1.0] * len(clients)))
+        except RuntimeError as error:
+            raise ValueError(
+                "initial_weights='average' needs a student of the clients' architecture: set model.student to their "
+                f"model.network, or initial_weights to random ({error})"
+            ) from error
+
+    def training_step(self, batch: int, batch_idx: int) -> None:
+        """One step of the student, before or after it those of the images. `batch` is a step index."""
+        with self.draws.seeded(self.steps_done):
+            if self.terms is not None:
+                if self.steps_done % self.terms.student_steps == 0:
+                    self.make_images(self.terms)
+                draw = self.draws.stream(self.steps_done, "pool")
+                self.update_student(self.pool.draw(self.images.rows, generator=draw, device=self.device))
+            else:
+                latents = self.draw_latents(self.steps_done)
+                targets = self.update_student(self.draw_images(self.steps_done, latents))
+                if self.generator_criterion is not None:
+                    assert latents is not None
+                    self.update_generator(latents, targets)
+        self.end_step()
+
+    def make_images(self, terms: ImageTerms) -> None:
+        """Optimises one batch of images, by their generator or by themselves, and keeps it."""
+        latents = self.draw_latents(self.steps_done)
+        draw = self.draws.stream(self.steps_done, "classes")
+        classes = torch.randint(self.num_classes, (self.images.rows,), generator=draw).to(self.device)
+        if latents is not None:
+            targets = F.one_hot(classes, self.num_classes).float()
+            for _ in range(terms.steps):
+                self.update_generator(latents, targets)
+            self.pool.add(self.of_all(self.draw_images(self.steps_done, latents)))
+            return
+        images = self.draw_images(self.steps_done, None).clone().requires_grad_()
+        optimizer = torch.optim.Adam([images], lr=terms.rate)
+        with evaluating(self.student):
+            for _ in range(terms.steps):
+                loss = self.image_loss(images, classes, terms)
+                (images.grad,) = torch.autograd.grad(loss, [images])
+                optimizer.step()
+                images.data.clamp_(-1, 1)
+        self.log_in_step("train/image_loss", loss.detach())
+        self.pool.add(self.of_all(images))
+
+    def image_loss(self, images: torch.Tensor, classes: torch.Tensor, terms: ImageTerms) -> torch.Tensor:
+        """Loss of images (N, C, H, W) with classes that were drawn for them, (N,) or one-hot (N, c)."""
+        clients = self._clients(_REASON)
+        if terms.statistics_weight:
+            logits, statistics = mean_logits_and_statistics(clients, images)
+        else:
+            logits, statistics = mean_logits(clients, images), images.new_zeros(())
+        loss = F.cross_entropy(logits, classes) + terms.statistics_weight * statistics + terms.of_pixels(images)
+        if terms.compares_with_student:
+            loss = loss + terms.of_student(logits, self.student(images).float())
+        total: torch.Tensor = loss
+        return total
+
+    def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """See `DataFreeDistillation`; with `image_terms`, targets are the classes that were drawn, one-hot."""
+        if self.terms is not None:
+            return self.image_loss(images, targets, self.terms)
+        assert self.generator_criterion is not None
+        return self.generator_criterion.of(*mean_logits_and_features(self._clients(_REASON), images))
+
+    def _clients(self, reason: str) -> list[nn.Module]:
+        """Every client's network itself, in evaluation mode; charged once in a run, as what nothing bounds."""
+        return [
+            self.teacher.unprotected(self.annotator, reason=reason, teacher=client).to(self.device)
+            for client in range(self.teacher.num_teachers)
+        ]
+
+    def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
+        """Softmax of the clients' mean logits of images (B, C, H, W): charged as B queries, released without noise."""
+        assert isinstance(self.teacher, PrivateEnsemble)
+        return Annotation(F.softmax(self.annotator.annotate(self.teacher.each(images).mean(dim=0)), dim=1))
+
+    def synthetic_grid(self, count: int = 64) -> torch.Tensor:
+        """The newest optimised images, shape (n, C, H, W) with n at most `count`; else those they would begin with."""
+        kept = self.pool.images[-count:].float().to(self.device)
+        return kept if len(kept) and self.generator is None else super().synthetic_grid(count)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """With the images that the student draws from."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["image_pool"] = self.pool.images
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Inverse of `on_save_checkpoint`."""
+        super().on_load_checkpoint(checkpoint)
+        self.pool.images = checkpoint["image_pool"]
