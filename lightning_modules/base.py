@@ -662,11 +662,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         broadcast_tensors(self.buffers(), self.processes)
 
     def on_test_start(self) -> None:
-        """Refuses data whose public records may be private ones of the teacher.
-
-        Raises:
-            PartitionError: They have another partition than the teacher's file said.
-        """
+        """Raises `PartitionError` for data whose public records may be private ones of the teacher."""
         require_partition(self.partitions, datamodule_of(self.trainer))
 
     on_predict_start = on_test_start

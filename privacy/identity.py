@@ -52,6 +52,7 @@ class Training:
         state: Token of the state that was saved: a ledger knows the last one, so that a second branch of one training
             is told from its continuation.
         ledger_was_replaced: Whether the training went on with another ledger than it began with.
+        partition: Which records were private, where the data said it; plain values, see `ImageDataModule.partition`.
     """
 
     id: str
@@ -61,6 +62,7 @@ class Training:
     head: Head | None = None
     state: str | None = None
     ledger_was_replaced: bool = False
+    partition: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[0-9a-f]{8,64}", self.id):
@@ -79,6 +81,7 @@ class Training:
             "head": None if self.head is None else list(self.head),
             "state": self.state,
             "ledger_was_replaced": self.ledger_was_replaced,
+            "partition": self.partition,
         }
 
     @classmethod
@@ -99,6 +102,7 @@ class Training:
                 head=None if head is None else (str(head[0]), int(head[1]), str(head[2])),
                 state=values.get("state"),
                 ledger_was_replaced=bool(values.get("ledger_was_replaced")),
+                partition=values.get("partition"),
             )
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(f"these values describe no training: {dict(values)!r} ({error!r})") from error

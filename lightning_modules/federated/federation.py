@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from datamodules.partition import Partition
 from lightning_modules.federated.messages import Introduction
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_model import PrivateModel, TeacherError
@@ -53,8 +54,7 @@ class Federation(PrivateModel):
             path=None if ensemble is None else ensemble.path,
         )
         self._durable = durable
-        stated = [one.partition for one in introductions if one.partition]
-        self.partitions = tuple({**one, "share": None} for one in stated) if ensemble is None else ensemble.partitions
+        self._stated = tuple({**one.partition, "share": None} for one in introductions if one.partition)
         self.assumptions = _assumptions(introductions) if ensemble is None else ensemble.assumptions
 
     @property
@@ -63,6 +63,11 @@ class Federation(PrivateModel):
         if self.path is not None:
             return super().ledger
         return ledger_file(self.private_data) if self._durable else None
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """Of all clients."""
+        return self._stated or super().partitions
 
     @property
     def num_teachers(self) -> int:

@@ -385,11 +385,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             log_validation_accuracy(self, vote)
 
     def on_test_start(self) -> None:
-        """Refuses data of which other records are public than in training.
-
-        Raises:
-            PartitionError: They are.
-        """
+        """Raises `PartitionError` for data of which other records are public than in training."""
         self.own_training.require_partition(self.trainer)
 
     on_validation_start = on_predict_start = on_test_start

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning import LightningModule, Trainer
 
-from datamodules.partition import require_partition
+from datamodules.partition import Partition, require_partition
 from lightning_modules.runtime.processes import processes_of
 from lightning_modules.runtime.runs import datamodule_of
 from privacy.events import Release
@@ -32,6 +32,8 @@ class OwnTraining:
         self.kind = kind
         self.id: str | None = None
         self.private_data: str | None = None
+        #: Which records are private in this training, where its data say it.
+        self.partition: Partition | None = None
         #: Whether some fit of this training went on from a checkpoint.
         self.resumed = False
         self.ledger_was_replaced = False
@@ -65,7 +67,8 @@ class OwnTraining:
         self._processes = processes_of(module.trainer)
         by_all(self._processes, lambda: self._refuse_other_data(now))
         self.private_data = now["private_data"]
-        self._restored = {**(self._restored or {}), **now, "partition": self._partition_of(data)}
+        self._restored = {**(self._restored or {}), **now}
+        self.partition = getattr(data, "partition", self.partition)
         if self.id is None:
             self.id = self._processes.broadcast(new_training_id())
 
@@ -75,11 +78,8 @@ class OwnTraining:
         Raises:
             PartitionError: It is another one.
         """
-        if stated := self._partition_of(None):
-            require_partition([stated], datamodule_of(trainer), whose="the checkpoint")
-
-    def _partition_of(self, data: Any) -> Any:
-        return getattr(data, "partition", None) or (self._restored or {}).get("partition")
+        if self.partition is not None:
+            require_partition([self.partition], datamodule_of(trainer), whose="the checkpoint")
 
     def _by_first(self, act: Callable[[], None]) -> None:
         """What uses the ledger, by process 0; errors, and what came of it, reach all."""
@@ -188,7 +188,7 @@ class OwnTraining:
     def save(
         self, checkpoint: dict[str, Any], *, trainer: Trainer | None, releases: Any = None, progress: Any = None
     ) -> None:
-        """Adds identity, ledger, and the public name, size and partition of the private data.
+        """Adds identity, ledger, and the public name and size of the private data.
 
         Args:
             checkpoint: What is saved.
@@ -200,7 +200,6 @@ class OwnTraining:
         data = None if trainer is None else datamodule_of(trainer)
         checkpoint["private_data"] = getattr(data, "private_data", None)
         checkpoint["num_records"] = getattr(data, "num_records", None)
-        checkpoint["partition"] = self._partition_of(data)
         ledger = self._ledger
         if ledger is not None:
             path = ledger.path
@@ -218,6 +217,7 @@ class OwnTraining:
             head=None if ledger is None else ledger.head,
             state=self._token,
             ledger_was_replaced=self.ledger_was_replaced,
+            partition=getattr(data, "partition", self.partition),
         ).to_dict()
 
     def load(self, checkpoint: Mapping[str, Any]) -> None:
@@ -225,12 +225,11 @@ class OwnTraining:
 
         So is one of another kind of training: what bounds steps of DP-SGD says nothing of steps without noise.
         """
-        self._restored = {
-            name: checkpoint.get(name) for name in ("private_data", "num_records", "partition", "training")
-        }
+        self._restored = {name: checkpoint.get(name) for name in ("private_data", "num_records", "training")}
         self._ledger = None
         stated = self._stated
         self.id = None if stated is None or stated.kind != self.kind else stated.id
         self._token = None if stated is None else stated.state
+        self.partition = None if stated is None else stated.partition
         self.ledger_was_replaced = stated is not None and stated.ledger_was_replaced
         self.resumed = True

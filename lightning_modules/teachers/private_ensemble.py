@@ -10,13 +10,7 @@ from torch import nn
 
 from lightning_modules.networks.pretrained import assumptions_of
 from lightning_modules.networks.stacked import NetworkStack
-from lightning_modules.teachers.private_model import (
-    PrivateModel,
-    TeacherError,
-    partitions_of,
-    training_of,
-    weights_digest,
-)
+from lightning_modules.teachers.private_model import PrivateModel, TeacherError, training_of, weights_digest
 from lightning_modules.teachers.private_teacher import PrivateTeacher, architecture
 from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs, adapted, as_logits
 from privacy.identity import Training, UnnamedTraining
@@ -208,7 +202,6 @@ class PrivateEnsemble(PrivateModel):
             inputs=inputs,
             outputs=outputs,
         )
-        loaded.partitions = partitions_of(content)
         loaded.assumptions = (*(str(text) for text in ensemble.get("assumptions", ())), *loaded.assumptions)
         loaded.require_usable(num_classes=num_classes, image_shape=image_shape)
         return loaded

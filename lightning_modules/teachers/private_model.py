@@ -26,7 +26,6 @@ __all__ = [
     "PrivateModel",
     "TeacherError",
     "has_finite_weights",
-    "partitions_of",
     "training_of",
     "weights_digest",
 ]
@@ -67,9 +66,13 @@ class PrivateModel(ABC):
         self.known_ledger: Path | None = None
         #: What a guarantee rests on because of the file that it came from, or of what is in it.
         self.assumptions: tuple[str, ...] = ()
-        #: Which records its file says are private; none where it holds plain weights: nothing is then compared.
-        self.partitions: tuple[Partition, ...] = ()
         self._admitted: tuple[Annotator, str | None] | None = None
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """Which records its file says are private; none where it holds plain weights, of which nothing is known."""
+        stated = self.training.partition if isinstance(self.training, Training) else None
+        return () if stated is None else (stated,)
 
     @property
     @abstractmethod
@@ -210,12 +213,6 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> bytes:
         digest.update(f"{name}|{tuple(value.shape)}|{value.dtype}|".encode())
         digest.update(bytes_of(value))
     return digest.digest()
-
-
-def partitions_of(content: Any) -> tuple[Partition, ...]:
-    """Which records a file of ours says are private; none of plain weights."""
-    stated = content.get("partition") if isinstance(content, dict) and "training" in content else None
-    return () if stated is None else (stated,)
 
 
 def training_of(content: Any, weights: Mapping[str, torch.Tensor], file: Path) -> Training | UnnamedTraining:

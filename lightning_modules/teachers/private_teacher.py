@@ -22,7 +22,6 @@ from lightning_modules.teachers.private_model import (
     PrivateModel,
     TeacherError,
     has_finite_weights,
-    partitions_of,
     training_of,
     weights_digest,
 )
@@ -189,7 +188,6 @@ class PrivateTeacher(PrivateModel):
             inputs=inputs,
             outputs=outputs,
         )
-        teacher.partitions = partitions_of(content)
         teacher.assumptions = (*_of_its_training(content), *teacher.assumptions)
         if not named:
             teacher.known_ledger = kept

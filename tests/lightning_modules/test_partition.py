@@ -118,7 +118,7 @@ def test_a_training_is_not_resumed_on_other_records(broken: bool, monkeypatch: p
         trainer.fit(module, datamodule=ImageFolder(**pictures(0.5)["init_args"], batch_size=16))
     if broken:  # of the second fit alone: what the first was trained on would be public
         trainer.save_checkpoint("again.ckpt")
-        stated = torch.load("again.ckpt", weights_only=True)["partition"]
+        stated = torch.load("again.ckpt", weights_only=True)["training"]["partition"]
         assert stated["settings"]["test_fraction"] == 0.5
 
 
