@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from privacy.mechanisms.noise import NoiseSource
 
 __all__ = ["random_views", "shifted"]
 
@@ -26,25 +29,27 @@ def shifted(images: Tensor, moves: Tensor) -> Tensor:
     return torch.where(inside[:, None], moved.permute(0, 3, 1, 2), -1.0)
 
 
-def random_views(
-    images: Tensor, *, count: int, shift: int, flip: bool, generator: torch.Generator | None = None
-) -> Tensor:
+def random_views(images: Tensor, *, count: int, shift: int, flip: bool, source: NoiseSource) -> Tensor:
     """Several random views of each image, those of one image in a row.
+
+    Which views a record gets must not follow from who else is in its batch: a generator that others can seed draws by
+    position, and the absence of one record would change the views of all that come after it.
 
     Args:
         images: (N, C, H, W).
         count: Views of each, K.
         shift: Pixels by which a view is moved at most, up or down and to either side.
         flip: Mirror each view left to right with probability 1/2.
-        generator: Of the CPU; None is torch's own.
+        source: Where the draws come from, three words for each view.
 
     Returns:
         (N K, C, H, W).
     """
     views = images.repeat_interleave(count, dim=0)
-    moves = torch.randint(-shift, shift + 1, (len(views), 2), generator=generator)
+    words = source.words(3 * len(views)).reshape(-1, 3)
+    moves = torch.from_numpy((words[:, :2] % np.uint64(2 * shift + 1)).astype(np.int64)) - shift
     views = shifted(views, moves.to(images.device))
     if not flip:
         return views
-    mirrored = torch.rand(len(views), generator=generator) < 0.5
+    mirrored = torch.from_numpy((words[:, 2] % np.uint64(2)).astype(bool))
     return torch.where(mirrored.to(images.device)[:, None, None, None], views.flip(-1), views)

@@ -18,6 +18,7 @@ from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, is_dev_run
 from lightning_modules.teachers.augmentation import random_views
+from lightning_modules.teachers.clipping_trial import ClippingTrial, Extracts, changed, digests, logits_after
 from lightning_modules.teachers.dp_optimizers import ExactNoise, FlatOptimizer
 from lightning_modules.teachers.dp_sgd_checks import check_settings, require_records_apart
 from lightning_modules.teachers.dp_sgd_description import describe_dp_sgd
@@ -63,11 +64,13 @@ class DPSGDTeacher(Teacher):
         clipping: `flat` keeps per-sample gradients; `ghost` computes their norms without keeping them, for larger
             networks; `linear` takes two matrix products, where nothing but a linear head is trained. `auto` is
             `linear` where that fits, else `flat` unless it would hold more than 1 GiB, else `ghost`; a training that
-            is resumed goes on as it began.
-        physical_batch_size: Gradients that are held at once, one for each view of a record. Does not change the result,
-            but for which views are drawn. `linear` holds none.
-        augmentation_multiplicity: Random views of each record in a step. Their mean gradient is what is clipped, so
-            that a record counts once however many there are (De et al. 2022, section 3.3). 0 takes the record as it is.
+            is resumed goes on as it began. Before the first step it is tried on public images (see `ClippingTrial`):
+            `ghost` that does not bound each record gives way to `flat`, and `flat` that does not is refused.
+        physical_batch_size: Gradients that are held at once, one for each view of a record. Does not change the result.
+            `linear` holds none.
+        augmentation_multiplicity: Random views of each record in a step, drawn from `noise`. Their mean gradient is
+            what is clipped, so that a record counts once however many there are (De et al. 2022, section 3.3). 0 takes
+            the record as it is.
             Needs flat clipping, and fixed features are then not computed once: a mean of several views' gradients is
             no product of an error and an input.
         shift: Pixels by which a view is moved at most.
@@ -80,9 +83,10 @@ class DPSGDTeacher(Teacher):
             Gaussian noise lies on (Canonne, Kamath and Steinke 2020): such noise has no low bits that could tell of a
             record. In units of `max_grad_norm`, rounded down to a power of two; for example 1e-3. It needs flat
             clipping and costs slightly more, since it is composed by RDP alone. None takes floating-point noise.
-        noise: Source of the noise; None is the operating system's generator.
-        network: See `Teacher`. No BatchNorm: it mixes records. Of a network with a fixed `feature_extractor` and
-            `forward_extracted` (such as `ScatteringClassifier`) the features are computed once.
+        noise: Source of the noise and of the views; None is the operating system's generator.
+        network: See `Teacher`. It must treat each image by itself, draw nothing at random in train mode (no dropout)
+            and write into no buffer (no BatchNorm): this is tried before the first step. Of a network with a fixed
+            `feature_extractor` and `forward_extracted` (such as `ScatteringClassifier`) the features are computed once.
         optimizer: Default: SGD, rate 4, momentum 0.9.
         lr_scheduler: See `Teacher`.
         label_smoothing: See `Teacher`.
@@ -157,9 +161,7 @@ class DPSGDTeacher(Teacher):
         self._lattice = None if granularity is None else lattice_spacing(granularity, norm_bound=max_grad_norm)
         #: How records are clipped: never `auto`.
         self.clipping = self._way(clipping)
-        require_records_apart(
-            self.network, evaluated=self.network if self.clipping == "linear" else self._fixed_extractor
-        )
+        require_records_apart(self.network)
         self.noise = noise or SystemNoise()
         self.history: StepCounts = []
         #: All steps that were planned before the first, in the form of `history`; it never shrinks.
@@ -171,6 +173,8 @@ class DPSGDTeacher(Teacher):
         self.data_accesses: list[str] = []
         self._clipped: RecordClipping | None = None
         self._features_precomputed = False
+        #: Of all but the trained weights, when the fit began.
+        self._state: dict[str, str] | None = None
 
     def _way(self, clipping: Clipping) -> Way:
         flat_for = None if self.granularity is None else f"granularity={self.granularity}"
@@ -207,9 +211,9 @@ class DPSGDTeacher(Teacher):
 
     def _precompute(self) -> None:
         """Computes fixed features once: with what a checkpoint holds of them, so not before it is read."""
-        extractor: Any = self.network.forward_features if self.clipping == "linear" else self._fixed_extractor
-        if extractor is None or self._features_precomputed:
+        if self._extracts is None or self._features_precomputed:
             return
+        extractor = getattr(self.network, self._extracts)
         rank_zero_info("Computing the fixed features of all private images once.")
         training = self.network.training
         self.network.eval()  # what is computed once must be the same for one record whoever else there is
@@ -221,9 +225,11 @@ class DPSGDTeacher(Teacher):
         self._features_precomputed = True
 
     @property
-    def _fixed_extractor(self) -> nn.Module | None:
-        found = getattr(self.network, "feature_extractor", None)
-        return found if isinstance(found, nn.Module) and not self.augmentation_multiplicity else None
+    def _extracts(self) -> Extracts | None:
+        if self.clipping == "linear":
+            return "forward_features"
+        fixed = isinstance(getattr(self.network, "feature_extractor", None), nn.Module)
+        return "feature_extractor" if fixed and not self.augmentation_multiplicity else None
 
     @property
     def _poisson(self) -> Poisson:
@@ -293,9 +299,6 @@ class DPSGDTeacher(Teacher):
         self.own_training.begin(self)
         by_all(self.processes, self._check_resumed)
         by_all(self.processes, self._precompute)
-        if self.device.type == "cuda" and self.clipping == "ghost":
-            # Norms in TF32 are off by more than the margin that is left for them.
-            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         if is_dev_run(self.trainer):
             self.own_training.register(None, in_memory=True)
             return
@@ -418,6 +421,7 @@ class DPSGDTeacher(Teacher):
 
     def on_fit_end(self) -> None:
         """Writes the guarantee, and what it covers, beside the results."""
+        by_all(self.processes, self._refuse_written_state)
         if self.trainer.is_global_zero and not is_dev_run(self.trainer):
             guarantee = self.guarantee()
             folder = public_folder(self.trainer)
@@ -427,12 +431,7 @@ class DPSGDTeacher(Teacher):
 
     def forward_train(self, inputs: torch.Tensor) -> torch.Tensor:
         """Logits of what the loaders give: images, or features where these were computed before."""
-        if self._features_precomputed:
-            after = self.network.head if self.clipping == "linear" else self.network.forward_extracted
-            logits: torch.Tensor = after(inputs)  # type: ignore[operator]
-            return logits
-        outputs: torch.Tensor = self(inputs)
-        return outputs
+        return logits_after(self.network, self._extracts if self._features_precomputed else None, inputs)
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
         """One noisy step on a Poisson batch, accumulated over physical batches."""
@@ -468,8 +467,12 @@ class DPSGDTeacher(Teacher):
         views = self.augmentation_multiplicity
         if not views:
             return rows, targets
-        rows = random_views(rows, count=views, shift=self.shift, flip=self.flip)
+        rows = random_views(rows, source=self.noise, **self._view_settings)
         return rows, targets.repeat_interleave(views)
+
+    @property
+    def _view_settings(self) -> dict[str, Any]:
+        return {"count": self.augmentation_multiplicity, "shift": self.shift, "flip": self.flip}
 
     def _count_step(self) -> None:
         assert self.noise_multiplier is not None
@@ -513,13 +516,8 @@ class DPSGDTeacher(Teacher):
             else self.optimizer_factory(trained)
         )
         assert self.noise_multiplier is not None
-        if self._clipped is None or not isinstance(self._clipped, WAYS[self.clipping]):
-            self._clipped = WAYS[self.clipping](
-                self.network,
-                max_grad_norm=self.max_grad_norm,
-                label_smoothing=self.label_smoothing,
-                log_prior=self.log_prior,
-            )
+        self._settle_clipping()
+        self._clipped = WAYS[self.clipping](self.network, max_grad_norm=self.max_grad_norm, **self._loss_settings)
         optimizer = self._clipped.optimizer(
             base,
             noise_multiplier=self.noise_multiplier,
@@ -536,8 +534,58 @@ class DPSGDTeacher(Teacher):
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self.scheduler_factory(base)}
 
+    @property
+    def _loss_settings(self) -> dict[str, Any]:
+        return {"label_smoothing": self.label_smoothing, "log_prior": self.log_prior}
+
+    def _settle_clipping(self) -> None:
+        """Tries the way of clipping on public images, before anything private is read: see `ClippingTrial`."""
+        if self._clipped is not None:
+            self._clipped.release()  # a copy of the network would take the hooks along
+            self._clipped = None
+        if self.device.type == "cuda" and self.clipping == "ghost":
+            # Norms in TF32 are off by more than the margin that is left for them.
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        batch = self._poisson.batch_size
+        trial = ClippingTrial(
+            image_shape=self.image_shape,
+            num_classes=self.num_classes,
+            # Features are computed in pieces, as `Poisson.precompute` does.
+            physical=min(batch, 512 if self.clipping == "linear" else self._records_at_once(batch)),
+            extracts=self._extracts,
+            views=self._view_settings if self.augmentation_multiplicity else None,
+            loss=self._loss_settings,
+        )
+        own = by_all(self.processes, lambda: trial(self.network, self.clipping))
+        found, why = min(self.processes.gather(own))  # flat before ghost, in all processes where it is in one
+        if found != self.clipping:
+            if self.history:
+                raise CheckpointError(
+                    f"model.network: {why}. The checkpoint's steps were clipped so: start a new run without --ckpt_path"
+                )
+            rank_zero_info(f"Takes flat clipping: {why}. Lower physical_batch_size where memory does not suffice.")
+            self.clipping = found
+        self._state = digests(self.network, trained=False)
+
+    def _refuse_written_state(self) -> None:
+        """Refuses to let go of what a network wrote down of private records.
+
+        Raises:
+            ValueError: A buffer, or another state than the trained weights, is not what it was before the first step.
+        """
+        if self._state is not None and (written := changed(self._state, digests(self.network, trained=False))):
+            raise ValueError(
+                f"model.network: {written[0]!r} changed in training and is no trained weight: it would publish without "
+                "noise what the network wrote there of private records. Take it out of the network"
+            )
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds plan and history of the steps: δ may be chosen anew, one (ε, δ) would not allow it."""
+        """Adds plan and history of the steps: δ may be chosen anew, one (ε, δ) would not allow it.
+
+        Raises:
+            ValueError: See `_refuse_written_state`.
+        """
+        self._refuse_written_state()
         progress = [list(entry) for entry in self.history]
         self.own_training.save(checkpoint, trainer=self._trainer, releases=self.releases, progress=progress)
         checkpoint["dp_sgd"] = {
@@ -571,13 +619,13 @@ class DPSGDTeacher(Teacher):
         }
 
     def _go_on_clipping(self, state: dict[str, Any]) -> None:
-        """`auto` goes on as the training began: files of before it was a setting say `flat`, whatever the network.
+        """`auto` goes on as the training began, and so does ghost clipping that gave way to flat.
 
         Any way would cost the same. But a way may bring an assumption into the guarantee, and another that is asked for
         is refused by name, as every other setting is.
         """
         before = state.get("settings", {}).get("clipping")
-        if self._asked_clipping == "auto" and before in WAYS:
+        if before in WAYS and (self._asked_clipping == "auto" or (self._asked_clipping, before) == ("ghost", "flat")):
             self.clipping = self._way(before)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

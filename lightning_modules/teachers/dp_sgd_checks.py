@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from opacus.validators import ModuleValidator
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 __all__ = ["check_settings", "require_records_apart"]
 
@@ -56,26 +55,13 @@ def check_settings(
         raise ValueError(f"granularity must lie in (0, 1] clipping norms, or be null, got {granularity}")
 
 
-def require_records_apart(network: nn.Module, *, evaluated: nn.Module | None) -> None:
-    """Refuses layers through which a record changes the gradients of others.
-
-    Opacus looks at layers that are trained. Frozen ones that take statistics of a batch mix its records all the same.
-
-    Args:
-        network: What is trained, in train mode.
-        evaluated: The part of it that gradients see in eval mode alone; None for none.
+def require_records_apart(network: nn.Module) -> None:
+    """Refuses trained layers that Opacus knows to mix records, before any data are read; see also `ClippingTrial`.
 
     Raises:
         ValueError: There is one.
     """
-    problems = [str(problem) for problem in ModuleValidator.validate(network)]
-    apart = set() if evaluated is None else {id(module) for module in evaluated.modules()}
-    problems += [
-        f"{type(module).__name__} {name!r} takes statistics of a whole batch"
-        for name, module in network.named_modules()
-        if id(module) not in apart and (isinstance(module, _BatchNorm) or getattr(module, "track_running_stats", False))
-    ]
-    if problems:
+    if problems := ModuleValidator.validate(network):
         raise ValueError(
             f"model.network: DP-SGD needs each record by itself: {problems[0]}. Take GroupNorm or no norm, for "
             "example {class_path: SmallCNN, init_args: {norm: group, activation: tanh}}"

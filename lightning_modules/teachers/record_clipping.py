@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
@@ -93,6 +93,7 @@ class RecordClipping(ABC):
     optimizer: ClassVar[type[ExactNoise]]
     #: What a guarantee must assume beyond what holds for every way.
     assumptions: ClassVar[tuple[str, ...]] = ()
+    _hooks: Any = None
 
     def __init__(
         self,
@@ -136,6 +137,11 @@ class RecordClipping(ABC):
         """Leaves the gradients of a batch without records: its step is noise alone."""
         for parameter in self.trained:
             parameter.grad = torch.zeros_like(parameter)
+
+    def release(self) -> None:
+        """Takes back what was made of the network."""
+        if self._hooks is not None:
+            self._hooks.cleanup()
 
 
 class FlatClipping(RecordClipping):

@@ -1,0 +1,392 @@
+"""A network under DP-SGD tried on public images before the first step: is what is clipped the gradient of one record?
+
+Per-sample gradients come from hooks that take rows for records and layers for what they seem to be. Whether that holds
+for a network shows only in a comparison: what clipping contributes for each record within a batch against the clipped
+gradient of that record in a batch of one by `torch.autograd`, on a copy with random weights and in train mode.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_modules.networks.comparing import bytes_of
+from lightning_modules.priors import DeadLeavesPrior, StrokePrior
+from lightning_modules.teachers.augmentation import random_views
+from lightning_modules.teachers.class_prior import adjusted
+from lightning_modules.teachers.dp_optimizers import GHOST_MARGIN
+from lightning_modules.teachers.record_clipping import WAYS, RecordClipping, Way
+from privacy.mechanisms.noise import ReproducibleNoise
+
+__all__ = ["ClippingTrial", "Extracts", "changed", "digests", "logits_after"]
+
+Extracts: TypeAlias = Literal["forward_features", "feature_extractor"]
+"""The part of a network whose outputs are computed once, in eval mode."""
+
+_TOLERANCE: dict[Way, float] = {"flat": 1e-5, "linear": 1e-5, "ghost": 1e-3}
+"""Most that a sum may be off in float64, in clipping norms for each record: the ways' own margins."""
+_SINGLE_PRECISION = 2e-2
+"""The same in float32, and for TF32."""
+_FAINT = 3
+"""Records of almost no contrast, the last."""
+_BUCKETS = 2**14
+"""Numbers that are kept of a parameter's gradient: records of large networks would fill the memory."""
+_WHAT_TO_DO = (
+    "DP-SGD bounds a record only where the network treats each image by itself: without statistics over a batch "
+    "(GroupNorm in place of BatchNorm), without views or patches in the batch axis, with layers that Opacus has "
+    "per-sample gradients for (padding_mode zeros, no weights shared with F.linear). See docs/your_teacher.md"
+)
+
+
+def digests(network: nn.Module, *, trained: bool) -> dict[str, str]:
+    """SHA-256 of each buffer, parameter and extra state; parameters that are trained only where asked for."""
+    values: dict[str, Any] = {
+        **network.state_dict(),
+        **dict(network.named_buffers()),
+        **dict(network.named_parameters()),
+    }
+    if not trained:
+        for name, parameter in network.named_parameters(remove_duplicate=False):
+            if parameter.requires_grad:
+                values.pop(name, None)
+    return {
+        name: hashlib.sha256(bytes_of(value) if isinstance(value, Tensor) else pickle.dumps(value)).hexdigest()
+        for name, value in values.items()
+    }
+
+
+def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Names of what is not as it was."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+def logits_after(network: Any, extracts: Extracts | None, inputs: Tensor) -> Tensor:
+    """Logits of images, or of what `extracts` gave of them."""
+    if extracts is None:
+        logits: Tensor = network(inputs)
+    else:
+        logits = network.head(inputs) if extracts == "forward_features" else network.forward_extracted(inputs)
+    return logits
+
+
+@dataclass(frozen=True)
+class ClippingTrial:
+    """What a training's records are like.
+
+    Attributes:
+        image_shape: (C, H, W).
+        num_classes: c.
+        physical: Records of a physical batch.
+        extracts: See `Extracts`; None where images are trained on.
+        views: Arguments of `random_views` but for the images and the source; None without views.
+        loss: `label_smoothing` and `log_prior` of `RecordClipping`.
+    """
+
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    physical: int
+    extracts: Extracts | None = None
+    views: Mapping[str, Any] | None = None
+    loss: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, network: nn.Module, way: Way) -> tuple[Way, str | None]:
+        """The way of clipping that holds for a network: the one given, or `flat` where `ghost` does not.
+
+        The network, and the state of torch's generators, stay as they are.
+
+        Returns:
+            The way, and why it is another than the one given.
+
+        Raises:
+            ValueError: None holds, the network draws at random in train mode, or writes into its own state.
+        """
+        weight = next(parameter for parameter in network.parameters() if parameter.requires_grad)
+        with torch.random.fork_rng(devices=[weight.device] if weight.device.type == "cuda" else []):
+            return _settled(network, way, self)
+
+    def records(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Public records, extreme ones among them: images (R, K, C, H, W) of K views, and labels (R,)."""
+        draw = torch.Generator().manual_seed(0)
+        priors = [
+            prior.sample(2, image_shape=self.image_shape, generator=draw, device="cpu")
+            for prior in (StrokePrior(), DeadLeavesPrior())
+        ]
+        noise = 2 * torch.rand(_FAINT, *self.image_shape, generator=draw) - 1
+        one_pixel = priors[1][:1].clone()
+        one_pixel[..., self.image_shape[1] // 2, self.image_shape[2] // 2] *= -1
+        flat = torch.tensor([-1.0, 0.0, 1.0]).view(-1, 1, 1, 1).expand(-1, *self.image_shape)
+        # One level of 8 bits around a constant, and less.
+        faint = 0.9 + noise * torch.tensor([1 / 127, 1e-3, 1e-4]).view(_FAINT, 1, 1, 1)
+        images = torch.cat([*priors, one_pixel, noise[:1], flat, faint])
+        count = 1
+        if self.views is not None:
+            count = self.views["count"]
+            images = random_views(images, source=ReproducibleNoise(seed=0), **self.views)
+        labels = torch.randint(self.num_classes, (len(images) // count,), generator=draw)
+        return images.unflatten(0, (-1, count)).to(device), labels.to(device)
+
+
+class _Copy:
+    """A copy of the network with random weights, in train mode, and the records in its precision."""
+
+    def __init__(self, network: nn.Module, trial: ClippingTrial, *, double: bool) -> None:
+        self.trial = trial
+        self.network: Any = copy.deepcopy(network).train()
+        if double:
+            self.network.double()
+        self.trained = {name: one for name, one in self.network.named_parameters() if one.requires_grad}
+        draw = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in self.trained.values():
+                fan_in = parameter[0].numel() if parameter.dim() > 1 else 1
+                scale = max(float(parameter.square().mean().sqrt()), fan_in**-0.5)
+                parameter.add_(0.3 * scale * torch.randn(parameter.shape, generator=draw).to(parameter))
+        weight = next(iter(self.trained.values()))
+        images, self.labels = trial.records(weight.device)
+        self.images = images.to(weight.dtype)
+
+    def batch(self, rows: list[int]) -> tuple[Tensor, Tensor]:
+        """Inputs (N K, ...) and labels (N K,) of some records, as the training has them."""
+        inputs, labels = self.images[rows].flatten(0, 1), self.labels[rows].repeat_interleave(self.images.shape[1])
+        if self.trial.extracts is not None:
+            self.network.eval()
+            with torch.no_grad():
+                inputs = getattr(self.network, self.trial.extracts)(inputs)
+            self.network.train()
+        return inputs, labels
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        return logits_after(self.network, self.trial.extracts, inputs)
+
+    def gradient(self, record: int) -> list[Tensor]:
+        """Of one record in a batch of one, by autograd."""
+        inputs, labels = self.batch([record])
+        log_prior, smoothing = self.trial.loss.get("log_prior"), self.trial.loss.get("label_smoothing", 0.0)
+        loss = F.cross_entropy(adjusted(self.logits(inputs), log_prior), labels, label_smoothing=smoothing)
+        found = torch.autograd.grad(loss, list(self.trained.values()), allow_unused=True, materialize_grads=True)
+        return [gradient.double() for gradient in found]
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """Of each record its gradient, as `_sketch` has it, and the norm of the whole."""
+
+    gradients: list[list[Tensor]]
+    norms: Tensor
+
+    @property
+    def limit(self) -> float:
+        """A clipping norm that clips all records but those of almost no gradient."""
+        kept = self.norms[self.norms >= 1e-3 * self.norms.max()]
+        return 0.5 * float(kept.min())
+
+    def clipped(self, rows: list[int]) -> list[Tensor]:
+        """The sum of some records' clipped gradients."""
+        factors = (self.limit / self.norms.clamp_min(1e-300)).clamp(max=1.0)
+        return [
+            torch.stack([factors[row] * self.gradients[row][number] for row in rows]).sum(dim=0)
+            for number in range(len(self.gradients[0]))
+        ]
+
+
+def _sketch(gradient: Tensor) -> Tensor:
+    """Few numbers of a gradient, by a linear map that keeps lengths on average."""
+    flat = gradient.detach().double().flatten()
+    if len(flat) <= _BUCKETS:
+        return flat
+    draw = torch.Generator().manual_seed(2)
+    signs = (2 * torch.randint(2, flat.shape, generator=draw, dtype=torch.int8) - 1).to(flat.device)
+    return F.pad(flat * signs, (0, -len(flat) % _BUCKETS)).view(-1, _BUCKETS).sum(dim=0)
+
+
+def _norm(gradients: list[Tensor]) -> float:
+    return float(torch.stack([gradient.norm() for gradient in gradients]).norm())
+
+
+def _settled(network: nn.Module, way: Way, trial: ClippingTrial) -> tuple[Way, str | None]:
+    double = True
+    try:
+        tried = _Copy(network, trial, double=True)
+        tried.logits(tried.batch([0])[0])
+    except (RuntimeError, TypeError):  # of a network, or a device, that knows float32 only
+        double = False
+        tried = _Copy(network, trial, double=False)
+    _require_steady(tried)
+    reference = _referred(tried)
+    why = None
+    candidates: tuple[Way, ...] = ("ghost", "flat") if way == "ghost" else (way,)
+    for candidate in candidates:
+        problem = _problem(network, candidate, trial, reference, double=double)
+        if problem is None:
+            return candidate, why
+        why = problem
+    raise ValueError(f"model.network: {why}. {_WHAT_TO_DO}")
+
+
+def _referred(tried: _Copy) -> _Reference:
+    gradients, norms, used = [], [], dict.fromkeys(tried.trained, False)
+    for record in range(len(tried.images)):
+        whole = tried.gradient(record)
+        if not all(bool(torch.isfinite(gradient).all()) for gradient in whole):
+            whole = [torch.zeros_like(gradient) for gradient in whole]  # as flat and linear clipping take it
+        for name, gradient in zip(tried.trained, whole, strict=True):
+            used[name] |= bool(gradient.any())
+        norms.append(_norm(whole))
+        gradients.append([_sketch(gradient) for gradient in whole])
+    if unused := [name for name, was in used.items() if not was]:
+        raise ValueError(
+            f"model.network: the gradient of {unused[0]!r} is zero for each of {len(norms)} public images in a batch "
+            "of one: nothing tells whether it is clipped by record. Leave it out, or set its requires_grad to False; "
+            "where it is in use, the network computes something over the batch"
+        )
+    return _Reference(gradients, torch.tensor(norms, dtype=torch.float64))
+
+
+def _require_steady(tried: _Copy) -> None:
+    """Refuses a network that draws at random, or writes into what is saved or read by the next batch."""
+    before = digests(tried.network, trained=True)
+    rows = list(range(len(tried.images)))
+    with _watched_draws(tried) as drawing, torch.no_grad():
+        first, again = (tried.logits(tried.batch(rows)[0]) for _ in range(2))
+    if written := changed(before, digests(tried.network, trained=True)):
+        raise ValueError(
+            f"model.network: {written[0]!r} changes when images are passed through the network in train mode: it would "
+            "keep, and publish without noise, something of private records. Take it out (of BatchNorm: take GroupNorm)"
+        )
+    if drawing or not torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True):
+        named = f"{drawing[0]} draws" if drawing else "it draws"
+        raise ValueError(
+            f"model.network: {named} at random in train mode: a record's draw would depend on who else is in the batch "
+            "and on a seed that others may know. Set its probability (dropout, drop_path) to 0, or leave it out; "
+            "model.augmentation_multiplicity varies the images of a record instead"
+        )
+
+
+@contextmanager
+def _watched_draws(tried: _Copy) -> Iterator[list[str]]:
+    """Names of layers during which torch's generators moved, the innermost first."""
+    device = tried.images.device
+    found: list[str] = []
+    within: list[str] = []
+
+    def state() -> list[Tensor]:
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+    start = state()
+
+    def look(name: str) -> None:
+        if not found and not all(map(torch.equal, state(), start)):
+            found.append(name)
+
+    def enter(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            look(within[-1] if within else "it")
+            within.append(name)
+
+        return hook
+
+    handles: list[Any] = []
+    for name, module in tried.network.named_modules():
+        said = f"{type(module).__name__} {name!r}" if name else type(module).__name__
+        handles += [
+            module.register_forward_pre_hook(enter(said)),
+            module.register_forward_hook(lambda *_: look(within.pop())),
+        ]
+    try:
+        yield found
+        look("it")
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _problem(network: nn.Module, way: Way, trial: ClippingTrial, reference: _Reference, *, double: bool) -> str | None:
+    """What is wrong with a way of clipping for a network, in words; None where it holds."""
+    records = len(reference.norms)
+    order = torch.randperm(records, generator=torch.Generator().manual_seed(3)).tolist()
+    tolerance = _TOLERANCE[way] if double else _SINGLE_PRECISION
+    clipping = _Clipping(network, way, trial, reference.limit, double=double)
+    # All, all but one, and few: a difference of two sums is what one record contributes.
+    for rows in (order, *([one for one in order if one != left] for left in order[:4]), order[:2]):
+        if (problem := clipping.compared(rows, reference, tolerance)) is not None:
+            return problem
+    single = _Clipping(network, way, trial, reference.limit, double=False)
+    # Without faint images, of which float32 gives other gradients than float64.
+    picks = torch.randint(records - _FAINT, (trial.physical,), generator=torch.Generator().manual_seed(4)).tolist()
+    if (problem := single.compared(picks, reference, _SINGLE_PRECISION)) is not None:
+        return problem
+    if way == "ghost":
+        for row, norm in enumerate(reference.norms.tolist()):
+            if norm > reference.limit:
+                found = _norm(single.total([row])) / reference.limit
+                # Opacus divides by the norm and 1e-6.
+                if abs(found - (1 - GHOST_MARGIN) * norm / (norm + 1e-6)) > GHOST_MARGIN / 10:
+                    return f"ghost clipping makes {found:.6f} C of a record's gradient, not {1 - GHOST_MARGIN:.4f} C"
+    return None
+
+
+class _Clipping:
+    """One way to clip a copy of the network, as the training does."""
+
+    def __init__(self, network: nn.Module, way: Way, trial: ClippingTrial, limit: float, *, double: bool) -> None:
+        self.way, self.limit = way, limit
+        self.tried = _Copy(network, trial, double=double)
+        self._clipped: RecordClipping | None = None
+
+    def total(self, rows: list[int]) -> list[Tensor]:
+        """Sum of the clipped gradients of some records."""
+        trained = list(self.tried.trained.values())
+        if self._clipped is None:
+            self._clipped = WAYS[self.way](self.tried.network, max_grad_norm=self.limit, **self.tried.trial.loss)
+        optimizer = self._clipped.optimizer(
+            torch.optim.SGD(trained), noise_multiplier=0.0, max_grad_norm=self.limit, expected_batch_size=1
+        )
+        optimizer.zero_grad()
+        inputs, labels = self.tried.batch(rows)
+        views = self.tried.images.shape[1]
+        self._clipped.add(inputs, labels, forward=self.tried.logits, optimizer=optimizer, views=views)
+        optimizer.signal_skip_step(do_skip=True)
+        optimizer.step()
+        found: list[Tensor] = [parameter.summed_grad for parameter in trained]  # type: ignore[attr-defined]
+        return found
+
+    def compared(self, rows: list[int], reference: _Reference, tolerance: float) -> str | None:
+        """What is wrong with the sum over some records."""
+        try:
+            found = [_sketch(part) for part in self.total(rows)]
+        except Exception as error:  # of anybody's network under hooks
+            return f"{self.way} clipping fails within a batch of {len(rows)}{self._layer(rows, reference)}: {error}"
+        expected = reference.clipped(rows)
+        off = _norm([one.cpu() - other.cpu() for one, other in zip(found, expected, strict=True)])
+        off /= len(rows) * self.limit
+        if off <= tolerance:
+            return None
+        return (
+            f"what {self.way} clipping makes of a batch of {len(rows)} public images is off by {off:.2g} C for each "
+            f"from their clipped gradients, each in a batch of one{self._layer(rows, reference)}"
+        )
+
+    def _layer(self, rows: list[int], reference: _Reference) -> str:
+        """The parameter whose per-sample gradients are furthest from those in a batch of one, where they are kept."""
+        worst, text = 0.0, ""
+        for number, (name, parameter) in enumerate(self.tried.trained.items()):
+            each = getattr(parameter, "grad_sample", None)
+            if not isinstance(each, Tensor):
+                continue
+            if len(each) != len(rows):
+                return f" (the layer of {name!r} has {len(each)} rows for {len(rows)} records)"
+            wanted = [reference.gradients[row][number].cpu() for row in rows]
+            size = max(float(one.norm()) for one in wanted) or 1.0
+            off = max(float((_sketch(one).cpu() - two).norm()) for one, two in zip(each, wanted, strict=True)) / size
+            if off > worst:
+                worst, text = off, f" (first of all the layer of {name!r})"
+        return text

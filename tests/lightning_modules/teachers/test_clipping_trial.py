@@ -1,0 +1,356 @@
+"""Networks of one's own under DP-SGD: one in which clipping bounds no record is refused before the first step.
+
+Each refusal has its negative control: with the check taken out, the same fit trains and publishes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from support.dp_teachers import train
+from torch import nn
+from torch.nn import functional as F
+
+from datamodules import Digits, Poisson
+from lightning_modules import DPSGDTeacher
+from lightning_modules.networks import ImageClassifier, SmallCNN
+from lightning_modules.teachers import clipping_trial, dp_sgd
+from lightning_modules.teachers.augmentation import random_views
+from lightning_modules.teachers.clipping_trial import ClippingTrial
+from lightning_modules.teachers.dp_optimizers import ExactNoise
+from lightning_modules.teachers.record_clipping import Way
+from privacy import SystemNoise
+
+
+class Plain(nn.Module):
+    """A network that treats each image by itself."""
+
+    def __init__(self, *, padding_mode: Any = "zeros", features: int = 8 * 64) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, 3, padding=1, padding_mode=padding_mode)
+        self.norm = nn.GroupNorm(2, 8)
+        self.head = nn.Linear(features, 10)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.norm(self.conv(images))).flatten(1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(images))  # type: ignore[no-any-return]
+
+
+class BagOfPatches(Plain):
+    def __init__(self) -> None:
+        super().__init__(features=8 * 16)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        patches = images.unfold(2, 4, 4).unfold(3, 4, 4).reshape(-1, 1, 4, 4)
+        return super().forward(patches).unflatten(0, (-1, 4)).mean(dim=1)
+
+
+class Mirrored(Plain):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.cat([images, images.flip(-1)])).unflatten(0, (2, -1)).mean(dim=0)
+
+
+class Centred(Plain):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.features(images)
+        return self.head(features - features.mean(dim=0))  # type: ignore[no-any-return]
+
+
+class PartlyCentred(Plain):
+    """Starts with a head of zeros, behind which nothing of the body would show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.features(images)
+        return self.head(features - 0.1 * features.mean(dim=0))  # type: ignore[no-any-return]
+
+
+class KeepsTheLast(Plain):
+    last: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(1, 8, 8))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.last.copy_(images[-1].detach())
+        return super().forward(images)
+
+
+class Remembers(Plain):
+    """Keeps what it saw in an attribute, which is not saved, and takes it off the next batch."""
+
+    seen: torch.Tensor | float = 0.0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        before, self.seen = self.seen, images.detach().mean(dim=0)
+        return super().forward(images - before)
+
+
+class TiedAutoencoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(64, 16)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        code = torch.tanh(self.encoder(images.flatten(1)))
+        return self.head(torch.tanh(F.linear(code, self.encoder.weight.t())))  # type: ignore[no-any-return]
+
+
+class Dropped(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.1)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return self.dropout(super().features(images))  # type: ignore[no-any-return]
+
+
+class DrawsInPython(Plain):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images + float(np.random.default_rng().random()))
+
+
+class FrozenBatchNorm(Plain):
+    def __init__(self, *, tracks: bool) -> None:
+        super().__init__()
+        norm: Any = nn.BatchNorm2d(8, affine=False, track_running_stats=tracks)
+        self.norm = norm
+
+
+class Unused(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Linear(2, 2)
+
+
+class LowContrast(nn.Module):
+    """Norms of its gradients are differences of large numbers where an image is faint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 32, bias=False)
+        self.norm = nn.GroupNorm(32, 32, eps=1e-8)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        channels = self.norm(self.linear(images.flatten(1).unsqueeze(2)).transpose(1, 2))
+        return self.head(torch.tanh(channels).square().mean(dim=2))  # type: ignore[no-any-return]
+
+
+def made(network: Callable[..., nn.Module], **settings: Any) -> DPSGDTeacher:
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    settings = {"noise_multiplier": 1.0, "optimizer": sgd, "network": lambda: network(), **settings}
+    return DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), **settings)
+
+
+def fitted(teacher: DPSGDTeacher, **settings: Any) -> DPSGDTeacher:
+    train(teacher, Poisson(dataset=Digits(), batch_size=64, steps_per_epoch=2), **settings)
+    return teacher
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "ledgers"))
+    return tmp_path
+
+
+def without_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClippingTrial, "__call__", lambda self, network, way: (way, None))
+
+
+REFUSED: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], str]] = {
+    "patches": (BagOfPatches, {}, r"'conv\.weight' has 48 rows for 12 records"),
+    "mirrored": (Mirrored, {}, r"'conv\.weight' has 24 rows for 12 records"),
+    "centred": (Centred, {}, r"'conv\.weight' is zero .* over the batch"),
+    "behind zeros": (PartlyCentred, {}, "flat clipping makes of a batch of 12"),
+    "remembers": (Remembers, {}, "draws at random|flat clipping makes of a batch"),
+    "buffer": (KeepsTheLast, {}, "'last' changes when images are passed"),
+    "tied, ghost": (TiedAutoencoder, {"clipping": "ghost"}, r"flat clipping makes .* the layer of 'encoder\.weight'"),
+    "reflect": (partial(Plain, padding_mode="reflect"), {"clipping": "ghost"}, r"flat clip.* 'conv\.weight'"),
+    "circular": (partial(Plain, padding_mode="circular"), {"clipping": "ghost"}, r"flat clip.* 'conv\.weight'"),
+    "replicate": (partial(Plain, padding_mode="replicate"), {"clipping": "ghost"}, r"flat clip.* 'conv\.weight'"),
+    "dropout": (Dropped, {}, "Dropout 'dropout' draws at random in train mode"),
+    "python": (DrawsInPython, {}, "it draws at random"),
+    "statistics": (partial(FrozenBatchNorm, tracks=False), {}, "flat clipping makes of a batch"),
+    "running statistics": (partial(FrozenBatchNorm, tracks=True), {}, r"'norm\.\w+' changes"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_network_in_which_clipping_bounds_no_record_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, settings, message = REFUSED[name]
+    teacher = made(network, **settings)
+    with pytest.raises(ValueError, match=re.compile(rf"model\.network: .*({message})", re.DOTALL)):
+        fitted(teacher)
+    assert not teacher.history
+    without_trial(monkeypatch)
+    monkeypatch.setattr(DPSGDTeacher, "_refuse_written_state", lambda self: None)
+    assert fitted(made(network, **settings)).history
+
+
+def test_a_parameter_that_no_image_reaches_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"gradient of 'unused\.weight' is zero"):
+        fitted(made(Unused))
+
+
+def test_what_the_trial_accepts_it_leaves_as_it_was() -> None:
+    network = SmallCNN(num_classes=10, image_shape=(1, 8, 8), norm="group", activation="tanh")
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    trial = ClippingTrial(image_shape=(1, 8, 8), num_classes=10, physical=32)
+    ways: list[Way] = ["flat", "ghost"]
+    for way in ways:
+        assert trial(network, way) == (way, None)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    # And a second fit of one module, whose hooks of the first are taken off.
+    teacher = fitted(made(Plain))
+    assert len(fitted(teacher).history) == 1 and teacher.history[0][2] == 4
+
+
+def faint_contribution(teacher: DPSGDTeacher, way: Any) -> float:
+    """Norm of what one faint image contributes at most, in clipping norms."""
+    trial = ClippingTrial(image_shape=(1, 8, 8), num_classes=10, physical=1)
+    reference = clipping_trial._referred(clipping_trial._Copy(teacher.network, trial, double=True))
+    clipping = clipping_trial._Clipping(teacher.network, way, trial, reference.limit, double=False)
+    noise = torch.rand(300, 1, 1, 8, 8, generator=torch.Generator().manual_seed(0)) - 0.5
+    clipping.tried.images, clipping.tried.labels = 0.95 + noise / 500, torch.zeros(300, dtype=torch.int64)
+    return max(clipping_trial._norm(clipping.total([row])) for row in range(300)) / reference.limit
+
+
+def test_ghost_clipping_that_float32_breaks_gives_way_to_flat_and_stays_so_on_resume(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    teacher = fitted(made(LowContrast, clipping="ghost"), save="first.ckpt")
+    assert teacher.clipping == "flat"
+    assert faint_contribution(made(LowContrast), "ghost") > 1 >= faint_contribution(made(LowContrast), "flat")
+    resumed = made(LowContrast, clipping="ghost")
+    fitted(resumed, epochs=2, resume="first.ckpt")
+    assert resumed.clipping == "flat" and resumed.history[0][2] == 4
+    without_trial(monkeypatch)
+    assert fitted(made(LowContrast, clipping="ghost")).clipping == "ghost"
+
+
+class WritesLater(Plain):
+    """As a schedule might: not in the trial, which has seen fewer images."""
+
+    kept: torch.Tensor
+    armed = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(1, 8, 8))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training and self.armed:
+            self.kept.copy_(images[-1].detach())
+        return super().forward(images)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_what_a_network_wrote_in_training_is_neither_saved_nor_published(
+    monkeypatch: pytest.MonkeyPatch, checked: bool
+) -> None:
+    teacher = made(WritesLater)
+    step = DPSGDTeacher.training_step
+
+    def armed(self: DPSGDTeacher, *arguments: Any) -> None:
+        self.network.armed = True  # type: ignore[assignment]
+        step(self, *arguments)
+
+    monkeypatch.setattr(DPSGDTeacher, "training_step", armed)
+    if not checked:
+        monkeypatch.setattr(DPSGDTeacher, "_refuse_written_state", lambda self: None)
+        fitted(teacher, save="leaks.ckpt")
+        kept = torch.load("leaks.ckpt", weights_only=False)["state_dict"]["network.kept"]
+        assert kept.any() and list(Path().rglob("teacher.pt"))
+        return
+    with pytest.raises(ValueError, match="'kept' changed in training"):
+        fitted(teacher)
+    with pytest.raises(ValueError, match="'kept' changed in training"):
+        teacher.trainer.save_checkpoint("leaks.ckpt")
+    assert not list(Path().rglob("teacher.pt")) and not Path("leaks.ckpt").exists()
+
+
+class _Words(SystemNoise):
+    """Words of each record, in its place among the records that take part."""
+
+    def __init__(self, words: NDArray[np.uint64]) -> None:
+        self._words = words
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        found, self._words = self._words[:count], self._words[count:]
+        return found
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_absence_of_a_record_changes_nobody_elses_views(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    """Where all other records are given the same views, the sum moves by C at most when the first is left out."""
+    records, views, norm = 20, 8, 0.1
+    teacher = made(Plain, augmentation_multiplicity=views, shift=2, flip=True, max_grad_norm=norm)
+    draw = torch.Generator().manual_seed(1)
+    images, labels = 2 * torch.rand(records, 1, 8, 8, generator=draw) - 1, torch.randint(10, (records,), generator=draw)
+    words = np.random.Philox(3).random_raw((records, views * 3)).astype(np.uint64)
+    if broken:
+        by_source = random_views
+
+        def by_position(images: torch.Tensor, *, source: Any, **settings: Any) -> torch.Tensor:
+            from_torch = torch.randint(2**62, (3 * views * len(images),)).numpy().astype(np.uint64)
+            return by_source(images, source=_Words(from_torch), **settings)
+
+        monkeypatch.setattr(dp_sgd, "random_views", by_position)
+    sums: list[torch.Tensor] = []
+
+    def keep(self: ExactNoise) -> None:
+        sums.append(torch.cat([parameter.summed_grad.flatten() for parameter in self.params]))
+        for parameter in self.params:
+            parameter.grad = torch.zeros_like(parameter)
+
+    monkeypatch.setattr(ExactNoise, "add_noise", keep)
+    step = DPSGDTeacher.training_step
+    for left in (0, 1):
+
+        def fixed(self: DPSGDTeacher, batch: Any, batch_idx: int, left: int = left) -> None:
+            torch.manual_seed(7)  # known to everybody
+            self.noise = _Words(words[left:].flatten())
+            step(self, (images[left:], labels[left:]), batch_idx)
+
+        monkeypatch.setattr(DPSGDTeacher, "training_step", fixed)
+        fitted(teacher)
+    moved = float((sums[0] - sums[2]).norm()) / norm
+    assert (moved <= 1 + 1e-6) is not broken
+    assert not broken or moved > 2
+
+
+class FrozenBody(ImageClassifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten()).requires_grad_(False)
+        self.head = nn.Linear(2 * 36, 10)
+
+    def forward_features(self, images: torch.Tensor) -> torch.Tensor:
+        return self.body(images)  # type: ignore[no-any-return]
+
+
+def test_statistics_that_are_fixed_pass_where_features_are_computed_in_eval_mode() -> None:
+    assert fitted(made(FrozenBody)).clipping == "linear"
+    with pytest.raises(ValueError, match=r"'body\.1\.\w+' changes"):
+        fitted(made(FrozenBody, clipping="flat"))
