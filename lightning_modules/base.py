@@ -30,6 +30,7 @@ from lightning_modules.optimizers import Optimizers, adam
 from lightning_modules.query_plan import QueryPlan
 from lightning_modules.replay import Replay, ReplayMemory
 from lightning_modules.runtime.area_under_curve import AreaUnderCurve, log_auroc
+from lightning_modules.runtime.checkpoint_io import take_back_unfinished_step
 from lightning_modules.runtime.hyperparameters import (
     GuardedLoading,
     keep_plain_hyperparameters,
@@ -46,7 +47,6 @@ from lightning_modules.runtime.processes import (
     share_of,
 )
 from lightning_modules.runtime.randomness import Draws
-from lightning_modules.runtime.resuming import take_back_unfinished_step
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
 from lightning_modules.runtime.validation import log_validation_accuracy, validation_metric
 from lightning_modules.setting_checks import check_number, check_whole_number

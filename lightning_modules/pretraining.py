@@ -23,10 +23,10 @@ from lightning_modules.networks.pretraining_file import (
     provenance_of,
 )
 from lightning_modules.procedural_images import ProceduralImages
+from lightning_modules.runtime.checkpoint_io import take_back_unfinished_step
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters, settings_of
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.randomness import stream
-from lightning_modules.runtime.resuming import take_back_unfinished_step
 from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.runtime.trainer_settings import PRECISIONS
 from lightning_modules.setting_checks import check_number, check_whole_number

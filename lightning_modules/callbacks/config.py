@@ -17,18 +17,11 @@ __all__ = ["SaveConfig", "resolved_config"]
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes `config.yaml` into the folder of the run itself, and hands the resolved values to every logger.
-
-    Attributes:
-        folder: That folder; None before it is known, and on all processes but the first, which writes checkpoints.
-    """
-
-    folder: str | None = None
+    """Writes `config.yaml` into the folder of the run itself, and hands the resolved values to every logger."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run is compared with, see `runtime.resuming`; the model's settings stand by its weights."""
-        noted = {name: self.values.get(name) for name in ("seed_everything", "data")}
-        return {**noted, "folder": self.folder}
+        """What a resumed run is compared with, see `cli.resuming`; the model's settings stand by its weights."""
+        return {name: self.values.get(name) for name in ("seed_everything", "data")}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """In process 0, when the first stage begins. Nothing here may ask the other processes: they are not asked."""
@@ -41,9 +34,7 @@ class SaveConfig(SaveConfigCallback):
             begun["ckpt_path"] = None
             # It was validated when it was parsed.
             text = self.parser.dump(begun, skip_unset=False, skip_validation=True)
-            folder = run_folder(trainer)
-            self.folder = str(folder.resolve())
-            write_atomically(folder / "config.yaml", text)
+            write_atomically(run_folder(trainer) / "config.yaml", text)
         for logger in trainer.loggers:
             logger.log_hyperparams(self.values)
 

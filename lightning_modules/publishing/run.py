@@ -23,8 +23,8 @@ from lightning_modules.networks.named_code import require_known_code, texts_in
 from lightning_modules.publishing.architecture import build, with_all_arguments
 from lightning_modules.publishing.errors import ExportError
 from lightning_modules.publishing.wording import without_folders
+from lightning_modules.runtime.checkpoint_io import hyperparameters, noted_by_run
 from lightning_modules.runtime.network_names import with_networks
-from lightning_modules.runtime.resuming import hyperparameters, noted_by_run
 from lightning_modules.runtime.run_folder import LOCK, folder_of_checkpoint
 from privacy.accounting.composition import compose
 from privacy.charge import Charge
@@ -104,7 +104,7 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
     """
     checkpoint, folder = _places(Path(given))
     content = _read(checkpoint)
-    folder = folder or folder_of_checkpoint(checkpoint, noted=noted_by_run(content).get("folder"))
+    folder = folder or folder_of_checkpoint(checkpoint)
     role = _role(content, checkpoint)
     if folder is None:
         raise ExportError(

@@ -1,9 +1,9 @@
-"""Checkpoints that are written whole or not at all."""
+"""Checkpoints: written whole or not at all, and what they say of their run."""
 
 from __future__ import annotations
 
 import io
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,38 +12,61 @@ from lightning.fabric.plugins import TorchCheckpointIO
 
 from privacy.files import write_atomically
 
-__all__ = ["WholeCheckpointIO"]
-
-_STALE_SECONDS = 3600.0
+__all__ = ["WholeCheckpointIO", "hyperparameters", "noted_by_run", "take_back_unfinished_step"]
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside the one before it, syncs it, and renames it.
 
-    Lightning's own writes into the system's folder for temporary files (fsspec's transactions) and moves the file.
-    Where that folder lies on another file system, moving is copying over the checkpoint that is there: a kill or a full
-    disk meanwhile leaves neither the old nor the new one. Nor is anything synced.
+    Lightning's own writes into the system's folder for temporary files and moves the file. Where that folder lies on
+    another file system, moving is copying over the checkpoint that is there: a kill or a full disk meanwhile leaves
+    neither the old nor the new one.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """See Lightning's.
+        """See Lightning's; an object store, which has no half objects, is left to it.
 
         Raises:
             OSError: It could not be written; the checkpoint before it stands.
         """
         if "://" in str(path):
-            super().save_checkpoint(checkpoint, path, storage_options)  # an object store, which has no half objects
+            super().save_checkpoint(checkpoint, path, storage_options)
             return
-        if storage_options is not None:
-            raise TypeError(f"storage_options are of no use to {type(self).__name__}, got {storage_options!r}")
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
-        _remove_leftovers(Path(path))
         write_atomically(path, buffer.getbuffer())
 
 
-def _remove_leftovers(path: Path) -> None:
-    """What a process left that was killed while it wrote; never what another one is writing now."""
-    for leftover in path.parent.glob(f".{path.name}.*"):
-        if time.time() - leftover.stat().st_mtime > _STALE_SECONDS:
-            leftover.unlink(missing_ok=True)
+def hyperparameters(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Class (`_class_path`) and settings that a checkpoint of the command line holds; empty where it holds none."""
+    found = content.get("hyper_parameters")
+    settings = dict(found) if isinstance(found, Mapping) else {}
+    settings.pop("_instantiator", None)
+    return settings
+
+
+def noted_by_run(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `SaveConfig` has noted of the run: its seed and the settings of its data; else empty."""
+    noted = (content.get("callbacks") or {}).get("SaveConfig")
+    return noted if isinstance(noted, Mapping) else {}
+
+
+def take_back_unfinished_step(checkpoint: dict[str, Any]) -> None:
+    """Lets a run that was interrupted within a step do that step again.
+
+    Lightning would go on with the batch after it: one step fewer, no validation at the end of that epoch. What the
+    interrupted step was charged stays charged.
+
+    Args:
+        checkpoint: Of a run that ended within a step; changed in place.
+    """
+    loops = checkpoint.get("loops", {}).get("fit_loop", {})
+    progress = loops.get("epoch_loop.batch_progress")
+    if progress is None or progress["current"]["ready"] <= progress["current"]["processed"]:
+        return
+    for counts in (progress["total"], progress["current"]):
+        counts["ready"] = counts["started"] = counts["processed"] = counts["completed"]
+    progress["is_last_batch"] = False
+    for state in loops["state_dict"].get("combined_loader", []):
+        if "next" in state:
+            state["next"] = progress["current"]["completed"]

@@ -133,7 +133,7 @@ def _may_be_shown(module: LightningModule) -> bool:
 
 def _folder(trainer: Trainer) -> Path:
     given = trainer.ckpt_path
-    found = None if given is None else folder_of_checkpoint(Path(given), noted=None)
+    found = None if given is None else folder_of_checkpoint(Path(given))
     return found or run_folder(trainer)
 
 

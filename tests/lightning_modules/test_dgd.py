@@ -17,7 +17,7 @@ from torch import nn
 
 from datamodules import Digits, Latent
 from lightning_modules.callbacks.record import ResultRecord
-from lightning_modules.cli import TranscriptionCLI
+from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.dgd import DGD
 from lightning_modules.networks import SmallCNN
 from lightning_modules.pool_source import PoolSource

@@ -16,7 +16,8 @@ from support.seeded import Seeded
 from torch import Tensor, nn
 
 from lightning_modules import Distillation
-from lightning_modules.cli import TranscriptionCLI, main
+from lightning_modules.cli import main
+from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import TeacherError

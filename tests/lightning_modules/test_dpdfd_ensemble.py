@@ -17,7 +17,7 @@ from torch import nn
 
 from datamodules import Digits, Latent
 from lightning_modules import DPDFD, DPSD
-from lightning_modules.cli import TranscriptionCLI
+from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.image_source import Images
 from lightning_modules.losses.functional import decoupled_kd, output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets

@@ -22,7 +22,7 @@ from support.variants import FixedAnnotator, MoodyTeacher
 
 from datamodules import Digits, Latent
 from lightning_modules import DPSD
-from lightning_modules.cli import TranscriptionCLI
+from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.losses import ConfidentCandidates, FixedCandidates, LinearCandidates
 from lightning_modules.losses.functional import decoupled_kd, kd
 from lightning_modules.losses.targets import Annotation

@@ -16,7 +16,7 @@ from support.variants import MoodyTeacher
 
 from datamodules import Digits, Latent
 from lightning_modules import LabelDP
-from lightning_modules.cli import TranscriptionCLI
+from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.labeldp import Stages
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator

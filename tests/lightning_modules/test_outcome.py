@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import WandbLogger
 from support.runs import configuration, fit
 
 from lightning_modules.callbacks.progress import ProgressLines, ShortProgressBar, progress
 from lightning_modules.cli import main
-from lightning_modules.runtime.arguments import prepare_arguments
-from lightning_modules.runtime.loggers import name_runs
 from lightning_modules.runtime.outcome import outcome
 from lightning_modules.runtime.quiet import quiet
 from lightning_modules.runtime.wandb_runs import describe_runs
@@ -94,24 +92,6 @@ def test_what_lightning_says_of_itself_is_left_out_and_what_matters_is_not(caplo
     assert [one.message for one in caplog.records] == ["a figure that counts"]
 
 
-def test_every_logger_writes_below_runs_unless_it_is_told_otherwise() -> None:
-    added = prepare_arguments(["fit", "--trainer.logger", "TensorBoardLogger"])
-    assert added[-1] == "--trainer.logger.save_dir=runs"
-    own = prepare_arguments(["fit", "--trainer.logger=WandbLogger", "--trainer.default_root_dir=here"])
-    assert own[-1] == "--trainer.logger.save_dir=here"
-    for stated in (["--trainer.logger.save_dir", "mine"], ["--trainer.logger.init_args.save_dir=mine"]):
-        given = ["fit", "--trainer.logger=CSVLogger", *stated]
-        assert prepare_arguments(given) == given
-    assert prepare_arguments(["fit", "--trainer.logger=false"]) == ["fit", "--trainer.logger=false"]
-
-
-def test_runs_without_a_name_are_named_by_method_and_data(tmp_path: Path) -> None:
-    board, named = TensorBoardLogger(tmp_path), TensorBoardLogger(tmp_path, name="mine")
-    wandb, project = WandbLogger(save_dir=tmp_path, offline=True), WandbLogger(project="mine", offline=True)
-    name_runs([board, named, wandb, project], name="dpdfd_digits")
-    assert [one.name for one in (board, named, wandb, project)] == ["dpdfd_digits", "mine", "dpdfd_digits", "mine"]
-
-
 def test_what_is_said_on_the_console_is_not_sent_to_wandb(tmp_path: Path) -> None:
     """Warnings about a private teacher, and its accuracy, are said there."""
     given = [None, {"mode": "offline"}, {"console": "wrap"}]
@@ -146,7 +126,7 @@ def test_a_run_by_tensorboard_has_the_folder_of_any_other(folder: Path) -> None:
     del config["trainer"]["default_root_dir"]
     Path("student.yaml").write_text(yaml.safe_dump(config))
     before = {path.name for path in Path.cwd().iterdir()}
-    main(["fit", "--config", "student.yaml", "--trainer.logger", "TensorBoardLogger"])
-    assert Path("runs/dpdfd_digits/version_0/result.json").is_file()
-    assert list(Path("runs/dpdfd_digits/version_0").glob("events.out*"))
+    main(["fit", "--config=student.yaml", "--trainer.logger=TensorBoardLogger", "--trainer.logger.save_dir=runs"])
+    assert Path("runs/lightning_logs/version_0/result.json").is_file()
+    assert list(Path("runs/lightning_logs/version_0").glob("events.out*"))
     assert {path.name for path in Path.cwd().iterdir()} - before == {"runs"}

@@ -15,7 +15,7 @@ from support.variants import MoodyTeacher
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.callbacks.record import measured_on
-from lightning_modules.cli import TranscriptionCLI
+from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.publishing.run import read_run
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 

@@ -12,7 +12,7 @@ import torch
 from support.runs import BATCH_SIZE, checkpoint, distil, equal, networks
 
 from lightning_modules import DPDFD
-from lightning_modules.cli import TranscriptionCLI
+from lightning_modules.cli.fit import TranscriptionCLI
 
 STEPS, EPOCHS = 3, 2
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"

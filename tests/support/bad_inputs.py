@@ -1,4 +1,4 @@
-"""Values that a user gets wrong, and what is to be said of each: the table of `docs/errors.md`."""
+"""Values that a user gets wrong, and what is to be said of each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 __all__ = ["BAD", "Bad"]
 
-Bad = tuple[str, tuple[str, ...], Callable[[], None] | None]
-"""What is wrong, in words; the arguments; what is done before."""
+Bad = tuple[str, tuple[str, ...], Callable[[], None] | None, str]
+"""What is wrong, in words; the arguments; what is done before; a part of what is said."""
 
 FIT = ("fit", "--config", "sweeps/dpdfd_digits.yaml", "--trainer.max_epochs=1")
 
@@ -61,47 +61,168 @@ SMALL = ("--model.teacher_network=SmallCNN",)
 ANNOTATOR = "--model.annotator"
 
 BAD: list[Bad] = [
-    ("negative noise", _fit(f"{ANNOTATOR}.noise_multiplier=-1"), None),
+    (
+        "negative noise",
+        _fit(f"{ANNOTATOR}.noise_multiplier=-1"),
+        None,
+        "noise_multiplier must be 0 or lie between 1e-30 and 1e+30, got -1.0",
+    ),
     (
         "negative noise, where the annotator may be of two classes",
         (*DPSD, f"{ANNOTATOR}.noise_multiplier=-1"),
         None,
+        "noise_multiplier must be 0 or lie between 1e-30 and 1e+30, got -1.0",
     ),
-    ("δ of 0", _fit(f"{ANNOTATOR}.delta=0"), None),
-    ("δ of 1", _fit(f"{ANNOTATOR}.delta=1"), None),
-    ("δ above one in the number of records", _fit(f"{ANNOTATOR}.delta=0.01"), None),
-    ("ε of 0", _fit(f"{ANNOTATOR}.target_epsilon=0"), None),
-    ("ε that is no number", _fit(f"{ANNOTATOR}.target_epsilon=low"), None),
-    ("an ε too small for one step", _fit(f"{ANNOTATOR}.target_epsilon=1e-6"), None),
-    ("an empty batch", _fit("--data.batch_size=0"), None),
-    ("no steps", _fit("--data.steps_per_epoch=0"), None),
-    ("a GPU where there is none", _fit("--trainer.accelerator=gpu"), None),
-    ("a number that is none", _fit("--trainer.max_epochs=many"), None),
-    ("a checkpoint that is missing", _fit("--ckpt_path=missing.ckpt"), None),
-    ("a checkpoint that is none", ("test", *FIT[1:], "--ckpt_path=corrupt.ckpt"), _corrupt),
-    ("gradients accumulated", _fit("--trainer.accumulate_grad_batches=2"), None),
-    ("gradients clipped by the trainer", _fit("--trainer.gradient_clip_val=1"), None),
-    ("double precision", _fit("--trainer.precision=64"), None),
-    ("a method spelt wrong", ("fit", "--model=DPDFDD"), None),
-    ("a network spelt wrong", _fit("--model.student=SmalCNN"), None),
-    ("a prior spelt wrong", _fit("--model.images.prior=StrokPrior"), None),
-    ("a data set spelt wrong", _fit("--data.dataset=MNITS"), None),
-    ("a command spelt wrong", ("fti", *FIT[1:]), None),
-    ("a setting spelt wrong", _fit("--model.images.sorce=prior"), None),
-    ("a group of settings spelt wrong", _fit("--model.annotater.delta=1e-5"), None),
-    ("a network's setting spelt wrong", _fit("--model.student.widht=3"), None),
-    ("a setting of the data spelt wrong", _fit("--data.step_per_epoch=3"), None),
-    ("an option cut short", _fit("--trainer.max_epoch=1"), None),
-    ("a choice that is none", _fit("--model.images.source=priors"), None),
-    ("a configuration that is missing", ("fit", "--config", "sweeps/missing.yaml"), None),
-    ("a configuration that is not YAML", ("fit", "--config", "broken.yaml"), _broken_yaml),
-    ("a teacher that is missing", _fit("--model.teacher=teachers/missing.ckpt"), None),
-    ("a teacher's file cut short", _fit("--model.teacher=teachers/half.ckpt"), _truncate),
-    ("a teacher of another architecture", _fit("--model.teacher=teachers/other.pt", *SMALL), _other_architecture),
-    ("data that are missing", ("fit", *MNIST), None),
-    ("a data file cut short", ("fit", *MNIST), _truncated_images),
-    ("a run's folder that is a file", _fit("--trainer.default_root_dir=occupied"), _occupied),
-    ("a run to export that is missing", ("export", "runs/missing", "--to", "public"), None),
-]  # fmt: skip
+    ("δ of 0", _fit(f"{ANNOTATOR}.delta=0"), None, "delta must be in (0, 1), got 0.0"),
+    ("δ of 1", _fit(f"{ANNOTATOR}.delta=1"), None, "delta must be in (0, 1), got 1.0"),
+    (
+        "δ above one in the number of records",
+        _fit(f"{ANNOTATOR}.delta=0.01"),
+        None,
+        "delta must lie below 1/N = 0.000697 for the 1435 records of Digits/train",
+    ),
+    ("ε of 0", _fit(f"{ANNOTATOR}.target_epsilon=0"), None, "target_epsilon must be above 0 or null, got 0.0"),
+    (
+        "ε that is no number",
+        _fit(f"{ANNOTATOR}.target_epsilon=low"),
+        None,
+        "model.annotator.target_epsilon must be float, got low",
+    ),
+    (
+        "an ε too small for one step",
+        _fit(f"{ANNOTATOR}.target_epsilon=1e-6"),
+        None,
+        "target_epsilon=1e-06 (published accounting",
+    ),
+    ("an empty batch", _fit("--data.batch_size=0"), None, "batch_size must be an integer of at least 1, got 0"),
+    ("no steps", _fit("--data.steps_per_epoch=0"), None, "steps_per_epoch must be an integer of at least 1, got 0"),
+    ("a GPU where there is none", _fit("--trainer.accelerator=gpu"), None, "trainer.accelerator is gpu"),
+    ("a number that is none", _fit("--trainer.max_epochs=many"), None, "trainer.max_epochs must be int, got many"),
+    (
+        "a checkpoint that is missing",
+        _fit("--ckpt_path=missing.ckpt"),
+        None,
+        "ckpt_path must be `last` or a checkpoint's file, and missing.ckpt is none",
+    ),
+    (
+        "a checkpoint that is none",
+        ("test", *FIT[1:], "--ckpt_path=corrupt.ckpt"),
+        _corrupt,
+        "ckpt_path corrupt.ckpt cannot be read as a checkpoint (UnpicklingError)",
+    ),
+    (
+        "gradients accumulated",
+        _fit("--trainer.accumulate_grad_batches=2"),
+        None,
+        "trainer.accumulate_grad_batches must be 1",
+    ),
+    (
+        "gradients clipped by the trainer",
+        _fit("--trainer.gradient_clip_val=1"),
+        None,
+        "trainer.gradient_clip_val must be null",
+    ),
+    (
+        "double precision",
+        _fit("--trainer.precision=64"),
+        None,
+        "trainer.precision must be one of 32, 32-true, bf16-mixed, 16-mixed, got 64",
+    ),
+    ("a method spelt wrong", ("fit", "--model=DPDFDD"), None, "model: there is no class DPDFDD (did you mean DPDFD?)"),
+    (
+        "a network spelt wrong",
+        _fit("--model.student=SmalCNN"),
+        None,
+        "model.student: there is no class SmalCNN (did you mean SmallCNN?)",
+    ),
+    ("a prior spelt wrong", _fit("--model.images.prior=StrokPrior"), None, "model.images.prior"),
+    (
+        "a data set spelt wrong",
+        _fit("--data.dataset=MNITS"),
+        None,
+        "data.dataset: there is no class MNITS (did you mean MNIST?)",
+    ),
+    ("a command spelt wrong", ("fti", *FIT[1:]), None, "there is no command fti (did you mean fit?)"),
+    (
+        "a setting spelt wrong",
+        _fit("--model.images.sorce=prior"),
+        None,
+        "there is no setting images.sorce (did you mean images.source?)",
+    ),
+    (
+        "a group of settings spelt wrong",
+        _fit("--model.annotater.delta=1e-5"),
+        None,
+        "there is no setting annotater.delta (did you mean annotator.delta?)",
+    ),
+    (
+        "a network's setting spelt wrong",
+        _fit("--model.student.widht=3"),
+        None,
+        "model.student: there is no setting widht (did you mean width?)",
+    ),
+    (
+        "a setting of the data spelt wrong",
+        _fit("--data.step_per_epoch=3"),
+        None,
+        "data: there is no setting step_per_epoch (did you mean steps_per_epoch?)",
+    ),
+    (
+        "an option cut short",
+        _fit("--trainer.max_epoch=1"),
+        None,
+        "there is no setting trainer.max_epoch (did you mean trainer.max_epochs?)",
+    ),
+    (
+        "a choice that is none",
+        _fit("--model.images.source=priors"),
+        None,
+        "model.images.source must be one of 'generator'",
+    ),
+    (
+        "a configuration that is missing",
+        ("fit", "--config", "sweeps/missing.yaml"),
+        None,
+        "File does not exist: './sweeps/missing.yaml'",
+    ),
+    ("a configuration that is not YAML", ("fit", "--config", "broken.yaml"), _broken_yaml, "Problems parsing config"),
+    (
+        "a teacher that is missing",
+        _fit("--model.teacher=teachers/missing.ckpt"),
+        None,
+        "teacher checkpoint teachers/missing.ckpt does not exist",
+    ),
+    (
+        "a teacher's file cut short",
+        _fit("--model.teacher=teachers/half.ckpt"),
+        _truncate,
+        "teacher teachers/half.ckpt cannot be read as plain weights (RuntimeError",
+    ),
+    (
+        "a teacher of another architecture",
+        _fit("--model.teacher=teachers/other.pt", *SMALL),
+        _other_architecture,
+        "the weights in teacher teachers/other.pt do not fit the architecture SmallC",
+    ),
+    ("data that are missing", ("fit", *MNIST), None, "MNIST: 2 file(s) missing in data/MNIST/raw:"),
+    (
+        "a data file cut short",
+        ("fit", *MNIST),
+        _truncated_images,
+        "data/MNIST/raw/train-images-idx3-ubyte is damaged or no IDX file of bytes (",
+    ),
+    (
+        "a run's folder that is a file",
+        _fit("--trainer.default_root_dir=occupied"),
+        _occupied,
+        "the run's folder occupied cannot be written (File exists)",
+    ),
+    (
+        "a run to export that is missing",
+        ("export", "runs/missing", "--to", "public"),
+        None,
+        "RUN must be a run's folder or a checkpoint of one",
+    ),
+]
 
 assert os.sep == "/"  # paths in the table

@@ -19,8 +19,8 @@ from datamodules import Poisson
 from datamodules.splits import id_fraction
 from lightning_modules import DPSGDTeacher
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.cli import _cli
-from lightning_modules.commands.calibrate import ACCOUNTINGS, epsilon_of
+from lightning_modules.cli.calibrate import ACCOUNTINGS, epsilon_of
+from lightning_modules.cli.fit import command_line
 from privacy import SampledGaussian, calibrate_noise, compose
 from sweeps.runner.guarantee_tables import methods_table, papers_table
 
@@ -35,7 +35,7 @@ def recipes() -> list[Path]:
 
 def figures(path: Path) -> dict[str, float]:
     """What a recipe costs: the ε of its plan, and how many calls a target of it allows."""
-    cli = _cli(["--config", str(path), "--trainer.accelerator=cpu", "--trainer.logger=false"], run=False)
+    cli = command_line(["--config", str(path), "--trainer.accelerator=cpu", "--trainer.logger=false"], run=False)
     epochs = int(cli.trainer.max_epochs or 0)
     if isinstance(cli.model, DPSGDTeacher):
         return _of_dp_sgd(cli.model, cli.datamodule, epochs=epochs)

@@ -11,7 +11,8 @@ import torch
 from support.short_names import grouped
 from torch import Tensor
 
-from lightning_modules.cli import TranscriptionCLI, main
+from lightning_modules.cli import main
+from lightning_modules.cli.fit import TranscriptionCLI
 from privacy.files import write_atomically
 
 QUIET = [

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from support.data_files import write_folders
 
-from lightning_modules.cli import _cli as build
 from lightning_modules.cli import main
+from lightning_modules.cli.fit import command_line as build
 from privacy.published import published_dpdfd_epsilon
 from sweeps.runner.tables import SpecError, TableSpec, footnotes, published, render_table
 from sweeps.runner.tables.cells import Cell

@@ -14,8 +14,8 @@ import yaml
 from support.runs import QUIET
 
 import sweeps
-from lightning_modules.cli import _cli as build
 from lightning_modules.cli import main
+from lightning_modules.cli.fit import command_line as build
 from sweeps.runner.sweep import Sweep
 
 SWEEPS = Path(sweeps.__path__[0])

@@ -19,11 +19,9 @@ from support.ensembles import ensemble_file
 from support.runs import QUIET, configuration, fit
 
 from lightning_modules.cli import main
-from lightning_modules.runtime.arguments import given_settings
+from lightning_modules.cli.resuming import read_checkpoint
 from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO
-from lightning_modules.runtime.resuming import read_checkpoint
 from lightning_modules.teachers.own_training import CheckpointError
-from lightning_modules.teachers.private_teacher import TeacherError
 
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 INSIDE = "model.init_args."
@@ -175,19 +173,9 @@ def test_a_setting_is_applied_or_refused_by_name(folder: Path, kind: str, slow: 
 def test_without_the_comparison_settings_are_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configuration(steps=1)
     fit(config)
-    monkeypatch.setattr("lightning_modules.cli.refuse_other_data", lambda *_, **__: [])
+    monkeypatch.setattr("lightning_modules.cli.fit.refuse", lambda *_, **__: None)
     other = fit(changed(config, {"seed_everything": 4, "trainer.max_epochs": 2}), LAST)
     assert other.model.draw_seed == 3  # the mutant draws by the seed of the checkpoint, and says nothing
-
-
-@pytest.mark.slow
-def test_a_patience_given_on_resuming_is_not_dropped(folder: Path) -> None:
-    watch = {"monitor": "test_split/accuracy", "mode": "max", "patience": 5}
-    config = configuration(steps=1, trainer={"callbacks": [{"class_path": "EarlyStopping", "init_args": watch}]})
-    fit(config)
-    watch["patience"] = 6
-    with pytest.raises(CheckpointError, match=r"EarlyStopping\(test_split/accuracy\)\.patience was 5 and is 6"):
-        fit(config, LAST)
 
 
 @pytest.mark.slow
@@ -315,24 +303,3 @@ def test_a_write_that_fails_leaves_the_checkpoint_before(
     else:
         with pytest.raises(RuntimeError):
             torch.load(path, weights_only=True)
-
-
-def test_a_start_that_fails_leaves_no_folder(folder: Path) -> None:
-    config = configuration(model={"teacher": "teachers/none.ckpt"})
-    with pytest.raises(TeacherError):
-        fit(config)
-    del config["trainer"]["default_root_dir"]
-    with pytest.raises(TeacherError):
-        fit(config)
-    assert {path.name for path in folder.iterdir()} == {"teachers", "ledgers", "given.json"}
-
-
-def test_which_settings_were_given(tmp_path: Path) -> None:
-    file = tmp_path / "given.yaml"
-    file.write_text(
-        "model: {class_path: DPDFD, init_args: {student: {class_path: A, init_args: {width: 4}}}}\ndata: {}"
-    )
-    arguments = ["test", "--config", str(file), "--model.annotator.init_args.delta=1", "--model.images.source", "both"]
-    assert given_settings(arguments) == {"student", "student.width", "annotator.delta", "images.source"}
-    assert given_settings(["test", '--config={"test": {"model": {"init_args": {"gamma": null}}}}']) == {"gamma"}
-    assert given_settings(["test", "--model", "DPDFD", "--ckpt_path=last"]) == set()

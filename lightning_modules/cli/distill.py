@@ -14,13 +14,13 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 
 from datamodules.base import require_at_least
-from lightning_modules.commands.calibrate import planned_cost, planned_epsilon
-from lightning_modules.commands.export import add_export_options, export_settings, say_exported
+from lightning_modules.cli.calibrate import planned_cost, planned_epsilon
+from lightning_modules.cli.export import add_export_options, export_settings, say_exported
+from lightning_modules.cli.parsers import OptionParser
 from lightning_modules.networks.named_code import require_known_code, texts_in
 from lightning_modules.publishing import ExportError, check_options, export_run
 from lightning_modules.runtime.interruption import exit_status
 from lightning_modules.runtime.runs import is_dev_run, run_folder
-from lightning_modules.runtime.usage import OptionParser
 from lightning_modules.teachers.errors import TeacherError
 from lightning_modules.teachers.files import is_onnx, read_file
 from privacy.accounting.composition import compose

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from lightning_modules.cli.parsers import OptionParser
 from lightning_modules.publishing import Exported, export_run
-from lightning_modules.runtime.usage import OptionParser
 from privacy.formatting import round_up
 
 __all__ = ["add_export_options", "export", "export_settings", "say_exported"]

@@ -16,7 +16,7 @@ from torch import nn
 from datamodules import Digits, Poisson
 from datamodules.planted import Planted
 from lightning_modules.cli import run
-from lightning_modules.commands.audit import WORLDS, AuditError, Game, audit, canary_scores, finding, prepared
+from lightning_modules.cli.audit import WORLDS, AuditError, Game, audit, canary_scores, finding, prepared
 from lightning_modules.networks import SmallCNN
 
 RELATION = "add-or-remove of one training record"

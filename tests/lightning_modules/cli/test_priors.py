@@ -9,7 +9,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from lightning_modules.cli import main
-from lightning_modules.commands.priors import PICTURES, PriorPicture, picture
+from lightning_modules.cli.priors import PICTURES, PriorPicture, picture
 
 ROOT = Path(__file__).parents[3]
 

@@ -1,8 +1,7 @@
-"""Every bad input ends with one line that names what to change: the table of `docs/errors.md`, made by this test."""
+"""Every bad input ends with one line that names what to change."""
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -12,13 +11,10 @@ from support.bad_inputs import BAD, FIT, Bad
 
 from lightning_modules.cli import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
-_BEGIN, _END = "<!-- made by tests/lightning_modules/test_bad_inputs.py -->\n", "<!-- end -->\n"
-
 
 def said(bad: Bad, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
     """What the command line ends with: one line, status 1 or 2, no traceback. Of missing data the first of a list."""
-    _, arguments, before = bad
+    _, arguments, before, _ = bad
     if before is not None:
         before()
     capsys.readouterr()
@@ -34,14 +30,6 @@ def said(bad: Bad, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     return line.replace(str(Path.cwd()), ".")
 
 
-def row(bad: Bad, line: str) -> str:
-    what, arguments, _ = bad
-    shown = (
-        " ".join(one for one in arguments if one not in FIT[1:]) if arguments[:1] == FIT[:1] else " ".join(arguments)
-    )
-    return f"| {what} | `{shown}` | {line.replace('|', '/')} |\n"
-
-
 @pytest.mark.parametrize("bad", BAD, ids=[one[0] for one in BAD])
 def test_one_line_says_what_to_change(
     bad: Bad, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -50,19 +38,7 @@ def test_one_line_says_what_to_change(
     assert line.startswith("error: ") and "\n" not in line and len(line) < 700
     internals = r"Union|Namespace|NestedArg|<class|jsonargparse|MisconfigurationException|Parser key|Errno"
     assert not re.search(internals, line)
-    if os.environ.get("WRITE_ERRORS"):  # run in one process
-        text = PAGE.read_text(encoding="utf-8")
-        head, rest = text.split(_BEGIN)
-        table, tail = rest.split(_END)
-        kept = [one for one in table.splitlines(keepends=True) if not one.startswith(f"| {bad[0]} |")]
-        PAGE.write_text(head + _BEGIN + "".join(kept) + row(bad, line) + _END + tail, encoding="utf-8")
-    assert row(bad, line) in PAGE.read_text(encoding="utf-8")
-
-
-def test_the_page_has_no_other_rows() -> None:
-    table = PAGE.read_text(encoding="utf-8").split(_BEGIN)[1].split(_END)[0]
-    rows = [one for one in table.splitlines() if one.startswith("| ")][1:]
-    assert len(rows) == len(BAD) >= 30
+    assert bad[3] in line
 
 
 @pytest.mark.parametrize("arguments", [("--debug",), ()])

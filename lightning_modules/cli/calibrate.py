@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.runtime.usage import OptionParser
+from lightning_modules.cli.parsers import OptionParser
 from privacy.account import Accounting
 from privacy.accounting.calibration import Calibration, calibrate_count, calibrate_noise
 from privacy.accounting.composition import compose

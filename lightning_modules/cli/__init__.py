@@ -1,0 +1,117 @@
+"""The command line: `LightningCLI fit --config sweeps/dpdfd_mnist.yaml`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lightning_modules.cli.errors import expected, message_of
+from lightning_modules.cli.parsers import nearest
+from lightning_modules.runtime.interruption import exit_status
+from lightning_modules.runtime.quiet import quiet
+from lightning_modules.runtime.run_folder import first_process
+from privacy.processes import failed_everywhere
+
+if TYPE_CHECKING:
+    from lightning_modules.cli.fit import TranscriptionCLI
+
+__all__ = ["COMMANDS", "main", "run"]
+
+FIT = {
+    "fit": "train a teacher or a student",
+    "validate": "measure a checkpoint on the validation images",
+    "test": "measure a checkpoint on the test split",
+    "predict": "write a checkpoint's predictions as a table",
+}
+"""Commands of Lightning's own CLI."""
+
+COMMANDS = {
+    "distill": ("lightning_modules.cli.distill", "go from a teacher to a student's folder"),
+    "export": ("lightning_modules.cli.export", "make a folder to hand on from a finished run"),
+    "calibrate": ("lightning_modules.cli.calibrate", "show what a configuration would cost, without training"),
+    "pipeline": ("sweeps.runner.pipeline", "run fits in order, each once"),
+    "sweep": ("sweeps.runner.sweep", "follow a W&B sweep file without a server"),
+    "tables": ("sweeps.runner.tables.commands", "run and render the papers' tables"),
+    "render": ("sweeps.runner.documents", "write results into documents"),
+    "work": ("sweeps.runner.work", "make fits that another process has planned"),
+    "ledger": ("lightning_modules.cli.ledger", "show what was spent on private data"),
+    "audit": ("lightning_modules.cli.audit", "bound epsilon from below by training with a planted record"),
+    "client": ("lightning_modules.cli.client", "answer a federation's server from where the data are"),
+    "priors": ("lightning_modules.cli.priors", "draw pictures of what each image prior draws"),
+}
+"""By name: the module, with a function of that name, and what it does. None is imported before it is asked for."""
+
+
+def run(args: Sequence[str]) -> TranscriptionCLI | None:
+    """Runs one command in this process and lets its errors through.
+
+    Raises:
+        ValueError: There is no such command.
+    """
+    command = next((argument for argument in args if not argument.startswith("-")), None)
+    if command in COMMANDS:
+        module, _ = COMMANDS[command]
+        function = getattr(importlib.import_module(module), "worker" if command == "work" else command)
+        # What commands that make fits need of this module, which they do not import.
+        offered = {"run": run, "build": lambda rest: _fit_cli(rest, run=False)}
+        wanted = inspect.signature(function).parameters
+        function(list(args)[1:], **{name: given for name, given in offered.items() if name in wanted})
+        return None
+    if command is None or command not in FIT:
+        _help(command, asked="--help" in args or "-h" in args)
+    return _fit_cli(args, run=True)
+
+
+def _fit_cli(args: Sequence[str], *, run: bool) -> TranscriptionCLI:
+    from lightning_modules.cli.fit import command_line
+
+    return command_line(args, run=run)
+
+
+def _help(command: str | None, *, asked: bool) -> None:
+    if command is not None:
+        listed = sorted([*COMMANDS, *FIT])
+        raise ValueError(f"there is no command {command}{nearest(command, listed)}; commands are {', '.join(listed)}")
+    parser = argparse.ArgumentParser(prog="LightningCLI", usage="LightningCLI COMMAND [--help] [options]")
+    commands = parser.add_argument_group("commands")
+    for name, words in {**FIT, **{name: words for name, (_, words) in COMMANDS.items()}}.items():
+        commands.add_argument(name, nargs="?", help=words)
+    parser.print_help()
+    sys.exit(0 if asked else 2)
+
+
+def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
+    """Entry point of the console scripts.
+
+    Args:
+        args: Command-line arguments; None takes those of the process, and then ends it with a message in place of a
+            traceback where an error is an expected one.
+    """
+    if args is not None:
+        return run(args)
+    given = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(given) < len(sys.argv) - 1
+    if debug:
+        os.environ["JSONARGPARSE_DEBUG"] = "true"  # its errors too are raised where they are found
+    quiet()
+    try:
+        run(given)
+    except Exception as error:
+        if debug or not expected(error):
+            raise
+        sys.exit(_last_words(error))
+    except (KeyboardInterrupt, SystemExit) as error:
+        sys.exit(exit_status(error))
+    return None
+
+
+def _last_words(error: Exception) -> str | int:
+    # One of several processes speaks for all.
+    if failed_everywhere(error) and not first_process():
+        return 1
+    return "\n".join([f"error: {message_of(error)}", *getattr(error, "__notes__", ())])

@@ -1,0 +1,264 @@
+"""Lightning's commands: fit, validate, test and predict, with short class names and a folder for each run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lightning import LightningDataModule, LightningModule, Trainer
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary, ProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_info
+
+# Importing makes the short class names of the configuration files known.
+import privacy.annotators  # noqa: F401
+from lightning_modules.callbacks.config import SaveConfig
+from lightning_modules.callbacks.data_free import is_data_free
+from lightning_modules.callbacks.failures import NoLonelyCheckpoint
+from lightning_modules.callbacks.progress import progress
+from lightning_modules.callbacks.record import ResultRecord
+from lightning_modules.callbacks.summary import NetworksLine
+from lightning_modules.cli.parsers import explain
+from lightning_modules.cli.resuming import differences, find_checkpoint, flat, may_change, read_checkpoint, refuse
+from lightning_modules.networks.named_code import texts_in
+from lightning_modules.runtime.arguments import prepare_arguments
+from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO, hyperparameters, noted_by_run
+from lightning_modules.runtime.hyperparameters import require_known_checkpoint
+from lightning_modules.runtime.interruption import how_to_resume, say_how_to_resume
+from lightning_modules.runtime.outcome import outcome
+from lightning_modules.runtime.processes import (
+    allow_tensor_cores,
+    check_kind_of_strategy,
+    check_launcher,
+    check_strategy,
+)
+from lightning_modules.runtime.run_folder import RunFolderError, first_process, own_folder, storage_failed
+from lightning_modules.runtime.runs import run_folder
+from lightning_modules.runtime.trainer_settings import check_trainer_settings
+from lightning_modules.runtime.wandb_runs import describe_runs
+from privacy.identity import CheckpointError
+
+__all__ = ["TranscriptionCLI", "command_line"]
+
+
+class UsageParser(LightningArgumentParser):
+    """Lightning's parser, whose errors are one line. It takes no abbreviations, which a new setting would change."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **settings})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Prints one line and exits with status 2; raises instead where jsonargparse is debugged."""
+        from jsonargparse._common import debug_mode_active
+
+        if debug_mode_active() or not self.exit_on_error:
+            super().error(message, ex)
+        sys.stderr.write(f"error: {explain(message, options=self._option_string_actions)}\n")
+        self.exit(2)
+
+
+class TranscriptionCLI(LightningCLI):
+    """LightningCLI with short class names, links from data to model, and a folder of its own for every run."""
+
+    def __init__(self, *, args: Sequence[str], **settings: Any) -> None:
+        self._arguments = list(args)
+        super().__init__(args=list(args), **settings)
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The one that the arguments begin with: a parser for each takes longer than parsing. Else all."""
+        every = LightningCLI.subcommands()
+        return {name: skip for name, skip in every.items() if [name] == self._arguments[:1]} or every
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Links what the data know to the model that needs it."""
+        for name in ("num_classes", "image_shape", "batch_size"):
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+
+    def _parse_ckpt_path(self) -> None:
+        """Compares a checkpoint with the configuration, where Lightning would take its settings over the user's.
+
+        Raises:
+            CheckpointError: No checkpoint, one of another class, or settings that it cannot be used with.
+        """
+        command = self.config.get("subcommand")
+        if not command:
+            return
+        config = self.config[command]
+        given = config.get("ckpt_path")
+        path = find_checkpoint(given, command=command, places=_last_checkpoints(config))
+        config["ckpt_path"] = None if path is None else str(path)
+        if path is None:
+            if given:
+                rank_zero_info(f"ckpt_path {given}: there is none yet, and the fit begins anew.")
+            return
+        content = read_checkpoint(path, command=command)
+        trained = hyperparameters(content)
+        if not trained.get("_class_path"):
+            return  # a script's, which says nothing of its settings
+        before = {"model": {"class_path": trained.pop("_class_path"), "init_args": trained}, **noted_by_run(content)}
+        now = json.loads(self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="json"))[command]
+        if flat(before)["model"] != flat(now)["model"]:
+            raise CheckpointError(
+                f"{path} is of {before['model']['class_path']}, and the configuration is for "
+                f"{now['model']['class_path']}"
+            )
+        differing = differences(before, now)
+        if command == "fit":
+            refuse({name: values for name, values in differing.items() if not may_change(name)}, path)
+            if differing:
+                rank_zero_info(f"Changed by resuming, and applied from here on: {', '.join(differing)}.")
+            return
+        # What is measured is what was trained, whatever the files say; an option that differs is a mistake.
+        options = {one.removeprefix("--").partition("=")[0].replace("init_args.", "") for one in self._arguments}
+        refuse(
+            {name: differing[name] for name in options & differing.keys() if not may_change(name)},
+            path,
+            why=f"{command} measures what was trained, and that is not it",
+            otherwise="",
+        )
+        class_path = before["model"]["class_path"]
+        built = {"hyper_parameters": {"class_path": class_path, **trained}}
+        require_known_checkpoint(built, where=str(path), named=list(texts_in(config.as_dict())))
+        settings = {"class_path": class_path, "dict_kwargs": trained}
+        self.config = self.parser.parse_object({command: {"model": settings}}, self.config)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Fills in the logger, the checkpoint and the result record where the configuration leaves them open."""
+        settings = self._get(self.config_init, "trainer")
+        dataset = str(getattr(self.datamodule, "name", type(self.datamodule).__name__))
+        name = f"{type(self.model).__name__}_{dataset}".lower()
+        if settings.logger is None:
+            folder = settings.default_root_dir
+            kwargs["logger"] = CSVLogger(folder, name="", version="") if folder else CSVLogger("runs", name=name)
+        else:
+            describe_runs(_listed(settings.logger), model=self.model, dataset=dataset)
+        if self.subcommand == "fit" and not settings.fast_dev_run:
+            callbacks = _listed(settings.callbacks)
+            present = {type(callback) for callback in callbacks}
+            if ModelCheckpoint not in present and settings.enable_checkpointing is not False:
+                callbacks.append(ModelCheckpoint(filename="last", enable_version_counter=False, save_on_exception=True))
+            if ResultRecord not in present:
+                callbacks.append(ResultRecord())
+            if settings.enable_model_summary is None and not any(issubclass(kind, ModelSummary) for kind in present):
+                callbacks.append(NetworksLine())
+            if settings.enable_progress_bar is None and not any(issubclass(kind, ProgressBar) for kind in present):
+                callbacks.append(progress())
+            kwargs["callbacks"] = [*callbacks, NoLonelyCheckpoint()]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in _listed(settings.plugins)):
+            kwargs["plugins"] = [*_listed(settings.plugins), WholeCheckpointIO()]
+        check_trainer_settings(
+            settings,
+            automatic_optimization=self.model.automatic_optimization,
+            data_free=is_data_free(self.model),
+        )
+        # Here as well as in the modules: before processes are started and data are read.
+        check_kind_of_strategy(settings.strategy)
+        if settings.devices == settings.strategy == "auto":
+            kwargs["devices"] = 1  # more than one is a choice: a batch has to be one that they can share
+        trainer = super().instantiate_trainer(**kwargs)
+        check_launcher(trainer)
+        allow_tensor_cores(trainer.strategy.root_device)
+        check_strategy(trainer, averages_itself=not self.model.automatic_optimization)
+        return trainer
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Runs it. A fit holds its folder meanwhile, and one that fails says how it is resumed.
+
+        Raises:
+            CheckpointError: A checkpoint that does not fit the model.
+            RunFolderError: Another fit is running in the folder, or it cannot be written.
+        """
+        checkpoint = self.config[subcommand].get("ckpt_path")
+        try:
+            if subcommand != "fit" or self.config[subcommand].trainer.fast_dev_run or not first_process():
+                super()._run_subcommand(subcommand)
+                return
+            logger = self.trainer.logger
+            if isinstance(logger, WandbLogger) and logger.version is None:
+                self._fit()  # W&B names the folder when the fit begins
+            else:
+                with own_folder(run_folder(self.trainer)):
+                    self._fit()
+            recorder = next(one for one in self.trainer.callbacks if isinstance(one, ResultRecord))  # type: ignore[attr-defined]
+            if (written := recorder.file_of(self.trainer)).is_file():
+                record = json.loads(written.read_text(encoding="utf-8"))
+                saved = self._saved()
+                rank_zero_info(
+                    outcome(record, folder=run_folder(self.trainer), checkpoint=Path(saved) if saved else None)
+                )
+        except RuntimeError as error:
+            if checkpoint is None or not str(error).startswith("Error(s) in loading state_dict"):
+                raise
+            raise CheckpointError(
+                f"{checkpoint} holds other weights than {type(self.model).__name__} as it is configured: {error}"
+            ) from error
+
+    def _saved(self) -> str:
+        return getattr(self.trainer.checkpoint_callback, "_last_checkpoint_saved", "")
+
+    def _fit(self) -> None:
+        try:
+            super()._run_subcommand("fit")
+        except BaseException as error:
+            last = self._saved() or self.config["fit"].get("ckpt_path")
+            folder = run_folder(self.trainer)
+            line = how_to_resume(folder, Path(last)) if last and Path(last).is_file() else None
+            shown = error
+            if isinstance(error, OSError) and storage_failed(error):
+                kept = f"; the last checkpoint that was written, {last}, is whole" if last else ""
+                shown = RunFolderError(f"the run's folder {folder} cannot be written any more ({error}){kept}")
+            if line:
+                say_how_to_resume(shown, line)
+            if shown is error:
+                raise
+            raise shown from error
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _last_checkpoints(config: Any) -> list[Path]:
+    """Files that a fit of this configuration writes its last checkpoint to; none where they follow from its number."""
+    root = config.trainer.get("default_root_dir")
+    given = [one.as_dict() for one in _listed(config.trainer.get("callbacks"))]
+    savers = [one.get("init_args") or {} for one in given if str(one["class_path"]).endswith("ModelCheckpoint")]
+    places = []
+    for settings in savers or [{}]:
+        folder = settings.get("dirpath") or (None if root is None else Path(root) / "checkpoints")
+        name = settings.get("filename") or "last"
+        if folder is not None:
+            places += [Path(folder) / f"{one}.ckpt" for one in dict.fromkeys((name, "last")) if "{" not in one]
+    return places
+
+
+def command_line(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
+    """Parses the arguments of one of Lightning's commands, builds what they name, and runs it.
+
+    Args:
+        args: The command first; without it where nothing is run.
+        run: Whether to run it.
+    """
+    # In a context of its own: jsonargparse leaves its last parser in the current one, and with it the model.
+    return copy_context().run(
+        TranscriptionCLI,
+        model_class=LightningModule,
+        datamodule_class=LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_callback=SaveConfig,
+        seed_everything_default=0,
+        # Every method makes its own optimizers: `--optimizer` would replace them by a single one.
+        auto_configure_optimizers=False,
+        parser_class=UsageParser,
+        args=prepare_arguments(args),
+        run=run,
+    )

@@ -1,0 +1,145 @@
+"""What a resumed fit may change: a difference from the saved configuration is applied, or refused by name.
+
+Lightning's command line takes a checkpoint's hyperparameters over what the user gave. Here the user's configuration is
+what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from privacy.identity import CheckpointError
+
+__all__ = ["MAY_CHANGE", "differences", "find_checkpoint", "flat", "may_change", "read_checkpoint", "refuse"]
+
+MAY_CHANGE = frozenset(
+    (
+        # Budgets hold from then on, and each release is charged for the noise that it was made with.
+        *("target_epsilon", "accounting", "scope", "delta", "ledger", "ledger_block", "noise"),
+        *("annotator.noise_multiplier", "annotator.epsilon", "annotator.scale", "max_responses"),
+        *("annotator.threshold", "annotator.threshold_scale", "queries"),
+        # Where things lie and how they are reached. Teachers are compared by identity, not by path.
+        *("teacher", "teacher.path", "generator_phase.baseline", "root", "download", "verify", "cache", "num_workers"),
+        *("clients.address", "clients.certificates", "clients.insecure", "clients.timeout", "clients.wait"),
+        *("teacher_checks.trial", "teacher_checks.accuracy", "teacher.checks.trial", "teacher.checks.accuracy"),
+        # Sizes that change no result, or that a method compares itself.
+        *("workers", "teachers_at_once", "physical_batch_size", "batch_size", "steps_per_epoch", "eval_batch_size"),
+        *("num_classes", "image_shape", "evaluation", "clipping"),
+    )
+)
+"""Endings of settings that may be given anew; every other difference is refused."""
+
+
+def find_checkpoint(given: str | None, *, command: str, places: Sequence[Path]) -> Path | None:
+    """The file that `--ckpt_path` means; None for a fit that begins anew.
+
+    Args:
+        given: What was given: a path, or `last`, the newest file of `places`.
+        command: fit, validate, test or predict.
+        places: Files that this configuration writes its last checkpoint to.
+
+    Raises:
+        CheckpointError: There is no such file, or none was given to a command that needs one.
+    """
+    if given is None:
+        if command == "fit":
+            return None
+        raise CheckpointError(
+            f"{command} is about what a checkpoint holds, and none was given: add --ckpt_path, for example "
+            f"--ckpt_path {places[0] if places else 'runs/dpdfd_digits/version_0/checkpoints/last.ckpt'}"
+        )
+    if given == "last":
+        if not places:
+            raise CheckpointError(
+                "ckpt_path last means the newest checkpoint in trainer.default_root_dir, which is not set: set it, or "
+                "give the file, such as runs/dpdfd_digits/version_0/checkpoints/last.ckpt"
+            )
+        found = [place for place in places if place.is_file()]
+        if not found and command != "fit":
+            raise CheckpointError(f"ckpt_path last: there is no {' or '.join(map(str, places))}")
+        return max(found, key=lambda place: place.stat().st_mtime) if found else None
+    path = Path(given)
+    if path.is_file():
+        return path
+    inside = path / "checkpoints" / "last.ckpt"
+    hint = f": it is a folder. Did you mean {inside}?" if inside.is_file() else ""
+    raise CheckpointError(f"ckpt_path must be `last` or a checkpoint's file, and {given} is none{hint}")
+
+
+def read_checkpoint(path: str | Path, *, command: str) -> dict[str, Any]:
+    """What a checkpoint of a fit holds.
+
+    Args:
+        path: The file; read without unpickling code.
+        command: fit, validate, test or predict: what the checkpoint is for.
+
+    Raises:
+        CheckpointError: It cannot be read, is cut short, or is a file of another kind.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"ckpt_path {path} cannot be read as a checkpoint ({type(error).__name__}): it is cut short, damaged or a "
+            "file of another kind: give checkpoints/last.ckpt of a run's folder"
+        ) from error
+    needed = {"state_dict", "pytorch-lightning_version", "loops", *(["optimizer_states"] if command == "fit" else [])}
+    missing = sorted(needed - content.keys() if isinstance(content, dict) else needed)
+    if missing:
+        raise CheckpointError(
+            f"ckpt_path {path} is no checkpoint that {command} can go by: it holds no {', '.join(missing)}. Give "
+            "checkpoints/last.ckpt of a run's folder; weights alone can be a teacher (model.teacher), and are never "
+            "resumed"
+        )
+    found: dict[str, Any] = content
+    return found
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings of both configurations whose values differ: before and now, by dotted name."""
+    old, new = flat(before), flat(now)
+    return {name: (old[name], new[name]) for name in sorted(old.keys() & new.keys()) if old[name] != new[name]}
+
+
+def refuse(
+    differing: Mapping[str, tuple[Any, Any]],
+    checkpoint: Path,
+    *,
+    why: str = "a run cannot be resumed with this changed",
+    otherwise: str = ", or start a new run without --ckpt_path",
+) -> None:
+    """Refuses settings of other values, where there are any.
+
+    Raises:
+        CheckpointError: With each name and both values.
+    """
+    if differing:
+        listed = "; ".join(f"{name} was {old!r} and is {new!r}" for name, (old, new) in differing.items())
+        raise CheckpointError(f"{listed}: {why}. Give what {checkpoint} was begun with{otherwise}")
+
+
+def may_change(name: str) -> bool:
+    """Whether a resumed fit applies a new value of a setting."""
+    return any(name == one or name.endswith(f".{one}") for one in MAY_CHANGE)
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names, as options have them; of a class its name counts, not where it lies."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        key = prefix if name in ("init_args", "dict_kwargs", "class_path") else f"{prefix}.{name}".lstrip(".")
+        if isinstance(value, Mapping) and name != "arguments":  # those have no defaults: a missing one differs
+            found |= flat(value, key)
+        elif not name.startswith("_"):
+            found[key] = str(value).rpartition(".")[2] if name == "class_path" else _plain(value)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [flat(item) if isinstance(item, Mapping) else _plain(item) for item in value]
+    return value

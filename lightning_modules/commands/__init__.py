@@ -1,1 +1,0 @@
-"""Commands of `LightningCLI` beside those of Lightning."""
