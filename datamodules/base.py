@@ -72,6 +72,7 @@ class ImageDataModule(LightningDataModule, ABC):
             empty, and it is `name`.
         metrics: what is measured on held-out and test images: `accuracy`, and `auroc` where the field asks for it.
         official_validation: whether `read` has a part `validation`.
+        states_bound: whether `num_records` is a bound that a user states, so that N itself is known to nobody.
         kept_classes: positions among the official classes of those that `classes` keeps, in its order; None keeps all.
     """
 
@@ -84,6 +85,7 @@ class ImageDataModule(LightningDataModule, ABC):
     private_name: str = ""
     metrics: tuple[str, ...] = ("accuracy",)
     official_validation: bool = False
+    states_bound: bool = False
 
     def __init__(
         self,

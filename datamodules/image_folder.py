@@ -78,6 +78,7 @@ class ImageFolder(ImageDataModule):
         self.class_names = self._classes_of(place)
         self.num_classes = len(self.class_names)
         self.num_records = self._bound(place, num_records)
+        self.states_bound = num_records is not None
         super().__init__(root=place, **settings)
         cache_folder(cache, beside=place)
 

@@ -125,7 +125,7 @@ class Poisson(LightningDataModule):
         Args:
             dataset: The private data set.
             batch_size: Expected size of a batch, of all processes together; the sample rate is this over the number of
-                training records.
+                training records, or over the bound on it that is stated (`num_records` of `ImageFolder`).
             steps_per_epoch: Steps that count as an epoch. Default: as many as see each record once on average.
             evaluation: What is evaluated while fitting. `test`: the public test split. `selection`: one half of
                 it, to select by; `test` and the result record then measure on the other. `validation`: private
@@ -181,8 +181,13 @@ class Poisson(LightningDataModule):
 
     @property
     def sample_rate(self) -> float:
-        """Probability of each record to be in a batch; needs `setup("fit")`."""
-        return self.batch_size / len(self.dataset.train_records)
+        """Probability of each record to be in a batch; needs `setup("fit")`.
+
+        It is published, and ε tells it to many digits: where a bound on N is stated it is of that bound, and batches
+        are smaller than `batch_size`.
+        """
+        dataset = self.dataset
+        return self.batch_size / (dataset.num_records if dataset.states_bound else len(dataset.train_records))
 
     @property
     def looks_at_private_records(self) -> bool:

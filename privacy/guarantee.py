@@ -44,6 +44,13 @@ _NOISE_CHANGED = (
 )
 
 
+_SAME_PERSON = (
+    "a person, or a picture that lies in the data more than once: epsilon is of one record, and several records of one "
+    "person, near-duplicates of a picture, or the same pictures under the name of another data set, whose ledger is "
+    "another one, reveal as much as all of them together"
+)
+
+
 MEANINGFUL_EPSILON = 20.0
 """A record-level ε above it protects no record in any meaningful sense."""
 
@@ -268,7 +275,7 @@ class Guarantee:
             alone = {charge.training for charge, count in covered.items() if count} <= {account.training}
             outside.append(_about_teacher(teacher_epsilon, account.delta, covers_it=alone))
         outside += not_covered
-        outside.append("what the ledger does not hold: copies of a teacher that were used elsewhere")
+        outside += [_SAME_PERSON, "what the ledger does not hold: copies of a teacher that were used elsewhere"]
         stated = account.epsilon(counts=covered) if epsilon is None else epsilon
         # Of the charges, not of a setting: other runs in the ledger may have been about single records.
         unit, relation = account.neighbours(counts=covered)

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 import torch.distributed
 from lightning import Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import nn
 
+from lightning_modules.runtime.runs import callbacks_of
 from privacy.processes import ALONE, Processes, ProcessesError, everywhere
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "broadcast_tensors",
     "check_kind_of_strategy",
     "check_launcher",
+    "check_no_tuner",
     "check_strategy",
     "processes_of",
     "share_of",
@@ -66,6 +69,8 @@ def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
     Raises:
         ProcessesError: With what to set instead.
     """
+    if averages_itself:
+        check_no_tuner(trainer)
     check_kind_of_strategy(trainer.strategy)
     strategy = trainer.strategy
     if not isinstance(strategy, DDPStrategy):
@@ -76,6 +81,20 @@ def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
         raise _refusal(f"{name} has a communication hook, and gradients are averaged here without one")
     if averages_itself and given.get("static_graph"):
         raise _refusal(f"{name} has static_graph=True, and networks are updated in turns here")
+
+
+def check_no_tuner(trainer: Trainer) -> None:
+    """Refuses callbacks that train before the fit begins, on private records that nothing is charged for then.
+
+    Raises:
+        ValueError: `BatchSizeFinder` or `LearningRateFinder`, which the `Tuner` makes as well.
+    """
+    for callback in callbacks_of(trainer):
+        if isinstance(callback, (BatchSizeFinder, LearningRateFinder)):
+            raise ValueError(
+                f"{type(callback).__name__} trains before the fit begins, outside of its plan and its charges, and "
+                "chooses a setting by it: set data.batch_size and the optimizer's rate yourself"
+            )
 
 
 def check_kind_of_strategy(strategy: Strategy | str) -> None:

@@ -97,7 +97,7 @@ class Teacher(GuardedLoading, LightningModule):
             ProcessesError: With what to set instead.
         """
         if stage == "fit":
-            check_strategy(self.trainer)
+            check_strategy(self.trainer, averages_itself=not self.automatic_optimization)
 
     def on_fit_start(self) -> None:
         """Gives the training its identity, by which everything about this teacher is told from any other.

@@ -163,6 +163,8 @@ def sweep(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
     engine = engine_of(options)
     found = Sweep.read(options.file)
     points = list(found.points(count=options.count, seed=options.seed))
+    for point in points:
+        _refuse_private_selection(found.arguments(point))
     store, since = Store(Path(options.folder) / found.name), time.time()
     for point in points:
         _take_over(found, point, store)
@@ -181,6 +183,31 @@ def sweep(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
         sys.exit(f"error: {len(failed)} of {len(points)} runs failed, the first one: {failed[0]}")
     if not progress.finished:
         sys.exit(f"error: {progress.left} of {len(points)} runs were not made: workers ended too early")
+
+
+def _refuse_private_selection(arguments: Sequence[str]) -> None:
+    """Refuses runs that are compared by private records: the choice among them would be paid for by nothing.
+
+    Raises:
+        SweepError: `data.evaluation` is `validation`.
+    """
+    chosen: Any = None
+    for part, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        flag, equals, value = part.partition("=")
+        given = value if equals else following
+        if flag in ("--config", "-c", "--data"):
+            file = Path(find_config(given))
+            content = yaml.safe_load(file.read_text(encoding="utf-8") if file.is_file() else given)
+            data = content if flag == "--data" else content.get("data") if isinstance(content, Mapping) else None
+            if isinstance(data, Mapping):
+                chosen = (data.get("init_args") or data).get("evaluation", chosen)
+        elif flag in ("--data.evaluation", "--data.init_args.evaluation"):
+            chosen = given
+    if chosen == "validation":
+        raise SweepError(
+            "data.evaluation is validation, which is of private records, and what a sweep selects by them reveals them "
+            "beyond any stated epsilon: set it to selection, one half of the public test split, or to test"
+        )
 
 
 def _take_over(found: Sweep, point: Mapping[str, Any], store: Store) -> None:

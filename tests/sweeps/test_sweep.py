@@ -284,6 +284,25 @@ def test_what_cannot_be_followed_is_refused(tmp_path: Path, change: dict[str, An
         Sweep.read(path)
 
 
+@pytest.mark.parametrize("way", ["flag", "file"])
+def test_nothing_is_selected_by_private_records(tmp_path: Path, way: str) -> None:
+    config = tmp_path / "teacher.yaml"
+    command = ["LightningCLI", "fit", f"--config={config}", "${args}"]
+    parameters: dict[str, Any] = {"model.max_grad_norm": {"values": [0.1, 1.0]}}
+    for evaluation in ("validation", "selection"):
+        data = {"class_path": "Poisson", "init_args": {"evaluation": evaluation if way == "file" else "test"}}
+        config.write_text(yaml.safe_dump({"data": data}))
+        own = {"data.evaluation": {"value": evaluation}} if way == "flag" else {}
+        path = tmp_path / "s.yaml"
+        path.write_text(yaml.safe_dump({"method": "grid", "parameters": {**parameters, **own}, "command": command}))
+        arguments = [str(path), "--dry-run", "--folder", str(tmp_path / "sweeps")]
+        if evaluation == "validation":
+            with pytest.raises(SweepError, match=r"data\.evaluation is validation"):
+                sweep(arguments, run=lambda _: pytest.fail("it was run"))
+        else:
+            sweep(arguments, run=lambda _: pytest.fail("it was run"))
+
+
 @pytest.mark.slow
 def test_every_logger_is_told_the_optimizers_that_a_method_filled_in(folder: Path) -> None:
     distil(model={"images": "prior", "generator": None})

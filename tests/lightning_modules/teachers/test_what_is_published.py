@@ -1,0 +1,72 @@
+"""What a teacher by DP-SGD publishes tells of N its stated bound and no more; nothing is trained beside its plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from PIL import Image
+from support.dp_teachers import trainer_settings
+from support.runs import fit
+
+from datamodules.image_folder import ImageFolder
+
+SMALL = {"class_path": "SmallCNN", "init_args": {"width": 2, "hidden": 4, "norm": "group"}}
+
+
+def pictures(folder: str, count: int) -> None:
+    for part, number in (("train", count), ("test", 4)):
+        for label in ("ants", "bees"):
+            Path(folder, part, label).mkdir(parents=True)
+            for index in range(number):
+                Image.new("L", (8, 8), 10 * index).save(Path(folder, part, label, f"{index}.png"))
+
+
+def settings(folder: str, **trainer: Any) -> dict[str, Any]:
+    images = {"root": folder, "size": 8, "channels": 1, "num_records": 40, "name": "insects", "val_fraction": 0.1}
+    data = {"dataset": {"class_path": "ImageFolder", "init_args": images}, "batch_size": 8, "steps_per_epoch": 2}
+    model = {"network": SMALL, "noise_multiplier": 2.0, "delta": 1e-3}
+    return {
+        "seed_everything": 0,
+        "trainer": {**trainer_settings(f"run_{folder}", 1), **trainer},
+        "model": {"class_path": "DPSGDTeacher", "init_args": model},
+        "data": {"class_path": "Poisson", "init_args": data},
+    }
+
+
+def stated(folder: str) -> dict[str, Any]:
+    fit(settings(folder))
+    found: dict[str, Any] = json.loads(Path(f"run_{folder}/public/guarantee.json").read_text())["guarantee"]
+    return {name: found[name] for name in ("epsilon", "epsilon_spent", "mechanism", "not_covered")}
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_bound_on_n_is_all_that_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    monkeypatch.chdir(tmp_path)
+    if broken:  # the control: q of N itself
+        monkeypatch.setattr(ImageFolder, "states_bound", property(lambda _: False, lambda *_: None), raising=False)
+    for folder, count in (("some", 12), ("more", 15)):
+        pictures(folder, count)
+    some, more = stated("some"), stated("more")
+    assert (some == more) is not broken
+    if not broken:
+        assert "Poisson samples at rate 0.2" in some["mechanism"]
+        page = Path("run_some/public/guarantee.md").read_text()
+        assert "near-duplicates of a picture" in page.split("It does not cover:")[1]
+
+
+@pytest.mark.parametrize("tuner", [BatchSizeFinder, LearningRateFinder])
+def test_nothing_is_trained_before_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuner: type) -> None:
+    monkeypatch.chdir(tmp_path)
+    pictures("some", 12)
+    config = settings("some", callbacks=[{"class_path": f"lightning.pytorch.callbacks.{tuner.__name__}"}])
+    with pytest.raises((ValueError, SystemExit), match=f"{tuner.__name__} trains before the fit begins"):
+        fit(config)
+    monkeypatch.setattr("lightning_modules.runtime.processes.check_no_tuner", lambda _: None)
+    try:
+        fit(config)
+    except BaseException as error:
+        assert "trains before the fit begins" not in str(error)
