@@ -14,7 +14,7 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.image_source import Images, SyntheticSource
 from lightning_modules.losses.functional import informativeness, joined, kd, logit_distance
 from lightning_modules.losses.regression import fit_noisy_responses
-from lightning_modules.networks import ScatteringClassifier, build_network, logits_and_features
+from lightning_modules.networks import LinearOnFeatures, build_network, logits_and_features
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.processes import share_of
@@ -61,7 +61,7 @@ class Distillation(DataFreeDistillation):
         teacher_outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
         teacher_checks: What is found out about the teacher besides what is charged.
         student: Builds the student. Default: `SmallCNN`. Of one with a fixed `feature_extractor` and
-            `forward_extracted` (such as `ScatteringClassifier`) the features are computed once.
+            `forward_extracted` (such as `LinearOnFeatures`) the features are computed once.
         prior: Where the images come from. Default: `StrokePrior`.
         pool_size: Images with an answer that the student is fitted to, rounded up to whole batches.
         queries: Images that an ensemble is asked about, rounded up to whole batches; None for one teacher.
@@ -263,7 +263,7 @@ class Distillation(DataFreeDistillation):
         teacher, annotator = self.teacher, self.annotator
         assert isinstance(teacher, PrivateEnsemble) and isinstance(annotator, MeanResponseAnnotator)
         describe = build_network(
-            ScatteringClassifier, num_classes=self.num_classes, image_shape=self.image_shape, name="features"
+            LinearOnFeatures, num_classes=self.num_classes, image_shape=self.image_shape, name="features"
         ).to(self.device)
         released, described = [], []
         if self.noisy_answers is None:

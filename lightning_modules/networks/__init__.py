@@ -4,39 +4,39 @@ from lightning_modules.networks.bn_statistics import logits_and_statistics
 from lightning_modules.networks.building import build_network, check_network
 from lightning_modules.networks.classifiers import ImageClassifier
 from lightning_modules.networks.features import logits_and_features
+from lightning_modules.networks.fixed_features import LinearOnFeatures, Whitening
 from lightning_modules.networks.foreign import ForeignNetwork
 from lightning_modules.networks.generators import DAFLGenerator
-from lightning_modules.networks.kernels import ConvolutionalKernelClassifier
-from lightning_modules.networks.patches import WhitenedPatchClassifier
+from lightning_modules.networks.kernels import Kernels
+from lightning_modules.networks.patches import Patches
 from lightning_modules.networks.pixel_statistics import ScaledOutput
 from lightning_modules.networks.pretrained import PretrainedClassifier
 from lightning_modules.networks.refiner import Refiner
 from lightning_modules.networks.resnet import ResNet18, ResNet34
 from lightning_modules.networks.resnet_encoder import ResNetEncoder
-from lightning_modules.networks.scattering import Scattering2d, ScatteringClassifier
+from lightning_modules.networks.scattering import Scattering
 from lightning_modules.networks.small_nets import DataLensClassifier, SmallCNN, TwoConvNet
 from lightning_modules.networks.vae import ConvVAE
-from lightning_modules.networks.whitening import WhitenedScatteringClassifier
 
 __all__ = [
     "ConvVAE",
-    "ConvolutionalKernelClassifier",
     "DAFLGenerator",
     "DataLensClassifier",
     "ForeignNetwork",
     "ImageClassifier",
+    "Kernels",
+    "LinearOnFeatures",
+    "Patches",
     "PretrainedClassifier",
     "Refiner",
     "ResNet18",
     "ResNet34",
     "ResNetEncoder",
     "ScaledOutput",
-    "Scattering2d",
-    "ScatteringClassifier",
+    "Scattering",
     "SmallCNN",
     "TwoConvNet",
-    "WhitenedPatchClassifier",
-    "WhitenedScatteringClassifier",
+    "Whitening",
     "build_network",
     "check_network",
     "logits_and_features",

@@ -26,7 +26,7 @@ class ImageClassifier(nn.Module, ABC):
 
 
 def checked_shape(
-    network: str, *, num_classes: int, image_shape: tuple[int, int, int], least: int
+    network: str, *, num_classes: int = 1, image_shape: tuple[int, int, int], least: int
 ) -> tuple[int, int, int]:
     """Check what every network is told of the data and return (channels, height, width).
 

@@ -6,24 +6,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_modules.networks.classifiers import ImageClassifier, checked_shape
+from lightning_modules.networks.classifiers import checked_shape
 from lightning_modules.networks.patches import cell_means, random_patches
 from lightning_modules.networks.remembered import Remembered
-from lightning_modules.networks.whitening import DIRECTIONS, LENGTH, WhitenedFeatures
-from lightning_modules.priors import DeadLeavesPrior, ImagePrior
+from lightning_modules.priors import ImagePrior
+from lightning_modules.setting_checks import check_whole_number
 
-__all__ = [
-    "ConvolutionalKernelClassifier",
-    "ConvolutionalKernelFeatures",
-    "nystrom_factor",
-    "spherical_kmeans",
-]
+__all__ = ["Kernels", "nystrom_factor", "spherical_kmeans"]
 
 #: Images at once: as of patch features, the maps of a few stay in the processor's cache.
 _PIECE = 8
 _SAMPLED_IMAGES = 1000
 _PATCHES_PER_IMAGE = 60
 _ROUNDS = 15
+#: Side of either layer's patches, in pixels of the map below.
+_SIDE = 3
+#: σ and λ of either layer's kernel, see `nystrom_factor`.
+_BANDWIDTH, _REGULARISATION = 0.6, 0.001
+#: Distance in pixels at which the first layer's maps are kept.
+_SUBSAMPLING = 2
+#: Standard deviation that is added, as a variance, to a patch's own before it is divided by it; images are in [-1, 1].
+_CONTRAST = 0.1
 #: A patch shorter than this, relative to the root mean square of all, has no direction worth an anchor.
 _DEGENERATE = 0.1
 #: Added to a length that is divided by. Patches as short as this are rounding errors.
@@ -66,7 +69,9 @@ def spherical_kmeans(rows: Tensor, *, count: int, rounds: int = _ROUNDS) -> Tens
     return anchors
 
 
-def nystrom_factor(anchors: Tensor, *, bandwidth: float, regularisation: float) -> Tensor:
+def nystrom_factor(
+    anchors: Tensor, *, bandwidth: float = _BANDWIDTH, regularisation: float = _REGULARISATION
+) -> Tensor:
     """(κ(Z Zᵀ) + λI)^(-1/2): turns kernel values at the anchors into coordinates whose scalar products are kernels.
 
     κ(u) = exp((u - 1)/σ²), which of two directions is exp(-|x - y|²/(2σ²)) (Mairal 2016, "End-to-End Kernel Learning
@@ -91,7 +96,7 @@ def _kappa(cosines: Tensor, bandwidth: float) -> Tensor:
     return values
 
 
-class ConvolutionalKernelFeatures(nn.Module):
+class Kernels(nn.Module):
     """Two layers of a convolutional kernel network, averaged over the cells of a grid.
 
     A layer compares each patch x of the map below to anchors Z, |x| κ(Zx/|x|), and multiplies by `nystrom_factor`, so
@@ -106,13 +111,7 @@ class ConvolutionalKernelFeatures(nn.Module):
         prior: images that anchors are found on.
         first_anchors: of the first layer, K₁.
         anchors: of the second layer, K₂.
-        patch: side of either layer's patches, in pixels of the map below.
-        bandwidth: σ of either layer's kernel, see `nystrom_factor`.
-        subsampling: distance in pixels of the first layer's maps at which they are kept.
         cells: of the grid, along either side.
-        contrast: standard deviation that is added, as a variance, to a patch's own before it is divided by it; images
-            are in [-1, 1].
-        regularisation: λ, see `nystrom_factor`.
 
     Raises:
         ValueError: a setting that has no meaning or does not fit the images.
@@ -132,52 +131,35 @@ class ConvolutionalKernelFeatures(nn.Module):
 
     def __init__(
         self,
-        *,
         image_shape: tuple[int, int, int],
         prior: ImagePrior,
+        *,
         first_anchors: int = 64,
         anchors: int = 512,
-        patch: int = 3,
-        bandwidth: float = 0.6,
-        subsampling: int = 2,
         cells: int = 4,
-        contrast: float = 0.1,
-        regularisation: float = 0.001,
     ) -> None:
         super().__init__()
-        for name, count in (
-            ("first_anchors", first_anchors),
-            ("anchors", anchors),
-            ("subsampling", subsampling),
-            ("cells", cells),
-        ):
-            if count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count!r}")
-        if patch < 2:
-            raise ValueError(f"patch must be at least 2, got {patch!r}")
-        for name, value in (("bandwidth", bandwidth), ("contrast", contrast), ("regularisation", regularisation)):
-            if not value > 0:
-                raise ValueError(f"{name} must be above 0, got {value!r}")
+        for name, value in (("first_anchors", first_anchors), ("anchors", anchors), ("cells", cells)):
+            check_whole_number(f"Kernels.{name}", value, least=1)
         # Of the second layer's maps there are cells rows and columns at least.
-        least = subsampling * (cells + patch - 2) + patch
+        least = _SUBSAMPLING * (cells + _SIDE - 2) + _SIDE
         channels, height, width = checked_shape(
-            f"ConvolutionalKernelFeatures of {cells}x{cells} cells", num_classes=2, image_shape=image_shape, least=least
+            f"Kernels of {cells}x{cells} cells", image_shape=image_shape, least=least
         )
-        self.patch, self.bandwidth, self.subsampling, self.cells = patch, bandwidth, subsampling, cells
-        self.contrast, self.regularisation = contrast, regularisation
+        self.cells = cells
         self.output_shape = (anchors * cells**2,)
-        size = channels * patch**2
+        size = channels * _SIDE**2
         centring = torch.eye(size) - 1 / size
-        smooth = [_smoothing(side - patch + 1, subsampling) for side in (height, width)]
-        rows, columns = (len(matrix) - patch + 1 for matrix in smooth)
-        self.register_buffer("centring", centring.reshape(size, channels, patch, patch), persistent=False)
+        smooth = [_smoothing(side - _SIDE + 1, _SUBSAMPLING) for side in (height, width)]
+        rows, columns = (len(matrix) - _SIDE + 1 for matrix in smooth)
+        self.register_buffer("centring", centring.reshape(size, channels, _SIDE, _SIDE), persistent=False)
         self.register_buffer("smooth_rows", smooth[0], persistent=False)
         self.register_buffer("smooth_columns", smooth[1].T.contiguous(), persistent=False)
         self.register_buffer("average", cell_means(rows, columns, cells), persistent=False)
         shape = (channels, height, width)
         found = _FOUND.of(
             prior,
-            *(*shape, first_anchors, anchors, patch, bandwidth, subsampling, contrast, regularisation),
+            *(*shape, first_anchors, anchors),
             compute=lambda: self._found_on(prior, shape, first_anchors, anchors),
         )
         for name, tensor in zip(("first", "first_factor", "second", "second_factor"), found, strict=True):
@@ -185,28 +167,24 @@ class ConvolutionalKernelFeatures(nn.Module):
 
     def extra_repr(self) -> str:
         """Settings, which the buffers do not show."""
-        return (
-            f"{len(self.first)} and {len(self.second)} anchors of side {self.patch}, bandwidth={self.bandwidth}, "
-            f"subsampling={self.subsampling}, cells={self.cells}, contrast={self.contrast}"
-        )
+        return f"{len(self.first)} and {len(self.second)} anchors, cells={self.cells}"
 
     @torch.no_grad()
     def _found_on(
         self, prior: ImagePrior, image_shape: tuple[int, int, int], first_anchors: int, anchors: int
     ) -> tuple[Tensor, ...]:
         """Both layers' anchors and factors, of the prior's first images: the same ones each time."""
-        settings = {"bandwidth": self.bandwidth, "regularisation": self.regularisation}
         draw = torch.Generator().manual_seed(0)
         images = prior.sample(_SAMPLED_IMAGES, image_shape=image_shape, generator=draw, device=torch.device("cpu"))
         count = _SAMPLED_IMAGES * _PATCHES_PER_IMAGE
-        patches = random_patches(images, self.patch, count=count, generator=draw)
+        patches = random_patches(images, _SIDE, count=count, generator=draw)
         centred = patches @ self.centring.flatten(1)
         found = spherical_kmeans(centred * self._evened(centred.norm(dim=1, keepdim=True)), count=first_anchors)
-        first, factor = found[:, :, None, None], nystrom_factor(found, **settings)
+        first, factor = found[:, :, None, None], nystrom_factor(found)
         maps = torch.cat([self._first_maps(piece, first, factor) for piece in images.split(_PIECE)])
-        found = spherical_kmeans(random_patches(maps, self.patch, count=count, generator=draw), count=anchors)
-        second = found.unflatten(1, (first_anchors, self.patch, self.patch))
-        return first, factor, second, nystrom_factor(found, **settings)
+        found = spherical_kmeans(random_patches(maps, _SIDE, count=count, generator=draw), count=anchors)
+        second = found.unflatten(1, (first_anchors, _SIDE, _SIDE))
+        return first, factor, second, nystrom_factor(found)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to features (N, K₂·cells²)."""
@@ -216,9 +194,9 @@ class ConvolutionalKernelFeatures(nn.Module):
     def at_once(self, images: Tensor) -> Tensor:
         """As `forward`, of all images in one piece, whatever their number."""
         maps = self.first_layer(images)
-        energy = F.avg_pool2d(maps.square().sum(dim=1, keepdim=True), self.patch, 1) * self.patch**2
+        energy = F.avg_pool2d(maps.square().sum(dim=1, keepdim=True), _SIDE, 1) * _SIDE**2
         length = energy.sqrt()
-        compared = _compared(F.conv2d(maps, self.second), length, length, self.bandwidth)
+        compared = _compared(F.conv2d(maps, self.second), length, length, _BANDWIDTH)
         # The factor is linear and the same everywhere: after the mean there are fewer places to multiply by it.
         return (self.second_factor @ (compared.flatten(2) @ self.average)).flatten(1)
 
@@ -231,13 +209,13 @@ class ConvolutionalKernelFeatures(nn.Module):
         # nothing but rounding errors would be left of that.
         centred = F.conv2d(images, self.centring)
         length = centred.square().sum(dim=1, keepdim=True).sqrt()
-        compared = _compared(F.conv2d(centred, first), length, length * self._evened(length), self.bandwidth)
+        compared = _compared(F.conv2d(centred, first), length, length * self._evened(length), _BANDWIDTH)
         smoothed = self.smooth_rows @ compared @ self.smooth_columns
         return F.conv2d(smoothed, factor[:, :, None, None])
 
     def _evened(self, length: Tensor) -> Tensor:
         """What a centred patch of such a length is multiplied by, so that all with some contrast are about as long."""
-        return (length.square() + self.centring.shape[0] * self.contrast**2).rsqrt()
+        return (length.square() + self.centring.shape[0] * _CONTRAST**2).rsqrt()
 
 
 def _compared(products: Tensor, length: Tensor, weight: Tensor, bandwidth: float) -> Tensor:
@@ -253,86 +231,3 @@ def _smoothing(side: int, step: int) -> Tensor:
     distances = torch.arange(side, dtype=torch.float64) - centres[:, None]
     weights = torch.exp(-distances.square() / step**2) if step > 1 else (distances == 0).double()
     return (weights / weights.sum(dim=1, keepdim=True)).float()
-
-
-class ConvolutionalKernelClassifier(ImageClassifier):
-    """A linear classifier on whitened features of a convolutional kernel network, for DP-SGD and students of such.
-
-    Nothing in it was learnt from anybody's data: anchors and whitening are of procedural images. What it is worth
-    beside patches: docs/features.md.
-
-    Args:
-        num_classes: number of classes c.
-        image_shape: channels, height, width.
-        prior: images that anchors are found on, and by whose statistics the features are whitened. Default:
-            `DeadLeavesPrior`.
-        first_anchors: see `ConvolutionalKernelFeatures`.
-        anchors: see `ConvolutionalKernelFeatures`.
-        patch: see `ConvolutionalKernelFeatures`.
-        bandwidth: see `ConvolutionalKernelFeatures`.
-        subsampling: see `ConvolutionalKernelFeatures`.
-        cells: see `ConvolutionalKernelFeatures`.
-        power: how far features are whitened, 0 to 0.5; see `whitening_of`.
-        floor: see `whitening_of`.
-        images: how many images of the prior whitening takes.
-        directions: see `whitening_of`.
-        mirrored: see `WhitenedFeatures`.
-        shifts: see `WhitenedFeatures`.
-
-    Raises:
-        ValueError: a setting that does not fit.
-    """
-
-    def __init__(
-        self,
-        *,
-        num_classes: int = 10,
-        image_shape: tuple[int, int, int] = (3, 32, 32),
-        prior: ImagePrior | None = None,
-        first_anchors: int = 64,
-        anchors: int = 512,
-        patch: int = 3,
-        bandwidth: float = 0.6,
-        subsampling: int = 2,
-        cells: int = 4,
-        power: float = 0.25,
-        floor: float = 0.01,
-        images: int = 2000,
-        directions: int = DIRECTIONS,
-        mirrored: bool = False,
-        shifts: int = 0,
-    ) -> None:
-        super().__init__()
-        prior = prior or DeadLeavesPrior()
-        self.feature_extractor = WhitenedFeatures(
-            ConvolutionalKernelFeatures(
-                image_shape=image_shape,
-                prior=prior,
-                first_anchors=first_anchors,
-                anchors=anchors,
-                patch=patch,
-                bandwidth=bandwidth,
-                subsampling=subsampling,
-                cells=cells,
-            ),
-            image_shape=image_shape,
-            prior=prior,
-            power=power,
-            floor=floor,
-            images=images,
-            directions=directions,
-            length=LENGTH,
-            mirrored=mirrored,
-            shifts=shifts,
-        )
-        self.head = nn.Linear(self.feature_extractor.output_shape[0], num_classes)
-
-    def forward_features(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to the head's input (N, F)."""
-        features: Tensor = self.feature_extractor(images)
-        return features
-
-    def forward_extracted(self, features: Tensor) -> Tensor:
-        """Map what `feature_extractor` gives of images, (N, F), to logits (N, c)."""
-        logits: Tensor = self.head(features)
-        return logits

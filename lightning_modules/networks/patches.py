@@ -6,23 +6,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_modules.networks.classifiers import ImageClassifier, checked_shape
+from lightning_modules.networks.classifiers import checked_shape
 from lightning_modules.networks.remembered import Remembered
-from lightning_modules.networks.whitening import DIRECTIONS, LENGTH, WhitenedFeatures
-from lightning_modules.priors import DeadLeavesPrior, ImagePrior
+from lightning_modules.priors import ImagePrior
+from lightning_modules.setting_checks import check_whole_number
 
-__all__ = ["PatchFeatures", "WhitenedPatchClassifier", "cell_means", "patch_filters", "random_patches"]
+__all__ = ["Patches", "cell_means", "patch_filters", "random_patches"]
 
 #: Numbers in the maps of the images at once: those of a few stay in the processor's cache, which is up to three times
 #: as fast as a batch of them.
 _MAPS = 1_250_000
 _SAMPLED_IMAGES = 1000
 _PATCHES_PER_IMAGE = 100
+#: Subtracted from responses, which are in units of the filters' length.
+_THRESHOLD = 0.25
+#: See `patch_filters`.
+_CONTRAST, _REGULARISATION = 0.025, 0.1
 #: Filters and offsets of a prior's images.
 _FOUND = Remembered()
 
 
-def patch_filters(patches: Tensor, *, count: int, contrast: float, regularisation: float) -> tuple[Tensor, Tensor]:
+def patch_filters(
+    patches: Tensor, *, count: int, contrast: float = _CONTRAST, regularisation: float = _REGULARISATION
+) -> tuple[Tensor, Tensor]:
     """Linear filters whose response to a patch is the scalar product of two patches, both whitened.
 
     A patch is normalised to mean 0 and to a standard deviation of about 1, whitened by the covariance S of all, and
@@ -66,7 +72,7 @@ def _normalised(patches: Tensor, contrast: float) -> Tensor:
     return centred / (centred.square().mean(dim=1, keepdim=True) + contrast**2).sqrt()
 
 
-class PatchFeatures(nn.Module):
+class Patches(nn.Module):
     """How much each part of an image has of each of many patches, which are taken of procedural images.
 
     The patches of an image are normalised, whitened and compared to K filters (`patch_filters`); what a response
@@ -81,12 +87,12 @@ class PatchFeatures(nn.Module):
         patch: side of a patch in pixels.
         stride: distance of two patches in pixels.
         cells: of the grid, along either side.
-        threshold: in units of a response's length.
-        contrast: see `patch_filters`; images are in [-1, 1].
-        regularisation: see `patch_filters`.
 
     Raises:
         ValueError: a setting that has no meaning or does not fit the images.
+
+    Attributes:
+        output_shape: (F,), F = 2·K·cells².
     """
 
     filters: Tensor
@@ -95,42 +101,36 @@ class PatchFeatures(nn.Module):
 
     def __init__(
         self,
-        *,
         image_shape: tuple[int, int, int],
         prior: ImagePrior,
+        *,
         filters: int = 800,
         patch: int = 6,
         stride: int = 2,
         cells: int = 2,
-        threshold: float = 0.25,
-        contrast: float = 0.025,
-        regularisation: float = 0.1,
     ) -> None:
         super().__init__()
-        for name, value in (("filters", filters), ("patch", patch), ("stride", stride), ("cells", cells)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
-        if patch < 2:
-            raise ValueError(f"patch must be at least 2, got {patch!r}")
-        if not threshold >= 0 or not contrast > 0 or not regularisation > 0:
-            raise ValueError(
-                "threshold must be 0 or more, contrast and regularisation above 0, got "
-                f"{threshold}, {contrast} and {regularisation}"
-            )
-        least = patch + stride * (cells - 1)
+        for name, value, least in (
+            ("filters", filters, 1),
+            ("patch", patch, 2),
+            ("stride", stride, 1),
+            ("cells", cells, 1),
+        ):
+            check_whole_number(f"Patches.{name}", value, least=least)
         channels, height, width = checked_shape(
-            f"PatchFeatures of {cells}x{cells} cells", num_classes=2, image_shape=image_shape, least=least
+            f"Patches of {cells}x{cells} cells", image_shape=image_shape, least=patch + stride * (cells - 1)
         )
         self.patch, self.stride, self.cells = patch, stride, cells
-        self.threshold, self.contrast = threshold, contrast
         rows, columns = ((side - patch) // stride + 1 for side in (height, width))
         self.output_shape = (2 * filters * cells**2,)
-        settings = (channels, height, width, filters, patch, contrast, regularisation)
         weights, offsets = _FOUND.of(
             prior,
-            *settings,
+            *(channels, height, width, filters, patch),
             compute=lambda: patch_filters(
-                _patches_of(prior, image_shape, patch), count=filters, contrast=contrast, regularisation=regularisation
+                _patches_of(prior, image_shape, patch),
+                count=filters,
+                contrast=_CONTRAST,
+                regularisation=_REGULARISATION,
             ),
         )
         self.register_buffer("filters", weights.T.reshape(filters, channels, patch, patch).contiguous())
@@ -140,10 +140,7 @@ class PatchFeatures(nn.Module):
     def extra_repr(self) -> str:
         """Settings, which the buffers do not show."""
         count, channels = self.filters.shape[:2]
-        return (
-            f"{count} filters of {channels}x{self.patch}x{self.patch}, stride={self.stride}, cells={self.cells}, "
-            f"threshold={self.threshold}, contrast={self.contrast}"
-        )
+        return f"{count} filters of {channels}x{self.patch}x{self.patch}, stride={self.stride}, cells={self.cells}"
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to features (N, 2·K·cells²)."""
@@ -158,10 +155,10 @@ class PatchFeatures(nn.Module):
             for values in (images, images.square())
         )
         # Patches are normalised after the product, which is linear: filters have mean 0, so that the mean drops out.
-        deviation = (squares - means.square()).clamp_min(0).add(self.contrast**2).sqrt()
+        deviation = (squares - means.square()).clamp_min(0).add(_CONTRAST**2).sqrt()
         responses = F.conv2d(images, self.filters, stride=self.stride) / deviation + self.offsets
-        positive = torch.relu(responses - self.threshold).flatten(2) @ self.average
-        negative = torch.relu(-responses - self.threshold).flatten(2) @ self.average
+        positive = torch.relu(responses - _THRESHOLD).flatten(2) @ self.average
+        negative = torch.relu(-responses - _THRESHOLD).flatten(2) @ self.average
         return torch.cat([positive, negative], dim=1).flatten(1)
 
 
@@ -196,83 +193,3 @@ def cell_means(rows: int, columns: int, cells: int) -> Tensor:
         member = F.one_hot(cell, cells).float()
         sides.append(member / member.sum(dim=0))
     return torch.kron(sides[0], sides[1])
-
-
-class WhitenedPatchClassifier(ImageClassifier):
-    """A linear classifier on whitened patch features, for training by DP-SGD and for students of such teachers.
-
-    Nothing in it was learnt from anybody's data: filters and whitening are of procedural images. What it is worth on
-    CIFAR-10, and beside scattering: docs/features.md.
-
-    Args:
-        num_classes: number of classes c.
-        image_shape: channels, height, width.
-        prior: images that filters are taken of, and by whose statistics the features are whitened. Default:
-            `DeadLeavesPrior`.
-        filters: see `PatchFeatures`.
-        patch: see `PatchFeatures`.
-        stride: see `PatchFeatures`.
-        cells: see `PatchFeatures`.
-        threshold: see `PatchFeatures`.
-        power: how far features are whitened, 0 to 0.5; see `whitening_of`.
-        floor: see `whitening_of`.
-        images: how many images of the prior whitening takes.
-        directions: see `whitening_of`.
-        mirrored: see `WhitenedFeatures`.
-        shifts: see `WhitenedFeatures`.
-
-    Raises:
-        ValueError: a setting that does not fit.
-    """
-
-    def __init__(
-        self,
-        *,
-        num_classes: int = 10,
-        image_shape: tuple[int, int, int] = (3, 32, 32),
-        prior: ImagePrior | None = None,
-        filters: int = 800,
-        patch: int = 6,
-        stride: int = 2,
-        cells: int = 2,
-        threshold: float = 0.25,
-        power: float = 0.25,
-        floor: float = 0.01,
-        images: int = 2000,
-        directions: int = DIRECTIONS,
-        mirrored: bool = False,
-        shifts: int = 0,
-    ) -> None:
-        super().__init__()
-        prior = prior or DeadLeavesPrior()
-        self.feature_extractor = WhitenedFeatures(
-            PatchFeatures(
-                image_shape=image_shape,
-                prior=prior,
-                filters=filters,
-                patch=patch,
-                stride=stride,
-                cells=cells,
-                threshold=threshold,
-            ),
-            image_shape=image_shape,
-            prior=prior,
-            power=power,
-            floor=floor,
-            images=images,
-            directions=directions,
-            length=LENGTH,
-            mirrored=mirrored,
-            shifts=shifts,
-        )
-        self.head = nn.Linear(self.feature_extractor.output_shape[0], num_classes)
-
-    def forward_features(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to the head's input (N, F)."""
-        features: Tensor = self.feature_extractor(images)
-        return features
-
-    def forward_extracted(self, features: Tensor) -> Tensor:
-        """Map what `feature_extractor` gives of images, (N, F), to logits (N, c)."""
-        logits: Tensor = self.head(features)
-        return logits

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_modules.networks import patches as patch_features
 from lightning_modules.networks.classifiers import ImageClassifier
+from lightning_modules.networks.fixed_features import WhitenedFeatures, Whitening
 from lightning_modules.networks.folding import folded
-from lightning_modules.networks.patches import PatchFeatures, cell_means
+from lightning_modules.networks.patches import cell_means
 from lightning_modules.networks.pretraining_file import Pretraining, build_encoder, read_pretraining
-from lightning_modules.networks.whitening import DIRECTIONS, LENGTH, WhitenedFeatures
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior
 from privacy.identity import CheckpointError
 
@@ -175,14 +176,13 @@ def _length_of(part: nn.Module) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Patches:
-    """Patch features beside those of an encoder, see `PatchFeatures`.
+    """Patch features beside those of an encoder, see `networks.patches.Patches`.
 
     Attributes:
-        filters: see `PatchFeatures`, as those that follow.
+        filters: see `networks.patches.Patches`, as those that follow.
         patch: side of a patch in pixels.
         stride: distance of two patches in pixels.
         cells: of the grid, along either side.
-        threshold: in units of a response's length.
         weight: how far they vary, relative to the encoder's features.
     """
 
@@ -190,7 +190,6 @@ class Patches:
     patch: int = 6
     stride: int = 2
     cells: int = 2
-    threshold: float = 0.25
     weight: float = 1.0
 
 
@@ -211,9 +210,7 @@ class PretrainedClassifier(ImageClassifier):
         stages: see `PretrainedFeatures`.
         patches: patch features that stand beside the encoder's; null is none.
         power: how far features are whitened, 0 to 0.5; see `whitening_of`.
-        floor: see `whitening_of`.
         images: how many images of the prior whitening takes.
-        directions: see `whitening_of`.
         mirrored: see `WhitenedFeatures`.
         shifts: see `WhitenedFeatures`.
         vouched_by: who says that no private record had a part in a checkpoint that does not declare it. A guarantee
@@ -240,9 +237,7 @@ class PretrainedClassifier(ImageClassifier):
         stages: int = 1,
         patches: Patches | None = None,
         power: float = 0.25,
-        floor: float = 0.01,
         images: int = 2000,
-        directions: int = DIRECTIONS,
         mirrored: bool = False,
         shifts: int = 0,
         vouched_by: str | None = None,
@@ -269,30 +264,14 @@ class PretrainedClassifier(ImageClassifier):
         frozen = PretrainedFeatures(pretraining, image_shape=shape, cells=cells, stages=stages)
         plain: nn.Module = frozen
         if patches is not None:
-            beside = PatchFeatures(
-                image_shape=shape,
-                prior=prior,
-                filters=patches.filters,
-                patch=patches.patch,
-                stride=patches.stride,
-                cells=patches.cells,
-                threshold=patches.threshold,
+            beside = patch_features.Patches(
+                shape, prior, filters=patches.filters, patch=patches.patch, stride=patches.stride, cells=patches.cells
             )
             if not patches.weight > 0:
                 raise ValueError(f"patches.weight must be above 0, got {patches.weight}")
             plain = JoinedFeatures([frozen, beside], weights=[1.0, patches.weight], image_shape=shape, prior=prior)
-        self.feature_extractor = WhitenedFeatures(
-            plain,
-            image_shape=shape,
-            prior=prior,
-            power=power,
-            floor=floor,
-            images=images,
-            directions=directions,
-            length=LENGTH,
-            mirrored=mirrored,
-            shifts=shifts,
-        )
+        whitening = Whitening(power=power, images=images, mirrored=mirrored, shifts=shifts)
+        self.feature_extractor = WhitenedFeatures(plain, whitening, image_shape=shape, prior=prior)
         self.head = nn.Linear(self.feature_extractor.output_shape[0], num_classes)
 
     def forward_features(self, images: Tensor) -> Tensor:

@@ -8,14 +8,15 @@ current SciPy.
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from lightning_modules.networks.classifiers import ImageClassifier, checked_shape
+from lightning_modules.networks.classifiers import checked_shape
+from lightning_modules.priors import ImagePrior
+from lightning_modules.setting_checks import check_whole_number
 
-__all__ = ["Scattering2d", "ScatteringClassifier"]
+__all__ = ["Scattering", "Scattering2d"]
 
 _PIECE = 32
 
@@ -35,10 +36,9 @@ class Scattering2d(nn.Module):
     def __init__(self, *, image_shape: tuple[int, int, int] = (1, 28, 28), scales: int = 2, angles: int = 8) -> None:
         super().__init__()
         for name, value in (("scales", scales), ("angles", angles)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
+            check_whole_number(f"Scattering.{name}", value, least=1)
         channels, height, width = checked_shape(
-            f"Scattering2d of {scales} scales", num_classes=2, image_shape=image_shape, least=2**scales
+            f"Scattering of {scales} scales", image_shape=image_shape, least=2**scales
         )
         self.scales, self.angles = scales, angles
         step = 2**scales
@@ -103,21 +103,18 @@ class Scattering2d(nn.Module):
         return torch.kron(sides[0], sides[1]).float()
 
 
-class ScatteringClassifier(ImageClassifier):
-    """A linear or a small convolutional classifier on fixed scattering features, for training by DP-SGD.
+class Scattering(nn.Module):
+    """Scattering features, normalised by groups of channels within each image.
 
-    Features are normalised by groups of channels within each image (Tramèr and Boneh's choice that spends nothing:
-    statistics of the data would have to be released).
+    That is Tramèr and Boneh's choice that spends nothing: statistics of the data would have to be released.
 
     Args:
-        num_classes: number of classes c.
         image_shape: channels, height, width.
+        prior: not used; wavelets are found on no images.
         scales: J.
         angles: L.
         groups: groups of the normalisation; the number of feature channels must be divisible by it. 81 channels (J=2,
             L=8, gray) allow 1, 3, 9, 27 and 81.
-        head_network: `linear`, or `cnn` (two convolutions with tanh).
-        width: channels of the first convolution of `cnn`.
 
     Raises:
         ValueError: a setting that does not fit.
@@ -125,53 +122,25 @@ class ScatteringClassifier(ImageClassifier):
 
     def __init__(
         self,
+        image_shape: tuple[int, int, int],
+        prior: ImagePrior | None = None,
         *,
-        num_classes: int = 10,
-        image_shape: tuple[int, int, int] = (1, 28, 28),
         scales: int = 2,
         angles: int = 8,
         groups: int = 27,
-        head_network: Literal["linear", "cnn"] = "linear",
-        width: int = 16,
     ) -> None:
         super().__init__()
-        self.feature_extractor = Scattering2d(image_shape=image_shape, scales=scales, angles=angles)
-        channels, height, columns = self.feature_extractor.output_shape
-        norm = scattering_norm(groups, channels)
-        if head_network not in ("linear", "cnn"):
-            raise ValueError(f"head_network must be linear or cnn, got {head_network!r}")
-        if head_network == "linear":
-            self.body = nn.Sequential(norm, nn.Flatten())
-            self.head = nn.Linear(channels * height * columns, num_classes)
-        else:
-            self.body = nn.Sequential(
-                norm,
-                nn.Conv2d(channels, width, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2, ceil_mode=True),
-                nn.Conv2d(width, 2 * width, 3, padding=1), nn.Tanh(), nn.Flatten(),
-                nn.Linear(2 * width * -(-height // 2) * -(-columns // 2), 32), nn.Tanh(),
-            )  # fmt: skip
-            self.head = nn.Linear(32, num_classes)
+        self.scattering = Scattering2d(image_shape=image_shape, scales=scales, angles=angles)
+        self.output_shape = self.scattering.output_shape
+        channels = self.output_shape[0]
+        if groups < 1 or channels % groups:
+            raise ValueError(f"Scattering.groups must divide the {channels} scattering channels, got {groups}")
+        self.norm = nn.GroupNorm(groups, channels, affine=False)
 
-    def forward_features(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to the head's input (N, F)."""
-        features: Tensor = self.body(self.feature_extractor(images))
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to features (N, *output_shape)."""
+        features: Tensor = self.norm(self.scattering(images))
         return features
-
-    def forward_extracted(self, scattered: Tensor) -> Tensor:
-        """Map what `feature_extractor` gives of images, (N, *feature_extractor.output_shape), to logits (N, c)."""
-        logits: Tensor = self.head(self.body(scattered))
-        return logits
-
-
-def scattering_norm(groups: int, channels: int) -> nn.GroupNorm:
-    """Normalisation of scattering channels by groups within each image.
-
-    Raises:
-        ValueError: The groups are not of one size.
-    """
-    if groups < 1 or channels % groups:
-        raise ValueError(f"groups must divide the {channels} scattering channels, got {groups}")
-    return nn.GroupNorm(groups, channels, affine=False)
 
 
 def _filtered(spectra: Tensor, bank: Tensor, factor: int) -> Tensor:

@@ -9,8 +9,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from lightning_modules.networks.kernels import ConvolutionalKernelFeatures
-from lightning_modules.networks.patches import PatchFeatures
+from lightning_modules.networks.kernels import Kernels
+from lightning_modules.networks.patches import Patches
 from lightning_modules.networks.pooling import MaxPool2x2
 from lightning_modules.networks.scattering import Scattering2d
 
@@ -30,7 +30,7 @@ def portable(network: nn.Module) -> nn.Module:
 def _replaced(module: nn.Module) -> nn.Module:
     if isinstance(module, Scattering2d):
         return PortableScattering(module).eval()
-    if isinstance(module, PatchFeatures | ConvolutionalKernelFeatures):
+    if isinstance(module, Patches | Kernels):
         return InOnePiece(module).eval()
     if isinstance(module, MaxPool2x2):
         return nn.MaxPool2d(2).eval()
@@ -46,7 +46,7 @@ class InOnePiece(nn.Module):
         features: What it computes.
     """
 
-    def __init__(self, features: PatchFeatures | ConvolutionalKernelFeatures) -> None:
+    def __init__(self, features: Patches | Kernels) -> None:
         super().__init__()
         self.features = features
         self.output_shape = features.output_shape

@@ -86,7 +86,7 @@ class DPSGDTeacher(Teacher):
         noise: Source of the noise and of the views; None is the operating system's generator.
         network: See `Teacher`. It must treat each image by itself, draw nothing at random in train mode (no dropout)
             and write into no buffer (no BatchNorm): this is tried before the first step. Of a network with a fixed
-            `feature_extractor` and `forward_extracted` (such as `ScatteringClassifier`) the features are computed once.
+            `feature_extractor` and `forward_extracted` (such as `LinearOnFeatures`) the features are computed once.
         optimizer: Default: SGD, rate 4, momentum 0.9.
         lr_scheduler: See `Teacher`.
         label_smoothing: See `Teacher`.

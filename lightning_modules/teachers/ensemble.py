@@ -78,7 +78,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         image_shape: (C, H, W); linked from the data.
         network: Builds a teacher, called with those of `num_classes` and `image_shape` that it accepts. Default:
             `TwoConvNet`, DGD's (for SVHN with `hidden: [384, 192]`; for CIFAR10 a ViT, as torchvision has it). With a
-            fixed `feature_extractor` (`ScatteringClassifier`) the features are computed once for all teachers.
+            fixed `feature_extractor` (`LinearOnFeatures`) the features are computed once for all teachers.
         steps: Steps of each teacher.
         teachers_at_once: Teachers in training at a time: bounds the memory.
         optimizer: Default: Adam with the rate 3e-3.

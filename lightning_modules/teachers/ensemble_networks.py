@@ -45,7 +45,7 @@ class EnsembleNetworks:
         if isinstance(kept, nn.Module) and kept.state_dict():
             raise ValueError(
                 f"model.network: the feature extractor ({type(kept).__name__}) has weights or buffers, which would be "
-                "kept once for each teacher: take one without, such as ScatteringClassifier"
+                "kept once for each teacher: take one without, such as LinearOnFeatures without whitening"
             )
 
     def fresh(self, *, seed: int, teacher: int) -> nn.Module:

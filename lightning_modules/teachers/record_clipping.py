@@ -68,7 +68,7 @@ def chosen_way(clipping: Clipping, network: nn.Module, *, physical_batch_size: i
     if clipping == "linear" and head is None:
         raise ValueError(
             "clipping=linear needs an ImageClassifier of which the linear head alone is trained, for example "
-            f"{{class_path: ScatteringClassifier}}, got {type(network).__name__}: take auto"
+            f"{{class_path: LinearOnFeatures}}, got {type(network).__name__}: take auto"
         )
     if clipping != "auto":
         return clipping

@@ -18,7 +18,7 @@ from torch import nn
 from datamodules import Digits, Latent
 from lightning_modules import Distillation
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.networks import ScatteringClassifier
+from lightning_modules.networks import LinearOnFeatures
 from privacy import BudgetExceeded
 from privacy.annotators import GradientAnnotator
 
@@ -134,7 +134,7 @@ def test_rare_answers_are_drawn_more_often(balance: float, share: float) -> None
 
 
 def test_a_fixed_front_is_computed_once_and_gives_the_same_logits() -> None:
-    network = ScatteringClassifier
+    network = LinearOnFeatures
     module = _module(student=network)
     features, _, _ = module.answer_pool()
     images = torch.cat([module.draw_images(call, None).half().float() for call in range(3)])
@@ -167,7 +167,7 @@ def test_features_of_what_is_evaluated_are_computed_once_in_a_fit(
     torch.manual_seed(0)
     module = Distillation(
         num_classes=10, image_shape=(1, 8, 8), batch_size=BATCH_SIZE, teacher="teachers/digits.ckpt", pool_size=30,
-        student=ScatteringClassifier,
+        student=LinearOnFeatures,
     )  # fmt: skip
     extractor = module.student.feature_extractor
     assert isinstance(extractor, nn.Module)

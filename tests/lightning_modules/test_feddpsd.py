@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.dp_teachers import OtherDigits, private_teacher, trainer_settings
 from support.ensembles import ensemble_file
+from support.features import linear_spec
 from support.federations import BATCH_SIZE, federated, reproducible, small_network, small_networks
 from support.runs import checkpoint, configuration, equal, fit, leaks
 from torch import nn
@@ -391,7 +392,7 @@ def client_by_dp_sgd(number: int, *, target_epsilon: float | None, seed: int = 0
         "trainer": trainer_settings(folder, 2),
         "model": {
             "class_path": kind,
-            "init_args": {"network": {"class_path": "ScatteringClassifier", "init_args": {"scales": 1, "groups": 1}}},
+            "init_args": {"network": linear_spec(scales=1, groups=1)},
         },
         "data": own
         if target_epsilon is None

@@ -12,20 +12,21 @@ from typing import Any
 import pytest
 from lightning import LightningDataModule, LightningModule
 from support.dp_teachers import train
+from support.features import linear
 from support.runs import configuration
 from torch import nn
 
 from datamodules import Digits, Latent, Poisson, Shards
 from lightning_modules import Distillation, DPSGDTeacher, TeacherEnsemble
 from lightning_modules.cli import run
-from lightning_modules.networks import ScatteringClassifier, SmallCNN
+from lightning_modules.networks import SmallCNN
 from sweeps.runner.pipeline import Pipeline
 
 SHAPE = (1, 8, 8)
 
 
 def coarse(**given: Any) -> nn.Module:
-    return ScatteringClassifier(**given, scales=1, angles=2, groups=1)  # type: ignore[arg-type]
+    return linear(**given, scales=1, angles=2, groups=1)
 
 
 @pytest.fixture(autouse=True)

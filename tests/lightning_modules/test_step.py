@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
+from support.features import linear
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,7 +19,7 @@ from datamodules.latent import StepIndices
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.image_source import Images
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.networks import DataLensClassifier, SmallCNN, TwoConvNet, WhitenedScatteringClassifier
+from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, SmallCNN, TwoConvNet
 from lightning_modules.networks.comparing import same_module
 from lightning_modules.networks.pooling import MaxPool2x2
 from lightning_modules.teachers.private_teacher import PrivateTeacher
@@ -71,9 +72,9 @@ def test_pooling_is_torchs_own(layout: torch.memory_format, size: tuple[int, int
 # --- a teacher that shares its features ---
 
 
-def whitened(seed: int, **settings: Any) -> WhitenedScatteringClassifier:
+def whitened(seed: int, **settings: Any) -> LinearOnFeatures:
     torch.manual_seed(seed)
-    return WhitenedScatteringClassifier(num_classes=3, image_shape=SHAPE, images=20, **settings).eval()
+    return linear(whitened=True, num_classes=3, image_shape=SHAPE, images=20, **settings).eval()
 
 
 def test_features_are_shared_where_they_are_the_same() -> None:

@@ -11,9 +11,9 @@ import pytest
 from support.runs import QUIET
 
 from lightning_modules.cli import main
-from lightning_modules.networks import whitening
+from lightning_modules.networks import fixed_features
+from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.networks.remembered import Remembered
-from lightning_modules.networks.whitening import WhitenedFeatures
 
 
 @pytest.fixture(scope="session")
@@ -49,10 +49,10 @@ def _train_teacher(folder: Path) -> None:
 def quick_whitening(monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics of 20 images of a prior in place of 2000, which take seconds, where no figure depends on them."""
     statistics = WhitenedFeatures._statistics_of
-    monkeypatch.setattr(whitening, "_FOUND", Remembered())  # nor are they kept for others
+    monkeypatch.setattr(fixed_features, "_FOUND", Remembered())  # nor are they kept for others
 
-    def of_few(self: WhitenedFeatures, prior: object, image_shape: object, count: int, **settings: object) -> object:
-        return statistics(self, prior, image_shape, min(count, 20), **settings)  # type: ignore[arg-type]
+    def of_few(self: WhitenedFeatures, prior: object, image_shape: object, count: int) -> object:
+        return statistics(self, prior, image_shape, min(count, 20))  # type: ignore[arg-type]
 
     monkeypatch.setattr(WhitenedFeatures, "_statistics_of", of_few)
 

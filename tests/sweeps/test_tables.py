@@ -277,7 +277,7 @@ def test_all_tables_have_one_teacher_of_a_kind_for_each_data_set(preset: str) ->
     teachers = {
         cell.fit.parents["teacher"].digest: (
             cell.labels["dataset"],
-            "WhitenedScatteringClassifier" in str(cell.fit.parents["teacher"].fit.set.get("model.network")),
+            "LinearOnFeatures" in str(cell.fit.parents["teacher"].fit.set.get("model.network")),
         )
         for installed in list_specs()
         if "teacher" not in installed.seeded

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import torch
+from support.features import linear
 from support.federations import SHAPE, question, terms
 
 from lightning_modules.federated import LocalClients
-from lightning_modules.networks import ScatteringClassifier
 
 
 def heads(count: int, **settings: int) -> list[torch.nn.Module]:
     made = []
     for seed in range(count):
         torch.manual_seed(seed)
-        made.append(ScatteringClassifier(num_classes=10, image_shape=SHAPE, scales=1, groups=1, **settings))
+        made.append(linear(image_shape=SHAPE, scales=1, groups=1, **settings))
     return made
 
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
+from support.features import linear
 
 from datamodules import Digits
 from lightning_modules.losses.functional import informativeness
 from lightning_modules.losses.regression import solve_head
-from lightning_modules.networks import WhitenedScatteringClassifier
 from lightning_modules.priors import GradientPrior, ImagePrior, StrokePrior
 
 
@@ -40,7 +40,7 @@ def test_strokes_suit_a_teacher_of_digits_and_gradients_do_not() -> None:
     data = Digits()
     data.setup("fit")
     images, labels = (torch.cat(parts) for parts in zip(*data.train_dataloader(), strict=True))
-    teacher = WhitenedScatteringClassifier(num_classes=10, image_shape=(1, 8, 8))
+    teacher = linear(whitened=True)
     solve_head(teacher, images, labels, penalty=1e-3)
 
     def of(prior: ImagePrior) -> float:

@@ -8,7 +8,7 @@ from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
 from lightning_modules.losses.regression import check_linear, solve_head, solve_ridge
-from lightning_modules.networks import ScatteringClassifier, SmallCNN
+from lightning_modules.networks import LinearOnFeatures, SmallCNN
 
 SHAPE = (1, 8, 8)
 
@@ -93,7 +93,7 @@ def test_what_has_no_meaning_is_refused(features: Tensor, labels: Tensor, penalt
 
 
 def test_a_head_is_set_on_the_networks_own_features() -> None:
-    network = ScatteringClassifier(image_shape=SHAPE, num_classes=3)
+    network = LinearOnFeatures(image_shape=SHAPE, num_classes=3)
     images, labels = torch.rand(30, *SHAPE, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
     before = network.head.weight.clone()
     assert solve_head(network, images, labels, penalty=0.1) is network
@@ -117,7 +117,6 @@ class NoBias(nn.Module):
     "network",
     [
         SmallCNN(image_shape=SHAPE, width=4, hidden=8),
-        ScatteringClassifier(image_shape=SHAPE, head_network="cnn"),
         nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
         NoBias(),
     ],
@@ -130,5 +129,5 @@ def test_networks_that_learn_anything_else_are_refused(network: nn.Module) -> No
 
 
 def test_the_linear_head_is_returned() -> None:
-    network = ScatteringClassifier(image_shape=SHAPE)
+    network = LinearOnFeatures(image_shape=SHAPE)
     assert check_linear(network) is network.head

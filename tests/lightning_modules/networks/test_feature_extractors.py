@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_modules.networks import ScatteringClassifier, SmallCNN
+from lightning_modules.networks import LinearOnFeatures, SmallCNN
 from lightning_modules.networks.stacked import (
     NetworkStack,
     stack_states,
@@ -63,14 +63,10 @@ class Kept(OnEdges):
 
 
 def scattering() -> nn.Module:
-    return ScatteringClassifier(image_shape=SHAPE)
+    return LinearOnFeatures(image_shape=SHAPE)
 
 
-def deeper() -> nn.Module:
-    return ScatteringClassifier(image_shape=SHAPE, head_network="cnn", width=4)
-
-
-FACTORIES = [OnEdges, scattering, deeper]
+FACTORIES = [OnEdges, scattering]
 
 
 def networks(factory: Any, count: int = 5) -> list[nn.Module]:

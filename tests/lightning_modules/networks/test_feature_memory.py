@@ -9,22 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from support.features import linear_spec, whitened
 
 from lightning_modules.cli import main
-from lightning_modules.networks import WhitenedPatchClassifier
+from lightning_modules.networks import Patches
 from lightning_modules.networks import feature_memory as module
 from lightning_modules.networks.feature_memory import FeatureMemory, feature_memory
-from lightning_modules.networks.whitening import WhitenedFeatures
+from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.priors import StrokePrior
 
 IMAGES = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
 def extractor(**settings: float) -> WhitenedFeatures:
-    network = WhitenedPatchClassifier(
-        image_shape=(1, 8, 8), prior=StrokePrior(), filters=10, patch=3, images=30, **settings
-    )
-    return network.feature_extractor
+    return whitened(Patches, prior=StrokePrior(), **{"filters": 10, "patch": 3, "images": 30, **settings})
 
 
 @pytest.fixture
@@ -62,7 +60,7 @@ def wrong_shape(one: WhitenedFeatures) -> torch.Tensor:
 
 
 def other_settings(one: WhitenedFeatures) -> torch.Tensor:
-    return extractor(threshold=0.5)(IMAGES)
+    return extractor(power=0.5)(IMAGES)
 
 
 def other_buffers(one: WhitenedFeatures) -> torch.Tensor:
@@ -90,7 +88,7 @@ def test_a_memory_that_forgets_whose_features_they_are_would_be_seen(
     with feature_memory():
         one = extractor()
         one(IMAGES)
-        assert not torch.equal(other_settings(one), extractor(threshold=0.5)._computed(IMAGES))
+        assert not torch.equal(other_settings(one), extractor(power=0.5)._computed(IMAGES))
 
 
 def test_features_under_autocast_are_others() -> None:
@@ -155,10 +153,7 @@ def test_a_pipeline_computes_the_features_of_a_teacher_once(
     computed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    network = {
-        "class_path": "WhitenedPatchClassifier",
-        "init_args": {"prior": {"class_path": "StrokePrior"}, "filters": 10, "patch": 3, "images": 30},
-    }
+    network = linear_spec("Patches", whitening={"images": 30}, filters=10, patch=3)
     teacher = {
         "trainer": {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False, "num_sanity_val_steps": 0},
         "model": {"class_path": "DPSGDTeacher", "init_args": {"network": network, "target_epsilon": 1.0}},

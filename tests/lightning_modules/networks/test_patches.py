@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.features import linear, whitened
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_modules.networks import WhitenedPatchClassifier, patches
-from lightning_modules.networks.patches import PatchFeatures, patch_filters
+from lightning_modules.networks import LinearOnFeatures, patches
+from lightning_modules.networks.patches import Patches, patch_filters
 from lightning_modules.networks.remembered import Remembered
 from lightning_modules.priors import DeadLeavesPrior, FractalPrior, GradientPrior
 
@@ -22,11 +23,11 @@ def images(count: int = 5, seed: int = 0) -> Tensor:
     return 2 * torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(seed)) - 1
 
 
-def features(**settings: Any) -> PatchFeatures:
-    return PatchFeatures(image_shape=SHAPE, **{"prior": DeadLeavesPrior(), **SMALL, **settings})
+def features(**settings: Any) -> Patches:
+    return Patches(**{"image_shape": SHAPE, "prior": DeadLeavesPrior(), **SMALL, **settings})
 
 
-def one_by_one(network: PatchFeatures, picture: Tensor) -> Tensor:
+def one_by_one(network: Patches, picture: Tensor) -> Tensor:
     """The same by its definition: each patch by itself, in float64."""
     picture, side, stride, cells = picture.double(), network.patch, network.stride, network.cells
     filters = network.filters.double().flatten(1)
@@ -37,23 +38,23 @@ def one_by_one(network: PatchFeatures, picture: Tensor) -> Tensor:
         for column in range(columns):
             patch = picture[:, row * stride : row * stride + side, column * stride : column * stride + side].flatten()
             centred = patch - patch.mean()
-            normalised = centred / (centred.square().mean() + network.contrast**2).sqrt()
+            normalised = centred / (centred.square().mean() + 0.025**2).sqrt()
             response = filters @ normalised + network.offsets.double().flatten()
             down, right = row * cells // rows, column * cells // columns
-            sums[0, :, down, right] += (response - network.threshold).clamp_min(0)
-            sums[1, :, down, right] += (-response - network.threshold).clamp_min(0)
+            sums[0, :, down, right] += (response - 0.25).clamp_min(0)
+            sums[1, :, down, right] += (-response - 0.25).clamp_min(0)
             counts[down, right] += 1
     return (sums / counts).flatten()
 
 
-@pytest.mark.parametrize("settings", [{}, {"stride": 2}, {"cells": 3}, {"threshold": 0.0}, {"cells": 1}])
-def test_features_are_what_their_definition_says(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("settings", [{}, {"stride": 2}, {"cells": 3}, {"cells": 1}])
+def test_features_are_what_their_definition_says(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     network = features(**settings)
     given = images()
     expected = torch.stack([one_by_one(network, picture) for picture in given])
     assert given.shape[0] == 5 and network(given).shape == (5, *network.output_shape)
     assert torch.allclose(network(given).double(), expected, atol=1e-4)
-    network.contrast *= 20  # the mutant: another normalisation
+    monkeypatch.setattr(patches, "_CONTRAST", 0.5)  # the mutant: another normalisation
     assert not torch.allclose(network(given).double(), expected, atol=1e-3)
 
 
@@ -92,15 +93,13 @@ def test_filters_of_one_network_are_those_of_the_next_and_of_no_other(monkeypatc
     for buffer in (first.filters, first.offsets):
         buffer.zero_()
     torch.manual_seed(0)
-    again = features(stride=2, cells=1, threshold=0.5)  # which decide nothing of a filter
+    again = features(stride=2, cells=1)  # which decide nothing of a filter
     assert len(made) == 1 and torch.equal(again.filters, anew[0]) and torch.equal(again.offsets, anew[1])
     # Initial weights that are drawn afterwards do not depend on what was kept.
     assert torch.equal(torch.rand(1), drawn)
     for settings in (
         {"filters": 13},
         {"patch": 3},
-        {"contrast": 0.1},
-        {"regularisation": 0.2},
         {"prior": DeadLeavesPrior(leaves=8)},
         {"prior": FractalPrior()},
         {"image_shape": (3, 10, 12)},
@@ -108,7 +107,7 @@ def test_filters_of_one_network_are_those_of_the_next_and_of_no_other(monkeypatc
         made.clear()
         monkeypatch.setattr(patches, "_FOUND", Remembered())
         features()
-        other = PatchFeatures(**{"image_shape": SHAPE, "prior": DeadLeavesPrior(), **SMALL, **settings})
+        other = Patches(**{"image_shape": SHAPE, "prior": DeadLeavesPrior(), **SMALL, **settings})
         assert len(made) == 2 and not torch.equal(other.filters, anew[0])
 
 
@@ -127,9 +126,9 @@ def test_features_of_an_image_do_not_depend_on_its_neighbours() -> None:
 
 
 def test_filters_are_the_priors_and_come_back_from_a_checkpoint() -> None:
-    def made(**settings: Any) -> WhitenedPatchClassifier:
+    def made(**settings: Any) -> LinearOnFeatures:
         torch.manual_seed(0)
-        return WhitenedPatchClassifier(image_shape=SHAPE, images=20, **SMALL, **settings)
+        return linear(Patches, whitened=True, image_shape=SHAPE, images=20, **SMALL, **settings)
 
     leaves, again, fractals = made(), made(), made(prior=FractalPrior())
     given = images()
@@ -145,7 +144,7 @@ def test_mirrored_features_do_not_tell_an_image_from_its_mirror_image() -> None:
     given = images()
     kept = {}
     for mirrored in (True, False):
-        network = WhitenedPatchClassifier(image_shape=SHAPE, images=20, mirrored=mirrored, **SMALL).feature_extractor
+        network = whitened(Patches, image_shape=SHAPE, images=20, mirrored=mirrored, **SMALL)
         kept[mirrored] = torch.allclose(network(given), network(given.flip(-1)), atol=1e-4)
     assert kept == {True: True, False: False}
 
@@ -153,11 +152,9 @@ def test_mirrored_features_do_not_tell_an_image_from_its_mirror_image() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"filters": 0}, "filters must be at least 1"),
-        ({"patch": 1}, "patch must be at least 2"),
-        ({"stride": 0}, "stride must be at least 1"),
-        ({"threshold": -0.1}, "threshold must be 0 or more"),
-        ({"contrast": 0.0}, "contrast and regularisation above 0"),
+        ({"filters": 0}, "filters must be 1 or more"),
+        ({"patch": 1}, "patch must be 2 or more"),
+        ({"stride": 0}, "stride must be 1 or more"),
         ({"patch": 11}, "at least 12x12 pixels"),
     ],
 )

@@ -19,6 +19,7 @@ from torch import Tensor
 from lightning_modules import load_student
 from lightning_modules.cli import main
 from lightning_modules.networks import PretrainedClassifier, ResNetEncoder
+from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.networks.moving_average import moving_average
 from lightning_modules.networks.pretrained import (
     JoinedFeatures,
@@ -29,7 +30,6 @@ from lightning_modules.networks.pretrained import (
 )
 from lightning_modules.networks.pretraining_file import SECTION, build_encoder, read_pretraining
 from lightning_modules.networks.stacked import NetworkStack
-from lightning_modules.networks.whitening import WhitenedFeatures
 from lightning_modules.priors import DeadLeavesPrior
 from lightning_modules.publishing.agreement import TOLERANCE
 from lightning_modules.publishing.onnx_format import write_onnx

@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+from support.features import linear
 
-from lightning_modules.networks import ScatteringClassifier
+from lightning_modules.networks import LinearOnFeatures
 from lightning_modules.networks.scattering import Scattering2d, _filtered, _fold
+from lightning_modules.priors import StrokePrior
 
 
 @pytest.mark.parametrize(
@@ -83,9 +85,8 @@ def test_second_order_tells_apart_what_the_first_cannot() -> None:
     assert float(extractor(beating)[0, 17:].abs().mean()) > 3 * float(extractor(steady)[0, 17:].abs().mean())
 
 
-@pytest.mark.parametrize("head", ["linear", "cnn"])
-def test_classifier(head: str) -> None:
-    network = ScatteringClassifier(image_shape=(1, 8, 8), num_classes=4, head_network=head)
+def test_classifier() -> None:
+    network = LinearOnFeatures(image_shape=(1, 8, 8), num_classes=4)
     images = torch.rand(5, 1, 8, 8)
     assert network(images).shape == (5, 4)
     assert torch.allclose(network(images), network.forward_extracted(network.feature_extractor(images)))
@@ -94,10 +95,10 @@ def test_classifier(head: str) -> None:
 
 def test_settings_without_meaning() -> None:
     with pytest.raises(ValueError, match="groups must divide the 81"):
-        ScatteringClassifier(groups=4)
-    with pytest.raises(ValueError, match="head_network"):
-        ScatteringClassifier(head_network="deep")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="scales"):
+        linear(groups=4)
+    with pytest.raises(ValueError, match="scales must be 1 or more"):
         Scattering2d(scales=0)
     with pytest.raises(ValueError, match="image_shape"):
         Scattering2d(image_shape=(1, 2, 2))
+    with pytest.raises(ValueError, match="prior must be null for Scattering without whitening, got StrokePrior"):
+        linear(prior=StrokePrior())

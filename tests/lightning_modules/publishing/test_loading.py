@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lightning_modules import load_student
-from lightning_modules.networks import WhitenedScatteringClassifier
+from lightning_modules.networks import LinearOnFeatures
 from lightning_modules.networks.named_code import unknown_code
 from lightning_modules.priors import SilhouettePrior
 from lightning_modules.publishing import ExportError
@@ -64,12 +64,12 @@ def test_torchvisions_networks_need_no_package(tmp_path: Path) -> None:
 
 def test_settings_of_other_classes_are_built(tmp_path: Path, quick_whitening: None) -> None:
     spec = {
-        "class_path": "lightning_modules.networks.WhitenedScatteringClassifier",
-        "init_args": {"prior": {"class_path": "lightning_modules.priors.SilhouettePrior"}, "power": 0.5},
+        "class_path": "lightning_modules.networks.LinearOnFeatures",
+        "init_args": {"prior": {"class_path": "lightning_modules.priors.SilhouettePrior"}, "whitening": {"power": 0.5}},
     }
     folder, network = published(tmp_path / "out", spec, (1, 8, 8), 3)
     loaded = load_student(folder)
-    assert isinstance(loaded, WhitenedScatteringClassifier)
+    assert isinstance(loaded, LinearOnFeatures)
     images = torch.rand(2, 1, 8, 8)
     assert torch.equal(loaded(images), network(images))
     assert snippet(json.loads((folder / "config.json").read_text())["architecture"], program=False, onnx=False) is None

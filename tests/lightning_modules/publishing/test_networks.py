@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from support.features import linear
 from torch import nn
 
-from lightning_modules.networks import (
-    ConvolutionalKernelClassifier,
-    ResNet18,
-    ScatteringClassifier,
-    SmallCNN,
-    WhitenedPatchClassifier,
-    WhitenedScatteringClassifier,
-)
+from lightning_modules.networks import Kernels, Patches, ResNet18, Scattering, SmallCNN
 from lightning_modules.networks.pooling import MaxPool2x2
 from lightning_modules.networks.scattering import Scattering2d
 from lightning_modules.publishing import ExportError
@@ -27,14 +22,27 @@ from lightning_modules.publishing.torch_export import write_program
 GREY, COLOUR = (1, 8, 8), (3, 12, 10)
 
 
-def network(kind: type[nn.Module], shape: tuple[int, int, int]) -> nn.Module:
+#: Each kind of features, plain or whitened.
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {"features": Scattering},
+    "scattering": {"features": Scattering, "whitened": True, "images": 20},
+    "patches": {
+        **{"features": Patches, "filters": 30, "patch": 4},
+        **{"whitened": True, "images": 20, "mirrored": True, "shifts": 1},
+    },
+    "kernels": {
+        **{"features": Kernels, "first_anchors": 8, "anchors": 30, "cells": 1},
+        **{"whitened": True, "images": 20, "mirrored": True},
+    },
+}
+
+
+def network(kind: type[nn.Module] | str, shape: tuple[int, int, int]) -> nn.Module:
     torch.manual_seed(0)
-    settings = {
-        WhitenedScatteringClassifier: {"images": 20},
-        WhitenedPatchClassifier: {"images": 20, "filters": 30, "patch": 4, "mirrored": True, "shifts": 1},
-        ConvolutionalKernelClassifier: {"images": 20, "first_anchors": 8, "anchors": 30, "cells": 1, "mirrored": True},
-    }.get(kind, {})
-    made = kind(num_classes=4, image_shape=shape, **settings)
+    if isinstance(kind, str):
+        made: nn.Module = linear(num_classes=4, image_shape=shape, **FEATURES[kind])
+    else:
+        made = kind(num_classes=4, image_shape=shape)
     # Statistics and weights as after a training.
     for name, value in made.state_dict().items():
         if name.endswith("running_mean"):
@@ -49,11 +57,8 @@ def allowed(made: nn.Module, shape: tuple[int, int, int]) -> float:
         return TOLERANCE * max(1.0, float(made(noise).abs().max()))
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [ScatteringClassifier, WhitenedScatteringClassifier, WhitenedPatchClassifier, ConvolutionalKernelClassifier],
-)
-def test_fixed_features_as_onnx_and_as_a_program(tmp_path: Path, quick_whitening: None, kind: type[nn.Module]) -> None:
+@pytest.mark.parametrize("kind", FEATURES)
+def test_fixed_features_as_onnx_and_as_a_program(tmp_path: Path, quick_whitening: None, kind: str) -> None:
     made = network(kind, GREY)
     assert write_program(made, tmp_path, image_shape=GREY) <= allowed(made, GREY)
     assert write_onnx(made, tmp_path, image_shape=GREY) <= allowed(made, GREY)
@@ -61,19 +66,9 @@ def test_fixed_features_as_onnx_and_as_a_program(tmp_path: Path, quick_whitening
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        SmallCNN,
-        ResNet18,
-        ScatteringClassifier,
-        WhitenedScatteringClassifier,
-        WhitenedPatchClassifier,
-        ConvolutionalKernelClassifier,
-    ],
-)
+@pytest.mark.parametrize("kind", [SmallCNN, ResNet18, *FEATURES])
 def test_all_kinds_at_their_sizes(
-    tmp_path: Path, quick_whitening: None, kind: type[nn.Module], shape: tuple[int, int, int]
+    tmp_path: Path, quick_whitening: None, kind: type[nn.Module] | str, shape: tuple[int, int, int]
 ) -> None:
     made = network(kind, shape)
     assert write_program(made, tmp_path, image_shape=shape) <= allowed(made, shape)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.dp_teachers import SMALL, teacher_by_dp_sgd, train
+from support.features import linear_spec
 from support.runs import configuration, fit
 from support.seeded import Seeded
 from torch import nn
@@ -119,7 +120,7 @@ def test_every_way_of_clipping_takes_the_same_step(monkeypatch: pytest.MonkeyPat
             epochs=1,
             noise_multiplier=1.0,
             clipping=clipping,
-            network={"class_path": "ScatteringClassifier", "init_args": {"scales": 1, "groups": 9}},
+            network=linear_spec(scales=1, groups=9),
             class_prior=prior,
         )
         assert teacher.clipping == clipping

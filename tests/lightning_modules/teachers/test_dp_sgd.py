@@ -13,6 +13,7 @@ import torch
 from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy import stats
 from support.dp_teachers import PLAIN_SGD, SMALL, trainer_settings
+from support.features import linear_spec
 from support.runs import checkpoint, distil, fit
 
 from lightning_modules import DPSGDTeacher
@@ -153,7 +154,7 @@ def test_a_fixed_front_sees_every_view(start: torch.Tensor, monkeypatch: pytest.
         return forward(self, images)
 
     monkeypatch.setattr(Scattering2d, "forward", watched)
-    feature_extractor = {"class_path": "ScatteringClassifier", "init_args": {"scales": 1, "groups": 9}}
+    feature_extractor = linear_spec(scales=1, groups=9)
     settings: dict[str, Any] = {"network": feature_extractor, "same_coins": True, "steps": 2}
     counts = []
     for views in (1, 3):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import stats
 from support.dp_teachers import PLAIN_SGD, SMALL, trainer_settings
+from support.features import linear_spec
 from support.processes import fit_in_processes, saved_by
 from support.runs import checkpoint, fit
 from support.seeded import Seeded
@@ -20,7 +21,7 @@ from lightning_modules import DPSGDTeacher
 from lightning_modules.teachers.dp_optimizers import SumOptimizer
 from privacy.mechanisms.noise import ReproducibleNoise
 
-LINEAR = {"class_path": "ScatteringClassifier", "init_args": {"scales": 1, "groups": 9}}
+LINEAR = linear_spec(scales=1, groups=9)
 SIGMA, C, BATCH = 4.0, 0.3, 16
 
 

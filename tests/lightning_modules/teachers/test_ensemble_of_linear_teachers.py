@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.ensembles import ADDED, Changed, differ, train_ensemble
+from support.features import linear, linear_spec
 from support.runs import checkpoint, fit, leaks
 from torch import Tensor, nn
 
@@ -16,7 +17,8 @@ from datamodules import Digits, ShardedRecords, Shards, shard_of
 from datamodules.mapped import MappedRecords
 from lightning_modules import TeacherEnsemble
 from lightning_modules.losses.regression import solve_head
-from lightning_modules.networks import ScatteringClassifier, SmallCNN
+from lightning_modules.networks import LinearOnFeatures, SmallCNN
+from lightning_modules.networks.scattering import Scattering2d
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from privacy.mechanisms.vote_counts import vote_counts
 
@@ -30,7 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {"ridge": {"ridge": 0.1}, "trained": {}}
 
 
 def coarse(**given: Any) -> nn.Module:
-    return ScatteringClassifier(**given, **COARSE)  # type: ignore[arg-type]
+    return linear(**given, **COARSE)
 
 
 def train(dataset: Digits | None = None, *, num_teachers: int = TEACHERS, **settings: Any) -> TeacherEnsemble:
@@ -151,14 +153,14 @@ def test_a_teacher_is_what_its_own_shard_alone_gives(before: dict[str, TeacherEn
 
 def test_the_front_is_computed_once_and_is_in_no_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    forward = ScatteringClassifier(image_shape=SHAPE).feature_extractor.__class__.forward
+    forward = Scattering2d.forward
 
     def counted(self: Any, given: Tensor) -> Tensor:
         asked.append(len(given))
         found: Tensor = forward(self, given)
         return found
 
-    monkeypatch.setattr("lightning_modules.networks.scattering.Scattering2d.forward", counted)
+    monkeypatch.setattr(Scattering2d, "forward", counted)
     for settings in WAYS.values():
         asked.clear()
         module = train(**settings)
@@ -169,32 +171,27 @@ def test_the_front_is_computed_once_and_is_in_no_teacher(monkeypatch: pytest.Mon
 
 def test_settings_that_a_fixed_front_or_a_closed_form_does_not_go_with() -> None:
     for settings, message in (
-        ({"network": ScatteringClassifier, "shift": 1}, r"shift=1 moves images.*set shift to 0"),
-        ({"network": ScatteringClassifier, "shift": 1, "ridge": 0.1}, "set shift to 0"),
+        ({"network": LinearOnFeatures, "shift": 1}, r"shift=1 moves images.*set shift to 0"),
+        ({"network": LinearOnFeatures, "shift": 1, "ridge": 0.1}, "set shift to 0"),
         ({"network": SmallCNN, "ridge": 0.1}, "linear head on fixed features.*got SmallCNN"),
         ({"ridge": 0.1}, "linear head on fixed features.*got TwoConvNet"),
-        ({"network": cnn_head, "ridge": 0.1}, "linear head on fixed features"),
         (
-            {"network": ScatteringClassifier, "ridge": 0.0},
+            {"network": LinearOnFeatures, "ridge": 0.0},
             "ridge must be above 0 and finite",
         ),
-        ({"network": ScatteringClassifier, "ridge": float("nan")}, "ridge must be above 0"),
-        ({"network": ScatteringClassifier, "ridge": 0.1, "schedule": "linear"}, "would have no effect"),
-        ({"network": ScatteringClassifier, "ridge": 0.1, "label_smoothing": 0.1}, "would have no effect"),
-        ({"network": ScatteringClassifier, "ridge": 0.1, "optimizer": torch.optim.Adam}, "would have no effect"),
+        ({"network": LinearOnFeatures, "ridge": float("nan")}, "ridge must be above 0"),
+        ({"network": LinearOnFeatures, "ridge": 0.1, "schedule": "linear"}, "would have no effect"),
+        ({"network": LinearOnFeatures, "ridge": 0.1, "label_smoothing": 0.1}, "would have no effect"),
+        ({"network": LinearOnFeatures, "ridge": 0.1, "optimizer": torch.optim.Adam}, "would have no effect"),
     ):
         with pytest.raises(ValueError, match=message):
             TeacherEnsemble(num_classes=10, image_shape=SHAPE, **settings)  # type: ignore[arg-type]
     TeacherEnsemble(num_classes=10, image_shape=SHAPE, network=SmallCNN, shift=1)
 
 
-def cnn_head(**given: Any) -> nn.Module:
-    return ScatteringClassifier(head_network="cnn", **given)
-
-
 def configuration(folder: str = "run", **settings: Any) -> dict[str, Any]:
     model = {
-        "network": {"class_path": "ScatteringClassifier", "init_args": COARSE},
+        "network": linear_spec(**COARSE),
         "steps": 6,
         "teachers_at_once": 2,
         **settings,
@@ -340,7 +337,7 @@ def test_the_files_hold_nothing_of_the_data(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_linear_teachers_of_the_digits_are_of_use() -> None:
-    module = train(num_teachers=6, ridge=0.1, network=ScatteringClassifier)
+    module = train(num_teachers=6, ridge=0.1, network=LinearOnFeatures)
     images, labels = Digits().read("test").__getitems__(list(range(362)))
     votes = module(images)
     assert float((votes.argmax(dim=1) == labels).float().mean()) > 0.93

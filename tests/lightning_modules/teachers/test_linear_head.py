@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from support.dp_teachers import teacher_by_dp_sgd
+from support.features import linear, linear_spec
 from support.runs import checkpoint
 from support.seeded import Seeded
 from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules import DPSGDTeacher
-from lightning_modules.networks import ImageClassifier, ScatteringClassifier
+from lightning_modules.networks import ImageClassifier, SmallCNN
 from lightning_modules.teachers import linear_head as module
 from lightning_modules.teachers.dp_optimizers import SumOptimizer
 from lightning_modules.teachers.linear_head import clipped_sums, linear_head
@@ -27,7 +28,7 @@ from lightning_modules.teachers.record_clipping import LinearClipping, chosen_wa
 
 C = 0.3
 CLASSES, FEATURES = 4, 11
-LINEAR = {"class_path": "ScatteringClassifier", "init_args": {"scales": 1, "groups": 9}}
+LINEAR = linear_spec(scales=1, groups=9)
 
 
 def head(*, bias: bool = True, scale: float = 1.0) -> nn.Linear:
@@ -180,13 +181,13 @@ class _OtherForward(_Frozen):
 
 
 def test_which_way_is_chosen() -> None:
-    fixed = ScatteringClassifier(image_shape=(1, 8, 8), scales=1, groups=9)
+    fixed = linear(scales=1, groups=9)
     assert linear_head(fixed) is fixed.head and linear_head(_Frozen()) is not None
-    partly = ScatteringClassifier(image_shape=(1, 8, 8), scales=1, groups=9)
+    partly = linear(scales=1, groups=9)
     partly.head.bias.requires_grad_(False)
-    weighted = ScatteringClassifier(image_shape=(1, 8, 8), scales=1, groups=9)
+    weighted = linear(scales=1, groups=9)
     nn.utils.parametrizations.weight_norm(weighted.head)
-    deeper = ScatteringClassifier(image_shape=(1, 8, 8), scales=1, groups=9, head_network="cnn")
+    deeper = SmallCNN(image_shape=(1, 8, 8), norm="group")
     others: list[nn.Module] = [_Frozen(trained=True), _OtherForward(), weighted, deeper, nn.Linear(4, 4)]
     assert all(linear_head(network) is None for network in others)
 

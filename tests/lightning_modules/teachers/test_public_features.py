@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.dp_teachers import PLAIN_SGD, trainer_settings
+from support.features import linear_spec
 from support.pretrained import encoder_file, pretrain
 from support.runs import fit
 from torch import Tensor
@@ -18,30 +19,20 @@ from lightning_modules.networks.kernels import spherical_kmeans
 from lightning_modules.networks.patches import random_patches
 from lightning_modules.networks.remembered import Remembered
 
-NETWORKS: dict[str, dict[str, Any]] = {
-    "WhitenedPatchClassifier": {
-        "prior": {"class_path": "DeadLeavesPrior"},
-        "filters": 8,
-        "patch": 3,
-        "images": 20,
-        "mirrored": True,
+NETWORKS: dict[str, Any] = {
+    "patches": linear_spec("Patches", whitening={"images": 20, "mirrored": True}, filters=8, patch=3),
+    "kernels": linear_spec("Kernels", whitening={"images": 20, "mirrored": True}, first_anchors=6, anchors=8, cells=1),
+    "whitened scattering": linear_spec(whitening={"images": 20}, groups=9),
+    "pretrained": {
+        "class_path": "PretrainedClassifier",
+        "init_args": {
+            "checkpoint": "encoder/checkpoints/last.ckpt",
+            "patches": {"filters": 8, "patch": 3},
+            "images": 20,
+            "mirrored": True,
+        },
     },
-    "ConvolutionalKernelClassifier": {
-        "prior": {"class_path": "DeadLeavesPrior"},
-        "first_anchors": 6,
-        "anchors": 8,
-        "cells": 1,
-        "images": 20,
-        "mirrored": True,
-    },
-    "WhitenedScatteringClassifier": {"groups": 9, "images": 20},
-    "PretrainedClassifier": {
-        "checkpoint": "encoder/checkpoints/last.ckpt",
-        "patches": {"filters": 8, "patch": 3},
-        "images": 20,
-        "mirrored": True,
-    },
-    "ScatteringClassifier": {},
+    "scattering": linear_spec(),
 }
 
 
@@ -59,7 +50,7 @@ def before_the_first_step(network: str, monkeypatch: pytest.MonkeyPatch, *, swap
 
     with monkeypatch.context() as patch:
         patch.setattr(DPSGDTeacher, "on_train_start", keep)
-        for module in ("patches", "kernels", "whitening"):  # nothing is taken over from another private set
+        for module in ("patches", "kernels", "fixed_features"):  # nothing is taken over from another private set
             patch.setattr(f"lightning_modules.networks.{module}._FOUND", Remembered())
         if swap:
             normalise = ImageDataset._normalise
@@ -71,7 +62,7 @@ def before_the_first_step(network: str, monkeypatch: pytest.MonkeyPatch, *, swap
                 "model": {
                     "class_path": "DPSGDTeacher",
                     "init_args": {
-                        "network": {"class_path": network, "init_args": NETWORKS[network]},
+                        "network": NETWORKS[network],
                         "optimizer": PLAIN_SGD,
                         "noise_multiplier": 1.0,
                     },
@@ -96,7 +87,7 @@ def test_another_private_set_changes_no_bit_before_dp_sgd(
     network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if network == "PretrainedClassifier":
+    if network == "pretrained":
         encoder_file(channels=1)
     assert differing(network, monkeypatch) == {"private images"}
 
@@ -114,7 +105,7 @@ def test_the_mutant_that_whitens_by_the_records_is_seen(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(DPSGDTeacher, "_precompute", of_the_records)
     monkeypatch.setattr(DPSGDTeacher, "_refuse_written_state", lambda self: None)  # which sees it too
-    found = differing("WhitenedPatchClassifier", monkeypatch)
+    found = differing("patches", monkeypatch)
     assert {"feature_extractor.mean", "logits of public images"} <= found
 
 
@@ -131,7 +122,7 @@ def test_the_mutant_that_finds_anchors_on_the_records_is_seen(tmp_path: Path, mo
 
     monkeypatch.setattr(DPSGDTeacher, "_precompute", of_the_records)
     monkeypatch.setattr(DPSGDTeacher, "_refuse_written_state", lambda self: None)  # which sees it too
-    found = differing("ConvolutionalKernelClassifier", monkeypatch)
+    found = differing("kernels", monkeypatch)
     assert {"feature_extractor.plain.second", "logits of public images"} <= found
 
 
@@ -150,7 +141,7 @@ def test_the_mutant_that_pretrains_on_the_records_is_seen(tmp_path: Path, monkey
 
     monkeypatch.setattr(DPSGDTeacher, "_precompute", of_the_records)
     monkeypatch.setattr(DPSGDTeacher, "_refuse_written_state", lambda self: None)  # which sees it too
-    found = differing("PretrainedClassifier", monkeypatch)
+    found = differing("pretrained", monkeypatch)
     assert {"feature_extractor.plain.parts.0.encoder.stem.0.bias", "logits of public images"} <= found
 
 
@@ -167,4 +158,4 @@ def test_pretraining_itself_opens_no_private_set(tmp_path: Path, monkeypatch: py
     after = pretrain("other", channels=1).state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     with pytest.raises(AssertionError, match="a record was read"):
-        before_the_first_step("ScatteringClassifier", monkeypatch, swap=False)
+        before_the_first_step("scattering", monkeypatch, swap=False)

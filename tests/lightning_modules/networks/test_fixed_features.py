@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.features import linear
 from torch import Tensor, nn
 
-from lightning_modules.networks import WhitenedScatteringClassifier
+from lightning_modules.networks import LinearOnFeatures, Whitening
 from lightning_modules.networks.comparing import same_module
+from lightning_modules.networks.fixed_features import WhitenedFeatures, moved_each_way, whitening_of
 from lightning_modules.networks.remembered import Remembered
-from lightning_modules.networks.whitening import WhitenedFeatures, moved_each_way, whitening_of
 from lightning_modules.priors import MixturePrior, SilhouettePrior, StrokePrior
 
 SHAPE = (1, 8, 8)
@@ -107,28 +108,9 @@ def test_of_too_many_directions_the_leading_ones_are_kept(count: int, size: int)
     assert not torch.allclose(whole[2][:5], expected, rtol=1e-2)
 
 
-def test_a_state_is_read_with_as_many_directions_as_it_has() -> None:
-    """A state of before the setting, or of another value of it; one of other features is refused."""
-    images = torch.rand(5, *SHAPE) * 2 - 1
-    few, many = whitened(directions=7), whitened()
-    assert few.feature_extractor.directions.shape[1] == 7 and many.feature_extractor.directions.shape[1] == 59
-    assert not torch.allclose(few(images), many(images), atol=1e-3)
-    for one, other in ((few, many), (many, whitened(directions=7))):
-        expected = other(images)
-        one.load_state_dict(other.state_dict())
-        assert torch.equal(one(images), expected)
-    wider = WhitenedScatteringClassifier(image_shape=(1, 12, 8), images=60, groups=9)
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        few.load_state_dict(wider.state_dict())
-    # One gain would be broadcast to all directions.
-    cut = {**many.state_dict(), "feature_extractor.gains": many.feature_extractor.gains[:1].clone()}
-    with pytest.raises(RuntimeError, match=r"size mismatch for feature_extractor\.gains"):
-        many.load_state_dict(cut)
-
-
-def whitened(**settings: object) -> WhitenedScatteringClassifier:
+def whitened(**settings: Any) -> LinearOnFeatures:
     torch.manual_seed(0)
-    return WhitenedScatteringClassifier(image_shape=SHAPE, **{"images": 60, "groups": 9, **settings})  # type: ignore[arg-type]
+    return linear(whitened=True, image_shape=SHAPE, **{"images": 60, "groups": 9, **settings})
 
 
 def test_a_classifier_goes_through_its_feature_extractor_and_says_so_in_its_state() -> None:
@@ -166,7 +148,7 @@ def test_what_was_found_for_one_network_is_found_for_the_next_and_for_no_other(m
         return find(self, *given, **more)
 
     monkeypatch.setattr(WhitenedFeatures, "_statistics_of", counted)
-    monkeypatch.setattr("lightning_modules.networks.whitening._FOUND", Remembered())
+    monkeypatch.setattr("lightning_modules.networks.fixed_features._FOUND", Remembered())
     first = whitened()
     gains = first.feature_extractor.gains.clone()
     first.feature_extractor.mean.add_(1.0)
@@ -176,14 +158,12 @@ def test_what_was_found_for_one_network_is_found_for_the_next_and_for_no_other(m
     )
     for settings in (
         {"power": 0.5},
-        {"floor": 0.5},
         {"groups": 1},
         {"images": 61},
-        {"directions": 9},
         {"prior": StrokePrior(max_curves=2)},
     ):
         made.clear()
-        other, again = whitened(**settings), whitened(**settings)  # type: ignore[arg-type]
+        other, again = whitened(**settings), whitened(**settings)
         assert len(made) == 1 and torch.equal(other.feature_extractor.gains, again.feature_extractor.gains)
         assert not torch.equal(other.feature_extractor.gains[:5], gains[:5])
     # Settings that may change in place, or that compare by identity, are looked at anew.
@@ -207,7 +187,7 @@ class Waves(nn.Module):
 
 def test_features_that_print_nothing_are_told_apart_by_their_settings() -> None:
     def found(plain: Waves) -> WhitenedFeatures:
-        return WhitenedFeatures(plain, image_shape=SHAPE, prior=StrokePrior(), power=0.25, floor=0.01, images=20)
+        return WhitenedFeatures(plain, Whitening(images=20), image_shape=SHAPE, prior=StrokePrior())
 
     one, again = found(Waves(1.0)), found(Waves(1.0))
     assert torch.equal(one.mean, again.mean) and same_module(one, again)
@@ -256,14 +236,13 @@ def test_features_of_the_priors_images_are_as_long_as_before_on_the_average() ->
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"power": -0.1}, "power must"),
-        ({"floor": 0.0}, "floor above 0"),
+        ({"power": -0.1}, r"whitening\.power must be 0 or more"),
+        ({"images": 1}, r"whitening\.images must be 2 or more"),
         ({"groups": 7}, "groups must divide"),
-        ({"directions": 0}, "directions must be at least 1, got 0"),
-        ({"shifts": -1}, "shifts must be 0 to 7, less than the image's side, got -1"),
-        ({"shifts": 8}, "shifts must be 0 to 7"),
+        ({"shifts": -1}, r"whitening\.shifts must be 0 or more"),
+        ({"shifts": 8}, r"whitening\.shifts must be below 8, the image's side, got 8"),
     ],
 )
-def test_settings_without_a_meaning_are_refused(settings: dict[str, float], message: str) -> None:
+def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        WhitenedScatteringClassifier(image_shape=SHAPE, **{"images": 60, "groups": 9, **settings})  # type: ignore[arg-type]
+        whitened(**settings)

@@ -1,9 +1,11 @@
-"""Fixed features, whitened by statistics of procedural images: free of charge."""
+"""A linear classifier on fixed features, plain or whitened by statistics of procedural images: free of charge."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,32 +14,47 @@ from lightning_modules.networks.classifiers import ImageClassifier
 from lightning_modules.networks.comparing import digest_of
 from lightning_modules.networks.feature_memory import remembered_features
 from lightning_modules.networks.remembered import Remembered
-from lightning_modules.networks.scattering import Scattering2d, scattering_norm
-from lightning_modules.priors import ImagePrior, StrokePrior
+from lightning_modules.networks.scattering import Scattering
+from lightning_modules.priors import DeadLeavesPrior, ImagePrior, StrokePrior
+from lightning_modules.setting_checks import check_number, check_whole_number
 
-__all__ = [
-    "DIRECTIONS",
-    "LENGTH",
-    "NormalisedScattering",
-    "WhitenedFeatures",
-    "WhitenedScatteringClassifier",
-    "moved_each_way",
-    "whitening_of",
-]
+__all__ = ["LinearOnFeatures", "WhitenedFeatures", "Whitening", "moved_each_way", "whitening_of"]
 
 #: What whitening takes from a prior's images.
 _FOUND = Remembered()
+#: Mean length of whitened features other than scattering's: that of normalised scattering features at 28 pixels, so
+#: that rates mean about the same.
+_LENGTH = 64.0
+#: See `whitening_of`. Of 2,001 images all directions are kept.
+_FLOOR, _DIRECTIONS = 0.01, 2000
 
 
-#: Length of whitened features, where no other is wanted: that of normalised scattering features at 28 pixels, so that
-#: rates mean about the same.
-LENGTH = 64.0
-#: Directions that whitening keeps where no setting says so: all that 2,001 images have.
-DIRECTIONS = 2000
+@dataclass(frozen=True, kw_only=True)
+class Whitening:
+    """How features are whitened by the statistics of a prior's images.
+
+    Attributes:
+        power: How far, 0 to 0.5; see `whitening_of`.
+        images: How many images of the prior are taken.
+        mirrored: Take the mean of an image's features and of its mirror image's, so that both are one to a classifier.
+            For pictures whose class does not depend on left and right; of those it doubles what a record teaches.
+        shifts: Take the mean over the image and the same image moved by 1 to so many pixels up, down, left and right,
+            its edge repeated: 4 `shifts` + 1 times the work, and no gradient and no privacy. 0 is the image alone.
+    """
+
+    power: float = 0.25
+    images: int = 2000
+    mirrored: bool = False
+    shifts: int = 0
+
+    def __post_init__(self) -> None:
+        check_number("whitening.power", self.power, least=0)
+        check_whole_number("whitening.images", self.images, least=2)
+        check_whole_number("whitening.shifts", self.shifts, least=0)
 
 
 def whitening_of(
-    features: Tensor, *, power: float, floor: float, directions: int = DIRECTIONS
+    features: Tensor, *, power: float, floor: float = _FLOOR, directions: int = _DIRECTIONS
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, directions and gains that even the features' variances out.
 
@@ -92,20 +109,12 @@ class WhitenedFeatures(nn.Module):
 
     Args:
         plain: Maps images (N, C, H, W) to features (N, *output_shape), each image by itself.
+        whitening: How.
         image_shape: channels, height, width.
         prior: images of about the kind that will be classified.
-        power: see `whitening_of`.
-        floor: see `whitening_of`.
-        images: how many of the prior's are taken.
-        directions: see `whitening_of`.
-        length: mean length of the features of the prior's images; None is that of the plain ones.
-        mirrored: Take the mean of an image's features and of its mirror image's, so that both are one to a classifier.
-            For pictures whose class does not depend on left and right; of those it doubles what a record teaches.
-        shifts: Take the mean over the image and the same image moved by 1 to so many pixels up, down, left and right,
-            its edge repeated: 4 `shifts` + 1 times the work, and no gradient and no privacy. 0 is the image alone.
 
     Raises:
-        ValueError: a setting that has no meaning.
+        ValueError: more shifts than the image has pixels.
     """
 
     mean: Tensor
@@ -114,59 +123,30 @@ class WhitenedFeatures(nn.Module):
     scale: Tensor
 
     def __init__(
-        self,
-        plain: nn.Module,
-        *,
-        image_shape: tuple[int, int, int],
-        prior: ImagePrior,
-        power: float,
-        floor: float,
-        images: int,
-        directions: int = DIRECTIONS,
-        length: float | None = None,
-        mirrored: bool = False,
-        shifts: int = 0,
+        self, plain: nn.Module, whitening: Whitening, *, image_shape: tuple[int, int, int], prior: ImagePrior
     ) -> None:
         super().__init__()
         self.plain = plain
-        self.mirrored = mirrored
-        self.shifts = shifts
-        if not power >= 0 or not floor > 0 or images < 2:
+        self.whitening = whitening
+        if whitening.shifts >= min(image_shape[1:]):
             raise ValueError(
-                f"power must be 0 or more, floor above 0 and images 2 or more, got {power}, {floor} and {images}"
-            )
-        if directions < 1:
-            raise ValueError(f"directions must be at least 1, got {directions!r}")
-        if shifts not in range(min(image_shape[1:])):
-            raise ValueError(
-                f"shifts must be 0 to {min(image_shape[1:]) - 1}, less than the image's side, got {shifts}"
+                f"whitening.shifts must be below {min(image_shape[1:])}, the image's side, got {whitening.shifts}"
             )
         self.output_shape = (math.prod(cast(tuple[int, ...], plain.output_shape)),)
-        settings = (digest_of(plain), *image_shape, power, floor, images, directions, length, mirrored, shifts)
         found = _FOUND.of(
             prior,
-            *settings,
-            compute=lambda: self._statistics_of(
-                prior, image_shape, images, power=power, floor=floor, most=directions, length=length
-            ),
+            *(digest_of(plain), *image_shape, whitening),
+            compute=lambda: self._statistics_of(prior, image_shape, whitening.images),
         )
         for name, value in zip(("mean", "directions", "gains", "scale"), found, strict=True):
             self.register_buffer(name, value)
 
     def extra_repr(self) -> str:
         """What no submodule or buffer says."""
-        return f"mirrored={self.mirrored}, shifts={self.shifts}"
+        return repr(self.whitening)
 
     def _statistics_of(
-        self,
-        prior: ImagePrior,
-        image_shape: tuple[int, int, int],
-        count: int,
-        *,
-        power: float,
-        floor: float,
-        most: int,
-        length: float | None,
+        self, prior: ImagePrior, image_shape: tuple[int, int, int], count: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What the buffers are to hold, of the prior's first images."""
         draw = torch.Generator().manual_seed(0)
@@ -174,16 +154,17 @@ class WhitenedFeatures(nn.Module):
         size, device = (image_shape[0], image_shape[1], image_shape[2]), torch.device("cpu")
         drawn = [prior.sample(n, image_shape=size, generator=draw, device=device) for n in pieces]
         features = torch.cat([self.before_whitening(images) for images in drawn])
-        mean, directions, gains = whitening_of(features, power=power, floor=floor, directions=most)
-        # As long as the plain features of these images are on the average, so that rates mean about the same.
-        wanted = features.norm(dim=1).mean() if length is None else features.new_tensor(length)
+        mean, directions, gains = whitening_of(features, power=self.whitening.power)
+        # Scattering features stay as long as they are.
+        own = isinstance(self.plain, Scattering)
+        wanted = features.norm(dim=1).mean() if own else features.new_tensor(_LENGTH)
         return mean, directions, gains, wanted / _whitened(features, mean, directions, gains).norm(dim=1).mean()
 
     @torch.no_grad()
     def before_whitening(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to plain features (N, F)."""
-        views = [images, *moved_each_way(images, self.shifts)]
-        if self.mirrored:
+        views = [images, *moved_each_way(images, self.whitening.shifts)]
+        if self.whitening.mirrored:
             views += [view.flip(-1) for view in views]
         features: Tensor = self.plain(views[0]).flatten(1)
         for view in views[1:]:
@@ -197,19 +178,6 @@ class WhitenedFeatures(nn.Module):
 
     def _computed(self, images: Tensor) -> Tensor:
         return self.scale * _whitened(self.before_whitening(images), self.mean, self.directions, self.gains)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *more: Any) -> None:
-        # As many directions as the state has: it holds what was found, whatever the setting is, or was by default.
-        given, gains = (state_dict.get(f"{prefix}{name}") for name in ("directions", "gains"))
-        if (
-            given is not None
-            and gains is not None
-            and given.shape[:1] == self.directions.shape[:1]
-            and given.shape[1:] == gains.shape  # one gain would be broadcast to all
-        ):
-            self.directions = self.directions.new_zeros(given.shape)
-            self.gains = self.gains.new_zeros(gains.shape)
-        super()._load_from_state_dict(state_dict, prefix, *more)
 
 
 def moved_each_way(images: Tensor, shifts: int) -> list[Tensor]:
@@ -236,38 +204,20 @@ def _whitened(features: Tensor, mean: Tensor, directions: Tensor, gains: Tensor)
     return centred + (along * (gains - 1)) @ directions.T
 
 
-class NormalisedScattering(nn.Module):
-    """Scattering features, normalised by groups of channels within each image."""
+class LinearOnFeatures(ImageClassifier):
+    """A linear classifier on fixed features, for training by DP-SGD and for students of such teachers.
 
-    def __init__(self, scattering: Scattering2d, *, groups: int) -> None:
-        """See `ScatteringClassifier` for `groups`."""
-        super().__init__()
-        self.scattering = scattering
-        self.norm = scattering_norm(groups, scattering.output_shape[0])
-        self.output_shape = scattering.output_shape
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, *output_shape)."""
-        features: Tensor = self.norm(self.scattering(images))
-        return features
-
-
-class WhitenedScatteringClassifier(ImageClassifier):
-    """A linear classifier on whitened scattering features, for training by DP-SGD and for students of such teachers.
+    Nothing but its head is learnt from anybody's data: filters, anchors and whitening are of procedural images. What
+    each kind of features is worth: docs/features.md.
 
     Args:
         num_classes: number of classes c.
         image_shape: channels, height, width.
-        prior: images by whose statistics the features are whitened. Default: `StrokePrior`.
-        scales: J.
-        angles: L.
-        groups: see `ScatteringClassifier`.
-        power: how far features are whitened, 0 to 0.5; see `whitening_of`.
-        floor: see `whitening_of`.
-        images: how many images of the prior are taken.
-        directions: see `whitening_of`.
-        mirrored: see `WhitenedFeatures`.
-        shifts: see `WhitenedFeatures`.
+        features: Builds the extractor: `Scattering` (the default), `Patches` or `Kernels`, or a module of your own that
+            takes `image_shape` and `prior`, has an `output_shape` and maps each image by itself.
+        whitening: Whitens the features by statistics of the prior's images; null leaves them as they are.
+        prior: Images that patches or anchors are taken of, and by whose statistics features are whitened. Default:
+            `StrokePrior` of one channel, otherwise `DeadLeavesPrior`.
 
     Raises:
         ValueError: a setting that does not fit.
@@ -278,38 +228,26 @@ class WhitenedScatteringClassifier(ImageClassifier):
         *,
         num_classes: int = 10,
         image_shape: tuple[int, int, int] = (1, 28, 28),
+        features: Callable[[tuple[int, int, int], ImagePrior], nn.Module] | None = None,
+        whitening: Whitening | None = None,
         prior: ImagePrior | None = None,
-        scales: int = 2,
-        angles: int = 8,
-        groups: int = 27,
-        power: float = 0.25,
-        floor: float = 0.01,
-        images: int = 2000,
-        directions: int = DIRECTIONS,
-        mirrored: bool = False,
-        shifts: int = 0,
     ) -> None:
         super().__init__()
-        scattering = Scattering2d(image_shape=image_shape, scales=scales, angles=angles)
-        self.feature_extractor = WhitenedFeatures(
-            NormalisedScattering(scattering, groups=groups),
-            image_shape=image_shape,
-            prior=prior or StrokePrior(),
-            power=power,
-            floor=floor,
-            images=images,
-            directions=directions,
-            mirrored=mirrored,
-            shifts=shifts,
-        )
-        self.head = nn.Linear(self.feature_extractor.output_shape[0], num_classes)
+        chosen = prior or (StrokePrior() if image_shape[0] == 1 else DeadLeavesPrior())
+        extractor = (features or Scattering)(image_shape, chosen)
+        if whitening is not None:
+            extractor = WhitenedFeatures(extractor, whitening, image_shape=image_shape, prior=chosen)
+        elif prior is not None and isinstance(extractor, Scattering):
+            raise ValueError(f"prior must be null for Scattering without whitening, got {type(prior).__name__}")
+        self.feature_extractor = extractor
+        self.head = nn.Linear(math.prod(cast(tuple[int, ...], extractor.output_shape)), num_classes)
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to the head's input (N, F)."""
-        features: Tensor = self.feature_extractor(images)
+        features: Tensor = self.feature_extractor(images).flatten(1)
         return features
 
     def forward_extracted(self, features: Tensor) -> Tensor:
-        """Map what `feature_extractor` gives of images, (N, F), to logits (N, c)."""
-        logits: Tensor = self.head(features)
+        """Map what `feature_extractor` gives of images to logits (N, c)."""
+        logits: Tensor = self.head(features.flatten(1))
         return logits
