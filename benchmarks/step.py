@@ -34,7 +34,7 @@ from benchmarks.reporting import report
 from datamodules.latent import StepIndices
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.callbacks.budget import BudgetStop
-from lightning_modules.image_source import Images
+from lightning_modules.images.source import Images
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior

@@ -13,7 +13,7 @@ from lightning import Trainer, seed_everything
 
 from datamodules import Digits, Latent
 from lightning_modules import DPDFD, Teacher
-from lightning_modules.image_source import Images
+from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from privacy import GradientAnnotator
 

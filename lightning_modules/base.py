@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +9,15 @@ from typing import IO, Any, ClassVar
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
-from torchmetrics.classification import MulticlassAccuracy
 
-from datamodules.partition import Partition, require_partition
-from datamodules.shares import whole
+from datamodules.partition import require_partition
 from lightning_modules.callbacks.defaults import default_callbacks
-from lightning_modules.callbacks.record import keep_teacher_accuracy, measured_on
-from lightning_modules.image_source import ImageSettings
+from lightning_modules.evaluation import Evaluation
+from lightning_modules.images.replay import Replay, ReplayMemory
+from lightning_modules.images.source import ImageSettings
 from lightning_modules.losses.functional import joined, soft_cross_entropy
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks import SmallCNN, build_network
@@ -27,9 +25,7 @@ from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.moving_average import moving_average
 from lightning_modules.networks.pretrained import assumptions_of, require_encoder
 from lightning_modules.optimizers import Optimizers, adam
-from lightning_modules.query_plan import QueryPlan
-from lightning_modules.replay import Replay, ReplayMemory
-from lightning_modules.runtime.area_under_curve import AreaUnderCurve, log_auroc
+from lightning_modules.private_run import PrivateRun, steps_of_fit
 from lightning_modules.runtime.checkpoint_io import take_back_unfinished_step
 from lightning_modules.runtime.hyperparameters import (
     GuardedLoading,
@@ -47,18 +43,16 @@ from lightning_modules.runtime.processes import (
     share_of,
 )
 from lightning_modules.runtime.randomness import Draws
-from lightning_modules.runtime.runs import datamodule_of, is_dev_run
-from lightning_modules.runtime.validation import log_validation_accuracy, validation_metric
+from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.setting_checks import check_number, check_whole_number
-from lightning_modules.teachers.checks import ACCURACY_ACCESS, CHECKS, TRIAL_ACCESS, TeacherChecks
+from lightning_modules.teachers.checks import CHECKS, TeacherChecks, show_accuracy, try_foreign
 from lightning_modules.teachers.private_model import PrivateModel
 from lightning_modules.teachers.source import TeacherSource
 from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs, check_outputs
-from lightning_modules.teachers.trial import trial_images
 from privacy.annotators import Annotator
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
-from privacy.processes import Processes, ProcessesError, by_all, share_size
+from privacy.processes import Processes, by_all
 
 __all__ = ["DataFreeDistillation"]
 
@@ -96,7 +90,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
     Attributes:
         paper: Letter of the paper in this project's documents.
         published_artefacts: What a subclass computes from released values and may publish.
-        data_accesses: Accesses to private things that nothing is charged for, in words for the guarantee.
+        run: The course of a run that is charged, and its uncharged queries.
     """
 
     paper: ClassVar[str] = ""
@@ -131,6 +125,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self.batch_size = batch_size
         self.annotator = annotator
         self.annotator.bind(batch_size=batch_size, num_classes=num_classes, paper=self.paper or None)
+        self.run = PrivateRun(annotator)
         self._teacher_source = TeacherSource(
             teacher,
             network=teacher_network,
@@ -164,19 +159,14 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self.memory = settings_of(Replay, replay, name="replay").build(batch_size=batch_size)
         self.published_artefacts: tuple[str, ...] = ("student", *self.images.published)
         self.optimizer_settings = settings_of(Optimizers, optimizers or Optimizers(), name="optimizers")
-        self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
-        self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
-        self.val_auroc, self.test_auroc = AreaUnderCurve(num_classes), AreaUnderCurve(num_classes)
-        self.plan = QueryPlan()
-        self.data_accesses: list[str] = []
-        self.partitions: list[Partition] = []
+        self.evaluation = Evaluation(num_classes)
         self.steps_done = 0
         self.draw_seed: int | None = None
+        self._schedules: dict[str, Any] = {}
         self._steps_before_batch = -1
         self._generator_is_warm = False
-        self._restored: dict[str, Any] = {}
 
-    # --- what a subclass writes ---
+    # --- what a method fills ---
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """What the student is fitted to, through the annotator.
@@ -237,29 +227,19 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         return annotation.targets
 
     def step_student(self, loss: torch.Tensor, *, replayed: bool = False) -> None:
-        """Backward and one step of the student's optimizer; inside `toggled_optimizer`.
-
-        Args:
-            loss: A scalar with its graph.
-            replayed: Whether it is of earlier images: the schedule does not count such a step.
-        """
+        """One step of the student down a loss, a scalar; the schedule does not count one on `replayed` images."""
         self.descend("student", loss)
         if self.student_average is not None:
             self.student_average.update_parameters(self.student)
         if not replayed:
-            self.step_scheduler("student")
+            self.step_schedule("student")
         self.log_in_step("train/replay_loss" if replayed else "train/student_loss", loss.detach())
 
     def replay_released(self, memory: ReplayMemory) -> None:
         """Steps of the student on earlier images: post-processing of what was released, and paid for, then."""
-        if not len(memory):
-            return
-        for turn in range(memory.settings.steps):
-            own = share_of(memory.batch_size, self.processes)
-            images, targets = (
-                drawn[own].to(self.device)
-                for drawn in memory.draw(self.common_draws.again(turn).stream(self.steps_done, "replay"))
-            )
+        for turn in range(memory.settings.steps if len(memory) else 0):
+            drawn = memory.draw(self.common_draws.again(turn).stream(self.steps_done, "replay"))
+            images, targets = (part[share_of(len(part), self.processes)].to(self.device) for part in drawn)
             with self.toggled_optimizer(self.optimizer("student")):
                 loss = soft_cross_entropy(self.student(images).float(), targets).mean()
                 self.step_student(loss, replayed=True)
@@ -278,15 +258,14 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
             loss = self.generator_loss(self.generator(latents), targets)
             self.descend("generator", loss)
         if scheduled:
-            self.step_scheduler("generator")
+            self.step_schedule("generator")
         self.log_in_step("train/generator_loss", loss.detach())
 
     def update_generator_again(self) -> None:
-        """The updates of `generator_steps` after the first: of images that nobody is asked about.
+        """The updates of `generator_steps` after the first, on images not sent to the teacher.
 
-        So they have no targets, and the student's loss on targets is none of their terms. They see what
-        `generator_loss` is of: the student alone, or a private teacher, which is charged as what nothing bounds. The
-        generator's schedule does not count them.
+        They have no targets, and the student's loss on targets is none of their terms. The generator's schedule does
+        not count them.
         """
         for turn in range(1, self.generator_steps):
             latents = self.draw_latents(self.steps_done, turn=turn)
@@ -306,7 +285,13 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
             average_gradients((p for group in optimizer.param_groups for p in group["params"]), self.processes)
         optimizer.step()
 
-    # --- processes ---
+    def end_step(self) -> None:
+        """Logs what was spent where it is due, and counts the step."""
+        if self.is_logged:
+            self.log_privacy()
+        self.steps_done += 1
+
+    # --- images and processes ---
 
     @property
     def processes(self) -> Processes:
@@ -316,8 +301,6 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
     def of_all(self, own: torch.Tensor) -> torch.Tensor:
         """Rows of all processes, in their order, on the CPU; `own` are this one's."""
         return joined(self.processes.gather(own.detach().cpu()))
-
-    # --- images ---
 
     @property
     def draws(self) -> Draws:
@@ -362,27 +345,22 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """An optimizer for each of `optimized`, and the schedules that were asked for."""
-        optimizers, schedulers = [], []
-        for parameters, optimizer, scheduler in self.optimized().values():
+        optimizers = []
+        for name, (parameters, optimizer, schedule) in self.optimized().items():
             optimizers.append((optimizer or adam)(parameters))
-            if scheduler is not None:
-                schedulers.append(scheduler(optimizers[-1]))
-        return optimizers, schedulers
+            if schedule is not None:
+                self._schedules[name] = schedule(optimizers[-1])
+        return optimizers, list(self._schedules.values())
 
     def optimizer(self, name: str) -> Any:
         """Lightning's optimizer of `student`, `generator` or what else a method trains."""
         made = self.optimizers()
         return (made if isinstance(made, list) else [made])[list(self.optimized()).index(name)]
 
-    def step_scheduler(self, name: str) -> None:
+    def step_schedule(self, name: str) -> None:
         """One step of a network's schedule, where it has one."""
-        scheduled = [known for known, (_, _, scheduler) in self.optimized().items() if scheduler is not None]
-        if name not in scheduled:
-            return
-        made = self.lr_schedulers()
-        scheduler = (made if isinstance(made, list) else [made])[scheduled.index(name)]
-        assert isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler)
-        scheduler.step()
+        if name in self._schedules:
+            self._schedules[name].step()
 
     # --- the course of a fit ---
 
@@ -396,11 +374,6 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         if self._teacher is None:
             raise RuntimeError("the teacher is loaded when a fit begins; nothing else needs it")
         return self._teacher
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """The published student's logits, (N, C, H, W) → (N, c)."""
-        logits: torch.Tensor = self.published_student(images)
-        return logits
 
     def configure_callbacks(self) -> list[Callback]:
         """Budget stop, guarantee and figures, unless the trainer was given its own."""
@@ -421,59 +394,32 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
 
     def _prepare_fit(self) -> None:
         """What may fail in one process alone, and then has to fail in all of them."""
-        self.images.rows = share_size(self.batch_size, self.processes.size)
-        if self.memory is not None and self.memory.batch_size % self.processes.size:
-            raise ProcessesError(
-                f"replay.batch_size must be a multiple of the {self.processes.size} processes, each of which takes an "
-                f"equal share of it, got {self.memory.batch_size}"
-            )
-        if self.images.kind == "both" and (self.batch_size // 2) % self.processes.size:
-            raise ProcessesError(
-                "half of data.batch_size is generated for images.source='both', and each process makes an equal share "
-                f"of it: it must be a multiple of 2 x {self.processes.size} processes, got {self.batch_size}"
-            )
+        self.images.share(self.batch_size, self.processes.size)
+        if self.memory is not None:
+            self.memory.require_shares(self.processes.size)
         if self._teacher is None:
-            teacher = self._read_teacher()
+            teacher = self.read_teacher()
             self.try_teacher(teacher, named="model.teacher_input")
-            self.keep_partitions(teacher)
+            self.run.keep_partitions(teacher.partitions)
             self._teacher = teacher
 
-    def keep_partitions(self, teacher: PrivateModel) -> None:
-        """Remembers which records are private, in checkpoints as well: what the student is tested on is held to it."""
-        self.partitions += [one for one in teacher.partitions if one not in self.partitions]
+    def read_teacher(self) -> PrivateModel:
+        """The teacher as a fit loads it. It sees blank images alone.
 
-    def _read_teacher(self) -> PrivateModel:
+        Raises:
+            TeacherError: The file is missing, or holds nothing of use.
+        """
         source = self._teacher_source
         teacher = source.load_ensemble() if self.of_ensemble else source.load_teacher()
         if self.needs_gradients_of_teacher is not None:
             teacher.require_gradients(reason=self.needs_gradients_of_teacher)
         return teacher
 
-    def require_teacher(self) -> None:
-        """Reads the teacher and forgets it: whether a fit could begin. It sees blank images alone.
-
-        Raises:
-            TeacherError: The file is missing, or holds nothing of use.
-        """
-        self._read_teacher()
-
     def try_teacher(self, teacher: PrivateModel, *, named: str) -> None:
-        """Looks at what a teacher that was not trained here gives for procedural images, see `TeacherChecks`.
-
-        Args:
-            teacher: It.
-            named: The setting that says what it takes, for messages.
-
-        Raises:
-            TeacherError: Its outputs are not what was stated.
-        """
-        if not self.teacher_checks.trial or not teacher.is_foreign:
-            return
-        if TRIAL_ACCESS not in self.data_accesses:
-            self.data_accesses.append(TRIAL_ACCESS)
-        images = trial_images(self.image_shape, getattr(self.images, "prior", None))
-        for warning in teacher.tried_on(images, named=named):
-            rank_zero_warn(warning)
+        """Tries a teacher that was not trained here, see `TeacherChecks`; `named` is the setting of its input."""
+        if self.teacher_checks.trial:
+            prior = getattr(self.images, "prior", None)
+            try_foreign(teacher, self.run, image_shape=self.image_shape, prior=prior, named=named)
 
     def on_fit_start(self) -> None:
         """Opens the ledger, takes over what a checkpoint remembers, and refuses a budget in which no step fits."""
@@ -481,95 +427,34 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         require_encoder(self.student)
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
-        self._open_annotator()
-        by_all(self.processes, self._require_a_step)
-        if self.teacher_checks.accuracy:
-            self._show_teacher_accuracy()
-
-    def _show_teacher_accuracy(self) -> None:
-        """On the public test split, by the first process; nothing of it is logged."""
-        if ACCURACY_ACCESS not in self.data_accesses:
-            self.data_accesses.append(ACCURACY_ACCESS)
-        data = datamodule_of(self.trainer)
-        if data is None:
-            raise ValueError(
-                "teacher_checks.accuracy is measured on the test split of a data module: fit with datamodule=..., or "
-                "leave it out"
-            )
-        if not self.trainer.is_global_zero:
-            return
-        data.setup("test")
-        found = measured_on(self.teacher.logits, whole(data.test_dataloader()), self.device)
-        rank_zero_info(
-            f"The teacher's own accuracy on the test split of {data.name}: {100 * found['accuracy']:.2f} %. NOT "
-            "CHARGED: this is a query to the private teacher that no noise covers. Do not publish it, and choose "
-            "nothing by it."
-        )
-        if not is_dev_run(self.trainer):
-            keep_teacher_accuracy(self.trainer, found)
-
-    def _require_a_step(self) -> None:
-        calls = self.next_calls
-        if not calls:
-            return
-        account, target = self.annotator.account, self.annotator.target_epsilon
-        kept = target is None or account.epsilon_after(self.annotator.charge, 0) <= target
-        used_up = self.annotator.affordable(limit=calls) < calls
-        if used_up and kept and 0 < self.steps_done == self.annotator.calls_made():
-            rank_zero_info(
-                f"Nothing left to do: the checkpoint is of a run that had used its target up, at step "
-                f"{self.steps_done}."
-            )
-            self.trainer.should_stop = True
-            return
-        self.annotator.require_affordable(calls)
-
-    def _open_annotator(self) -> None:
-        state = self._restored.get("annotator")
-        if self.annotator.is_open:
-            # The same object in a second module, or a second fit.
-            self.annotator.require_open_for(self.teacher.training, state=state)
-            return
-        self.annotator.open(
+        self.run.open(
+            self.trainer,
             private_data=self.teacher.private_data,
             ledger=self.teacher.ledger,
-            num_records=self.teacher.num_records or getattr(datamodule_of(self.trainer), "num_records", None),
-            state=state,
             training=self.teacher.training,
+            num_records=self.teacher.num_records,
             processes=self.processes,
         )
+        if not by_all(self.processes, lambda: self.run.require_calls(self.next_calls, steps_done=self.steps_done)):
+            self.trainer.should_stop = True
+        if self.teacher_checks.accuracy:
+            show_accuracy(self.teacher, self.run, self.trainer, self.device)
 
     def on_train_start(self) -> None:
-        """Fixes the plan, and fits the generator to the prior where the run has not done so."""
-        self.fix_plan()
-        self.warm_start()
-
-    @property
-    def resumed_run(self) -> str | None:
-        """Identity of the run that a checkpoint was taken from, where one is resumed."""
-        return (self._restored.get("annotator") or {}).get("run")
-
-    def fix_plan(self) -> None:
-        """Fixes what this run plans, before its first call: the guarantee is about the plan."""
-        self.plan.fix(self.annotator, self.calls_wanted)
-
-    def calls_wanted(self) -> int | None:
-        """Calls that this fit would make in all, with those before it; None where no end is known."""
-        made, batches = self.annotator.calls_made(), self.trainer.num_training_batches
-        epochs = self.trainer.max_epochs
-        if epochs is not None and epochs >= 0 and math.isfinite(batches):
-            return made + self.affordable_calls(epochs * int(batches))
-        if self.annotator.target_epsilon is not None:
-            return made + self.annotator.affordable(limit=10**9)
-        return None
-
-    def warm_start(self) -> None:
-        """Prepares the generator, before the first query and once in a run."""
+        """Fixes the plan, before the first query, and fits the generator to the prior where it has yet to be."""
+        self.run.fix_plan(self.calls_wanted)
         if self.images.warm_start_steps and not self._generator_is_warm and not self.steps_done:
             rank_zero_info(self.images.warm_start(self.draws))
             self._generator_is_warm = True
             if self.generator is not None:
                 broadcast_tensors(self.generator.state_dict().values(), self.processes)
+
+    def calls_wanted(self) -> int | None:
+        """Calls that this fit would make in all, with those before it; None where no end is known."""
+        made, steps = self.annotator.calls_made(), steps_of_fit(self.trainer)
+        if steps is not None:
+            return made + self.affordable_calls(steps)
+        return None if self.annotator.target_epsilon is None else made + self.annotator.affordable(limit=10**9)
 
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
         """Remembers where a step begins, to know one that was cut short, and resets the generator where it is due."""
@@ -583,12 +468,6 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self.images.reset(self.steps_done, self.draws)
         self.optimizer("generator").optimizer.state.clear()
 
-    def end_step(self) -> None:
-        """Logs what was spent where it is due, and counts the step."""
-        if self.is_logged:
-            self.log_privacy()
-        self.steps_done += 1
-
     # --- what is said of a run ---
 
     @property
@@ -597,9 +476,8 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
 
         Composing ε and taking figures in costs as much as a small student's step, and on a GPU waits for the device.
         """
-        trainer = self.trainer
-        due: bool = trainer._logger_connector.should_update_logs  # as Lightning's own callbacks ask
-        return due or trainer.is_last_batch
+        due: bool = self.trainer._logger_connector.should_update_logs  # as Lightning's own callbacks ask
+        return due or self.trainer.is_last_batch
 
     def log_in_step(self, name: str, value: torch.Tensor | float) -> None:
         """Logs one figure of this step, if it is one that is logged."""
@@ -608,53 +486,30 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
 
     def log_privacy(self, *, on_epoch: bool = False) -> None:
         """Both ε figures and the number of queries, to every logger and the progress bar."""
-        account = self.annotator.account
-        self.log_dict(
-            {
-                "privacy/epsilon": account.epsilon(),
-                "privacy/epsilon_published": account.epsilon_published(),
-                "privacy/queries": float(account.queries()),
-            },
-            prog_bar=True,
-            on_step=not on_epoch,
-            on_epoch=on_epoch,
-        )
+        figures = {**self.run.figures(), "privacy/queries": float(self.annotator.account.queries())}
+        self.log_dict(figures, prog_bar=True, on_step=not on_epoch, on_epoch=on_epoch)
 
     def guarantee(self) -> Guarantee:
         """What may be said of this run's artefacts as things stand."""
-        return self.annotator.guarantee(
-            artefacts=self.published_artefacts,
-            planned=self.plan.covered,
-            data_accesses=self.data_accesses,
-            assumptions=list(
-                dict.fromkeys(  # a student may be of its teacher's kind
-                    [
-                        *self.assumptions(),
-                        *self.images.assumptions,
-                        *(() if self._teacher is None else self._teacher.assumptions),
-                        *assumptions_of(self.student),
-                    ]
-                )
-            ),
-        )
-
-    def covered_epsilon(self) -> float:
-        """Record-level ε that a guarantee of this run states as things stand."""
-        return self.annotator.covered_epsilon(self.plan.covered)
+        of_teacher = () if self._teacher is None else self._teacher.assumptions
+        of_student = assumptions_of(self.student)  # which may be of its teacher's kind
+        assumptions = [*self.assumptions(), *self.images.assumptions, *of_teacher, *of_student]
+        return self.run.guarantee(artefacts=self.published_artefacts, assumptions=assumptions)
 
     @property
     def published_student(self) -> nn.Module:
         """The student that is evaluated and published: itself, or the moving average of its weights."""
-        if self.student_average is None:
-            return self.student
-        average: nn.Module = self.student_average.module
+        average: nn.Module = self.student if self.student_average is None else self.student_average.module
         return average
 
     def published_networks(self) -> dict[str, nn.Module]:
         """Networks that a guarantee of this run covers, by name."""
         return {"student": self.published_student, **self.images.networks()}
 
-    # --- evaluation ---
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """The published student's logits, (N, C, H, W) → (N, c)."""
+        logits: torch.Tensor = self.published_student(images)
+        return logits
 
     def on_validation_start(self) -> None:
         """BatchNorm's statistics are those of process 0 in all, as in what is saved; see `on_test_start`."""
@@ -663,7 +518,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
 
     def on_test_start(self) -> None:
         """Raises `PartitionError` for data whose public records may be private ones of the teacher."""
-        require_partition(self.partitions, datamodule_of(self.trainer))
+        require_partition(self.run.partitions, datamodule_of(self.trainer))
 
     on_predict_start = on_test_start
 
@@ -673,14 +528,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
 
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """The student's accuracy on public images (N, C, H, W) and labels (N,)."""
-        images, labels = batch
-        self.validate_logits(self(images), labels)
-
-    def validate_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Logs what is measured of the student's logits (N, c) on images with these labels (N,)."""
-        self.val_accuracy(logits, labels)
-        log_validation_accuracy(self, self.val_accuracy)
-        log_auroc(self, self.val_auroc, logits, labels, beside=validation_metric(self.trainer))
+        self.evaluation.validate(self, self(batch[0]), batch[1])
 
     def on_validation_epoch_end(self) -> None:
         """Logs the figures beside the accuracy they were paid for, whatever `log_every_n_steps` leaves out."""
@@ -689,11 +537,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
 
     def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """The student's accuracy on the public test split."""
-        images, labels = batch
-        logits = self(images)
-        self.test_accuracy(logits, labels)
-        self.log("test/accuracy", self.test_accuracy)
-        log_auroc(self, self.test_auroc, logits, labels, beside="test/accuracy")
+        self.evaluation.test(self, self(batch[0]), batch[1])
 
     def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         """The student's probabilities, (N, C, H, W) → (N, c); of images alone, or of a batch with labels."""
@@ -718,11 +562,8 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
             "steps_done": self.steps_done,
             "draw_seed": self.draw_seed,
             "generator_is_warm": self._generator_is_warm,
-            "data_accesses": list(self.data_accesses),
-            "partitions": list(self.partitions),
             "objects": list(self._objects_given),
-            "annotator": self.annotator.account.state() if self.annotator.is_open else self._restored.get("annotator"),
-            **self.plan.state(),
+            **self.run.state(),
         }
         if self.memory is not None:
             checkpoint["replay"] = self.memory.state()
@@ -740,17 +581,14 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
                 "the checkpoint says nothing of what its run was charged, and what its weights cost could not be "
                 "stated: give one that a fit of this method has written"
             )
-        self._restored = checkpoint.get("distillation", {})
-        self.steps_done = int(self._restored.get("steps_done", 0))
-        self.draw_seed = self._restored.get("draw_seed")
-        self._generator_is_warm = bool(self._restored.get("generator_is_warm"))
-        self.plan.load(self._restored)
+        if (state := checkpoint.get("distillation")) is None:
+            return
+        self.steps_done = int(state["steps_done"])
+        self.draw_seed = state["draw_seed"]
+        self._generator_is_warm = bool(state["generator_is_warm"])
+        self.run.load(state)
         if self.memory is not None and "replay" in checkpoint:
             self.memory.load(checkpoint["replay"])
-        stated = self._restored.get("partitions", [])
-        self.partitions += [one for one in stated if one not in self.partitions]
-        # What was accessed once cannot be taken back by resuming without it.
-        self.data_accesses = list(dict.fromkeys([*self.data_accesses, *self._restored.get("data_accesses", [])]))
 
 
 def _objects_of(checkpoint: str | Path | IO[bytes]) -> list[str]:

@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from datamodules.partition import require_partition
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.dgd_phases import DGDImages, GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
+from lightning_modules.images.pool import PoolSource
 from lightning_modules.losses.selection import balanced_quotas, confident_samples, spread_samples
 from lightning_modules.losses.tangent_normal import TangentNormalLoss, distort, pseudo_label_loss
 from lightning_modules.networks import ConvVAE, logits_and_statistics
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.vae import negative_elbo, sample_codes
 from lightning_modules.optimizers import Optimizers
-from lightning_modules.pool_source import PoolSource
 from lightning_modules.query_rounds import QueryRounds
 from lightning_modules.query_set import QuerySet
 from lightning_modules.runtime.hyperparameters import settings_of
@@ -235,7 +235,7 @@ class DGD(DataFreeDistillation):
     def _rounds(self) -> QueryRounds:
         """The rounds; several divide the queries that the plan covers."""
         queries, rounds = self.query_phase.queries, self.query_phase.rounds
-        covered = min(queries, self.plan.calls or queries) if rounds > 1 else queries
+        covered = min(queries, self.run.plan.calls or queries) if rounds > 1 else queries
         return QueryRounds(queries=covered, rounds=rounds)
 
     def _can_ask(self) -> bool:
@@ -426,7 +426,7 @@ class DGD(DataFreeDistillation):
             )
             found.require_gradients(reason="the generator is trained against generator_phase.baseline")
             self.try_teacher(found, named="model.generator_phase.baseline_input")
-            self.keep_partitions(found)
+            self.run.keep_partitions(found.partitions)
             self._baseline = found
             if self._baseline.private_data != private_data:
                 raise ValueError(
@@ -436,7 +436,7 @@ class DGD(DataFreeDistillation):
                 )
         if isinstance(self.images, PoolSource):
             data = datamodule_of(self.trainer)
-            private = [*self.partitions, *([data.partition] if hasattr(data, "partition") else [])]
+            private = [*self.run.partitions, *([data.partition] if hasattr(data, "partition") else [])]
             require_partition(private, self.images.pool, whose="the teacher's file, or data.dataset,")
             self.images.open(private={private_data, getattr(data, "private_data", None)}, partitions=private)
             if len(self.images.pixels) < self.query_phase.queries:
@@ -459,7 +459,7 @@ class DGD(DataFreeDistillation):
 
     def on_train_start(self) -> None:
         """Fixes how many queries this run plans, before its first: the guarantee is about the plan."""
-        self.fix_plan()
+        self.run.fix_plan(self.calls_wanted)
         left = self.trainer.num_training_batches * (self.trainer.max_epochs or 0) - self.steps_done
         needed = self.steps_before_student
         if self.trainer.max_epochs not in (None, -1) and left <= needed:

@@ -10,10 +10,10 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from datamodules import ImageDataModule
-from lightning_modules.image_source import Images, ImageSource, require_no_pixel_statistics
+from lightning_modules.images.pool import PoolSource
+from lightning_modules.images.source import Images, ImageSource, require_no_pixel_statistics
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.networks import ConvVAE
-from lightning_modules.pool_source import PoolSource
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number

@@ -16,7 +16,7 @@ from datamodules import Poisson
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets
 from lightning_modules.networks.pretrained import assumptions_of
-from lightning_modules.query_plan import QueryPlan
+from lightning_modules.private_run import PrivateRun, steps_of_fit
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of, is_dev_run
@@ -105,13 +105,12 @@ class DirectTraining(Teacher):
         check_choice("student_target", student_target, ("targets", "gradients"))
         self.gradient_targets = GradientTargets(gamma=gamma, student_target=student_target)
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
-        self.plan = QueryPlan()
+        self.run = PrivateRun(self.annotator)
         self.steps_done = 0
-        #: Accesses to private things that nothing is charged for, in words for the guarantee.
-        self.data_accesses: list[str] = []
         #: Private labels, in a function: an attribute would be written by whoever saves or copies the module.
         self._labels: Callable[[], Tensor] | None = None
-        self._restored_run: dict[str, Any] = {}
+        #: Responses of the label switch, as a checkpoint has kept them.
+        self._kept: Any = None
 
     # --- Algorithm 3 ---
 
@@ -201,8 +200,7 @@ class DirectTraining(Teacher):
             self._refuse_selection()
 
     def _refuse_selection(self) -> None:
-        if _ACCESS not in self.data_accesses:
-            self.data_accesses.append(_ACCESS)
+        self.run.note(_ACCESS)
         for callback in callbacks_of(self.trainer):
             if (monitor := getattr(callback, "monitor", None)) is not None:
                 raise ValueError(
@@ -219,18 +217,16 @@ class DirectTraining(Teacher):
         """
         super().on_fit_start()
         self._bind_records()
-        self._open_annotator()
-        kept = self._restored_run.get("kept")
-        if kept is not None and isinstance(self.annotator, DirectLabelAnnotator):
-            self.annotator.keep(kept)
-        if self._calls_ahead():
-            if self.steps_done and not self.annotator.affordable(limit=1):
-                rank_zero_info(f"Nothing left to do: the target is used up, at step {self.steps_done}.")
-                self.trainer.should_stop = True
-            else:
-                self.annotator.require_affordable()
+        own = self.own_training
+        assert own.id is not None
+        training = Training(own.id, kind=own.kind, releases=None)
+        self.run.open(self.trainer, private_data=own.ledger.private_data, ledger=own.ledger.path, training=training)
+        if self._kept is not None and isinstance(self.annotator, DirectLabelAnnotator):
+            self.annotator.keep(self._kept)
+        if not self.run.require_calls(1 if self._calls_ahead() else 0, steps_done=self.steps_done):
+            self.trainer.should_stop = True
         if not is_dev_run(self.trainer):
-            clear(self.trainer, resumed=(self._restored_run.get("annotator") or {}).get("run"))
+            clear(self.trainer, resumed=self.run.resumed)
 
     def _bind_records(self) -> None:
         data, annotator = datamodule_of(self.trainer), self.annotator
@@ -243,24 +239,9 @@ class DirectTraining(Teacher):
         else:
             annotator.bind_sampling(records=records, steps_in_pass=max(1, math.ceil(records / self.batch_size)))
 
-    def _open_annotator(self) -> None:
-        own, state = self.own_training, self._restored_run.get("annotator")
-        assert own.id is not None
-        training = Training(own.id, kind=own.kind, releases=None)
-        if self.annotator.is_open:
-            self.annotator.require_open_for(training, state=state)
-            return
-        self.annotator.open(
-            private_data=own.ledger.private_data,
-            ledger=own.ledger.path,
-            num_records=getattr(datamodule_of(self.trainer), "num_records", None),
-            state=state,
-            training=training,
-        )
-
     def on_train_start(self) -> None:
         """Fixes the plan, before the first release: the guarantee is about the plan."""
-        self.plan.fix(self.annotator, self._calls_wanted)
+        self.run.fix_plan(self._calls_wanted)
 
     def _calls_wanted(self) -> int | None:
         """Calls that are charged in this run in all, with those before; None where no end is known."""
@@ -270,35 +251,19 @@ class DirectTraining(Teacher):
     def _calls_ahead(self) -> int | None:
         if isinstance(self.annotator, DirectLabelAnnotator):
             return 0 if self.annotator.complete else 1
-        epochs, batches = self.trainer.max_epochs, self.trainer.num_training_batches
-        if epochs is None or epochs < 0 or not math.isfinite(batches):
+        steps = steps_of_fit(self.trainer)
+        if steps is None:
             return None if self.annotator.target_epsilon is None else 10**7
-        return max(0, epochs * int(batches) - self.steps_done)
+        return max(0, steps - self.steps_done)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Ends the fit before the step that the target does not allow, which would be refused anyway; logs ε."""
-        annotator = self.annotator
-        limited = annotator.target_epsilon is not None and not isinstance(annotator, DirectLabelAnnotator)
-        if limited and not self.trainer.should_stop and not annotator.affordable(limit=1):
-            rank_zero_info(f"Stopped: one more step would exceed target_epsilon={annotator.target_epsilon:g}.")
-            self.trainer.should_stop = True
+        if not isinstance(self.annotator, DirectLabelAnnotator):
+            self.run.stop_before(self.trainer, calls=1)
         # Callbacks write an epoch's line before the module's own hook for its end.
         if self.trainer.is_last_batch or self.trainer.should_stop:
-            self._log_spent()
-
-    def _log_spent(self) -> None:
-        account = self.annotator.account
-        self.log_dict(
-            {
-                "privacy/epsilon": account.epsilon(),
-                "privacy/epsilon_label": account.epsilon_label(),
-                "privacy/epsilon_published": account.epsilon_published(),
-            },
-            prog_bar=True,
-            on_step=False,
-            on_epoch=True,
-            batch_size=1,
-        )
+            spent = {**self.run.figures(), "privacy/epsilon_label": self.annotator.account.epsilon_label()}
+            self.log_dict(spent, prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
 
     def on_train_epoch_end(self) -> None:
         """Steps a schedule of the user's."""
@@ -307,12 +272,13 @@ class DirectTraining(Teacher):
 
     def guarantee(self) -> Guarantee:
         """What may be said of the model: nothing of a record, and its own statement about labels."""
-        return self.annotator.guarantee(
-            artefacts=("model", "whatever is computed from it"),
-            planned=self.plan.covered,
-            data_accesses=self.data_accesses,
-            assumptions=list(assumptions_of(self.network)),
-        )
+        artefacts = ("model", "whatever is computed from it")
+        return self.run.guarantee(artefacts=artefacts, assumptions=assumptions_of(self.network))
+
+    @property
+    def data_accesses(self) -> list[str]:
+        """Uncharged queries, in words for the guarantee."""
+        return self.run.uncharged_queries
 
     def on_fit_end(self) -> None:
         """Settles the ledger and writes the guarantee beside the results."""
@@ -333,10 +299,8 @@ class DirectTraining(Teacher):
         annotator = self.annotator
         checkpoint["direct_training"] = {
             "steps_done": self.steps_done,
-            "data_accesses": list(self.data_accesses),
-            "annotator": annotator.account.state() if annotator.is_open else self._restored_run.get("annotator"),
             "kept": annotator.kept() if isinstance(annotator, DirectLabelAnnotator) else None,
-            **self.plan.state(),
+            **self.run.state(),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -354,10 +318,9 @@ class DirectTraining(Teacher):
                     "bound what its weights reveal of them. Begin anew without --ckpt_path"
                 )
             return
-        self._restored_run = state
+        self._kept = state["kept"]
         self.steps_done = int(state["steps_done"])
-        self.plan.load(state)
-        self.data_accesses = list(dict.fromkeys([*self.data_accesses, *state.get("data_accesses", [])]))
+        self.run.load(state)
 
 
 def _annotator(

@@ -11,7 +11,7 @@ from rich.progress import track
 from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.image_source import Images, SyntheticSource
+from lightning_modules.images.source import Images, SyntheticSource
 from lightning_modules.losses.functional import informativeness, joined, kd, logit_distance
 from lightning_modules.losses.regression import fit_noisy_responses
 from lightning_modules.networks import LinearOnFeatures, build_network, logits_and_features
@@ -300,7 +300,7 @@ class Distillation(DataFreeDistillation):
         images, labels = batch
         if batch_idx not in self._evaluated:
             self._evaluated[batch_idx] = extract(images)
-        self.validate_logits(self._forward_extracted(self._evaluated[batch_idx]), labels)
+        self.evaluation.validate(self, self._forward_extracted(self._evaluated[batch_idx]), labels)
 
     def on_fit_start(self) -> None:
         """Also lets go of what a fit before has evaluated: this one may have other images."""

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.image_source import Images
+from lightning_modules.images.replay import Replay
+from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.optimizers import Optimizers
-from lightning_modules.replay import Replay
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.teachers.checks import CHECKS, TeacherChecks
 from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs

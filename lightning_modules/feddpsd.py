@@ -16,11 +16,11 @@ from torch import nn
 from datamodules.partition import disjoint
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.federated import Absence, ClientConnection, Federation, FederationError, Question, Terms
-from lightning_modules.image_source import Images
+from lightning_modules.images.replay import Replay
+from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, LinearCandidates
 from lightning_modules.optimizers import Optimizers
-from lightning_modules.replay import Replay
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.setting_checks import check_choice, check_whole_number
@@ -282,7 +282,7 @@ class FedDPSD(DataFreeDistillation):
             )
         super()._prepare_fit()
 
-    def _read_teacher(self) -> PrivateModel:
+    def read_teacher(self) -> PrivateModel:
         known = self.clients.introductions(num_classes=self.num_classes, image_shape=self.image_shape)
         if len(known) < self.min_clients:
             raise FederationError(f"min_clients is {self.min_clients}, and there are {len(known)} clients")
@@ -338,7 +338,7 @@ class FedDPSD(DataFreeDistillation):
             switch="label" if label else "data",
             noise_by=self.noise_by,
             unit=self.unit,
-            calls=self.plan.calls,
+            calls=self.run.plan.calls,
             batch_size=self.batch_size,
             num_classes=self.num_classes,
             image_shape=self.image_shape,
@@ -353,8 +353,8 @@ class FedDPSD(DataFreeDistillation):
         A resumed run may add other noise than its first rounds had: those do not get cheaper by it. None where no
         number of rounds is planned, or their noise is on a lattice and has no μ.
         """
-        calls, made = self.plan.calls, self.annotator.account.counts(scope="run")
-        whole = made + unmade((self.plan.covered.charges if self.plan.covered else None) or {}, made)
+        calls, made = self.run.plan.calls, self.annotator.account.counts(scope="run")
+        whole = made + unmade((self.run.plan.charges) or {}, made)
         releases = [(charge.release, count) for charge, count in whole.items() if charge.queries]
         if not calls or not all(isinstance(release, Gaussian) for release, _ in releases):
             return None

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.image_source import Images
+from lightning_modules.images.source import Images
 from lightning_modules.losses.functional import (
     Logarithm,
     class_balance,

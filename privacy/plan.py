@@ -56,6 +56,11 @@ class Plan:
     changed: bool = False
     limit: Limit | None = None
 
+    @property
+    def covered(self) -> Plan | None:
+        """What a guarantee has to cover besides what was released; None where nothing was planned."""
+        return self if self.calls is not None or self.charges else None
+
     def fixed(
         self,
         wanted: int | None,

@@ -17,7 +17,7 @@ from lightning_modules.baselines.ensemble import (
     mean_logits_and_statistics,
 )
 from lightning_modules.baselines.image_terms import ImagePool, ImageTerms
-from lightning_modules.image_source import Images
+from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.batchnorm import evaluating

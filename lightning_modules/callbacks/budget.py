@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_modules.callbacks.data_free import data_free
 
@@ -20,14 +19,4 @@ class BudgetStop(Callback):
     ) -> None:
         """Looks one step ahead."""
         module = data_free(pl_module)
-        annotator, calls = module.annotator, module.next_calls
-        if (
-            annotator.target_epsilon is not None
-            and not trainer.should_stop
-            and annotator.affordable(limit=calls) < calls
-        ):
-            rank_zero_info(
-                f"Stopped: one more step would exceed target_epsilon={annotator.target_epsilon:g} "
-                f"({annotator.accounting} accounting)."
-            )
-            trainer.should_stop = True
+        module.run.stop_before(trainer, calls=module.next_calls)

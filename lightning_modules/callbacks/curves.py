@@ -7,9 +7,9 @@ from typing import Any
 from lightning import Callback, LightningModule, Trainer
 
 from lightning_modules.callbacks.data_free import data_free, figures_folder
+from lightning_modules.evaluation import KEPT_APART, validation_metric
 from lightning_modules.runtime.figures import run_curves, save_figure
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
-from lightning_modules.runtime.validation import KEPT_APART, validation_metric
 
 __all__ = ["Curves"]
 

@@ -13,6 +13,7 @@ import torch
 from lightning import LightningModule, Trainer
 from torch import nn
 
+from lightning_modules.private_run import PrivateRun
 from lightning_modules.runtime.publication import private_folder, public_folder
 from lightning_modules.teachers.private_model import PrivateModel
 from privacy.annotators import Annotator
@@ -25,9 +26,9 @@ class DataFreeModule(Protocol):
     """The part of `DataFreeDistillation` that its callbacks use; see there."""
 
     annotator: Annotator
+    run: PrivateRun
     steps_done: int
     draw_seed: int | None
-    data_accesses: list[str]
 
     @property
     def published_student(self) -> nn.Module:
@@ -42,18 +43,11 @@ class DataFreeModule(Protocol):
         """The private teacher, while a fit runs."""
 
     @property
-    def resumed_run(self) -> str | None:
-        """Identity of the run that a checkpoint was taken from, where one is resumed."""
-
-    @property
     def device(self) -> torch.device:
         """Where the module is."""
 
     def guarantee(self) -> Guarantee:
         """What may be said of this run's artefacts as things stand."""
-
-    def covered_epsilon(self) -> float:
-        """Record-level ε that a guarantee of this run states as things stand."""
 
     def published_networks(self) -> dict[str, nn.Module]:
         """Networks that a guarantee of this run covers, by name."""
@@ -80,5 +74,5 @@ def is_data_free(module: object) -> TypeGuard[DataFreeModule]:
 
 def figures_folder(trainer: Trainer, module: DataFreeModule) -> Path:
     """Beside the guarantee where it covers what is drawn, and with what nothing covers where it does not."""
-    bounded = math.isfinite(module.covered_epsilon())
+    bounded = math.isfinite(module.run.covered_epsilon())
     return (public_folder(trainer) if bounded else private_folder(trainer)) / "figures"

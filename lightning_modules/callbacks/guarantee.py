@@ -21,7 +21,7 @@ class GuaranteeWriter(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leaves nothing of an earlier fit beside what this one will say."""
         if trainer.is_global_zero and not is_dev_run(trainer):
-            clear(trainer, resumed=data_free(pl_module).resumed_run if trainer.ckpt_path else None)
+            clear(trainer, resumed=data_free(pl_module).run.resumed if trainer.ckpt_path else None)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """After the last step."""

@@ -10,14 +10,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from torch import nn
 
 from datamodules.shares import whole
 from lightning_modules.callbacks.config import resolved_config
 from lightning_modules.callbacks.curves import Curves
 from lightning_modules.callbacks.data_free import is_data_free
-from lightning_modules.runtime.area_under_curve import AUROC, AreaUnderCurve, asks_for_auroc
-from lightning_modules.runtime.publication import private_folder
+from lightning_modules.evaluation import asks_for_auroc, measured_on, validation_metric
 from lightning_modules.runtime.runs import (
     callbacks_of,
     commit,
@@ -27,13 +25,12 @@ from lightning_modules.runtime.runs import (
     run_folder,
     versions,
 )
-from lightning_modules.runtime.validation import validation_metric
-from lightning_modules.teachers.checks import ACCURACY_ACCESS
+from lightning_modules.teachers.checks import ACCURACY_ACCESS, keep_teacher_accuracy
 from privacy.files import write_atomically
 from privacy.formatting import json_number
 from privacy.guarantee import Guarantee, LabelStatement
 
-__all__ = ["ResultRecord", "keep_teacher_accuracy", "measured_on", "role"]
+__all__ = ["ResultRecord", "role"]
 
 
 @runtime_checkable
@@ -84,8 +81,8 @@ class ResultRecord(Callback):
             raise ValueError(
                 "ResultRecord measures on the test split of a data module: fit with datamodule=..., or leave it out"
             )
-        if self.teacher_accuracy and is_data_free(pl_module) and ACCURACY_ACCESS not in pl_module.data_accesses:
-            pl_module.data_accesses.append(ACCURACY_ACCESS)
+        if self.teacher_accuracy and is_data_free(pl_module):
+            pl_module.run.note(ACCURACY_ACCESS)
         self._begun = time.monotonic()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -107,7 +104,7 @@ class ResultRecord(Callback):
             curves = next((callback for callback in callbacks_of(trainer) if isinstance(callback, Curves)), None)
             record |= {
                 **measured_on(pl_module.published_student, loader, pl_module.device, auroc=asks_for_auroc(trainer)),
-                "uncharged_accesses": list(pl_module.data_accesses),
+                "uncharged_accesses": list(pl_module.run.uncharged_queries),
                 "epsilon_record": json_number(guarantee.epsilon),
                 "epsilon_published": json_number(guarantee.claimed_epsilon),
                 "published_claim": guarantee.claimed_source,
@@ -210,30 +207,3 @@ def role(record: Mapping[str, Any]) -> str:
         "DirectTraining": "model by direct training, private but for what is said of labels",
     }
     return teachers.get(record["method"], f"student by {record['method']}")
-
-
-def keep_teacher_accuracy(trainer: Trainer, found: Mapping[str, float]) -> None:
-    """Writes what a non-private access found where nothing is published from."""
-    content = json.dumps({f"teacher_{name}": value for name, value in found.items()}, indent=2)
-    write_atomically(private_folder(trainer) / "data_accesses.json", content + "\n")
-
-
-@torch.no_grad()
-def measured_on(classify: Any, loader: Any, device: torch.device, *, auroc: bool = False) -> dict[str, float]:
-    """Accuracy of a network, or of any function from images to logits, and on request the area under its ROC curves."""
-    training = classify.training if isinstance(classify, nn.Module) else None
-    if isinstance(classify, nn.Module):
-        classify.eval()
-    hits = total = 0
-    area: AreaUnderCurve | None = None
-    for images, labels in loader:
-        logits = classify(images.to(device)).cpu()
-        hits += int((logits.argmax(dim=1) == labels).sum())
-        total += len(labels)
-        if auroc:
-            if area is None:
-                area = AreaUnderCurve(logits.shape[1])
-            area.add(logits, labels)
-    if isinstance(classify, nn.Module) and training is not None:
-        classify.train(training)
-    return {"accuracy": hits / total, **({} if area is None else {AUROC: float(area.compute())})}

@@ -211,7 +211,7 @@ def distill(
             rank_zero_info("\n".join(planned_cost(planned)))
             _require_exportable(planned_epsilon(planned), unprotected=options.unprotected)
         if options.dry_run:
-            _in_own_words(planned.model.require_teacher)
+            _in_own_words(planned.model.read_teacher)
             return
     try:
         cli = _in_own_words(lambda: run(["fit", *line, "--ckpt_path=last"]))

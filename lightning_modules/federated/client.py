@@ -11,7 +11,6 @@ import torch
 
 from lightning_modules.federated.messages import Introduction, Question, Terms
 from lightning_modules.losses.targets import GradientTargets
-from lightning_modules.query_plan import QueryPlan
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.accounting.composition import compose
 from privacy.annotators import Annotator, GradientAnnotator, LabelAnnotator
@@ -78,7 +77,7 @@ class FederatedClient:
         self.folder: Path | None = None
         self._terms: Terms | None = None
         self._annotator: Annotator | None = None
-        self._plan = QueryPlan()
+        self._plan = Plan()
         self._loss = GradientTargets()
         self._answered = 0
 
@@ -137,8 +136,7 @@ class FederatedClient:
         self._terms, self._annotator, self.folder = terms, annotator, folder
         self._loss = GradientTargets(**terms.loss)
         self._answered = 0
-        self._plan = QueryPlan()
-        self._plan.fix(annotator, self._calls_wanted)
+        self._plan = annotator.fix_plan(Plan(), self._calls_wanted)
         self.write_guarantee()
 
     def _annotator_for(self, terms: Terms) -> Annotator:

@@ -505,7 +505,7 @@ class DPSGDTeacher(Teacher):
         """Accuracy on held-out private records, on which the bound says nothing."""
         inputs, labels = batch
         logits = self.forward_train(inputs) if self.trainer.state.fn == "fit" else self(inputs)
-        self.validate_logits(logits, labels)
+        self.evaluation.validate(self, logits, labels)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The user's optimizer inside Opacus's, with noise from the operating system."""

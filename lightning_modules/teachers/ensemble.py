@@ -14,15 +14,14 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from datamodules import ShardedRecords, Shards
+from lightning_modules.evaluation import asks_for_auroc, auroc_name, validation_metric
 from lightning_modules.losses.regression import check_linear, solve_head
 from lightning_modules.networks import TwoConvNet
 from lightning_modules.networks.stacked import NetworkStack, stack_states
-from lightning_modules.runtime.area_under_curve import asks_for_auroc, auroc_name
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import images_of, prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy, processes_of, share_of
 from lightning_modules.runtime.runs import is_dev_run
-from lightning_modules.runtime.validation import log_validation_accuracy, validation_metric
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.ensemble_accuracy import EnsembleAccuracy
 from lightning_modules.teachers.ensemble_networks import EnsembleNetworks, unstacked
@@ -382,7 +381,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.log("ensemble/teachers_done", float(len(self.trained)), prog_bar=True)
         names = ("ensemble/mean_accuracy", "ensemble/vote_accuracy")
         if (vote := self._log_accuracies(*names, beside=validation_metric(self.trainer))) is not None:
-            log_validation_accuracy(self, vote)
+            self.log(validation_metric(self.trainer), vote, prog_bar=True)
 
     def on_test_start(self) -> None:
         """Raises `PartitionError` for data of which other records are public than in training."""

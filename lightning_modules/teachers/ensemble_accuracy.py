@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from lightning_modules.evaluation import AreaUnderCurve
 from lightning_modules.networks.stacked import NetworkStack
-from lightning_modules.runtime.area_under_curve import AreaUnderCurve
 from privacy.mechanisms.vote_counts import vote_counts
 from privacy.processes import Processes
 

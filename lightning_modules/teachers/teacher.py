@@ -11,16 +11,14 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torch.nn import functional as F
-from torchmetrics.classification import MulticlassAccuracy
 
+from lightning_modules.evaluation import Evaluation
 from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.networks.pretrained import require_encoder
-from lightning_modules.runtime.area_under_curve import AreaUnderCurve, log_auroc
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters, note_recorded
 from lightning_modules.runtime.predictions import images_of, prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.runs import is_dev_run
-from lightning_modules.runtime.validation import log_validation_accuracy, validation_metric
 from lightning_modules.teachers.class_prior import adjusted, log_prior_of
 from lightning_modules.teachers.own_training import OwnTraining
 from privacy.identity import CheckpointError
@@ -82,9 +80,7 @@ class Teacher(GuardedLoading, LightningModule):
         self.label_smoothing = label_smoothing
         self.class_prior = class_prior
         self.log_prior = None if class_prior is None else log_prior_of(class_prior, num_classes=num_classes)
-        self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
-        self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
-        self.val_auroc, self.test_auroc = AreaUnderCurve(num_classes), AreaUnderCurve(num_classes)
+        self.evaluation = Evaluation(num_classes)
         self.own_training = OwnTraining(type(self).__name__)
         #: Steps of the one-cycle schedule, of this fit and of the checkpoint that it goes on from.
         self._cycle: int | None = None
@@ -136,22 +132,11 @@ class Teacher(GuardedLoading, LightningModule):
 
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """Accuracy on held-out private records."""
-        images, labels = batch
-        self.validate_logits(self(images), labels)
-
-    def validate_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Logs what is measured of logits (N, c) on images with these labels (N,)."""
-        self.val_accuracy(logits, labels)
-        log_validation_accuracy(self, self.val_accuracy)
-        log_auroc(self, self.val_auroc, logits, labels, beside=validation_metric(self.trainer))
+        self.evaluation.validate(self, self(batch[0]), batch[1])
 
     def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """Accuracy on the public test split."""
-        images, labels = batch
-        logits = self(images)
-        self.test_accuracy(logits, labels)
-        self.log("test/accuracy", self.test_accuracy)
-        log_auroc(self, self.test_auroc, logits, labels, beside="test/accuracy")
+        self.evaluation.test(self, self(batch[0]), batch[1])
 
     def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         """Probabilities, (N, C, H, W) → (N, c): private, unless the training was by DP-SGD."""

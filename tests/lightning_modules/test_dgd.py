@@ -19,8 +19,8 @@ from datamodules import Digits, Latent
 from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.dgd import DGD
+from lightning_modules.images.pool import PoolSource
 from lightning_modules.networks import SmallCNN
-from lightning_modules.pool_source import PoolSource
 from lightning_modules.priors import StrokePrior
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import TeacherError
@@ -106,7 +106,7 @@ def test_phases_follow_the_counter(place: Path, monkeypatch: pytest.MonkeyPatch,
     assert (seen == whole) is (kind == "DGD")
     assert model.steps_done == STEPS * EPOCHS == len(seen)
     if kind == "DGD":
-        assert model.annotator.calls_made() == len(model.query_set.labels) == model.plan.calls == QUERIES
+        assert model.annotator.calls_made() == len(model.query_set.labels) == model.run.plan.calls == QUERIES
 
 
 def test_each_phase_trains_its_own_network_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_rounds_of_queries_take_turns_with_the_student(place: Path, monkeypatch:
     seen = steps_of(monkeypatch)
     model = run(**IN_ROUNDS).model
     assert seen == TURNS + ["student"] * (STEPS * EPOCHS - len(TURNS))
-    assert model.annotator.calls_made() == len(model.query_set.labels) == model.plan.calls == QUERIES
+    assert model.annotator.calls_made() == len(model.query_set.labels) == model.run.plan.calls == QUERIES
     assert model.guarantee().epsilon == pytest.approx(laplace(QUERIES))
     assert len(model.query_set.images.flatten(1).unique(dim=0)) == QUERIES
 
@@ -256,7 +256,7 @@ def test_a_run_resumed_in_any_round_pays_for_no_label_twice(
     kept_labels = kind == "DGD"
     made = resumed.model.annotator.calls_made()
     assert made == QUERIES if kept_labels else made > QUERIES
-    assert resumed.model.plan.changed is not kept_labels
+    assert resumed.model.run.plan.changed is not kept_labels
     if kept_labels:
         assert equal(kept(whole), kept(resumed))
 
@@ -264,7 +264,7 @@ def test_a_run_resumed_in_any_round_pays_for_no_label_twice(
 def test_rounds_are_of_the_queries_that_a_target_allows(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = steps_of(monkeypatch)
     model = run(votes={"target_epsilon": laplace(10) * (1 + 1e-9)}, **IN_ROUNDS).model
-    assert len(model.query_set.labels) == 10 == model.annotator.calls_made() == model.plan.calls
+    assert len(model.query_set.labels) == 10 == model.annotator.calls_made() == model.run.plan.calls
     turns = ["vae"] * VAE + ["query"] + ["student"] * 2 + ["query"]
     assert seen == turns + ["student"] * (STEPS * EPOCHS - len(turns))
 
@@ -372,7 +372,7 @@ def test_a_run_resumed_in_any_phase_ends_as_an_uninterrupted_one(
     saved = checkpoint()["dgd"]
     resumed = run("run", LAST, **settings)
     assert torch.equal(resumed.model.query_set.labels[: len(saved["query_labels"])], saved["query_labels"])
-    assert resumed.model.annotator.calls_made() == QUERIES and not resumed.model.plan.changed
+    assert resumed.model.annotator.calls_made() == QUERIES and not resumed.model.run.plan.changed
     assert equal(kept(whole), kept(resumed))
 
 
@@ -381,7 +381,7 @@ def test_labels_that_are_kept_are_not_paid_for_again(place: Path, monkeypatch: p
     _interrupted(monkeypatch, BEFORE_STUDENT, kind=kind, **BASELINE)
     model = run("run", LAST, kind=kind, **BASELINE).model
     assert model.annotator.calls_made() == (QUERIES if kind == "DGD" else 2 * QUERIES)
-    assert model.plan.changed is (kind != "DGD")
+    assert model.run.plan.changed is (kind != "DGD")
 
 
 def test_a_budget_that_is_used_up_ends_the_queries_and_not_the_run(
@@ -389,7 +389,7 @@ def test_a_budget_that_is_used_up_ends_the_queries_and_not_the_run(
 ) -> None:
     seen = steps_of(monkeypatch)
     model = run(votes={"target_epsilon": laplace(11) * (1 + 1e-9)}).model
-    assert len(model.query_set.labels) == 11 == model.annotator.calls_made() == model.plan.calls
+    assert len(model.query_set.labels) == 11 == model.annotator.calls_made() == model.run.plan.calls
     assert seen == ["vae"] * VAE + ["query"] * 2 + ["student"] * (STEPS * EPOCHS - VAE - 2)
     assert model.guarantee().epsilon == pytest.approx(laplace(11))
 

@@ -135,7 +135,7 @@ def test_an_interrupted_run_is_charged_for_its_whole_plan() -> None:
     guarantee = model.guarantee()
     assert guarantee.labels is not None
     assert guarantee.labels.epsilon > guarantee.labels.epsilon_spent
-    assert guarantee.labels.epsilon == model.annotator.epsilon_label(model.plan.covered)
+    assert guarantee.labels.epsilon == model.annotator.epsilon_label(model.run.plan.covered)
 
 
 @pytest.mark.parametrize("poisson", [True, False])

@@ -96,7 +96,7 @@ def test_the_pool_is_asked_once_and_the_plan_says_so(folder: Path) -> None:
     assert isinstance(cli.model, Distillation)
     assert cli.model.steps_done == 15
     # 30 images are four batches of 8.
-    assert cli.model.annotator.calls_made() == cli.model.plan.calls == 4
+    assert cli.model.annotator.calls_made() == cli.model.run.plan.calls == 4
     assert cli.model.annotator.account.queries() == 4 * BATCH_SIZE
 
 

@@ -106,7 +106,7 @@ def test_a_run_costs_what_it_was_calibrated_for(place: Path) -> None:
     model = run(annotator={"target_epsilon": 10.0, "scope": "run"}, epochs=2).model
     account = model.annotator.account
     assert model.steps_done == 2 * STEPS
-    assert account.counts() == {model.annotator.charge: CALLS} and model.plan.calls == CALLS
+    assert account.counts() == {model.annotator.charge: CALLS} and model.run.plan.calls == CALLS
     assert account.queries() == CALLS * BATCH_SIZE and model.noisy_answers.shape == (CALLS * BATCH_SIZE, 10)
     assert 9.9999 < account.epsilon() <= 10.0
     assert account.epsilon() == pytest.approx(bound(CALLS, sigma=SIGMA)) == model.guarantee().epsilon
@@ -212,7 +212,7 @@ def test_a_resumed_run_does_not_pay_again(place: Path, monkeypatch: pytest.Monke
     assert model.annotator.account.epsilon() == pytest.approx(bound(times * CALLS, sigma=SIGMA))
     assert model.guarantee().epsilon == pytest.approx(bound(times * CALLS, sigma=SIGMA))
     assert torch.equal(model.noisy_answers, released) is not forgetful
-    assert model.plan.changed is forgetful
+    assert model.run.plan.changed is forgetful
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from torch import nn
 from datamodules import Digits, Latent
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.cli.fit import TranscriptionCLI
-from lightning_modules.image_source import Images
+from lightning_modules.images.source import Images
 from lightning_modules.losses.functional import decoupled_kd, output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.networks import SmallCNN
@@ -177,7 +177,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path, monkeypatch: py
 def test_a_resumed_run_pays_for_every_step_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(monkeypatch, 2, lambda: run(epochs=2))
     model = run("run", LAST, epochs=2).model
-    assert model.annotator.calls_made() == 2 * STEPS == model.plan.calls and not model.plan.changed
+    assert model.annotator.calls_made() == 2 * STEPS == model.run.plan.calls and not model.run.plan.changed
     assert model.annotator.account.epsilon() == pytest.approx(bound(2 * STEPS))
 
 

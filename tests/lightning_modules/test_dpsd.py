@@ -231,7 +231,7 @@ def test_a_teacher_that_discriminates_is_bounded_by_nothing(folder: Path, annota
     account = cli.model.annotator.account
     assert account.epsilon() == math.inf
     assert account.epsilon_published() == account.epsilon_published(counts={cli.model.annotator.charge: 3})
-    assert cli.model.annotator.calls_made() == 3 and not cli.model.plan.changed
+    assert cli.model.annotator.calls_made() == 3 and not cli.model.run.plan.changed
     assert "VOID: the generator was trained against the private teacher" in Path("run/public/guarantee.md").read_text()
     assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
 
@@ -261,9 +261,9 @@ def test_sizes_fixed_beforehand_are_charged_as_they_are_and_others_as_the_smalle
 
 def test_the_plan_of_a_label_run_is_kept(folder: Path) -> None:
     first = run(annotator=LABEL, images="prior")
-    assert (first.model.plan.calls, first.model.plan.changed) == (3, False)
+    assert (first.model.run.plan.calls, first.model.run.plan.changed) == (3, False)
     longer = run("run", LAST, "--trainer.max_epochs=2", annotator=LABEL, images="prior")
-    assert longer.model.annotator.calls_made() == 6 and longer.model.plan.changed
+    assert longer.model.annotator.calls_made() == 6 and longer.model.run.plan.changed
 
 
 def test_schedules_reach_k_and_begin_with_all_classes() -> None:

@@ -22,10 +22,10 @@ from datamodules import ClientRecords, Digits
 from datamodules.partition import disjoint
 from lightning_modules import FedDPSD, feddpsd
 from lightning_modules.federated import Absence, FederatedClient, FederationError, Introduction, LocalClients, Question
-from lightning_modules.image_source import Images
+from lightning_modules.images.replay import Replay
+from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import GradientTargets
-from lightning_modules.replay import Replay
 from lightning_modules.teachers.private_teacher import TeacherError
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator, LabelAnnotator

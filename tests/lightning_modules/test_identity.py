@@ -22,8 +22,9 @@ from support.runs import checkpoint, distil
 
 from datamodules import Digits, Latent, Poisson
 from lightning_modules import DPDFD, DPSGDTeacher, Teacher
-from lightning_modules.image_source import Images
+from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
+from lightning_modules.private_run import PrivateRun
 from lightning_modules.runtime import publication
 from lightning_modules.runtime.publication import clear
 from lightning_modules.teachers.own_training import CheckpointError
@@ -310,7 +311,7 @@ def test_a_student_that_was_stopped_does_not_shed_its_plan_by_more_noise() -> No
     after = stated("run")
     assert after["epsilon_all_runs"] >= after["epsilon"] > 1.2 * after["epsilon_spent"]
     assert after["epsilon"] >= before["epsilon"] * (1 - 1e-12)
-    assert cli.model.plan.changed and any("THE NOISE WAS CHANGED" in text for text in after["assumptions"])
+    assert cli.model.run.plan.changed and any("THE NOISE WAS CHANGED" in text for text in after["assumptions"])
     assert "sigma=30" in after["mechanism"] and "sigma=1e+09" in after["mechanism"]
     # A checkpoint holds the plan as plain values.
     assert len(checkpoint()["distillation"]["planned_charges"]) == 2
@@ -707,7 +708,7 @@ def test_a_resume_into_the_folder_of_another_run_leaves_nothing_of_it(
 ) -> None:
     if broken:  # whatever is resumed is taken for what is there
         monkeypatch.setattr(publication, "_run_in", lambda folder: "any")
-        monkeypatch.setattr(DPDFD, "resumed_run", "any")
+        monkeypatch.setattr(PrivateRun, "resumed", "any")
     private_teacher("private")
     noisy = {"noise_multiplier": 100.0}
     for folder in ("one", "two"):

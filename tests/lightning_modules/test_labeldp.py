@@ -52,7 +52,7 @@ def test_prior_images_cost_their_answers_and_nothing_else(folder: Path, train_on
     assert model.annotator.calls_made() == STEPS * STAGES
     assert account.epsilon() == pytest.approx(_answers(STEPS * STAGES))
     assert account.epsilon_published() == 1.0
-    assert (model.plan.calls, model.plan.changed) == (STEPS * STAGES, False)
+    assert (model.run.plan.calls, model.run.plan.changed) == (STEPS * STAGES, False)
     assert len(model.stage_labels) == BATCH_SIZE * STEPS * (STAGES if train_on == "union" else 1)
 
 
@@ -61,7 +61,7 @@ def test_a_generator_that_saw_the_teacher_is_bounded_by_nothing(folder: Path, im
     cli = run(images=images)
     account = cli.model.annotator.account
     assert account.epsilon() == math.inf and account.epsilon_published() == 1.0
-    assert cli.model.annotator.calls_made() == STEPS * STAGES and not cli.model.plan.changed
+    assert cli.model.annotator.calls_made() == STEPS * STAGES and not cli.model.run.plan.changed
     assert "VOID: the generator was trained against the private teacher" in Path("run/public/guarantee.md").read_text()
     assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
 
@@ -144,7 +144,7 @@ def test_a_stage_survives_an_interruption_and_is_not_paid_for_again(
     resumed = run("run", LAST, **settings)
     assert resumed.model.steps_done == STEPS * STAGES
     assert resumed.model.annotator.calls_made() == STEPS * STAGES
-    assert not resumed.model.plan.changed
+    assert not resumed.model.run.plan.changed
     for name in ("images", "labels"):
         assert torch.equal(saved[name], getattr(resumed.model, f"stage_{name}"))
 
@@ -226,7 +226,7 @@ def test_passes_over_kept_labels_cost_nothing(folder: Path, monkeypatch: pytest.
     model = run("run", "--model.stages.passes=2", **QUIET).model
     labels = BATCH_SIZE * STEPS // 2
     assert model.steps_done == STEPS * STAGES
-    assert model.annotator.calls_made() == STEPS * STAGES // 2 == model.plan.calls
+    assert model.annotator.calls_made() == STEPS * STAGES // 2 == model.run.plan.calls
     assert model.annotator.account.epsilon() == pytest.approx(_answers(STEPS * STAGES // 2))
     assert model.annotator.account.epsilon() < _answers(STEPS * STAGES)  # what as many steps on new labels cost
     for stage in (seen[:STEPS], seen[STEPS:]):
@@ -254,8 +254,8 @@ def test_a_plan_counts_a_stage_that_a_resumed_run_begins_and_does_not_end(
     _interrupted(monkeypatch, STEPS + 1, **settings)
     model = run("run", LAST, "--data.steps_per_epoch=6", **settings).model
     assert model.steps_done < model.stage_end
-    assert model.annotator.calls_made() == model.plan.calls == (2 * STEPS + 2 * 6) // passes
-    assert model.plan.calls > model.steps_done // passes  # counted by the steps that are made, it would fall short
+    assert model.annotator.calls_made() == model.run.plan.calls == (2 * STEPS + 2 * 6) // passes
+    assert model.run.plan.calls > model.steps_done // passes  # counted by the steps that are made, it would fall short
 
 
 def test_passes_that_make_up_no_epoch_are_refused(folder: Path) -> None:
@@ -268,7 +268,7 @@ def test_passes_that_make_up_no_epoch_are_refused(folder: Path) -> None:
 def test_only_whole_stages_are_begun_under_a_target(folder: Path) -> None:
     target = _answers(2 * STEPS + STEPS // 2)
     cli = run(**QUIET, epochs=4, annotator={"target_epsilon": target})
-    assert cli.model.steps_done == 2 * STEPS == cli.model.annotator.calls_made() == cli.model.plan.calls
+    assert cli.model.steps_done == 2 * STEPS == cli.model.annotator.calls_made() == cli.model.run.plan.calls
     assert cli.model.annotator.account.epsilon() <= target
     assert cli.model.stage_end == cli.model.steps_done
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lightning_modules import DGD, DPDFD
 from lightning_modules.cli import main
 from lightning_modules.dgd_phases import DGDImages, GeneratorPhase
-from lightning_modules.image_source import Images
+from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.checks import TRIAL_ACCESS
 from lightning_modules.teachers.private_teacher import TeacherError
@@ -86,7 +86,7 @@ def settings(place: Path, *, classes: int = 10, channels: int = 1, pixels: int =
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
-    monkeypatch.setattr("lightning_modules.base.rank_zero_warn", found.append)
+    monkeypatch.setattr("lightning_modules.teachers.checks.rank_zero_warn", found.append)
     return found
 
 
@@ -137,9 +137,9 @@ def test_what_was_looked_at_is_told_and_what_was_found_is_not(
     place: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[str] = []
-    monkeypatch.setattr("lightning_modules.base.rank_zero_info", shown.append)
+    monkeypatch.setattr("lightning_modules.teachers.checks.rank_zero_info", shown.append)
     accuracy = 0.678912345
-    monkeypatch.setattr("lightning_modules.base.measured_on", lambda *_: {"accuracy": accuracy})
+    monkeypatch.setattr("lightning_modules.teachers.checks.measured_on", lambda *_: {"accuracy": accuracy})
     torch.save(network_of(place, 1, 8, 10).state_dict(), "teacher.pt")
     distil("run", model=settings(place, teacher_checks={"accuracy": True}))
     (line,) = [text for text in shown if "own accuracy" in text]
@@ -175,7 +175,7 @@ def test_the_page_says_the_same_whatever_a_trial_found(place: Path, said: list[s
 
 def test_a_teacher_trained_here_is_not_tried(folder: Path, said: list[str]) -> None:
     cli = distil()
-    assert cli.model.data_accesses == [] and said == []
+    assert cli.model.run.uncharged_queries == [] and said == []
     distil("stated", model={"teacher_input": {"range": [0, 1]}})
     assert "with pixels in [-1, 1] its decisions" in said[0]
 
@@ -197,7 +197,7 @@ def test_what_it_takes_is_compared_on_resuming(place: Path) -> None:
     gone_on = distil("run", resume, **{**again, "model": {**begun, "teacher_checks": {"trial": False}}})
     assert gone_on.model.steps_done == 6
     # That the first part was tried is not forgotten.
-    assert TRIAL_ACCESS in gone_on.model.data_accesses
+    assert TRIAL_ACCESS in gone_on.model.run.uncharged_queries
 
 
 def _with(network: dict[str, Any], **arguments: Any) -> dict[str, Any]:

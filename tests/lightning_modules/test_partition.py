@@ -19,7 +19,7 @@ from datamodules import ClientRecords, Digits, ImageFolder, Planted
 from datamodules.partition import PartitionError, require_partition
 from lightning_modules import Teacher, base, dgd
 from lightning_modules.cli import main
-from lightning_modules.pool_source import PoolSource
+from lightning_modules.images.pool import PoolSource
 from lightning_modules.teachers import own_training
 
 
@@ -162,7 +162,7 @@ def test_of_plain_weights_nothing_is_known() -> None:
     weights = {name: value for name, value in content["state_dict"].items() if name.startswith("network.")}
     torch.save({name.removeprefix("network."): value for name, value in weights.items()}, "weights.pt")
     cli = transcribe(pictures(0.5), teacher="weights.pt", teacher_network=SMALL)
-    assert cli.model.partitions == []
+    assert cli.model.run.partitions == []
 
 
 def test_a_partition_holds_what_decides_and_no_path() -> None:

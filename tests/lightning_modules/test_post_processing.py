@@ -14,8 +14,8 @@ from support.variants import MoodyTeacher
 
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.callbacks.record import measured_on
 from lightning_modules.cli.fit import TranscriptionCLI
+from lightning_modules.evaluation import measured_on
 from lightning_modules.publishing.run import read_run
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 
@@ -81,7 +81,7 @@ def spent(made: Callable[[], TranscriptionCLI], asked: list[int]) -> tuple[Any, 
         account.counts(scope="run"),
         (account.epsilon(), account.epsilon_published(), account.queries(scope="run")),
         (guarantee.epsilon, guarantee.claimed_epsilon, guarantee.unit, guarantee.assumptions),
-        model.data_accesses,
+        model.run.uncharged_queries,
     )
 
 

@@ -167,14 +167,14 @@ def test_a_ledger_that_was_lost_is_made_up_for_by_the_checkpoint(folder: Path) -
 
 def test_a_longer_plan_is_told_in_the_guarantee(folder: Path) -> None:
     first = _noisy(epochs=1)
-    assert (first.plan.calls, first.plan.changed) == (STEPS, False)
+    assert (first.run.plan.calls, first.run.plan.changed) == (STEPS, False)
     longer = _noisy(LAST)
-    assert longer.plan.changed
+    assert longer.run.plan.changed
 
 
 def test_a_shorter_plan_still_costs_the_first_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _interrupt(monkeypatch, "on_train_batch_end", 2, lambda: _noisy())
     shorter = _noisy(LAST, epochs=1)
-    assert (_calls(shorter), shorter.plan.calls) == (STEPS, 2 * STEPS)
+    assert (_calls(shorter), shorter.run.plan.calls) == (STEPS, 2 * STEPS)
     guarantee = shorter.guarantee()
     assert guarantee.epsilon > guarantee.epsilon_spent

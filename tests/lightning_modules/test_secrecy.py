@@ -14,7 +14,7 @@ from support.runs import checkpoint, distil, equal, leaks, networks, teacher_wei
 from support.variants import MoodyTeacher
 
 from lightning_modules import DPDFD
-from lightning_modules.image_source import Images
+from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.annotators import GradientAnnotator

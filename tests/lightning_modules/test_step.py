@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from datamodules.latent import StepIndices
 from lightning_modules import DPDFD, DPSD
-from lightning_modules.image_source import Images
+from lightning_modules.images.source import Images
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, SmallCNN, TwoConvNet
 from lightning_modules.networks.comparing import same_module

@@ -11,7 +11,7 @@ from torch import nn
 from datamodules import Digits, Latent
 from lightning_modules import FedDPSD
 from lightning_modules.federated import FederatedClient, LocalClients, Question, Terms
-from lightning_modules.image_source import Images
+from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from lightning_modules.runtime.validation import TEST_SPLIT
+from lightning_modules.evaluation import TEST_SPLIT
 from sweeps.runner.tables.published import Published, published
 from sweeps.runner.tables.spec import TableSpec
 

@@ -17,7 +17,7 @@ from datamodules import Digits, Latent
 from lightning_modules import FedDistillation
 from lightning_modules.baselines import ImageTerms, NoisePrior
 from lightning_modules.cli import main
-from lightning_modules.image_source import Images
+from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.networks import DAFLGenerator, SmallCNN
 from privacy import BudgetExceeded

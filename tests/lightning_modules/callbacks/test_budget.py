@@ -40,7 +40,7 @@ def test_training_stops_before_the_step_that_would_overspend(folder: Path, accou
     record = json.loads(Path("run/result.json").read_text())
     assert record["steps"] == 5 and record["curve"][-1]["steps"] == 5
     assert checkpoint()["distillation"]["steps_done"] == 5
-    assert not cli.model.plan.changed and cli.model.plan.calls == 5
+    assert not cli.model.run.plan.changed and cli.model.run.plan.calls == 5
 
 
 def test_a_run_that_had_used_its_target_up_ends_quietly_when_resumed(folder: Path) -> None:

@@ -109,7 +109,7 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(settings["steps"])
         return fit_generator(*arguments, **settings)
 
-    monkeypatch.setattr("lightning_modules.image_source.fit_generator", recording)
+    monkeypatch.setattr("lightning_modules.images.source.fit_generator", recording)
     return found
 
 

@@ -294,7 +294,7 @@ def edited(folder: str, /, **values: Any) -> None:
 def accessed(run: str) -> None:
     path = f"{run}/checkpoints/last.ckpt"
     content = torch.load(path, weights_only=True)
-    content["distillation"]["data_accesses"] = ["something that was accessed after the guarantee"]
+    content["distillation"]["uncharged_queries"] = ["something that was accessed after the guarantee"]
     torch.save(content, path)
 
 

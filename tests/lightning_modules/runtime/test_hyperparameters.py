@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_modules import DGD, DPDFD
 from lightning_modules.dgd_phases import DGDImages, VAEPhase
-from lightning_modules.image_source import Images
+from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
 from privacy import GradientAnnotator, VoteAnnotator

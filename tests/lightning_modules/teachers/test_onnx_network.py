@@ -13,7 +13,7 @@ from torch import nn
 
 from lightning_modules import DGD, DPDFD, DPSD, LabelDP
 from lightning_modules.dgd_phases import DGDImages, GeneratorPhase
-from lightning_modules.image_source import Images
+from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers import onnx_network
 from lightning_modules.teachers.private_teacher import PrivateTeacher, TeacherError

@@ -12,7 +12,7 @@ from support.variants import MoodyTeacher
 
 from datamodules import Digits, Latent
 from lightning_modules import DPDFD
-from lightning_modules.image_source import Images
+from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN, TwoConvNet
 from lightning_modules.teachers.private_teacher import PrivateTeacher, TeacherError
 

@@ -11,8 +11,8 @@ from support.runs import BATCH_SIZE, checkpoint, distil, leaks, teacher_weights
 from support.variants import MoodyTeacher
 
 from lightning_modules import DPDFD
+from lightning_modules.images.replay import Replay, ReplayMemory
 from lightning_modules.losses.targets import Annotation, GradientTargets
-from lightning_modules.replay import Replay, ReplayMemory
 from privacy.identity import CheckpointError
 
 CAPACITY = 20

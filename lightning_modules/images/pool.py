@@ -9,7 +9,7 @@ import torch
 
 from datamodules import ImageDataModule
 from datamodules.partition import Partition, same_data
-from lightning_modules.image_source import ImageSource
+from lightning_modules.images.source import ImageSource
 from lightning_modules.runtime.randomness import Draws
 
 __all__ = ["PoolSource"]

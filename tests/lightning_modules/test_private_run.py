@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_modules.query_plan import QueryPlan
+from lightning_modules.private_run import PrivateRun
 from privacy.annotators import GradientAnnotator
+from privacy.plan import Plan
 
 
-def plan(*fits: tuple[int, int | None], **settings: Any) -> QueryPlan:
+def plan(*fits: tuple[int, int | None], **settings: Any) -> Plan:
     """A plan after fits that each began with so many calls made and wanted so many in all."""
-    made = QueryPlan()
+    made: dict[str, Any] = {}
     annotator = GradientAnnotator(**settings)
     annotator.bind(batch_size=4, num_classes=3)
     annotator.open(private_data="digits/train")
     for calls, wanted in fits:
         while annotator.calls_made() < calls:
             annotator.account.charge(annotator.charge)
-        again = QueryPlan()
-        again.load(made.state())
-        again.fix(annotator, lambda wanted=wanted: wanted)  # type: ignore[misc]
-        made = again
-    return made
+        run = PrivateRun(annotator)
+        if made:
+            run.load(made)
+        run.fix_plan(lambda wanted=wanted: wanted)  # type: ignore[misc]
+        made = run.state()
+    return run.plan
 
 
-def covered(made: QueryPlan) -> int | None:
+def covered(made: Plan) -> int | None:
     """Calls that are covered whatever is made of them."""
     return None if made.covered is None else sum((made.covered.charges or {}).values())
 

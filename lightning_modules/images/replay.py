@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.setting_checks import check_number, check_whole_number
 from privacy.identity import CheckpointError
+from privacy.processes import ProcessesError
 
 __all__ = ["Replay", "ReplayMemory"]
 
@@ -81,6 +82,18 @@ class ReplayMemory:
 
     def __len__(self) -> int:
         return self._kept
+
+    def require_shares(self, processes: int) -> None:
+        """Refuses a batch that so many processes cannot share evenly.
+
+        Raises:
+            ProcessesError: With what to set.
+        """
+        if self.batch_size % processes:
+            raise ProcessesError(
+                f"replay.batch_size must be a multiple of the {processes} processes, each of which takes an equal "
+                f"share of it, got {self.batch_size}"
+            )
 
     def targets_of(self, annotation: Annotation) -> Tensor:
         """What is kept of an annotation: distributions (B, c), float32, with the step along a gradient lengthened."""

@@ -20,6 +20,7 @@ from lightning_modules.priors import ImagePrior, StrokePrior
 from lightning_modules.priors.warm_start import fit_generator
 from lightning_modules.runtime.randomness import Draws, key, stream
 from lightning_modules.setting_checks import check_number, check_whole_number
+from privacy.processes import ProcessesError, share_size
 
 __all__ = ["ImageSettings", "ImageSource", "Images", "SyntheticSource", "require_no_pixel_statistics"]
 
@@ -121,6 +122,19 @@ class ImageSource(ABC):
     def generated(self) -> int:
         """How many images of a batch the generator makes, or the refiner changes."""
         return 0
+
+    def share(self, batch_size: int, processes: int) -> None:
+        """Fixes how many images of a batch this process makes.
+
+        Raises:
+            ProcessesError: A batch, or the generated half of one, that so many processes cannot share evenly.
+        """
+        self.rows = share_size(batch_size, processes)
+        if self.kind == "both" and (batch_size // 2) % processes:
+            raise ProcessesError(
+                "half of data.batch_size is generated for images.source='both', and each process makes an equal share "
+                f"of it: it must be a multiple of 2 x {processes} processes, got {batch_size}"
+            )
 
     @property
     def latent_dim(self) -> int:

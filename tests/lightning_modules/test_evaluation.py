@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from support.runs import QUIET, distil
 
 from lightning_modules.cli import main
-from lightning_modules.runtime.area_under_curve import AreaUnderCurve
+from lightning_modules.evaluation import AreaUnderCurve
 
 
 def area_of(answers: torch.Tensor, labels: torch.Tensor, *, pieces: int = 3) -> float:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_modules.image_source import Images, SyntheticSource
+from lightning_modules.images.source import Images, SyntheticSource
 from lightning_modules.networks import DAFLGenerator, Refiner, ScaledOutput
 from lightning_modules.priors import DeadLeavesPrior, StrokePrior
 from lightning_modules.runtime.randomness import Draws

@@ -1,0 +1,137 @@
+"""What is measured of a classifier: accuracy, and the area under the ROC curve where the data set's field asks for it.
+
+`val/accuracy` is of something kept apart, by which a run may be chosen: a selection half, or held-out private records.
+Where a fit is validated on the public test split, the figure is one of that split: a run or a step that is chosen by it
+has no figure left that was not chosen, and `test_split/accuracy` says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning import LightningModule, Trainer
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
+from torchmetrics.utilities import dim_zero_cat
+
+from lightning_modules.runtime.runs import datamodule_of
+
+__all__ = [
+    "AUROC",
+    "KEPT_APART",
+    "TEST_SPLIT",
+    "AreaUnderCurve",
+    "Evaluation",
+    "asks_for_auroc",
+    "auroc_name",
+    "measured_on",
+    "validation_metric",
+]
+
+AUROC = "auroc"
+"""Its name in `metrics` of a data module, in logs and in records."""
+
+KEPT_APART = "val/accuracy"
+TEST_SPLIT = "test_split/accuracy"
+
+
+class AreaUnderCurve(MulticlassAUROC):
+    """One-vs-rest areas under the ROC curves, averaged over the classes that are there, as MedMNIST has it.
+
+    With two classes this is the area of either of them. A class that no image has, or every image, has no curve and is
+    left out; with none left the value is NaN.
+
+    Args:
+        num_classes: c.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes, average="none", thresholds=None)
+
+    def add(self, answers: Tensor, labels: Tensor) -> None:
+        """Takes in a batch.
+
+        Args:
+            answers: (N, c) logits, or int64 counts of votes, whose shares are taken.
+            labels: (N,).
+        """
+        # In single precision confident answers are all 1, and have no order; Apple's GPUs have no other.
+        precise = answers.detach().to(torch.float32 if answers.device.type == "mps" else torch.float64)
+        votes = not answers.is_floating_point()
+        self.update(precise / precise.sum(dim=1, keepdim=True) if votes else precise.softmax(dim=1), labels)
+
+    def compute(self) -> Tensor:  # type: ignore[override]  # as torchmetrics' own does
+        """The mean area, between 0 and 1."""
+        labels = dim_zero_cat(self.target)
+        counts = labels.bincount(minlength=self.num_classes)
+        there = (counts > 0) & (counts < len(labels))
+        return super().compute()[there].mean() if bool(there.any()) else torch.tensor(torch.nan, device=labels.device)
+
+
+class Evaluation(nn.Module):
+    """The metrics of a module's validation and test, which logs them as its own.
+
+    Args:
+        num_classes: c.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.val_auroc, self.test_auroc = AreaUnderCurve(num_classes), AreaUnderCurve(num_classes)
+
+    def validate(self, module: LightningModule, logits: Tensor, labels: Tensor) -> None:
+        """Logs what is measured of logits (N, c) on validation images with these labels (N,)."""
+        name = validation_metric(module.trainer)
+        self.val_accuracy(logits, labels)
+        module.log(name, self.val_accuracy, prog_bar=True)
+        _log_auroc(module, self.val_auroc, logits, labels, beside=name)
+
+    def test(self, module: LightningModule, logits: Tensor, labels: Tensor) -> None:
+        """The same on test images."""
+        self.test_accuracy(logits, labels)
+        module.log("test/accuracy", self.test_accuracy)
+        _log_auroc(module, self.test_auroc, logits, labels, beside="test/accuracy")
+
+
+def _log_auroc(module: LightningModule, area: AreaUnderCurve, logits: Tensor, labels: Tensor, *, beside: str) -> None:
+    if asks_for_auroc(module.trainer):
+        area.add(logits, labels)
+        module.log(auroc_name(beside), area)
+
+
+def validation_metric(trainer: Trainer) -> str:
+    """`TEST_SPLIT` where the data module says that it validates on the test split, else `KEPT_APART`."""
+    return TEST_SPLIT if getattr(datamodule_of(trainer), "evaluation", None) == "test" else KEPT_APART
+
+
+def asks_for_auroc(trainer: Trainer) -> bool:
+    """Whether the data module does."""
+    return AUROC in getattr(datamodule_of(trainer), "metrics", ())
+
+
+def auroc_name(beside: str) -> str:
+    """Name of the area beside an accuracy: `val/auroc` beside `val/accuracy`."""
+    return f"{beside.rpartition('/')[0]}/{AUROC}"
+
+
+@torch.no_grad()
+def measured_on(classify: Any, loader: Any, device: torch.device, *, auroc: bool = False) -> dict[str, float]:
+    """Accuracy of a network, or of any function from images to logits, and on request the area under its ROC curves."""
+    training = classify.training if isinstance(classify, nn.Module) else None
+    if isinstance(classify, nn.Module):
+        classify.eval()
+    hits = total = 0
+    area: AreaUnderCurve | None = None
+    for images, labels in loader:
+        logits = classify(images.to(device)).cpu()
+        hits += int((logits.argmax(dim=1) == labels).sum())
+        total += len(labels)
+        if auroc:
+            area = area or AreaUnderCurve(logits.shape[1])
+            area.add(logits, labels)
+    if isinstance(classify, nn.Module) and training is not None:
+        classify.train(training)
+    return {"accuracy": hits / total, **({} if area is None else {AUROC: float(area.compute())})}

@@ -1,0 +1,5 @@
+"""Where the images of a run come from: a generator, a procedural prior, a public pool, or what was released before."""
+
+from lightning_modules.images.source import Images, ImageSettings, ImageSource, SyntheticSource
+
+__all__ = ["ImageSettings", "ImageSource", "Images", "SyntheticSource"]

@@ -1,0 +1,164 @@
+"""The course of a run whose releases are charged: its ledger, its plan, its figures and its guarantee."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning import Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from datamodules.partition import Partition
+from lightning_modules.runtime.runs import datamodule_of
+from privacy.annotators import Annotator
+from privacy.guarantee import Guarantee
+from privacy.identity import Training, UnnamedTraining
+from privacy.plan import Plan
+from privacy.processes import ALONE, Processes
+
+__all__ = ["PrivateRun", "steps_of_fit"]
+
+
+class PrivateRun:
+    """What a module does with its annotator besides asking it: `open`, `require_calls` and `fix_plan`, in this order.
+
+    The guarantee is about the plan, which is fixed before the first release and never made smaller: a run that is
+    resumed for fewer calls, with other noise or under another target may do so because of what the first ones gave.
+
+    Args:
+        annotator: Mechanism, noise and budget.
+
+    Attributes:
+        plan: What the run asks the annotator for in all.
+        uncharged_queries: Accesses to private things that nothing is charged for, in words for the guarantee.
+        partitions: Which records are private: what a student is tested on is held to it.
+        resumed: Identity of the run that a checkpoint was taken from, where one is resumed.
+    """
+
+    def __init__(self, annotator: Annotator) -> None:
+        self.annotator = annotator
+        self.plan = Plan()
+        self.uncharged_queries: list[str] = []
+        self.partitions: list[Partition] = []
+        self._restored: Mapping[str, Any] | None = None
+
+    @property
+    def resumed(self) -> str | None:
+        """Identity of the run that a checkpoint was taken from, where one is resumed."""
+        return None if self._restored is None else self._restored["run"]
+
+    def note(self, query: str) -> None:
+        """Notes an unaccounted query, before it is made."""
+        if query not in self.uncharged_queries:
+            self.uncharged_queries.append(query)
+
+    def keep_partitions(self, partitions: Sequence[Partition]) -> None:
+        """Remembers which records are private, in checkpoints as well."""
+        self.partitions += [one for one in partitions if one not in self.partitions]
+
+    def open(
+        self,
+        trainer: Trainer,
+        *,
+        private_data: str,
+        ledger: Path | None,
+        training: Training | UnnamedTraining | None,
+        num_records: int | None = None,
+        processes: Processes = ALONE,
+    ) -> None:
+        """Opens the ledger when a fit begins, and takes over what a checkpoint remembers; see `Annotator.open`."""
+        if self.annotator.is_open:
+            # The same object in a second module, or a second fit.
+            self.annotator.require_open_for(training, state=self._restored)
+            return
+        self.annotator.open(
+            private_data=private_data,
+            ledger=ledger,
+            num_records=num_records or getattr(datamodule_of(trainer), "num_records", None),
+            state=self._restored,
+            training=training,
+            processes=processes,
+        )
+
+    def require_calls(self, calls: int, *, steps_done: int) -> bool:
+        """Refuses a budget in which the calls of the next step do not fit.
+
+        Returns:
+            Whether there is anything left to do: not in a run that is resumed after it has used its target up.
+
+        Raises:
+            BudgetExceeded: With the figures and what could be changed.
+        """
+        if not calls:
+            return True
+        account, target = self.annotator.account, self.annotator.target_epsilon
+        kept = target is None or account.epsilon_after(self.annotator.charge, 0) <= target
+        if self.is_used_up(calls) and kept and 0 < steps_done == self.annotator.calls_made():
+            rank_zero_info(
+                f"Nothing left to do: the checkpoint is of a run that had used its target up, at step {steps_done}."
+            )
+            return False
+        self.annotator.require_affordable(calls)
+        return True
+
+    def is_used_up(self, calls: int) -> bool:
+        """Whether the target does not allow so many further calls."""
+        return self.annotator.target_epsilon is not None and self.annotator.affordable(limit=calls) < calls
+
+    def stop_before(self, trainer: Trainer, *, calls: int) -> None:
+        """Ends a fit before the step that the target does not allow; the annotator would refuse it anyway."""
+        annotator = self.annotator
+        if not trainer.should_stop and self.is_used_up(calls):
+            rank_zero_info(
+                f"Stopped: one more step would exceed target_epsilon={annotator.target_epsilon:g} "
+                f"({annotator.accounting} accounting)."
+            )
+            trainer.should_stop = True
+
+    def fix_plan(self, wanted: Callable[[], int | None]) -> None:
+        """Fixes the plan and writes it into the ledger; see `Annotator.fix_plan`."""
+        self.plan = self.annotator.fix_plan(self.plan, wanted)
+
+    def figures(self) -> dict[str, float]:
+        """Both ε as they stand, by their names in logs."""
+        account = self.annotator.account
+        return {"privacy/epsilon": account.epsilon(), "privacy/epsilon_published": account.epsilon_published()}
+
+    def covered_epsilon(self) -> float:
+        """Record-level ε that a guarantee states as things stand."""
+        return self.annotator.covered_epsilon(self.plan.covered)
+
+    def guarantee(self, *, artefacts: Sequence[str], assumptions: Sequence[str]) -> Guarantee:
+        """What may be said of these artefacts as things stand."""
+        return self.annotator.guarantee(
+            artefacts=artefacts,
+            planned=self.plan.covered,
+            data_accesses=self.uncharged_queries,
+            assumptions=list(dict.fromkeys(assumptions)),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {
+            "uncharged_queries": list(self.uncharged_queries),
+            "partitions": list(self.partitions),
+            "annotator": self.annotator.account.state() if self.annotator.is_open else self._restored,
+            **self.plan.to_dict(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state`; the charges are merged with the ledger's by `open`."""
+        self._restored = state["annotator"]
+        self.plan = Plan.from_dict(state)
+        # What was accessed once cannot be taken back by resuming without it.
+        for query in state["uncharged_queries"]:
+            self.note(query)
+        self.keep_partitions(state["partitions"])
+
+
+def steps_of_fit(trainer: Trainer) -> int | None:
+    """Steps of a fit with all of its epochs; None where no end is known."""
+    epochs, batches = trainer.max_epochs, trainer.num_training_batches
+    return epochs * int(batches) if epochs is not None and epochs >= 0 and math.isfinite(batches) else None
