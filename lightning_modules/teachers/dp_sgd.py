@@ -596,6 +596,7 @@ class DPSGDTeacher(Teacher):
             "secure_noise": self.secure,
             "data_accesses": list(self.data_accesses),
             "settings": self._settings,
+            "asked_clipping": self._asked_clipping,
             "assumptions": self._assumptions,
         }
 
@@ -625,7 +626,7 @@ class DPSGDTeacher(Teacher):
         is refused by name, as every other setting is.
         """
         before = state.get("settings", {}).get("clipping")
-        if before in WAYS and (self._asked_clipping == "auto" or (self._asked_clipping, before) == ("ghost", "flat")):
+        if before in WAYS and self._asked_clipping in ("auto", state.get("asked_clipping")):
             self.clipping = self._way(before)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
