@@ -159,11 +159,21 @@ class FederatedClient:
         return GradientAnnotator(**{**terms.mechanism, **own})
 
     def _calls_wanted(self) -> int | None:
-        assert self._terms is not None and self._annotator is not None
-        if self._terms.calls is None:
+        if self.terms.calls is None:
             return None
-        made = self._annotator.calls_made()
-        return made + self._annotator.affordable(limit=max(0, self._terms.calls - made))
+        made = self.annotator.calls_made()
+        return made + self.annotator.affordable(limit=max(0, self.terms.calls - made))
+
+    @property
+    def terms(self) -> Terms:
+        """What the run asks.
+
+        Raises:
+            ClientRefusal: Nothing was agreed yet.
+        """
+        if self._terms is None:
+            raise ClientRefusal(f"{self.name} was asked before a run began")
+        return self._terms
 
     @property
     def annotator(self) -> Annotator:
@@ -204,8 +214,7 @@ class FederatedClient:
         return annotator.annotate(self._loss.gradients(question.outputs, logits)).float().cpu()
 
     def _check(self, question: Question) -> None:
-        assert self._terms is not None
-        terms = self._terms
+        terms = self.terms
         if terms.calls is not None and self._answered >= terms.calls:
             # A server that goes on has seen what the planned ones gave; one that is resumed begins anew.
             raise ClientRefusal(f"{terms.calls:,} questions were agreed, and all have been answered")
@@ -225,8 +234,7 @@ class FederatedClient:
 
     def guarantee(self) -> Guarantee:
         """What left this client, and what that bounds, whoever the server is."""
-        assert self._terms is not None
-        terms = self._terms
+        terms = self.terms
         answers = "noisy classes" if terms.switch == "label" else "bounded gradients"
         said = self.annotator.guarantee(
             artefacts=(
@@ -250,8 +258,7 @@ class FederatedClient:
 
     def _of_trusted_server(self) -> str:
         """What holds against everybody but a server that adds the noise; its own figure bounds nothing then."""
-        assert self._terms is not None
-        terms, delta = self._terms, self.annotator.delta
+        terms, delta = self.terms, self.annotator.delta
         text = (
             "the server, which receives this client's gradients without noise: against it nothing bounds anything but "
             "the teacher's own training"

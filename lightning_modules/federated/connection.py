@@ -10,7 +10,7 @@ import torch
 
 from lightning_modules.federated.messages import Absence, Introduction, Question, Terms
 
-__all__ = ["ClientConnection", "FederationError", "checked_answer"]
+__all__ = ["ClientConnection", "FederationError"]
 
 
 class FederationError(RuntimeError):
@@ -59,30 +59,3 @@ class ClientConnection(ABC):
     @abstractmethod
     def end(self) -> None:
         """Lets clients settle their ledgers and write what left them. It may be called more than once."""
-
-
-def checked_answer(answer: torch.Tensor, *, question: Question) -> torch.Tensor | Absence:
-    """An answer that the server may use, or why it is left out.
-
-    That a client sends what is not finite says something of its machine and nothing of its records: what a teacher
-    gives that is not finite becomes zeros, or class 0, before it leaves the client.
-
-    Args:
-        answer: As it came.
-        question: What was asked.
-    """
-    gradients = question.candidates is None
-    wanted = tuple(question.outputs.shape) if gradients else (len(question.outputs),)
-    kind = torch.float32 if gradients else torch.int64
-    if tuple(answer.shape) != wanted:
-        return Absence(f"its answer has the shape {tuple(answer.shape)} in place of {wanted}")
-    if answer.dtype != kind:
-        return Absence(f"its answer is of {answer.dtype} in place of {kind}")
-    if not bool(torch.isfinite(answer).all()):
-        return Absence("its answer is not finite")
-    if question.candidates is not None:
-        inside = (answer >= 0) & (answer < question.outputs.shape[1])
-        chosen = answer.clamp(0, question.outputs.shape[1] - 1)
-        if not bool((inside & question.candidates.cpu().gather(1, chosen[:, None])[:, 0]).all()):
-            return Absence("its answer holds a class that is no candidate")
-    return answer

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from lightning_modules.federated.client import ClientRefusal, FederatedClient
-from lightning_modules.federated.connection import ClientConnection, checked_answer
+from lightning_modules.federated.connection import ClientConnection
 from lightning_modules.federated.messages import Absence, Introduction, Question, Terms
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import PrivateTeacher, TeacherError
@@ -128,7 +128,7 @@ class LocalClients(ClientConnection):
                 answers[client.name] = self._out[client.name]
                 continue
             try:
-                answers[client.name] = checked_answer(client.answer(question, features=features), question=question)
+                answers[client.name] = client.answer(question, features=features)
             except (BudgetExceeded, ClientRefusal) as refusal:
                 answers[client.name] = Absence(str(refusal))
         return answers

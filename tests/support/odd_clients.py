@@ -10,31 +10,33 @@ import torch
 
 from lightning_modules.cli import main
 from lightning_modules.federated.flower import Node
-from lightning_modules.federated.flower.records import Scalar, array_of, question_from, tensor_of
+from lightning_modules.federated.flower.wire import Scalar, from_bytes, to_bytes, unpack
 
 FROM = 2
 
 
 def spoil(name: str) -> None:
     """Has every client of this process answer otherwise, once its own annotator has charged the answer."""
-    honest = Node.ask
+    honest = Node.answer
 
-    def ask(self: Node, arrays: Sequence[bytes], config: Mapping[str, Scalar]) -> tuple[list[bytes], dict[str, Scalar]]:
+    def answer(
+        self: Node, arrays: Sequence[bytes], config: Mapping[str, Scalar]
+    ) -> tuple[list[bytes], dict[str, Scalar]]:
         answers, said = honest(self, arrays, config)
-        if question_from(arrays, config).number < FROM:
+        if unpack(said)[1].get("number", 0) < FROM:
             return answers, said
-        answer = tensor_of(answers[0])
+        gradients = from_bytes(answers[0], shape=(8, 10), dtype=torch.float32)
         if name == "late":
             time.sleep(6)
         elif name == "nan":
-            answer = torch.full_like(answer, torch.nan)
+            gradients = torch.full_like(gradients, torch.nan)
         elif name == "narrow":
-            answer = answer[:, :-1]
+            gradients = gradients[:, :-1]
         elif name == "garbled":
             return [b"not an array"], said
-        return [array_of(answer)], said
+        return [to_bytes(gradients)], said
 
-    Node.ask = ask  # type: ignore[method-assign]
+    Node.answer = answer  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

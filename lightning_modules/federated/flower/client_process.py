@@ -6,9 +6,9 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from lightning_modules.federated.connection import FederationError
@@ -60,7 +60,8 @@ def serve(
                     )
                     return
                 except grpc.RpcError as error:
-                    _log.warning("%s has no connection to %s: %s", node.name, server, _reason(error))
+                    details = getattr(error, "details", str)()
+                    _log.warning("%s has no connection to %s: %s", node.name, server, details or type(error).__name__)
                 if time.monotonic() - client.heard > patience:
                     raise FederationError(f"no server was reached at {server} for {patience:g} s")
                 time.sleep(pause)
@@ -69,50 +70,35 @@ def serve(
 
 
 class _FlowerClient:
-    """A node as Flower calls its clients; no subclass of Flower's, which needs nothing but these methods."""
+    """A node as Flower calls its clients; no subclass of Flower's, which needs nothing but this method."""
 
     def __init__(self, node: Node) -> None:
-        from flwr.common import Code, Status
-
         self._node = node
-        self._done = Status(code=Code.OK, message="")
         #: When the server was last heard of.
         self.heard = time.monotonic()
 
-    def get_properties(self, ins: Any) -> Any:
-        """A message without tensors, and what is said to it."""
-        from flwr.common import GetPropertiesRes
-
-        self.heard = time.monotonic()
-        return GetPropertiesRes(status=self._done, properties=dict(self._node.tell(ins.config)))
-
     def fit(self, ins: Any) -> Any:
-        """A question, and its answer."""
-        from flwr.common import FitRes, Parameters
+        """A message, and its answer."""
+        from flwr.common import Code, FitRes, Parameters, Status
 
         self.heard = time.monotonic()
-        arrays, said = self._node.ask(ins.parameters.tensors, ins.config)
-        answer = Parameters(tensors=arrays, tensor_type="numpy.ndarray")
-        return FitRes(status=self._done, parameters=answer, num_examples=0, metrics=dict(said))
+        arrays, said = self._node.answer(ins.parameters.tensors, ins.config)
+        answer = Parameters(tensors=arrays, tensor_type="")
+        return FitRes(status=Status(code=Code.OK, message=""), parameters=answer, num_examples=0, metrics=dict(said))
 
 
-def _reason(error: Exception) -> str:
-    details: Callable[[], str | None] | None = getattr(error, "details", None)
-    return (details() if details is not None else None) or type(error).__name__
-
-
-class _ended_by_sigterm:  # noqa: N801
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
     """Makes SIGTERM an exception, so that what has to be written is written."""
 
-    def __enter__(self) -> None:
-        self._before: Any = None
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._end)
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-
-    @staticmethod
-    def _end(number: int, frame: FrameType | None) -> None:
+    def end(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

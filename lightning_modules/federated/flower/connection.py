@@ -13,18 +13,16 @@ from typing import Any, TypeVar
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from lightning_modules.federated.connection import ClientConnection, FederationError, checked_answer
+from lightning_modules.federated.connection import ClientConnection, FederationError
 from lightning_modules.federated.flower.extra import require_flower
-from lightning_modules.federated.flower.records import (
-    RecordError,
+from lightning_modules.federated.flower.wire import (
     Scalar,
-    config_of,
-    kind_of,
-    message_of,
-    question_to,
+    WireError,
+    pack,
+    pack_question,
+    read_answer,
     read_introduction,
-    shape_to,
-    tensor_of,
+    unpack,
 )
 from lightning_modules.federated.messages import Absence, Introduction, Question, Terms
 from lightning_modules.setting_checks import check_number, check_whole_number
@@ -160,8 +158,8 @@ class FlowerClients(ClientConnection):
             return
         assert self._asked is not None
         classes, shape = self._asked
-        question = shape_to(num_classes=classes, image_shape=shape)
-        for connection, said in self._at_once(new, lambda proxy: self._tell(proxy, question)).items():
+        message = pack("introduce", num_classes=classes, image_shape=list(shape))
+        for connection, said in self._at_once(new, lambda proxy: self._tell(proxy, message)).items():
             problem = self._take(connection, said, live=set(live))
             if problem is not None:
                 self._strangers.add(connection)
@@ -173,7 +171,7 @@ class FlowerClients(ClientConnection):
             return f"A client that has connected is of no use: {said.reason}"
         try:
             who = read_introduction(said)
-        except RecordError as error:
+        except WireError as error:
             return f"A client that has connected is of no use: {error}"
         if self._reached.get(who.name) in live:
             return f"A second client named {who.name} has connected, and is not asked: names must differ"
@@ -197,18 +195,17 @@ class FlowerClients(ClientConnection):
         return dict(self._out)
 
     def _begin(self, names: Sequence[str], terms: Terms) -> dict[str, Absence]:
-        message = config_of("begin", **terms.to_dict())
-        out: dict[str, Absence] = {}
-        for name, said in self._of_each(names, lambda proxy: self._tell(proxy, message)).items():
-            if isinstance(said, Absence):
-                out[name] = said
-                rank_zero_warn(f"{name} takes no part: {said.reason}")
+        message = pack("begin", **terms.to_dict())
+        found = self._of_each(names, lambda proxy: self._tell(proxy, message))
+        out = {name: said for name, said in found.items() if isinstance(said, Absence)}
+        for name, absence in out.items():
+            rank_zero_warn(f"{name} takes no part: {absence.reason}")
         return out
 
     def ask(self, question: Question) -> Mapping[str, torch.Tensor | Absence]:
         """See `ClientConnection.ask`. All clients are asked at the same time."""
         self._meet()
-        arrays, config = question_to(question)
+        arrays, config = pack_question(question)
         taking_part = [name for name in sorted(self._known) if name not in self._out]
         found = self._of_each(taking_part, lambda proxy: self._answer(proxy, arrays, config, question))
         return {**self._out, **found}
@@ -216,21 +213,13 @@ class FlowerClients(ClientConnection):
     def _answer(
         self, proxy: Any, arrays: list[bytes], config: dict[str, Scalar], question: Question
     ) -> torch.Tensor | Absence:
-        from flwr.common import FitIns, Parameters
-
-        instruction = FitIns(Parameters(tensors=arrays, tensor_type="numpy.ndarray"), dict(config))
-        reply = self._reply(lambda: proxy.fit(instruction, timeout=self.timeout, group_id=None))
+        said = self._send(proxy, config, arrays)
+        if isinstance(said, Absence):
+            return said
         try:
-            if kind_of(reply.metrics) == "refusal":
-                return _refused(message_of(reply.metrics, kind="refusal"))
-            given = message_of(reply.metrics, kind="answer")
-            if given.get("number") != question.number:
-                return Absence(f"it answered question {str(given.get('number'))[:20]} in place of {question.number}")
-            if len(reply.parameters.tensors) != 1:
-                return Absence(f"its answer holds {len(reply.parameters.tensors)} tensors in place of one")
-            return checked_answer(tensor_of(reply.parameters.tensors[0]), question=question)
-        except RecordError as error:
-            return Absence(f"its answer cannot be read: {error}")
+            return read_answer(said[1], said[0], question)
+        except WireError as error:
+            return Absence(f"its answer cannot be used: {error}")
 
     def end(self) -> None:
         """See `ClientConnection.end`. Clients end as well, once they have written what left them."""
@@ -239,7 +228,7 @@ class FlowerClients(ClientConnection):
             return
         self._service = None
         live = dict(self._manager.all())
-        message = config_of("end")
+        message = pack("end")
         self._at_once(live, lambda proxy: self._tell(proxy, message))
         self._at_once(live, self._dismiss)
         service.stop(grace=1).wait(5)
@@ -250,17 +239,24 @@ class FlowerClients(ClientConnection):
     # --- messages ---
 
     def _tell(self, proxy: Any, config: dict[str, Scalar]) -> dict[str, Any] | Absence:
-        from flwr.common import GetPropertiesIns
+        said = self._send(proxy, config, [])
+        return said if isinstance(said, Absence) else said[0]
 
-        said = self._reply(
-            lambda: proxy.get_properties(GetPropertiesIns(dict(config)), timeout=self.timeout, group_id=None)
-        )
+    def _send(
+        self, proxy: Any, config: dict[str, Scalar], arrays: list[bytes]
+    ) -> tuple[dict[str, Any], list[bytes]] | Absence:
+        """Sends a message to a client, and gives values and arrays of its answer."""
+        from flwr.common import FitIns, Parameters
+
+        instruction = FitIns(Parameters(tensors=arrays, tensor_type=""), dict(config))
+        reply = self._reply(lambda: proxy.fit(instruction, timeout=self.timeout, group_id=None))
         try:
-            kind = kind_of(said.properties)
-            values = message_of(said.properties, kind=kind)
-        except RecordError as error:
+            kind, values = unpack(reply.metrics)
+        except WireError as error:
             return Absence(f"its answer cannot be read: {error}")
-        return _refused(values) if kind == "refusal" else values
+        if kind == "refusal":
+            return Absence(str(values.get("reason", "it gave no reason"))[:1000])
+        return values, list(reply.parameters.tensors)
 
     def _dismiss(self, proxy: Any) -> None:
         from flwr.common import ReconnectIns
@@ -299,10 +295,6 @@ class FlowerClients(ClientConnection):
             except FutureTimeout:
                 found[name] = Absence(f"no answer within {self.timeout:g} s")
         return found
-
-
-def _refused(values: Mapping[str, Any]) -> Absence:
-    return Absence(str(values.get("reason", "it gave no reason"))[:1000])
 
 
 def _is_loopback(host: str) -> bool:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from lightning_modules.federated.client import ClientRefusal, FederatedClient
-from lightning_modules.federated.flower.records import (
-    RecordError,
+from lightning_modules.federated.flower.wire import (
+    INTRODUCE,
     Scalar,
-    array_of,
-    config_of,
-    kind_of,
-    message_of,
-    question_from,
-    read_shape,
+    WireError,
+    pack,
+    read,
+    read_question,
     read_terms,
+    to_bytes,
+    unpack,
 )
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import BudgetExceeded
@@ -29,26 +30,18 @@ __all__ = ["Node"]
 
 _log = logging.getLogger(__name__)
 
-# Their messages are about the run's terms alone. All others may be about the teacher or the machine.
-_SAID = (ClientRefusal, RecordError)
+Reply = tuple[list[bytes], dict[str, Scalar]]
 
 
 class Node:
     """One client of a federation on a machine of its own, as it answers messages.
-
-    It raises nothing: an answer that cannot be given is a refusal with its reason, and of errors that are not about the
-    run's terms the server is told that there was one, while the client's own log says which.
 
     Args:
         name: By which the server knows it.
         teacher: File of the classifier that was trained on this client's records.
         folder: Where guarantees are written, in a folder for each run.
         teacher_network: Builds the classifier where the file holds nothing but weights.
-        target_epsilon: Record-level ε that all runs together may spend of this client's records; None for no limit.
-        delta: δ of its figures, which is not for the server to choose.
-        trusts_server: Whether it may send gradients without noise, for the server to add it to the sum.
-        ledger: Its ledger's file; None is the private data's own.
-        num_records: Number of its records, where the teacher's file does not say.
+        settings: Others of `FederatedClient`, which are its owner's to set.
     """
 
     def __init__(
@@ -58,75 +51,69 @@ class Node:
         teacher: str,
         folder: Path,
         teacher_network: Callable[..., nn.Module] | None = None,
-        target_epsilon: float | None = None,
-        delta: float = 1e-5,
-        trusts_server: bool = False,
-        ledger: str | None = None,
-        num_records: int | None = None,
+        **settings: Any,
     ) -> None:
         self.name = name
         self.teacher = teacher
         self.folder = folder
         self.teacher_network = teacher_network
-        self.target_epsilon = target_epsilon
-        self.delta = delta
-        self.trusts_server = trusts_server
-        self.ledger = ledger
-        self.num_records = num_records
+        self._settings = settings
         self._client: FederatedClient | None = None
-        self._made_for: tuple[int, tuple[int, int, int]] | None = None
+        self._made_for: Mapping[str, Any] | None = None
 
-    def tell(self, config: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Answers a message without tensors: `introduce`, `begin` or `end`."""
+    def answer(self, arrays: Sequence[bytes], config: Mapping[str, Scalar]) -> Reply:
+        """Answers a message: `introduce`, `begin`, `ask` or `end`.
+
+        It raises nothing: an answer that cannot be given is a refusal with its reason, and of errors that are not about
+        the run's terms the server is told that there was one, while the client's own log says which.
+        """
         try:
-            kind = kind_of(config)
+            kind, values = unpack(config)
             if kind == "introduce":
-                client = self._client_for(*read_shape(config))
-                return config_of("introduction", **client.introduction().to_dict())
+                client = self._client_for(read(values, INTRODUCE, dict))
+                return [], pack("introduction", **client.introduction().to_dict())
+            if kind == "ask":
+                question = read_question(arrays, values, self._known().terms)
+                return [to_bytes(self._known().answer(question))], pack("answer", number=question.number)
             if kind == "begin":
-                self._begin(config)
+                self._begin(values)
             elif kind == "end":
                 self.end()
             else:
-                raise RecordError(f"a message must be introduce, begin or end, got {kind[:40]!r}")
-            return config_of("done")
+                raise WireError(f"a message must be introduce, begin, ask or end, got {kind[:40]!r}")
+            return [], pack("done")
+        except (ClientRefusal, WireError) as error:  # about the run's terms, and nothing else
+            _log.warning("%s refuses: %s", self.name, error)
+            return [], pack("refusal", reason=str(error)[:1000])
+        except BudgetExceeded as error:
+            _log.warning("%s refuses: %s", self.name, error)
+            # What other runs have spent, and on what, is not for this one's server.
+            return [], pack("refusal", reason=f"the target_epsilon of {self.name} leaves no room for an answer")
         except Exception as error:
-            return self._refusal(error)
-
-    def ask(self, arrays: Sequence[bytes], config: Mapping[str, Scalar]) -> tuple[list[bytes], dict[str, Scalar]]:
-        """Answers one round's question: the answer alone, or none and why."""
-        try:
-            question = question_from(arrays, config)
-            return [array_of(self._known().answer(question))], config_of("answer", number=question.number)
-        except Exception as error:
-            return [], self._refusal(error)
+            _log.error("%s cannot answer", self.name, exc_info=error)
+            return [], pack("refusal", reason=f"{self.name} met an error, which its own log names")
 
     def end(self) -> None:
         """Settles the ledger, and writes what left this client. It may be called more than once."""
         if self._client is not None:
             self._client.end()
 
-    def _client_for(self, num_classes: int, image_shape: tuple[int, int, int]) -> FederatedClient:
-        if self._client is None or self._made_for != (num_classes, image_shape):
+    def _client_for(self, given: Mapping[str, Any]) -> FederatedClient:
+        if self._client is None or self._made_for != given:
             self.end()
-            self._client = FederatedClient(
-                name=self.name,
-                teacher=PrivateTeacher.load(
-                    self.teacher, num_classes=num_classes, image_shape=image_shape, network=self.teacher_network
-                ),
-                target_epsilon=self.target_epsilon,
-                delta=self.delta,
-                trusts_server=self.trusts_server,
-                ledger=self.ledger,
-                num_records=self.num_records,
+            teacher = PrivateTeacher.load(
+                self.teacher,
+                num_classes=given["num_classes"],
+                image_shape=tuple(given["image_shape"]),
+                network=self.teacher_network,
             )
-            self._made_for = (num_classes, image_shape)
+            self._client = FederatedClient(name=self.name, teacher=teacher, **self._settings)
+            self._made_for = given
         return self._client
 
-    def _begin(self, config: Mapping[str, Scalar]) -> None:
-        terms = read_terms(message_of(config, kind="begin"))
-        client = self._known()
-        if self._made_for != (terms.num_classes, terms.image_shape):
+    def _begin(self, values: Mapping[str, Any]) -> None:
+        terms, client = read_terms(values), self._known()
+        if self._made_for != {"num_classes": terms.num_classes, "image_shape": list(terms.image_shape)}:
             raise ClientRefusal(f"{self.name} was introduced for other images or classes than the run is of")
         client.end()  # what an earlier run reserved
         # The identity is hexadecimal digits, see `read_terms`: no other folder can be named by it.
@@ -141,14 +128,3 @@ class Node:
         if self._client is None:
             raise ClientRefusal(f"{self.name} was asked before it was introduced")
         return self._client
-
-    def _refusal(self, error: Exception) -> dict[str, Scalar]:
-        if isinstance(error, BudgetExceeded):
-            _log.warning("%s refuses: %s", self.name, error)
-            # What other runs have spent, and on what, is not for this one's server.
-            return config_of("refusal", reason=f"the target_epsilon of {self.name} leaves no room for an answer")
-        if isinstance(error, _SAID):
-            _log.warning("%s refuses: %s", self.name, error)
-            return config_of("refusal", reason=str(error)[:1000])
-        _log.error("%s cannot answer", self.name, exc_info=error)
-        return config_of("refusal", reason=f"{self.name} met an error, which its own log names")

@@ -3,59 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from support.federations import BATCH_SIZE, question, small_network, terms
+from support.federations import BATCH_SIZE, small_network, terms
 
-from lightning_modules.federated import Absence, Introduction, LocalClients, Terms
-from lightning_modules.federated.connection import checked_answer
+from lightning_modules.federated import Introduction, LocalClients, Terms
 from lightning_modules.federated.federation import Federation
 from privacy.annotators import GradientAnnotator
 from privacy.events import SampledGaussian
 from privacy.neighbours import Unit
-
-LABELS = torch.zeros(BATCH_SIZE, 10, dtype=torch.bool)
-LABELS[:, :3] = True
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (torch.zeros(BATCH_SIZE, 9), r"the shape (8, 9) in place of (8, 10)"),
-        (torch.zeros(BATCH_SIZE), r"the shape (8,) in place of (8, 10)"),
-        (torch.zeros(BATCH_SIZE, 10, dtype=torch.float16), "torch.float16 in place of torch.float32"),
-        (torch.full((BATCH_SIZE, 10), torch.nan), "not finite"),
-        (torch.full((BATCH_SIZE, 10), math.inf), "not finite"),
-    ],
-)
-def test_gradients_that_cannot_be_used_are_left_out(answer: torch.Tensor, reason: str) -> None:
-    found = checked_answer(answer, question=question())
-    assert isinstance(found, Absence) and reason in found.reason
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (torch.zeros(BATCH_SIZE, 10, dtype=torch.int64), "the shape"),
-        (torch.zeros(BATCH_SIZE), "torch.float32 in place of torch.int64"),
-        (torch.full((BATCH_SIZE,), 3), "no candidate"),
-        (torch.full((BATCH_SIZE,), -1), "no candidate"),
-        (torch.full((BATCH_SIZE,), 10), "no candidate"),
-    ],
-)
-def test_classes_that_cannot_be_used_are_left_out(answer: torch.Tensor, reason: str) -> None:
-    found = checked_answer(answer, question=question(candidates=LABELS, size=3))
-    assert isinstance(found, Absence) and reason in found.reason
-
-
-def test_what_was_asked_for_is_taken() -> None:
-    gradients, classes = torch.ones(BATCH_SIZE, 10), torch.full((BATCH_SIZE,), 2)
-    assert checked_answer(gradients, question=question()) is gradients
-    assert checked_answer(classes, question=question(candidates=LABELS, size=3)) is classes
 
 
 def test_messages_survive_json() -> None:

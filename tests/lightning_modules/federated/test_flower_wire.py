@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import math
-import pickle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -18,21 +15,19 @@ from hypothesis import strategies as st
 from support.federations import BATCH_SIZE, SHAPE, question, small_network, terms
 from support.flower import teacher_files
 
-from lightning_modules.federated import Introduction, Question, Terms
+from lightning_modules.federated import Introduction, Terms
 from lightning_modules.federated.flower import Node
-from lightning_modules.federated.flower.records import (
-    RecordError,
-    array_of,
-    config_of,
-    kind_of,
-    message_of,
-    question_from,
-    question_to,
+from lightning_modules.federated.flower.wire import (
+    WireError,
+    from_bytes,
+    pack,
+    pack_question,
+    read_answer,
     read_introduction,
-    read_shape,
+    read_question,
     read_terms,
-    shape_to,
-    tensor_of,
+    to_bytes,
+    unpack,
 )
 from privacy.events import Gaussian, Release, SampledGaussian
 
@@ -73,15 +68,15 @@ def all_terms(draw: st.DrawFn) -> Terms:
 
 @given(tensors())
 def test_tensors_arrive_bit_for_bit(tensor: torch.Tensor) -> None:
-    arrived = tensor_of(array_of(tensor))
+    arrived = from_bytes(to_bytes(tensor), shape=tensor.shape, dtype=tensor.dtype)
     assert arrived.dtype == tensor.dtype and arrived.shape == tensor.shape
     assert arrived.numpy().tobytes() == tensor.numpy().tobytes()
 
 
 @given(all_terms())
 def test_terms_arrive(asked: Terms) -> None:
-    config = config_of("begin", **asked.to_dict())
-    assert read_terms(message_of(config, kind="begin")) == asked
+    kind, values = unpack(pack("begin", **asked.to_dict()))
+    assert kind == "begin" and read_terms(values) == asked
 
 
 @given(
@@ -107,109 +102,60 @@ def test_introductions_arrive(
         assumptions=assumptions,
         partition={"data": name, "place": None, "settings": {"fold": 1}, "share": ["of-2", 0]},
     )
-    assert read_introduction(message_of(config_of("introduction", **said.to_dict()), kind="introduction")) == said
+    assert read_introduction(unpack(pack("introduction", **said.to_dict()))[1]) == said
 
 
-@given(tensors(), tensors(), st.none() | tensors(), st.integers(0, 10**9), st.none() | st.integers(1, 99))
-def test_questions_arrive(
-    images: torch.Tensor, outputs: torch.Tensor, candidates: torch.Tensor | None, number: int, size: int | None
-) -> None:
-    asked = Question(
-        number=number,
-        images=images.nan_to_num().float(),
-        outputs=outputs.nan_to_num().float(),
-        candidates=None if candidates is None else candidates.nan_to_num() > 0,
-        size=size,
-    )
-    arrived = question_from(*question_to(asked))
-    assert (arrived.number, arrived.size) == (number, size)
+LABELS = {"switch": "label", "mechanism": {"epsilon": 1.0, "smallest": 3, "delta": 1e-5}}
+
+
+@pytest.mark.parametrize("label", [False, True])
+def test_questions_arrive(label: bool) -> None:
+    candidates = torch.arange(10).expand(BATCH_SIZE, 10) < 3
+    asked = question(7, **({"candidates": candidates, "size": 3} if label else {}))
+    arrays, config = pack_question(asked)
+    arrived = read_question(arrays, unpack(config)[1], terms(**(LABELS if label else {})))
+    assert (arrived.number, arrived.size) == (7, asked.size)
     for name in ("images", "outputs", "candidates"):
         first, second = getattr(asked, name), getattr(arrived, name)
         assert (first is None and second is None) or torch.equal(first, second)
 
 
-def test_the_question_who_one_is_arrives() -> None:
-    assert read_shape(shape_to(num_classes=10, image_shape=SHAPE)) == (10, SHAPE)
+@pytest.mark.parametrize("data", [b"", b"not an array", b"\0" * 319, b"\0" * 321, "text"])
+def test_bytes_that_are_no_such_array_are_refused(data: Any) -> None:
+    with pytest.raises(WireError, match="takes 320 bytes"):
+        from_bytes(data, shape=(8, 10), dtype=torch.float32)
+    with pytest.raises(WireError, match="truth values"):
+        from_bytes(b"\0\2\1", shape=(3,), dtype=torch.bool)
 
 
-def _saved(array: Any, **settings: Any) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array, **settings)
-    return buffer.getvalue()
-
-
-def _claiming(shape: tuple[int, ...]) -> bytes:
-    buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, {"descr": "<f4", "fortran_order": False, "shape": shape})
-    return buffer.getvalue() + b"\x00" * 8
-
-
-class Bomb:
-    """Would make a file if it were unpickled."""
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (Path("unpickled"),)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "not in NumPy's format"),
-        (b"not an array", "not in NumPy's format"),
-        (pickle.dumps(Bomb()), "not in NumPy's format"),
-        (_saved(np.array([Bomb()], dtype=object), allow_pickle=True), "bool, float32 or int64"),
-        (_saved(np.zeros(2)), "bool, float32 or int64"),
-        (_saved(np.zeros(2, dtype=">f4")), "bool, float32 or int64"),
-        (_saved(np.zeros((2, 3), dtype=np.float32, order="F")), "in C order"),
-        (_saved(np.zeros(2, dtype=[("a", "<f4")])), "bool, float32 or int64"),
-        (_saved(np.zeros(3, dtype=np.float32))[:-1], "not as many as its shape takes"),
-        (_saved(np.zeros(3, dtype=np.float32)) + b"1", "not as many as its shape takes"),
-        (_saved(np.zeros(3, dtype=bool))[:-3] + b"\x00\x02\x01", "truth values"),
-        (_claiming((10**15,)), "not as many as its shape takes"),
-        (_claiming((-1, -2)), "not as many as its shape takes"),
-    ],
-)
-def test_what_is_no_array_is_refused_before_it_is_built(
-    data: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(RecordError, match=message):
-        tensor_of(data)
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(ValueError, match="bool, float32 or int64"):
-        array_of(torch.zeros(2, dtype=torch.float64))
-
-
-@given(st.binary(max_size=200), st.integers(0, 150))
-def test_damaged_arrays_are_arrays_or_refused(noise: bytes, at: int) -> None:
-    whole = array_of(torch.arange(6).reshape(2, 3))
-    for data in (noise, whole[:at] + noise, whole[:at] + noise + whole[at + len(noise) :]):
-        with contextlib.suppress(RecordError):
-            assert tensor_of(data).dtype in (torch.bool, torch.float32, torch.int64)
+@given(st.text(max_size=200) | st.binary(max_size=200) | st.none(), st.integers(0, 5))
+def test_damaged_messages_are_messages_or_refused(content: Any, version: int) -> None:
+    with contextlib.suppress(WireError):
+        assert unpack({"version": version, "kind": "ask", "content": content})[0] == "ask"
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"run": "../../elsewhere"}, "run must be 32 hexadecimal digits"),
-        ({"run": 3}, "run must be"),
-        ({"switch": "both"}, "switch must be data or label"),
-        ({"noise_by": ["client"]}, "noise_by must be"),
-        ({"unit": None}, "unit must be"),
-        ({"calls": -1}, "calls must be"),
-        ({"batch_size": True}, "batch_size must be"),
-        ({"num_classes": 1}, "num_classes must be"),
-        ({"image_shape": [1, 8]}, "image_shape must be"),
-        ({"image_shape": [1, 8, 0.5]}, "image_shape must be"),
-        ({"server_mu": -1.0}, "server_mu must be"),
-        ({"server_mu": math.nan}, "server_mu must be"),
-        ({"mechanism": []}, "mechanism and loss must be"),
-        ({"loss": {"code": "x"}}, "loss has settings that there are none of: code"),
-        ({"more": 1}, "missing or unknown are more"),
+        ({"run": "../../elsewhere"}, "run of a message must not be"),
+        ({"run": 3}, "run of a message"),
+        ({"switch": "both"}, "switch of a message"),
+        ({"noise_by": ["client"]}, "noise_by of"),
+        ({"unit": None}, "unit of"),
+        ({"calls": -1}, "calls of"),
+        ({"batch_size": True}, "batch_size of"),
+        ({"num_classes": 1}, "num_classes of"),
+        ({"image_shape": [1, 8]}, "image_shape of"),
+        ({"image_shape": [1, 8, 0.5]}, "image_shape of"),
+        ({"server_mu": -1.0}, "server_mu of"),
+        ({"server_mu": math.nan}, "server_mu of"),
+        ({"mechanism": []}, "mechanism of"),
+        ({"loss": {"code": "x"}}, "loss of a message"),
+        ({"more": 1}, r"missing or unknown are \['more'\]"),
     ],
 )
 def test_terms_that_are_none_are_refused(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(RecordError, match=message):
+    with pytest.raises(WireError, match=message):
         read_terms({**terms().to_dict(), **changed})
 
 
@@ -239,7 +185,7 @@ def test_terms_that_are_none_are_refused(changed: dict[str, Any], message: str) 
 def test_introductions_that_are_none_are_refused(changed: dict[str, Any]) -> None:
     good = Introduction(name="one").to_dict()
     assert read_introduction(good).name == "one"
-    with pytest.raises(RecordError):
+    with pytest.raises(WireError):
         read_introduction({**good, **changed})
 
 
@@ -248,31 +194,51 @@ def test_introductions_that_are_none_are_refused(changed: dict[str, Any]) -> Non
     [
         {},
         {"version": 99, "kind": "ask", "content": "{}"},
-        {"version": 2, "kind": 4, "content": "{}"},
-        {"version": 2, "kind": "begin", "content": "{}"},
-        {"version": 2, "kind": "ask", "content": "["},
-        {"version": 2, "kind": "ask", "content": "[" * 100_000},
-        {"version": 2, "kind": "ask", "content": "[]"},
-        {"version": 2, "kind": "ask", "content": b"{}"},
-        {"version": 2, "kind": "ask"},
-        {"version": 2, "kind": "ask", "content": '{"number": -1, "size": null}'},
-        {"version": 2, "kind": "ask", "content": '{"number": 1, "size": 0}'},
-        {"version": 2, "kind": "ask", "content": '{"number": 1}'},
+        {"version": 3, "kind": 4, "content": "{}"},
+        {"version": 3, "kind": "ask", "content": "["},
+        {"version": 3, "kind": "ask", "content": "[" * 100_000},
+        {"version": 3, "kind": "ask", "content": "[]"},
+        {"version": 3, "kind": "ask", "content": b"{}"},
+        {"version": 3, "kind": "ask"},
+        {"version": 3, "kind": "ask", "content": '{"number": -1, "size": null}'},
+        {"version": 3, "kind": "ask", "content": '{"number": 1, "size": 0}'},
+        {"version": 3, "kind": "ask", "content": '{"number": 1}'},
     ],
 )
-def test_messages_that_are_none_are_refused(config: dict[str, Any]) -> None:
-    arrays, good = question_to(question())
-    question_from(arrays, good)
-    with pytest.raises(RecordError):
-        question_from(arrays, config)
+def test_questions_that_are_none_are_refused(config: dict[str, Any]) -> None:
+    arrays, good = pack_question(question())
+    read_question(arrays, unpack(good)[1], terms())
+    with pytest.raises(WireError):
+        read_question(arrays, unpack(config)[1], terms())
+    for others in ([], arrays[:1], arrays[::-1], [*arrays, arrays[1]]):
+        with pytest.raises(WireError):
+            read_question(others, unpack(good)[1], terms())
 
 
-def test_questions_of_other_tensors_are_refused() -> None:
-    (images, outputs), config = question_to(question())
-    whole, truth = array_of(torch.zeros(2).long()), array_of(torch.zeros(2).bool())
-    for arrays in ([], [images], [images, whole], [images, outputs, whole], [images, outputs, truth, truth]):
-        with pytest.raises(RecordError):
-            question_from(arrays, config)
+CANDIDATES = torch.arange(10).expand(BATCH_SIZE, 10) < 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (torch.zeros(BATCH_SIZE, 9), "takes 320 bytes"),
+        (torch.full((BATCH_SIZE, 10), torch.nan), "not finite"),
+        (torch.full((BATCH_SIZE, 10), math.inf), "not finite"),
+        (torch.zeros(BATCH_SIZE), "takes 64 bytes"),
+        (torch.full((BATCH_SIZE,), 3), "not a candidate"),
+        (torch.full((BATCH_SIZE,), -1), "not a candidate"),
+        (torch.full((BATCH_SIZE,), 10), "not a candidate"),
+    ],
+)
+def test_answers_that_cannot_be_used_are_refused(answer: torch.Tensor, reason: str) -> None:
+    asked = question() if answer.dim() == 2 else question(candidates=CANDIDATES, size=3)
+    good = torch.ones(BATCH_SIZE, 10) if answer.dim() == 2 else torch.full((BATCH_SIZE,), 2)
+    assert torch.equal(read_answer([to_bytes(good)], {"number": 0}, asked), good)
+    with pytest.raises(WireError, match=reason):
+        read_answer([to_bytes(answer)], {"number": 0}, asked)
+    for arrays, number in (([], 0), ([to_bytes(good)] * 2, 0), ([to_bytes(good)], 1)):
+        with pytest.raises(WireError, match="arrays for question"):
+            read_answer(arrays, {"number": number}, asked)
 
 
 # --- a client's side ---
@@ -283,11 +249,17 @@ def _node(folder: Path, **settings: Any) -> Node:
     return Node(**{"name": "one", "teacher": "teacher0.pt", "folder": folder, "num_records": 300, **settings})
 
 
-INTRODUCE = shape_to(num_classes=10, image_shape=SHAPE)
+INTRODUCE = pack("introduce", num_classes=10, image_shape=list(SHAPE))
+
+
+def tell(node: Node, config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    arrays, said = node.answer([], config)
+    assert not arrays
+    return unpack(said)
 
 
 def _begin(**changed: Any) -> dict[str, Any]:
-    return config_of("begin", **terms(**changed).to_dict())
+    return pack("begin", **terms(**changed).to_dict())
 
 
 @pytest.fixture
@@ -299,13 +271,13 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_node_answers_a_run_and_writes_its_guarantee(own: Path) -> None:
     node = _node(own)
-    said = read_introduction(message_of(node.tell(INTRODUCE), kind="introduction"))
+    said = read_introduction(tell(node, INTRODUCE)[1])
     assert said.name == "one" and said.num_records == 300 and said.secure
-    assert kind_of(node.tell(_begin())) == "done"
-    (answer,), about = node.ask(*question_to(question(3)))
-    assert tensor_of(answer).shape == (BATCH_SIZE, 10)
-    assert message_of(about, kind="answer") == {"number": 3}
-    assert kind_of(node.tell(config_of("end"))) == "done"
+    assert tell(node, _begin())[0] == "done"
+    (answer,), about = node.answer(*pack_question(question(3)))
+    assert from_bytes(answer, shape=(BATCH_SIZE, 10), dtype=torch.float32).isfinite().all()
+    assert unpack(about) == ("answer", {"number": 3})
+    assert tell(node, pack("end"))[0] == "done"
     written = json.loads((own / ("aa" * 16) / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]
     assert written["queries"] == BATCH_SIZE and written["epsilon"] > 0
 
@@ -314,9 +286,9 @@ def test_each_message_may_be_answered_by_another_process(own: Path) -> None:
     """What was answered stands in the ledger by the server's run, and no answer is free or counted twice."""
     for number in range(4):
         node = _node(own)
-        node.tell(INTRODUCE)
-        assert kind_of(node.tell(_begin())) == "done"
-        assert len(node.ask(*question_to(question(number)))[0]) == 1
+        tell(node, INTRODUCE)
+        assert tell(node, _begin())[0] == "done"
+        assert len(node.answer(*pack_question(question(number)))[0]) == 1
         node.end()
     client = node._client
     assert client is not None and client.annotator.calls_made() == 4
@@ -325,10 +297,10 @@ def test_each_message_may_be_answered_by_another_process(own: Path) -> None:
 
 def test_a_second_run_has_a_folder_of_its_own_and_composes(own: Path) -> None:
     node = _node(own)
-    node.tell(INTRODUCE)
+    tell(node, INTRODUCE)
     for run in ("aa" * 16, "bb" * 16):
-        node.tell(_begin(run=run))
-        node.ask(*question_to(question()))
+        tell(node, _begin(run=run))
+        node.answer(*pack_question(question()))
     node.end()
     first, second = (
         json.loads((own / run / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]["epsilon"]
@@ -340,9 +312,9 @@ def test_a_second_run_has_a_folder_of_its_own_and_composes(own: Path) -> None:
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (config_of("begin"), "a message must hold"),
-        (config_of("stop"), "must be introduce, begin or end"),
-        ({"kind": "begin"}, "of version 2"),
+        (pack("begin"), "a message must hold"),
+        (pack("stop"), "must be introduce, begin, ask or end"),
+        ({"kind": "begin"}, "of version 3"),
         (_begin(num_classes=9), "introduced for other images or classes"),
         (_begin(noise_by="server"), "has not set trusts_server"),
         (_begin(mechanism={"scope": "run"}), "for its owner to set"),
@@ -350,38 +322,38 @@ def test_a_second_run_has_a_folder_of_its_own_and_composes(own: Path) -> None:
 )
 def test_a_node_refuses_in_words(message: dict[str, Any], reason: str, own: Path) -> None:
     node = _node(own)
-    node.tell(INTRODUCE)
-    assert reason in message_of(node.tell(message), kind="refusal")["reason"]
-    arrays, said = node.ask(*question_to(question()))
-    assert not arrays and "before a run began" in message_of(said, kind="refusal")["reason"]
+    tell(node, INTRODUCE)
+    assert reason in tell(node, message)[1]["reason"]
+    arrays, said = node.answer(*pack_question(question()))
+    assert not arrays and "before a run began" in unpack(said)[1]["reason"]
     assert not own.exists()
 
 
 def test_what_is_wrong_at_a_client_stays_there(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Paths, ledgers and what other runs have spent are no server's business."""
     node = _node(own, teacher="/secret/place/teacher.pt")
-    said = message_of(node.tell(INTRODUCE), kind="refusal")["reason"]
+    said = tell(node, INTRODUCE)[1]["reason"]
     assert said == "one met an error, which its own log names" and "/secret/place" in caplog.text
     poor = _node(own, target_epsilon=0.01)
-    poor.tell(INTRODUCE)
-    said = message_of(poor.tell(_begin()), kind="refusal")["reason"]
+    tell(poor, INTRODUCE)
+    said = tell(poor, _begin())[1]["reason"]
     assert said == "the target_epsilon of one leaves no room for an answer" and "records of 0" in caplog.text
 
 
 def test_a_malformed_question_costs_nothing(own: Path) -> None:
     node = _node(own)
-    node.tell(INTRODUCE)
-    node.tell(_begin())
-    arrays, config = question_to(question())
+    tell(node, INTRODUCE)
+    tell(node, _begin())
+    arrays, config = pack_question(question())
     for wrong in ([], [b"x", arrays[1]], [arrays[1], arrays[1]]):
-        assert not node.ask(wrong, config)[0]
+        assert not node.answer(wrong, config)[0]
     assert node._client is not None and not node._client.annotator.account.counts()
-    assert node.ask(arrays, config)[0], "and the next one is answered"
+    assert node.answer(arrays, config)[0], "and the next one is answered"
 
 
 def test_networks_of_the_files_are_those_of_the_tests(own: Path) -> None:
     node = _node(own)
-    node.tell(INTRODUCE)
+    tell(node, INTRODUCE)
     assert node._client is not None
     images = question().images
     expected = small_network(0).eval()(images)
