@@ -11,8 +11,6 @@ from lightning_modules.dpdfd import DPDFD
 from lightning_modules.dpsd import DPSD
 from lightning_modules.feddpsd import FedDPSD
 from lightning_modules.labeldp import LabelDP
-from lightning_modules.pretraining import ProceduralPretraining
-from lightning_modules.procedural_images import ProceduralImages
 from lightning_modules.publishing import load_student
 from lightning_modules.teachers import DPSGDTeacher, Teacher, TeacherEnsemble
 
@@ -28,8 +26,6 @@ __all__ = [
     "FedDPSD",
     "FedDistillation",
     "LabelDP",
-    "ProceduralImages",
-    "ProceduralPretraining",
     "Teacher",
     "TeacherEnsemble",
     "load_student",

@@ -23,14 +23,12 @@ from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.moving_average import moving_average
-from lightning_modules.networks.pretrained import assumptions_of, require_encoder
 from lightning_modules.optimizers import Optimizers, adam
 from lightning_modules.private_run import PrivateRun, steps_of_fit
 from lightning_modules.runtime.checkpoint_io import take_back_unfinished_step
 from lightning_modules.runtime.hyperparameters import (
     GuardedLoading,
     keep_plain_hyperparameters,
-    note_recorded,
     require_given,
     settings_of,
 )
@@ -140,7 +138,6 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self.student = build_network(
             student or SmallCNN, num_classes=num_classes, image_shape=self.image_shape, name="model.student"
         )
-        note_recorded(self, "student", self.student)
         self.student.to(memory_format=torch.channels_last)  # a CPU pools several times as fast
         check_number("student_ema", student_ema, least=0, below=1, null="no average")
         self.student_average = None if student_ema is None else moving_average(self.student, decay=student_ema)
@@ -424,7 +421,6 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
     def on_fit_start(self) -> None:
         """Opens the ledger, takes over what a checkpoint remembers, and refuses a budget in which no step fits."""
         self.on_test_start()
-        require_encoder(self.student)
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
         self.run.open(
@@ -492,8 +488,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
     def guarantee(self) -> Guarantee:
         """What may be said of this run's artefacts as things stand."""
         of_teacher = () if self._teacher is None else self._teacher.assumptions
-        of_student = assumptions_of(self.student)  # which may be of its teacher's kind
-        assumptions = [*self.assumptions(), *self.images.assumptions, *of_teacher, *of_student]
+        assumptions = [*self.assumptions(), *self.images.assumptions, *of_teacher]
         return self.run.guarantee(artefacts=self.published_artefacts, assumptions=assumptions)
 
     @property

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from datamodules import Poisson
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets
-from lightning_modules.networks.pretrained import assumptions_of
 from lightning_modules.private_run import PrivateRun, steps_of_fit
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
@@ -273,7 +272,7 @@ class DirectTraining(Teacher):
     def guarantee(self) -> Guarantee:
         """What may be said of the model: nothing of a record, and its own statement about labels."""
         artefacts = ("model", "whatever is computed from it")
-        return self.run.guarantee(artefacts=artefacts, assumptions=assumptions_of(self.network))
+        return self.run.guarantee(artefacts=artefacts, assumptions=())
 
     @property
     def data_accesses(self) -> list[str]:

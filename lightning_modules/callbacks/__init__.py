@@ -1,7 +1,6 @@
 """Budget, guarantee, curves and images: what is attached to the fit of a data-free method."""
 
 from lightning_modules.callbacks.budget import BudgetStop
-from lightning_modules.callbacks.compiled import Compile
 from lightning_modules.callbacks.curves import Curves
 from lightning_modules.callbacks.defaults import default_callbacks
 from lightning_modules.callbacks.guarantee import GuaranteeWriter
@@ -11,7 +10,6 @@ from lightning_modules.runtime.predictions import PredictionWriter
 
 __all__ = [
     "BudgetStop",
-    "Compile",
     "Curves",
     "GuaranteeWriter",
     "PredictionWriter",

@@ -43,16 +43,6 @@ class _Guaranteed(Protocol):
         """See there."""
 
 
-@runtime_checkable
-class _Public(Protocol):
-    """A module that reads no private record and has figures of its own: `ProceduralPretraining`."""
-
-    provenance: str | None
-
-    def figures(self, loader: Any) -> dict[str, float]:
-        """See there."""
-
-
 class ResultRecord(Callback):
     """Writes accuracy, both ε and provenance as JSON when a fit ends. Documents and tables are made from such files.
 
@@ -119,20 +109,6 @@ class ResultRecord(Callback):
                     {name: json_number(value) for name, value in point.items()}
                     for point in (curves.history if curves else [])
                 ],
-            }
-        elif isinstance(pl_module, _Public):
-            # No record was read, so that none is bounded: nothing is charged and nothing is guaranteed.
-            epsilon = 0.0 if pl_module.provenance is not None else "inf"
-            record |= {
-                **pl_module.figures(loader),
-                "accuracy_of": "held-out pairs of views",
-                "provenance": pl_module.provenance,
-                "uncharged_accesses": [],
-                "epsilon_record": epsilon,
-                "epsilon_published": epsilon,
-                "delta": 0.0,
-                "unit": "one training record",
-                "steps": trainer.global_step,
             }
         else:
             measured = measured_on(pl_module, loader, pl_module.device, auroc=asks_for_auroc(trainer))
@@ -202,7 +178,6 @@ def role(record: Mapping[str, Any]) -> str:
         "Teacher": "teacher, private",
         "DPSGDTeacher": "teacher by DP-SGD",
         "TeacherEnsemble": "ensemble of teachers, private",
-        "ProceduralPretraining": "encoder of procedural images, public",
         "FedAvg": "mean of the clients' models, private",
         "DirectTraining": "model by direct training, private but for what is said of labels",
     }

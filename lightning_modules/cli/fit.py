@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO
-from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary, ProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
@@ -23,7 +23,6 @@ from lightning_modules.callbacks.data_free import is_data_free
 from lightning_modules.callbacks.failures import NoLonelyCheckpoint
 from lightning_modules.callbacks.progress import progress
 from lightning_modules.callbacks.record import ResultRecord
-from lightning_modules.callbacks.summary import NetworksLine
 from lightning_modules.cli.parsers import explain
 from lightning_modules.cli.resuming import differences, find_checkpoint, flat, may_change, read_checkpoint, refuse
 from lightning_modules.networks.named_code import texts_in
@@ -145,8 +144,6 @@ class TranscriptionCLI(LightningCLI):
                 callbacks.append(ModelCheckpoint(filename="last", enable_version_counter=False, save_on_exception=True))
             if ResultRecord not in present:
                 callbacks.append(ResultRecord())
-            if settings.enable_model_summary is None and not any(issubclass(kind, ModelSummary) for kind in present):
-                callbacks.append(NetworksLine())
             if settings.enable_progress_bar is None and not any(issubclass(kind, ProgressBar) for kind in present):
                 callbacks.append(progress())
             kwargs["callbacks"] = [*callbacks, NoLonelyCheckpoint()]

@@ -10,10 +10,8 @@ from lightning_modules.networks.generators import DAFLGenerator
 from lightning_modules.networks.kernels import Kernels
 from lightning_modules.networks.patches import Patches
 from lightning_modules.networks.pixel_statistics import ScaledOutput
-from lightning_modules.networks.pretrained import PretrainedClassifier
 from lightning_modules.networks.refiner import Refiner
 from lightning_modules.networks.resnet import ResNet18, ResNet34
-from lightning_modules.networks.resnet_encoder import ResNetEncoder
 from lightning_modules.networks.scattering import Scattering
 from lightning_modules.networks.small_nets import DataLensClassifier, SmallCNN, TwoConvNet
 from lightning_modules.networks.vae import ConvVAE
@@ -27,11 +25,9 @@ __all__ = [
     "Kernels",
     "LinearOnFeatures",
     "Patches",
-    "PretrainedClassifier",
     "Refiner",
     "ResNet18",
     "ResNet34",
-    "ResNetEncoder",
     "ScaledOutput",
     "Scattering",
     "SmallCNN",

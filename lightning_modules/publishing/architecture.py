@@ -64,8 +64,6 @@ def with_all_arguments(spec: Architecture, *, num_classes: int, image_shape: tup
     for name, value in (("num_classes", num_classes), ("image_shape", list(image_shape))):
         if name in inspect.signature(made).parameters or (name == "num_classes" and _is_open_ended(made)):
             arguments[name] = value
-    if (published := getattr(made, "published_arguments", None)) is not None:
-        arguments = published(arguments)
     if arguments.get("weights") is not None and str(spec["class_path"]).startswith("torchvision."):
         # The published weights take their place, and nothing has to be fetched for them.
         arguments["weights"] = None

@@ -10,7 +10,6 @@ from typing import IO, Any, TypeVar
 
 from lightning import LightningModule
 from lightning.fabric.utilities.cloud_io import _load as read_anywhere
-from torch import nn
 
 from lightning_modules.networks.named_code import require_known_code
 from privacy.identity import CheckpointError
@@ -18,7 +17,6 @@ from privacy.identity import CheckpointError
 __all__ = [
     "GuardedLoading",
     "keep_plain_hyperparameters",
-    "note_recorded",
     "require_given",
     "require_known_checkpoint",
     "settings_of",
@@ -122,21 +120,6 @@ def keep_plain_hyperparameters(module: LightningModule) -> list[str]:
         for name in [name for name in initial if name not in module.hparams]:
             del initial[name]
     return list(dropped)
-
-
-def note_recorded(module: LightningModule, name: str, network: nn.Module) -> None:
-    """Adds to a network's settings in `module.hparams` what it says that they must hold: `recorded_arguments`.
-
-    A network that is made of a file can then be built again without it. One that a script gave has no settings here.
-
-    Args:
-        module: Whose hyperparameters.
-        name: Of the setting, such as `network`.
-        network: What was built by it.
-    """
-    spec, recorded = module.hparams.get(name), getattr(network, "recorded_arguments", None)
-    if isinstance(spec, Mapping) and recorded:
-        module.hparams[name] = {**spec, "init_args": {**(spec.get("init_args") or {}), **recorded}}
 
 
 def require_given(dropped: Iterable[str], given: Collection[str], *, checkpoint: str) -> None:

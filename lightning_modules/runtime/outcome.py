@@ -14,8 +14,8 @@ from privacy.formatting import round_up
 
 __all__ = ["outcome"]
 
-#: Methods whose networks no command publishes: private ones, and one that is a part of others.
-_NEVER_PUBLISHED = ("Teacher", "TeacherEnsemble", "FedAvg", "DirectTraining", "ProceduralPretraining")
+#: Methods whose networks no command publishes.
+_NEVER_PUBLISHED = ("Teacher", "TeacherEnsemble", "FedAvg", "DirectTraining")
 _TEACHERS = ("Teacher", "TeacherEnsemble", "FedAvg", "DPSGDTeacher")
 
 
@@ -27,7 +27,7 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
         folder: The run's.
         checkpoint: The last one that was written, if any.
     """
-    accuracy = f"{100 * record['accuracy']:.2f} % of {record.get('accuracy_of', 'the test split')}"
+    accuracy = f"{100 * record['accuracy']:.2f} % of the test split"
     lines = [f"{role(record)}, {record['dataset']}: {accuracy} after {record['steps']:,} steps"]
     asked = folder / "private" / "data_accesses.json"
     if asked.is_file():
@@ -37,11 +37,6 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
     # A method's guarantee has said its own, at length.
     if record["method"] in _TEACHERS:
         lines.append(f"record-level ε: {_epsilon(record)}")
-    if "provenance" in record:
-        declared = (
-            record["provenance"] and f"{record['provenance']}; no record was read, so that there is none to protect"
-        )
-        lines.append(f"provenance: {declared or 'not known, since classes of another package drew or built it'}")
     if checkpoint is not None:
         lines.append(f"checkpoint: {checkpoint}")
         config = folder / "config.yaml"

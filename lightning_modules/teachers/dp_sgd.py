@@ -13,7 +13,6 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 
 from datamodules import Poisson
-from lightning_modules.networks.pretrained import assumptions_of, require_encoder
 from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, is_dev_run
@@ -295,7 +294,6 @@ class DPSGDTeacher(Teacher):
             CheckpointError: The checkpoint is of other private data, or its steps were sampled at another rate.
             ValueError: A callback that chooses by private records.
         """
-        require_encoder(self.network)
         self.own_training.begin(self)
         by_all(self.processes, self._check_resumed)
         by_all(self.processes, self._precompute)
@@ -405,7 +403,7 @@ class DPSGDTeacher(Teacher):
             num_records=data.num_records,
             spent=self.epsilon(),
             data_accesses=self.data_accesses,
-            assumptions=[*self._assumptions, *assumptions_of(self.network)],
+            assumptions=self._assumptions,
         )
 
     @property

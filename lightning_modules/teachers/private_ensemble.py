@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from lightning_modules.networks.pretrained import assumptions_of
 from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.teachers.private_model import PrivateModel, TeacherError, training_of, weights_digest
 from lightning_modules.teachers.private_teacher import PrivateTeacher, architecture
@@ -60,8 +59,6 @@ class PrivateEnsemble(PrivateModel):
             path=path,
             outputs=outputs,
         )
-        networks = (teachers.network(index) for index in range(len(teachers)))
-        self.assumptions = tuple(dict.fromkeys(text for network in networks for text in assumptions_of(network)))
         self.inputs = inputs
         self.num_classes = num_classes
         # In a function, see `PrivateTeacher`.

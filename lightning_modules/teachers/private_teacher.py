@@ -14,7 +14,6 @@ from lightning_modules.networks import build_network
 from lightning_modules.networks.comparing import same_module
 from lightning_modules.networks.folding import folded
 from lightning_modules.networks.named_code import require_known_code
-from lightning_modules.networks.pretrained import assumptions_of
 from lightning_modules.runtime.paths import find_config
 from lightning_modules.teachers.files import is_onnx, read_file
 from lightning_modules.teachers.onnx_network import OnnxNetwork
@@ -64,7 +63,6 @@ class PrivateTeacher(PrivateModel):
             path=path,
             outputs=outputs,
         )
-        self.assumptions = assumptions_of(network)
         network = adapted(network, inputs=inputs, outputs=outputs)
         network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
         # In a function: an attribute could be reached, and be registered by whoever copies it.

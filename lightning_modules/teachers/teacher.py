@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from lightning_modules.evaluation import Evaluation
 from lightning_modules.networks import SmallCNN, build_network
-from lightning_modules.networks.pretrained import require_encoder
-from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters, note_recorded
+from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import images_of, prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.runs import is_dev_run
@@ -71,7 +70,6 @@ class Teacher(GuardedLoading, LightningModule):
         self.network = build_network(
             network or SmallCNN, num_classes=num_classes, image_shape=self.image_shape, name="model.network"
         )
-        note_recorded(self, "network", self.network)
         if self.hparams.get("network", "") is None:
             # Written out, so that the checkpoint itself says which architecture it holds.
             self.hparams["network"] = {"class_path": f"{SmallCNN.__module__}.{SmallCNN.__name__}"}
@@ -101,7 +99,6 @@ class Teacher(GuardedLoading, LightningModule):
         Raises:
             CheckpointError: More steps than the schedule of the rate was made for.
         """
-        require_encoder(self.network)
         if self._cycle is not None and self._cycle_before is not None and self._cycle > self._cycle_before:
             raise CheckpointError(
                 f"the rate follows one cycle over {self._cycle_before} steps, which the checkpoint is part of, and "

@@ -1,4 +1,4 @@
-"""Noise, steps, queries or candidates for a target ε, under either accounting.
+"""Noise, or the number of releases, for a target ε, under either accounting.
 
 Everything is a monotone search over the very functions that will report ε afterwards, and ends on the side where
 the target holds: the achieved ε comes back with the answer and is never above it.
@@ -9,18 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
 
 from privacy.accounting.composition import compose
-from privacy.checks import check_count, check_delta, check_nonnegative, check_positive
-from privacy.events import Gaussian, GaussianVotes, LaplaceVotes, RandomizedResponse, Release
-from privacy.mechanisms.gradients import output_gradient_mu
+from privacy.checks import check_delta, check_nonnegative
+from privacy.events import Release
 from privacy.numerics.gaussian import gaussian_mu
-from privacy.published import published_dgd_epsilon, published_dpdfd_epsilon
-
-Accounting: TypeAlias = Literal["record", "published"]
-GradientRelease: TypeAlias = Literal["batch_mean", "per_sample", "per_sample_full", "batch_mean_rows", "ensemble"]
-VoteNoise: TypeAlias = Literal["laplace", "gaussian"]
 
 #: What `max_count` returns for releases that cost nothing.
 NO_LIMIT = 2**62
@@ -31,7 +24,7 @@ class Calibration:
     """A setting and the ε that it reaches, never above the target.
 
     Attributes:
-        value: noise scale, number of steps or queries, or number of candidates.
+        value: noise scale, or number of releases.
         epsilon: what the same accounting reports for `value`.
     """
 
@@ -152,137 +145,5 @@ def max_count(
     return int(calibrate_count(spent, target, limit=2**40).value)
 
 
-def _gradient_epsilon(
-    release: GradientRelease,
-    norm_bound: float,
-    num_classes: int,
-    batch_size: int,
-    delta: float,
-    accounting: Accounting,
-    bounding: str,
-) -> Callable[[float, int], float]:
-    _check_accounting(accounting)
-    if accounting == "published":
-        return lambda noise, steps: published_dpdfd_epsilon(norm_bound, num_classes, batch_size, steps, noise, delta)
-    return lambda noise, steps: (
-        compose({Gaussian(output_gradient_mu(release, batch_size, noise, bounding=bounding)): steps}, delta).epsilon
-    )
-
-
-def calibrate_dpdfd_noise(
-    target_epsilon: float,
-    *,
-    steps: int,
-    delta: float,
-    accounting: Accounting,
-    release: GradientRelease = "per_sample",
-    norm_bound: float = 1e-3,
-    num_classes: int = 10,
-    batch_size: int = 256,
-    bounding: str = "normalize",
-) -> Calibration:
-    """Noise scale σ for a number of steps of DPDFD or DPSD's data-sensitive switch.
-
-    `release` and `bounding` are the settings of `GradientAnnotator`; the published figure depends on neither.
-
-    >>> found = calibrate_dpdfd_noise(1.0, steps=40, delta=1e-5, accounting="record", release="ensemble")
-    >>> round(found.value, 1), found.epsilon <= 1.0
-    (755.0, True)
-    """
-    epsilon = _gradient_epsilon(release, norm_bound, num_classes, batch_size, delta, accounting, bounding)
-    return calibrate_noise(lambda noise: epsilon(noise, steps), target_epsilon)
-
-
-def calibrate_dpdfd_steps(
-    target_epsilon: float,
-    *,
-    noise_scale: float,
-    delta: float,
-    accounting: Accounting,
-    release: GradientRelease = "per_sample",
-    norm_bound: float = 1e-3,
-    num_classes: int = 10,
-    batch_size: int = 256,
-    bounding: str = "normalize",
-) -> Calibration:
-    """Number of steps of DPDFD or DPSD's data-sensitive switch.
-
-    >>> int(calibrate_dpdfd_steps(1.0, noise_scale=100.0, delta=1e-5, accounting="published").value)
-    59680
-    """
-    epsilon = _gradient_epsilon(release, norm_bound, num_classes, batch_size, delta, accounting, bounding)
-    return calibrate_count(lambda steps: epsilon(noise_scale, steps), target_epsilon)
-
-
-def calibrate_queries(
-    target_epsilon: float, *, noise: VoteNoise, noise_scale: float, delta: float, accounting: Accounting
-) -> Calibration:
-    """Number of noisy votes (DGD). Published accounting knows Laplace noise only: eps0 = 2/noise_scale.
-
-    >>> found = calibrate_queries(1.0, noise="gaussian", noise_scale=40.0, delta=1e-5, accounting="record")
-    >>> int(found.value), found.epsilon <= 1.0
-    (57, True)
-    """
-    _check_accounting(accounting)
-    scale = check_positive("noise_scale", noise_scale)
-    if noise not in get_args(VoteNoise):
-        raise ValueError(f"noise must be one of {get_args(VoteNoise)}, got {noise!r}")
-    if accounting == "published":
-        if noise != "laplace":
-            raise ValueError("noise must be 'laplace' under published accounting, as in DGD's theorem, got 'gaussian'")
-        return calibrate_count(lambda n: published_dgd_epsilon(n, 2.0 / scale, delta), target_epsilon)
-    vote = LaplaceVotes(scale) if noise == "laplace" else GaussianVotes(scale)
-    count = max_count(vote, target_epsilon, delta)
-    return Calibration(count, compose({vote: count}, delta).epsilon)
-
-
-def calibrate_responses(target_epsilon: float, *, epsilon: float, num_candidates: int, delta: float) -> Calibration:
-    """Number of randomized responses under record-level accounting; a published one does not depend on it.
-
-    >>> int(calibrate_responses(10.0, epsilon=0.1, num_candidates=10, delta=1e-5).value)
-    1919
-    """
-    answer = RandomizedResponse(epsilon, num_candidates)
-    count = max_count(answer, target_epsilon, delta)
-    return Calibration(count, compose({answer: count}, delta).epsilon)
-
-
-def calibrate_candidates(
-    target_epsilon: float, *, epsilon: float, num_queries: int, num_classes: int, delta: float
-) -> Calibration:
-    """The smallest number of candidates k whose `num_queries` responses stay within the target; more cost less.
-
-    Raises:
-        ValueError: Even k = `num_classes` costs more.
-
-    >>> int(calibrate_candidates(60.0, epsilon=1.0, num_queries=100, num_classes=10, delta=1e-5).value)
-    4
-    """
-    target = _target(target_epsilon)
-    classes = check_count("num_classes", num_classes, minimum=2)
-    queries = check_count("num_queries", num_queries)
-
-    def spent(k: int) -> float:
-        return compose({RandomizedResponse(epsilon, k): queries}, delta).epsilon
-
-    low, high = 1, classes
-    best = spent(classes)
-    if best > target:
-        raise ValueError(f"target_epsilon must be at least {best:.6g}, what k = {classes} costs, got {target:g}")
-    while high - low > 1:
-        middle = (low + high) // 2
-        value = spent(middle)
-        if value <= target:
-            high, best = middle, value
-        else:
-            low = middle
-    return Calibration(high, best)
-
-
 def _target(target_epsilon: float) -> float:
     return check_nonnegative("target_epsilon", target_epsilon)
-
-
-def _check_accounting(accounting: str) -> None:
-    if accounting not in get_args(Accounting):
-        raise ValueError(f"accounting must be one of {get_args(Accounting)}, got {accounting!r}")

@@ -14,7 +14,6 @@ from privacy.auditing.bounds import (
     gaussian_audit_mu,
 )
 from privacy.auditing.game import Method, Sampler, audit, rounds
-from privacy.auditing.one_run import audit_one_run, one_run_epsilon, one_run_p_value
 from privacy.auditing.result import AuditResult
 from privacy.auditing.scores import Score, gaussian_score, laplace_score, learnt_score, table_score
 
@@ -24,7 +23,6 @@ __all__ = [
     "Sampler",
     "Score",
     "audit",
-    "audit_one_run",
     "clopper_pearson_epsilon",
     "clopper_pearson_interval",
     "gaussian_audit_epsilon",
@@ -32,8 +30,6 @@ __all__ = [
     "gaussian_score",
     "laplace_score",
     "learnt_score",
-    "one_run_epsilon",
-    "one_run_p_value",
     "rounds",
     "table_score",
 ]

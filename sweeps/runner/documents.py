@@ -56,7 +56,7 @@ def results_table(names: Sequence[str], folder: Path) -> str:
         "|---|---|---|---:|---:|---:|---:|---:|",
     ]
     for name, record in records.items():
-        accuracy = "–" if "accuracy_of" in record else f"{100 * record['accuracy']:.2f} %"  # of something else
+        accuracy = f"{100 * record['accuracy']:.2f} %"
         lines.append(
             f"| `{name}` | {role(record)} | {record['dataset']} | {accuracy} | "
             f"{_figure(record['epsilon_published']) if record.get('published_claim') else '–'} | "

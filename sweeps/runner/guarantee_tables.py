@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
-from privacy.accounting.calibration import GradientRelease
 from privacy.accounting.pipelines import Bound, composed, disjoint, post_processing, released, unbounded
+from privacy.annotators import GradientReleases
 from privacy.events import (
     Gaussian,
     GaussianVotes,
@@ -124,7 +124,7 @@ def methods_table() -> str:
 def papers_table() -> str:
     """What the papers' theorems give at the papers' settings, against the record-level figure of the same run."""
     rows: list[tuple[str, float, Bound]] = []
-    releases: tuple[GradientRelease, ...] = ("per_sample", "per_sample_full", "batch_mean")
+    releases: tuple[GradientReleases, ...] = ("per_sample", "per_sample_full", "batch_mean")
     for norm_bound, steps in ((1e-3, 59681), (5e-3, 139273)):
         published = published_dpdfd_epsilon(norm_bound, 10, _ROWS, steps, _SIGMA, DELTA)
         for release in releases:
@@ -145,7 +145,7 @@ def papers_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _gradients(release: GradientRelease, steps: int = _STEPS) -> Bound:
+def _gradients(release: GradientReleases, steps: int = _STEPS) -> Bound:
     return released({Gaussian(output_gradient_mu(release, _ROWS, _SIGMA)): steps})
 
 

@@ -42,7 +42,7 @@ def summary(folders: Mapping[str, Path], *, compare: str | None = None, folder: 
             name,
             role(record),
             record["dataset"],
-            "-" if "accuracy_of" in record else f"{100 * record['accuracy']:.2f} %",
+            f"{100 * record['accuracy']:.2f} %",
             _figure(record["epsilon_published"]) if record.get("published_claim") else "-",
             _bound(record["epsilon_record"]),
             f"{record['delta']:g}" if record["delta"] else "-",

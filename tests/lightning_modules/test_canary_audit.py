@@ -29,9 +29,9 @@ from datamodules import ImageDataModule, ImageDataset, Poisson
 from datamodules.base import Part
 from datamodules.splits import id_fraction
 from lightning_modules import DPSGDTeacher
-from privacy import AuditResult, Gaussian, NoiseSource, SampledGaussian, SystemNoise, audit, compose, rounds
+from privacy import Gaussian, NoiseSource, SampledGaussian, SystemNoise, audit, compose
 from privacy.accounting.calibration import calibrate_noise
-from privacy.auditing import Sampler, Score
+from privacy.auditing import AuditResult, Sampler, Score, rounds
 
 pytestmark = pytest.mark.slow
 

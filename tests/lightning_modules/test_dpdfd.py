@@ -19,8 +19,8 @@ from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.networks import DataLensClassifier, logits_and_features, logits_and_statistics
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.teachers.private_teacher import PrivateTeacher
-from privacy import output_gradient_mu
 from privacy.annotators import GradientAnnotator
+from privacy.mechanisms.gradients import output_gradient_mu
 from privacy.processes import ProcessesError
 
 

@@ -521,14 +521,14 @@ def test_what_a_clients_teacher_rests_on_is_in_the_servers_guarantee(monkeypatch
     own = federated(teachers, annotator=gradients()).guarantee().assumptions
     taken = FederatedClient.introduction
 
-    def of_an_encoder(self: FederatedClient) -> Introduction:
-        self.teacher.assumptions = ("its encoder was pretrained elsewhere",) if self.name == "client-1" else ()
+    def with_an_assumption(self: FederatedClient) -> Introduction:
+        self.teacher.assumptions = ("the class frequencies are public",) if self.name == "client-1" else ()
         return taken(self)
 
-    monkeypatch.setattr(FederatedClient, "introduction", of_an_encoder)
+    monkeypatch.setattr(FederatedClient, "introduction", with_an_assumption)
     said = federated(teachers, annotator=gradients()).guarantee().assumptions
     assert [text for text in said if text not in own] == [
-        "of the teacher of client-1, as stated there: its encoder was pretrained elsewhere"
+        "of the teacher of client-1, as stated there: the class frequencies are public"
     ]
 
 

@@ -30,7 +30,6 @@ from lightning_modules.runtime.publication import clear
 from lightning_modules.teachers.own_training import CheckpointError
 from privacy import (
     BudgetExceeded,
-    Charge,
     Gaussian,
     GradientAnnotator,
     Ledger,
@@ -40,6 +39,7 @@ from privacy import (
     SampledGaussian,
     compose,
 )
+from privacy.ledger import Charge
 
 PRIOR = Images(source="prior")
 

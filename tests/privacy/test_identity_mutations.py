@@ -18,7 +18,6 @@ import privacy.annotators
 import privacy.guarantee
 import privacy.ledger
 from privacy import (
-    Charge,
     Gaussian,
     Ledger,
     LedgerError,
@@ -30,8 +29,9 @@ from privacy import (
     Training,
     Unit,
     compose,
-    new_training_id,
 )
+from privacy.identity import new_training_id
+from privacy.ledger import Charge
 from privacy.neighbours import IncompatibleNeighbours
 
 DATA = "digits/train"

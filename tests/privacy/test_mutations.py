@@ -19,16 +19,11 @@ from privacy import (
     audit,
     compose,
     compose_delta,
-    dpsd_eq5_table,
-    gaussian_score,
-    randomized_response,
-    randomized_response_table,
-    rounds,
-    table_score,
-    top_k_candidates,
     worst_case_epsilon,
 )
-from privacy.auditing import Score
+from privacy.auditing import Score, gaussian_score, rounds, table_score
+from privacy.auditing.verification import dpsd_eq5_table, randomized_response_table
+from privacy.mechanisms.randomized_response import randomized_response, top_k_candidates
 
 DELTA = 1e-5
 CONFIDENCE = 0.999

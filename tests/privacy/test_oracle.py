@@ -17,8 +17,8 @@ from privacy import (
     compose,
     compose_delta,
     gaussian_votes_epsilon,
-    rdp_compose,
 )
+from privacy.accounting.composition import rdp_compose
 
 if os.environ.get("ORACLE") != "required":
     # Where it is required, its absence is a failure: a comparison that never takes place must not look like one.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from privacy import Charge, Gaussian, RandomizedResponse, compose
+from privacy import Gaussian, RandomizedResponse, compose
 from privacy.annotators import Annotator, GradientAnnotator
 from privacy.annotators.label import LabelAnnotator
 from privacy.annotators.mean_response import MeanResponseAnnotator
@@ -18,7 +18,7 @@ from privacy.annotators.votes import VoteAnnotator
 from privacy.events import Repeated
 from privacy.guarantee import Guarantee
 from privacy.identity import Training
-from privacy.ledger import Ledger, LedgerError
+from privacy.ledger import Charge, Ledger, LedgerError
 from privacy.plan import Plan, unmade
 
 CLASSES, TEACHERS = 4, 20

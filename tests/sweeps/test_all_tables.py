@@ -34,7 +34,7 @@ BY_VALUE = [
     "labeldp-table3", "labeldp-fig2", "dpdfd-table7", "dpdfd-table4", "dpsd-table5", "dgd-table2", "labeldp-fig3",
     "dgd-fig7", "dpsd-fig6", "dpsd-discriminator", "dpdfd-sigma", "dpsd-fig9", "dpsd-fig5-bound", "dpsd-fig5-k",
     "dpsd-fig5-sigma", "dpsd-fig5-steps", "dgd-fig6", "dgd-fig8", "dgd-fig3", "records-images", "records-features",
-    "records-untuned", "records", "records-ensembles", "records-pretrained", "priors",
+    "records-untuned", "records", "records-ensembles", "priors",
 ]  # fmt: skip
 
 

@@ -20,10 +20,7 @@ FOLDER = Path(sweeps.__path__[0])
 FILES = sorted(file for file in FOLDER.rglob("*.yaml") if file.parent.name not in ("tables", "wandb"))
 PIPELINES = [path for path in FILES if "fits" in yaml.safe_load(path.read_text())]
 FITS = [path for path in FILES if path not in PIPELINES]
-FAST = {path.stem for path in FITS if "digits" in path.stem and "distillation" not in path.stem} | {
-    "dpdfd_mnist",
-    "pretrain_procedural",
-}
+FAST = {path.stem for path in FITS if "digits" in path.stem and "distillation" not in path.stem} | {"dpdfd_mnist"}
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1", *QUIET]
 
 
@@ -88,8 +85,6 @@ def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.Mo
     if config["data"]["class_path"] == "Clients":
         # Teachers that are done: students in other files are of them.
         arguments += ["--model.local_steps=1" if config["model"]["class_path"] == "FedAvg" else "--model.steps=1"]
-    if config["data"]["class_path"] == "ProceduralImages":
-        arguments += ["--data.num_images=8", "--data.held_out=4"]
     if "image_terms" in config["model"].get("init_args", {}):
         arguments += ["--model.image_terms.steps=1"]
     if config["model"]["class_path"] == "Distillation":

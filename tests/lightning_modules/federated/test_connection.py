@@ -18,7 +18,7 @@ from privacy.neighbours import Unit
 
 def test_messages_survive_json() -> None:
     said = Introduction(name="one", num_records=7, training="ab" * 16, releases={SampledGaussian(1.0, 0.1): 3})
-    said = replace(said, assumptions=("the encoder was pretrained on procedural images only",))
+    said = replace(said, assumptions=("no record has a gradient that is not finite",))
     assert Introduction.from_dict(json.loads(json.dumps(said.to_dict()))) == said
     asked = terms(server_mu=0.5, loss={"loss": "kd"})
     assert Terms.from_dict(json.loads(json.dumps(asked.to_dict()))) == asked
@@ -58,13 +58,13 @@ def test_a_bound_on_records_is_not_taken_for_one_on_clients(tmp_path: Path) -> N
 
 
 def test_what_the_teachers_rest_on_reaches_the_server_with_their_names() -> None:
-    encoder, labels = "the encoder was pretrained on procedural images only", "the class frequencies are public"
+    finite, labels = "no record has a gradient that is not finite", "the class frequencies are public"
     known = [
-        Introduction(name="north", training="ab" * 16, assumptions=(encoder, encoder)),
-        Introduction(name="south", training="cd" * 16, assumptions=(encoder, labels)),
+        Introduction(name="north", training="ab" * 16, assumptions=(finite, finite)),
+        Introduction(name="south", training="cd" * 16, assumptions=(finite, labels)),
         Introduction(name="west", training="ef" * 16),
     ]
     both, one = Federation(known, private_data="x").assumptions
-    assert encoder in both and "north, south," in both and "west" not in both
+    assert finite in both and "north, south," in both and "west" not in both
     assert labels in one and "south," in one and "north" not in one
     assert Federation(known[2:], private_data="x").assumptions == ()

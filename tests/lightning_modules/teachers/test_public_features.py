@@ -9,7 +9,6 @@ import pytest
 import torch
 from support.dp_teachers import PLAIN_SGD, trainer_settings
 from support.features import linear_spec
-from support.pretrained import encoder_file, pretrain
 from support.runs import fit
 from torch import Tensor
 
@@ -23,15 +22,6 @@ NETWORKS: dict[str, Any] = {
     "patches": linear_spec("Patches", whitening={"images": 20, "mirrored": True}, filters=8, patch=3),
     "kernels": linear_spec("Kernels", whitening={"images": 20, "mirrored": True}, first_anchors=6, anchors=8, cells=1),
     "whitened scattering": linear_spec(whitening={"images": 20}, groups=9),
-    "pretrained": {
-        "class_path": "PretrainedClassifier",
-        "init_args": {
-            "checkpoint": "encoder/checkpoints/last.ckpt",
-            "patches": {"filters": 8, "patch": 3},
-            "images": 20,
-            "mirrored": True,
-        },
-    },
     "scattering": linear_spec(),
 }
 
@@ -87,8 +77,6 @@ def test_another_private_set_changes_no_bit_before_dp_sgd(
     network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if network == "pretrained":
-        encoder_file(channels=1)
     assert differing(network, monkeypatch) == {"private images"}
 
 
@@ -124,38 +112,3 @@ def test_the_mutant_that_finds_anchors_on_the_records_is_seen(tmp_path: Path, mo
     monkeypatch.setattr(DPSGDTeacher, "_refuse_written_state", lambda self: None)  # which sees it too
     found = differing("kernels", monkeypatch)
     assert {"feature_extractor.plain.second", "logits of public images"} <= found
-
-
-def test_the_mutant_that_pretrains_on_the_records_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An encoder that goes on learning from what it is given, as its statistics would in training mode."""
-    monkeypatch.chdir(tmp_path)
-    encoder_file(channels=1)
-    prepare = DPSGDTeacher._precompute
-
-    def of_the_records(self: DPSGDTeacher) -> None:
-        images = self._poisson.dataset.train_records.__getitems__(range(100))[0]
-        frozen = self.network.feature_extractor.plain.parts[0]  # type: ignore[union-attr, index]
-        with torch.no_grad():
-            frozen.encoder.stem[0].bias.sub_(frozen.encoder.stem[0](images).mean(dim=(0, 2, 3)))
-        prepare(self)
-
-    monkeypatch.setattr(DPSGDTeacher, "_precompute", of_the_records)
-    monkeypatch.setattr(DPSGDTeacher, "_refuse_written_state", lambda self: None)  # which sees it too
-    found = differing("pretrained", monkeypatch)
-    assert {"feature_extractor.plain.parts.0.encoder.stem.0.bias", "logits of public images"} <= found
-
-
-def test_pretraining_itself_opens_no_private_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits whatever the records are; they are not read at all."""
-    monkeypatch.chdir(tmp_path)
-    before = pretrain("one", channels=1).state_dict()
-
-    def opened(*_: Any, **__: Any) -> None:
-        raise AssertionError("a record was read")
-
-    monkeypatch.setattr(ImageDataset, "__init__", opened)
-    monkeypatch.setattr(ImageDataset, "_normalise", opened)
-    after = pretrain("other", channels=1).state_dict()
-    assert all(torch.equal(value, after[name]) for name, value in before.items())
-    with pytest.raises(AssertionError, match="a record was read"):
-        before_the_first_step("scattering", monkeypatch, swap=False)

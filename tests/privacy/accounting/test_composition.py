@@ -19,15 +19,14 @@ from privacy import (
     ThresholdCheck,
     compose,
     compose_delta,
-    confident_votes_epsilon,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_votes_epsilon,
-    gnmax_data_dependent_rdp,
     laplace_votes_epsilon,
     randomized_response_epsilon,
-    rdp_compose,
 )
+from privacy.accounting.composition import confident_votes_epsilon, rdp_compose
+from privacy.numerics.data_dependent import gnmax_data_dependent_rdp
 
 DELTA = 1e-5
 

@@ -7,13 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from privacy import (
-    clopper_pearson_epsilon,
-    clopper_pearson_interval,
-    gaussian_audit_epsilon,
-    gaussian_audit_mu,
-    gaussian_epsilon,
-)
+from privacy import clopper_pearson_epsilon, gaussian_epsilon
+from privacy.auditing import clopper_pearson_interval, gaussian_audit_epsilon, gaussian_audit_mu
 
 
 def play(mu: float, trials: int, threshold: float) -> tuple[int, int]:

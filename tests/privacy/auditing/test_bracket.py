@@ -14,7 +14,6 @@ import torch
 from support.seeded import Seeded
 
 from privacy import (
-    AuditResult,
     DiscreteLaplaceVotes,
     GaussianVotes,
     GradientAnnotator,
@@ -25,24 +24,18 @@ from privacy import (
     SampledGaussian,
     ThresholdCheck,
     audit,
-    clip_per_sample,
     compose,
-    confident_votes,
-    dpsd_eq5_table,
-    gaussian_score,
-    laplace_latents,
-    laplace_score,
-    noisy_votes,
     published_dgd_epsilon,
     published_dpsd_label_epsilon,
-    randomized_response,
-    randomized_response_table,
-    rdp_compose,
-    rounds,
-    table_score,
     worst_case_epsilon,
 )
-from privacy.auditing import Method, Sampler, Score
+from privacy.accounting.composition import rdp_compose
+from privacy.auditing import AuditResult, Method, Sampler, Score, gaussian_score, laplace_score, rounds, table_score
+from privacy.auditing.verification import dpsd_eq5_table, randomized_response_table
+from privacy.mechanisms import clip_per_sample
+from privacy.mechanisms.latents import laplace_latents
+from privacy.mechanisms.randomized_response import randomized_response
+from privacy.mechanisms.vote_counts import confident_votes, noisy_votes
 
 DELTA = 1e-5
 CONFIDENCE = 0.999

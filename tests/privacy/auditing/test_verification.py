@@ -10,15 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privacy import (
-    RandomizedResponse,
-    compose_delta,
-    dpsd_eq5_table,
-    randomized_response_table,
-    verify_claim,
-    worst_case_delta,
-    worst_case_epsilon,
-)
+from privacy import RandomizedResponse, compose_delta, worst_case_epsilon
+from privacy.auditing.verification import dpsd_eq5_table, randomized_response_table, verify_claim, worst_case_delta
 
 MASK = [True] * 3 + [False] * 7
 

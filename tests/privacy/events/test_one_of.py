@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from privacy import Gaussian, OneOf, RandomizedResponse, SampledGaussian, compose, compose_delta, rdp_compose
+from privacy import Gaussian, OneOf, RandomizedResponse, SampledGaussian, compose, compose_delta
+from privacy.accounting.composition import rdp_compose
 from privacy.events import Release
 from privacy.neighbours import Relation, Unit
 

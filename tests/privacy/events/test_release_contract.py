@@ -29,11 +29,10 @@ from privacy import (
     Unbounded,
     compose,
     compose_delta,
-    rdp_compose,
-    release_from_dict,
-    release_kinds,
 )
 from privacy.accountants import ACCOUNTANTS, ExactAccountant, LabelDPAccountant, RDPAccountant, ReleaseAccountant
+from privacy.accounting.composition import rdp_compose
+from privacy.events import release_from_dict, release_kinds
 from privacy.numerics import pld
 
 DELTA = 1e-5

@@ -32,10 +32,9 @@ from privacy import (
     SystemNoise,
     compose,
     compose_delta,
-    rdp_compose,
-    release_from_dict,
-    release_kinds,
 )
+from privacy.accounting.composition import rdp_compose
+from privacy.events import release_from_dict, release_kinds
 from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian, release_on_lattice, round_to_lattice, sum_on_lattice
 from privacy.neighbours import Relation

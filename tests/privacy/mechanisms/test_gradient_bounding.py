@@ -13,13 +13,13 @@ from support.neighbours import Neighbours, neighbours, worst_neighbours
 from support.seeded import Seeded
 from support.threads import in_threads
 
-from privacy import GRADIENT_BOUNDINGS, GRADIENT_MECHANISMS, Gaussian, GradientAnnotator, compose, output_gradient_mu
-from privacy.accounting.calibration import calibrate_dpdfd_noise
+from privacy import Gaussian, GradientAnnotator, compose
 from privacy.annotators.gradient import GradientBoundings
 from privacy.events.discrete import DiscreteGaussian
 from privacy.ledger import Charge
 from privacy.mechanisms.bounding import normalize_per_sample
-from privacy.mechanisms.gradient_bounding import Normalize, NormalizeBatch
+from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS, Normalize, NormalizeBatch
+from privacy.mechanisms.gradients import GRADIENT_MECHANISMS, output_gradient_mu
 from privacy.processes import Processes
 
 C, SIGMA = 1e-3, 20.0
@@ -232,14 +232,6 @@ def test_the_description_says_what_is_bounded() -> None:
     made.annotate(torch.ones(4, 3))
     made.noise_multiplier = 2 * SIGMA
     assert f"sigma={SIGMA:g}" in made.description().mechanism
-
-
-def test_noise_is_calibrated_for_the_bounding() -> None:
-    whole, samples = (
-        calibrate_dpdfd_noise(1.0, steps=40, delta=1e-5, accounting="record", release="ensemble", bounding=bounding)
-        for bounding in ("normalize_batch", "normalize")
-    )
-    assert samples.value == pytest.approx(16 * whole.value, rel=1e-6)
 
 
 def test_a_bounding_that_nobody_priced_is_refused() -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy import gaussian_delta, gaussian_epsilon, gaussian_mu
+from privacy import gaussian_delta, gaussian_epsilon
+from privacy.numerics.gaussian import gaussian_mu
 
 mpmath = pytest.importorskip("mpmath")
 

@@ -8,19 +8,15 @@ import numpy as np
 import pytest
 
 from privacy import (
-    NoisyVotesClaim,
-    RdpSlope,
-    WholeRun,
-    claim_from_dict,
-    dpdfd_rdp_slope,
     published_dgd_epsilon,
     published_dpdfd_epsilon,
     published_dpsd_data_epsilon,
     published_dpsd_label_epsilon,
-    published_epsilon,
     published_labeldp_epsilon,
-    rdp_slope_epsilon,
 )
+from privacy.numerics.rdp import rdp_slope_epsilon
+from privacy.published import dpdfd_rdp_slope
+from privacy.published.claims import NoisyVotesClaim, RdpSlope, WholeRun, claim_from_dict, published_epsilon
 
 
 @pytest.mark.parametrize(
