@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_modules.publishing.errors import ExportError
 from lightning_modules.publishing.run import FinishedRun
+from lightning_modules.publishing.wording import without_folders
 from lightning_modules.runtime.runs import versions
 
 __all__ = ["CONFIG", "FORMAT", "PREPROCESSING", "describe", "is_export", "read_description"]
@@ -29,7 +30,7 @@ def describe(run: FinishedRun) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "format_version": 1,
-        "architecture": run.architecture,
+        "architecture": without_folders(run.architecture),
         "num_classes": run.num_classes,
         "image_shape": list(run.image_shape),
         "class_names": list(run.class_names),

@@ -12,7 +12,7 @@ from lightning_modules.publishing.agreement import require_agreement
 from lightning_modules.publishing.description import CONFIG, describe
 from lightning_modules.publishing.errors import ExportError
 from lightning_modules.publishing.images import IMAGES, image_source, write_images
-from lightning_modules.publishing.loading import load_student
+from lightning_modules.publishing.loading import load_as
 from lightning_modules.publishing.model_card import CARD, card_name, model_card
 from lightning_modules.publishing.onnx_format import ONNX, require_onnx, write_onnx
 from lightning_modules.publishing.run import FinishedRun, read_run
@@ -103,7 +103,7 @@ def export_run(
         _write_json(folder / CONFIG, describe(run))
         _write_json(folder / "guarantee.json", run.guarantee)
         (folder / "guarantee.md").write_text(run.page, encoding="utf-8")
-        loaded = load_student(folder, trust_code=True)  # its class was built a moment ago
+        loaded = load_as(folder, run.architecture)  # its class was built a moment ago
         shape = run.image_shape
         differences = {WEIGHTS: require_agreement(loaded, run.network, image_shape=shape, name=WEIGHTS)}
         if torch_export:

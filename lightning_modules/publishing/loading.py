@@ -7,12 +7,12 @@ from pathlib import Path
 from torch import nn
 
 from lightning_modules.networks.named_code import require_known_code
-from lightning_modules.publishing.architecture import build
+from lightning_modules.publishing.architecture import Architecture, build
 from lightning_modules.publishing.description import read_description
 from lightning_modules.publishing.errors import ExportError
 from lightning_modules.publishing.weights import WEIGHTS, read_weights
 
-__all__ = ["load_student"]
+__all__ = ["load_as", "load_student"]
 
 
 def load_student(folder: str | Path, *, trust_code: bool = False) -> nn.Module:
@@ -29,12 +29,21 @@ def load_student(folder: str | Path, *, trust_code: bool = False) -> nn.Module:
         ValueError: No such folder, a class that is not trusted or cannot be built, or weights that do not fit it.
     """
     where = Path(folder)
-    config = read_description(where)
-    spec = config["architecture"]
+    spec = read_description(where)["architecture"]
     try:
         require_known_code(() if trust_code else spec)
     except ValueError as error:
         raise ExportError(f"{where}: {error}. Pass trust_code=True if you know where the folder comes from") from error
+    return load_as(where, spec)
+
+
+def load_as(where: Path, spec: Architecture) -> nn.Module:
+    """The same of a class that is trusted: an export tells no folder of this machine in which the class lies.
+
+    Raises:
+        ExportError: Weights that do not fit it.
+    """
+    config = read_description(where)
     shape = config["image_shape"]
     network = build(spec, num_classes=int(config["num_classes"]), image_shape=(shape[0], shape[1], shape[2]))
     try:

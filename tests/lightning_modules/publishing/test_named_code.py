@@ -184,3 +184,18 @@ def test_resuming_builds_what_the_configuration_says(place: Path) -> None:
     with pytest.raises((ValueError, SystemExit), match=r"model\.student"):
         main(["fit", "--config", "bounded/config.yaml", "--ckpt_path", str(STUDENT)])
     assert not MARKER.exists() and "theirs" not in sys.modules
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_no_folder_of_this_machine_is_published(place: Path, monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    if broken:  # the control
+        monkeypatch.setattr("lightning_modules.publishing.description.without_folders", lambda value: value)
+    (place / "nets").mkdir()
+    (place / "nets" / "own.py").write_text("from lightning_modules.networks import SmallCNN as Net\n")
+    name = f"{place}/nets/own.py:Net"
+    built = torch.load(STUDENT, weights_only=True)["hyper_parameters"]["student"]["init_args"]
+    own = {key: value for key, value in built.items() if key not in SHAPE}
+    changed(STUDENT, student=told(name, **own))
+    export("--network", name)
+    files = [file for folder in ("bounded/public", "out") for file in Path(folder).rglob("*") if file.is_file()]
+    assert any(str(place).encode() in file.read_bytes() for file in files) is broken
