@@ -21,7 +21,7 @@ from lightning_modules.losses.selection import balanced_quotas, confident_sample
 from lightning_modules.losses.tangent_normal import TangentNormalLoss, distort, pseudo_label_loss
 from lightning_modules.networks import ConvVAE, logits_and_statistics
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
-from lightning_modules.networks.vae import negative_elbo, sample_codes
+from lightning_modules.networks.generators import negative_elbo, sample_codes
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.query_rounds import QueryRounds
 from lightning_modules.query_set import QuerySet

@@ -22,7 +22,7 @@ from lightning_modules.losses.functional import (
     soft_cross_entropy,
 )
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.networks.bn_statistics import logits_and_statistics
+from lightning_modules.networks.batchnorm import logits_and_statistics
 from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of

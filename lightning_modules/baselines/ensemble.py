@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lightning_modules.networks.bn_statistics import logits_and_statistics
-from lightning_modules.networks.features import logits_and_features
+from lightning_modules.networks.batchnorm import logits_and_statistics
+from lightning_modules.networks.classifiers import logits_and_features
 
 __all__ = ["mean_logits", "mean_logits_and_features", "mean_logits_and_statistics"]
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from lightning_modules.networks import DAFLGenerator, Refiner, ScaledOutput
 from lightning_modules.networks.batchnorm import frozen_statistics
-from lightning_modules.networks.refiner import check_refiner
+from lightning_modules.networks.generators import check_refiner
 from lightning_modules.priors import ImagePrior, StrokePrior
 from lightning_modules.priors.warm_start import fit_generator
 from lightning_modules.runtime.randomness import Draws, key, stream

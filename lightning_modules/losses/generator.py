@@ -14,8 +14,8 @@ from lightning_modules.losses.functional import (
     one_hot_loss,
     soft_cross_entropy,
 )
-from lightning_modules.networks.bn_statistics import distance_to_statistics, has_statistics
-from lightning_modules.networks.features import logits_and_features
+from lightning_modules.networks.batchnorm import distance_to_statistics, has_statistics
+from lightning_modules.networks.classifiers import logits_and_features
 from lightning_modules.setting_checks import check_choice, check_number
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
-from lightning_modules.networks.features import logits_and_features
+from lightning_modules.networks.classifiers import logits_and_features
 
 Map = Callable[[Tensor], Tensor]
 

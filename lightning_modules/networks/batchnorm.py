@@ -1,14 +1,16 @@
-"""Modes of a network that is asked and not trained: running statistics as they are, or evaluation."""
+"""Batch normalisation of networks that are queried: statistics left alone, compared with (LabelDP Eq. 2), or folded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-
-__all__ = ["evaluating", "frozen_statistics"]
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 
 @contextmanager
@@ -36,3 +38,127 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.train(training)
+
+
+def has_statistics(model: nn.Module) -> bool:
+    """Whether a network has a BatchNorm layer that keeps running statistics."""
+    return bool(_layers(model))
+
+
+@contextmanager
+def distance_to_statistics(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
+    """Watches the inputs of a network's BatchNorm layers while it is run within the block.
+
+    For each BatchNorm layer ‖mean - running_mean‖₂ + ‖var - running_var‖₂ over the channels of its input, summed over
+    layers. The hooks that catch the inputs are removed again.
+
+    Args:
+        model: a classifier with BatchNorm. In eval mode the inputs are what its running statistics make of the images,
+            in training mode what the batch's own do.
+
+    Yields:
+        What gives the sum, a scalar with its graph, once the network has run.
+
+    Raises:
+        ValueError: if the model has no BatchNorm that keeps statistics, or called one of them not at all.
+    """
+    layers = _layers(model)
+    if not layers:
+        raise ValueError(
+            f"model: {type(model).__name__} has no BatchNorm layer with running statistics, which the statistics term"
+            " compares images with. Set statistics_weight to 0, or take a network with BatchNorm (ResNet34, SmallCNN)"
+        )
+    distances: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def watch(name: str) -> Any:
+        def caught(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            distances[name].append(_distance(layer, inputs[0].float()))
+
+        return caught
+
+    def total() -> Tensor:
+        if silent := [name for name, found in distances.items() if not found]:
+            raise ValueError(
+                f"model: {type(model).__name__} does not call its BatchNorm layers {', '.join(silent)} (or hides them"
+                " from hooks), so that their statistics cannot be compared with"
+            )
+        return torch.stack([value for found in distances.values() for value in found]).sum()
+
+    handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
+    try:
+        yield total
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def logits_and_statistics(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Run `model` once and return its logits with the distance of its layers' inputs from their running statistics.
+
+    Args:
+        model: a classifier with BatchNorm, in eval mode.
+        images: (N, C, H, W).
+
+    Returns:
+        Logits (N, c) and a scalar, both with their graph; see `distance_to_statistics`.
+
+    Raises:
+        ValueError: if the model has no BatchNorm that keeps statistics, or calls one of them not at all.
+    """
+    with distance_to_statistics(model) as distance:
+        logits: Tensor = model(images)
+    return logits, distance()
+
+
+def _layers(model: nn.Module) -> dict[str, nn.Module]:
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None
+    }
+
+
+def _distance(layer: Any, inputs: Tensor) -> Tensor:
+    axes = [axis for axis in range(inputs.dim()) if axis != 1]
+    # One value per channel has no variance; the running one is of the unbiased estimate.
+    unbiased = int(inputs.numel() > inputs.shape[1])
+    variance, mean = torch.var_mean(inputs, dim=axes, correction=unbiased)
+    of_mean: Tensor = torch.linalg.vector_norm(mean - layer.running_mean)
+    of_variance: Tensor = torch.linalg.vector_norm(variance - layer.running_var)
+    return of_mean + of_variance
+
+
+def folded(network: nn.Module) -> nn.Module:
+    """A network that gives what `network` gives in evaluation mode, but for rounding.
+
+    Where a `Sequential` has a `BatchNorm2d` right behind a `Conv2d`, one convolution does the work of both. Later
+    changes to `network` do not reach it.
+
+    Returns:
+        A copy in evaluation mode, or `network` itself where there is nothing to fold.
+    """
+    if not any(_foldable(module) for module in network.modules()):
+        return network
+    found = copy.deepcopy(network).eval()
+    for module in found.modules():
+        for first in _foldable(module):
+            convolution, norm = module[first], module[first + 1]  # type: ignore[index]
+            module[first] = fuse_conv_bn_eval(convolution, norm)  # type: ignore[operator]
+            module[first + 1] = nn.Identity()  # type: ignore[operator]
+    return found.requires_grad_(False)
+
+
+def _foldable(module: nn.Module) -> list[int]:
+    """Positions in a `Sequential` of the convolutions that a BatchNorm follows."""
+    if not isinstance(module, nn.Sequential):
+        return []
+    return [
+        position
+        for position, (layer, following) in enumerate(zip(module, list(module)[1:], strict=False))
+        # Subclasses may compute something else, and hooks would not be called.
+        if type(layer) is nn.Conv2d
+        and type(following) is nn.BatchNorm2d
+        and following.track_running_stats
+        and not layer._forward_hooks
+        and not following._forward_hooks
+    ]

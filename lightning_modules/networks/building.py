@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+DRY_RUN_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
+"""What a network raises that does not take what it is given."""
+
 
 def build_network(
     factory: Callable[..., nn.Module],
@@ -42,7 +45,7 @@ def build_network(
     keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     named = {key: value for key, value in offered.items() if key in parameters and parameters[key].kind in keyword}
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        network = _call_open_ended(factory, {**offered, **named})
+        network = call_open_ended(factory, {**offered, **named})
     else:
         network = factory(**named)
     if not isinstance(network, nn.Module):
@@ -54,25 +57,17 @@ def build_network(
 def check_network(network: nn.Module, *, num_classes: int, image_shape: tuple[int, int, int], name: str) -> None:
     """Check by a dry run in eval mode that blank images (2, C, H, W) give finite logits (2, c).
 
-    Every module's mode is restored.
-
     Raises:
         ValueError: naming the setting `name`, if the network fails on such images or gives anything else.
     """
-    modes = {module: module.training for module in network.modules()}
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
-    network.eval()
     try:
-        with torch.no_grad():
-            logits = network(torch.zeros(2, *image_shape, device=device))
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        logits = dry_run(network, torch.zeros(2, *image_shape, device=device))
+    except DRY_RUN_ERRORS as error:
         raise ValueError(
             f"{name}: {type(network).__name__} cannot take images of shape {image_shape} (channels, height, width):"
             f" {error}"
         ) from error
-    finally:
-        for module, training in modes.items():
-            module.training = training
     if not isinstance(logits, Tensor) or tuple(logits.shape) != (2, num_classes):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(
@@ -83,6 +78,18 @@ def check_network(network: nn.Module, *, num_classes: int, image_shape: tuple[in
         raise ValueError(f"{name}: {type(network).__name__} gives logits that are not finite for blank images")
 
 
+def dry_run(network: nn.Module, images: Tensor) -> Any:
+    """What a network makes of images in eval mode; every module's mode is restored."""
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        with torch.no_grad():
+            return network(images)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
 def _target(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     """What is called in the end: jsonargparse wraps a class as `partial(instantiator, ..., cls, **init_args)`."""
     while isinstance(factory, partial):
@@ -90,7 +97,7 @@ def _target(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     return factory
 
 
-def _call_open_ended(factory: Callable[..., nn.Module], offered: dict[str, Any]) -> nn.Module:
+def call_open_ended(factory: Callable[..., Any], offered: dict[str, Any]) -> Any:
     """Call a factory that takes `**kwargs`, without what it refuses by name: nothing else tells what it takes."""
     try:
         return factory(**offered)
@@ -98,4 +105,4 @@ def _call_open_ended(factory: Callable[..., nn.Module], offered: dict[str, Any])
         refused = next((key for key in offered if f"unexpected keyword argument '{key}'" in str(error)), None)
         if refused is None:
             raise
-        return _call_open_ended(factory, {key: value for key, value in offered.items() if key != refused})
+        return call_open_ended(factory, {key: value for key, value in offered.items() if key != refused})

@@ -1,10 +1,19 @@
-"""What every classifier here has in common: `head(forward_features(images))` gives the logits."""
+"""Classifiers: `head(forward_features(images))` gives the logits. The papers' students and teachers, and a modern one.
+
+Maxima are taken before an activation, which is the same, since it keeps the order of values, and runs on a quarter of
+them.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from math import gcd
+from typing import Literal
 
+import torch
 from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, ResNet
 
 
 class ImageClassifier(nn.Module, ABC):
@@ -26,7 +35,7 @@ class ImageClassifier(nn.Module, ABC):
 
 
 def checked_shape(
-    network: str, *, num_classes: int = 1, image_shape: tuple[int, int, int], least: int
+    network: str, *, num_classes: int = 1, image_shape: tuple[int, int, int], least: int = 1
 ) -> tuple[int, int, int]:
     """Check what every network is told of the data and return (channels, height, width).
 
@@ -44,3 +53,266 @@ def checked_shape(
             f"image_shape: {network} needs images of at least {least}x{least} pixels, got {height}x{width}"
         )
     return channels, height, width
+
+
+def logits_and_features(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Run `model` once and return its logits with the features that they are a linear function of.
+
+    This project's classifiers name both. Of any other network the features are the input of its last `nn.Linear` (in
+    order of registration, its own `head` first where that is linear), caught by a hook that is removed again.
+
+    Args:
+        model: a classifier.
+        images: (N, C, H, W).
+
+    Returns:
+        Logits (N, c) and features (N, F).
+
+    Raises:
+        ValueError: if the model has no `nn.Linear`, or does not call its last one exactly once with one row per
+            image.
+    """
+    if isinstance(model, ImageClassifier):
+        features = model.forward_features(images)
+        return model.head(features), features
+    head = getattr(model, "head", None)
+    if not isinstance(head, nn.Linear):
+        linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        if not linear:
+            raise ValueError(
+                f"model: {type(model).__name__} has no nn.Linear, so its features are unknown;"
+                " derive it from ImageClassifier (forward_features and head)"
+            )
+        head = linear[-1]
+    caught: list[Tensor] = []
+    handle = head.register_forward_pre_hook(lambda _module, inputs: caught.append(inputs[0]))
+    try:
+        logits: Tensor = model(images)
+    finally:
+        handle.remove()
+    if len(caught) != 1 or caught[0].dim() != 2 or len(caught[0]) != len(images):
+        raise ValueError(
+            f"model: the last nn.Linear of {type(model).__name__} was given {[tuple(x.shape) for x in caught]},"
+            f" not one (N, F) tensor for N={len(images)} images;"
+            " derive the model from ImageClassifier (forward_features and head)"
+        )
+    return logits, caught[0]
+
+
+class MaxPool2x2(nn.MaxPool2d):
+    """`nn.MaxPool2d(2)`, to the bit, in half of the time on a CPU where no gradient is wanted.
+
+    torch's writes the position of each maximum, in 64 bits, whether or not there will be a backward pass.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map (N, C, H, W) to (N, C, H // 2, W // 2), the largest of each 2x2 pixels."""
+        if images.device.type != "cpu" or (torch.is_grad_enabled() and images.requires_grad):
+            pooled: Tensor = super().forward(images)
+            return pooled
+        height, width = images.shape[-2] // 2 * 2, images.shape[-1] // 2 * 2
+        rows = torch.maximum(images[..., 0:height:2, :width], images[..., 1:height:2, :width])
+        return torch.maximum(rows[..., 0::2], rows[..., 1::2])
+
+
+class DataLensClassifier(ImageClassifier):
+    """DataLens's classifier (Wang et al. 2021): the student of DPDFD and DPSD, and of LabelDP in its data setting.
+
+    Conv 3x3 (32, valid), ReLU, max-pool 2, dropout 0.2, conv 3x3 (64, valid), ReLU, dropout 0.25, dense 64, ReLU, dense
+    c: 515 146 parameters for 28x28x1 and 10 classes. It has no batch normalisation; as a student of noised gradients it
+    learns at half the pace of one that has.
+
+    Args:
+        num_classes: number of classes c.
+        image_shape: channels, height, width; at least 8x8 pixels.
+
+    Raises:
+        ValueError: for an image smaller than 8x8 pixels.
+    """
+
+    def __init__(self, *, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
+        super().__init__()
+        channels, height, width = checked_shape(
+            "DataLensClassifier", num_classes=num_classes, image_shape=image_shape, least=8
+        )
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, 32, 3),
+            MaxPool2x2(),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.Dropout(0.25),
+            nn.Flatten(),
+            nn.Linear(64 * ((height - 2) // 2 - 2) * ((width - 2) // 2 - 2), 64),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(64, num_classes)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to features (N, 64)."""
+        features: Tensor = self.features(images)
+        return features
+
+
+class TwoConvNet(ImageClassifier):
+    """DGD's baseline, teachers and student: two convolutions, then the output.
+
+    The convolutions are 3x3 with 64 and 128 channels, each with ReLU and a 2x2 max-pool. Stride 1, padding 1, Xavier
+    initialisation (DGD, section on implementation details). For SVHN the paper adds two dense layers:
+    `hidden=[384, 192]`.
+
+    Args:
+        num_classes: number of classes c.
+        image_shape: channels, height, width; at least 4x4 pixels.
+        hidden: sizes of dense ReLU layers before the output.
+
+    Raises:
+        ValueError: for an image smaller than 4x4 pixels or a size in `hidden` that is not positive.
+    """
+
+    def __init__(
+        self, *, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28), hidden: Sequence[int] = ()
+    ) -> None:
+        super().__init__()
+        channels, height, width = checked_shape("TwoConvNet", num_classes=num_classes, image_shape=image_shape, least=4)
+        if any(size < 1 for size in hidden):
+            raise ValueError(f"hidden must hold positive layer sizes, got {list(hidden)!r}")
+        layers: list[nn.Module] = []
+        for inputs, outputs in ((channels, 64), (64, 128)):
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), MaxPool2x2(), nn.ReLU()]
+        layers.append(nn.Flatten())
+        size = 128 * (height // 4) * (width // 4)
+        for outputs in hidden:
+            layers += [nn.Linear(size, outputs), nn.ReLU()]
+            size = outputs
+        self.features = nn.Sequential(*layers)
+        self.head = nn.Linear(size, num_classes)
+        for module in self.modules():
+            if isinstance(module, (nn.Conv2d, nn.Linear)):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to features (N, F)."""
+        features: Tensor = self.features(images)
+        return features
+
+
+class SmallCNN(ImageClassifier):
+    """A small modern classifier.
+
+    Blocks of 3x3 convolution, normalisation, activation and 2x2 max-pool, then one dense layer and the output.
+
+    With batch normalisation it is the student that learns fastest from noised gradients. Batch statistics mix the
+    samples of a batch, which a network trained by DP-SGD must not do: there take `norm: group` or `norm: none`, and
+    tanh, which bounds the activations (Papernot et al. 2021).
+
+    Args:
+        num_classes: number of classes c.
+        image_shape: channels, height, width; at least 2**depth pixels a side.
+        width: channels of the first block; each further block doubles them.
+        depth: number of blocks.
+        hidden: size F of the dense layer, the features.
+        norm: batch normalisation, group normalisation (up to 4 groups), or none.
+        activation: relu or tanh.
+
+    Raises:
+        ValueError: for an image too small for `depth`, a size that is not positive, or an unknown name.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int = 10,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        width: int = 16,
+        depth: int = 2,
+        hidden: int = 128,
+        norm: Literal["batch", "group", "none"] = "batch",
+        activation: Literal["relu", "tanh"] = "relu",
+    ) -> None:
+        super().__init__()
+        for name, value in (("width", width), ("depth", depth), ("hidden", hidden)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value!r}")
+        if norm not in ("batch", "group", "none"):
+            raise ValueError(f"norm must be batch, group or none, got {norm!r}")
+        if activation not in ("relu", "tanh"):
+            raise ValueError(f"activation must be relu or tanh, got {activation!r}")
+        channels, height, columns = checked_shape(
+            f"SmallCNN of depth {depth}", num_classes=num_classes, image_shape=image_shape, least=2**depth
+        )
+        act = nn.ReLU if activation == "relu" else nn.Tanh
+        layers: list[nn.Module] = []
+        for block in range(depth):
+            outputs = width * 2**block
+            layers.append(nn.Conv2d(channels, outputs, 3, padding=1, bias=norm == "none"))
+            if norm == "batch":
+                layers.append(nn.BatchNorm2d(outputs))
+            elif norm == "group":
+                layers.append(nn.GroupNorm(gcd(outputs, 4), outputs))
+            layers += [MaxPool2x2(), act()]
+            channels = outputs
+        layers += [nn.Flatten(), nn.Linear(channels * (height // 2**depth) * (columns // 2**depth), hidden), act()]
+        self.features = nn.Sequential(*layers)
+        self.head = nn.Linear(hidden, num_classes)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to features (N, hidden)."""
+        features: Tensor = self.features(images)
+        return features
+
+
+class _SmallImageResNet(ImageClassifier):
+    """torchvision's ResNet with a stem for small images: 3x3, stride 1, no max-pool (He et al. 2016, section 4.2)."""
+
+    def __init__(self, *, blocks: Sequence[int], num_classes: int, image_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        channels, _, _ = checked_shape(type(self).__name__, num_classes=num_classes, image_shape=image_shape, least=4)
+        self.body = ResNet(BasicBlock, list(blocks))
+        self.body.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(self.body.conv1.weight, mode="fan_out", nonlinearity="relu")
+        # Modules without weights take the places that torchvision's forward pass calls by name.
+        self.body.maxpool = nn.Identity()
+        self.body.fc = nn.Identity()
+        self.head = nn.Linear(512, num_classes)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to features (N, 512)."""
+        features: Tensor = self.body(images)
+        return features
+
+
+class ResNet18(_SmallImageResNet):
+    """ResNet-18 for small images of any number of channels.
+
+    Args:
+        num_classes: number of classes c.
+        image_shape: channels, height, width; at least 4x4 pixels.
+
+    Raises:
+        ValueError: for an image smaller than 4x4 pixels.
+    """
+
+    def __init__(self, *, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
+        super().__init__(blocks=(2, 2, 2, 2), num_classes=num_classes, image_shape=image_shape)
+
+
+class ResNet34(_SmallImageResNet):
+    """ResNet-34 for small images of any number of channels: the papers' teacher.
+
+    Args:
+        num_classes: number of classes c.
+        image_shape: channels, height, width; at least 4x4 pixels.
+
+    Raises:
+        ValueError: for an image smaller than 4x4 pixels.
+    """
+
+    def __init__(self, *, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
+        super().__init__(blocks=(3, 4, 6, 3), num_classes=num_classes, image_shape=image_shape)

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.networks.classifiers import ImageClassifier
-from lightning_modules.networks.comparing import digest_of
-from lightning_modules.networks.feature_memory import remembered_features
-from lightning_modules.networks.remembered import Remembered
+from lightning_modules.networks.memory import Remembered, digest_of, remembered_features
 from lightning_modules.networks.scattering import Scattering
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, StrokePrior
 from lightning_modules.setting_checks import check_number, check_whole_number

@@ -9,13 +9,15 @@ import importlib.util
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import nn
+
+from lightning_modules.networks.building import call_open_ended
 
 __all__ = ["ForeignNetwork", "named_object"]
 
@@ -81,7 +83,7 @@ def _build(
     positional = [key for key, one in parameters.items() if one.kind is inspect.Parameter.POSITIONAL_ONLY]
     first = [given.pop(key) for key in positional if key in given]
     left = {key: value for key, value in offered.items() if key not in parameters and key not in given}
-    made = _without_refused(partial(build, *first, **given), left if open_ended else {})
+    made = call_open_ended(partial(build, *first, **given), left if open_ended else {})
     if not isinstance(made, nn.Module):
         raise ValueError(f"{name} must build a torch.nn.Module, got {type(made).__name__}")
     return made
@@ -103,17 +105,6 @@ def _require_known(
         near = difflib.get_close_matches(key, parameters, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ValueError(f"{name} takes no argument {key!r}; it takes {', '.join(parameters) or 'none'}.{hint}")
-
-
-def _without_refused(build: Callable[..., Any], offered: dict[str, Any]) -> Any:
-    """Calls what takes `**kwargs` without what it refuses by name of `offered`: nothing else tells what it takes."""
-    try:
-        return build(**offered)
-    except TypeError as error:
-        refused = next((key for key in offered if f"unexpected keyword argument '{key}'" in str(error)), None)
-        if refused is None:
-            raise
-        return _without_refused(build, {key: value for key, value in offered.items() if key != refused})
 
 
 def _types(build: Any) -> dict[str, Any]:

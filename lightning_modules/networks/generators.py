@@ -1,10 +1,17 @@
-"""Networks that turn latent noise into images."""
+"""Networks that make images: of noise (DAFL's generator), of other images (`Refiner`), or of codes (`ConvVAE`)."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from lightning_modules.networks.building import DRY_RUN_ERRORS, dry_run
+from lightning_modules.networks.classifiers import checked_shape
+from lightning_modules.setting_checks import check_whole_number
 
 
 class DAFLGenerator(nn.Module):
@@ -36,13 +43,10 @@ class DAFLGenerator(nn.Module):
         self, *, image_shape: tuple[int, int, int] = (1, 28, 28), latent_dim: int = 100, width: int = 128
     ) -> None:
         super().__init__()
-        if len(image_shape) != 3 or min(image_shape) < 1:
-            raise ValueError(f"image_shape must be three positive sizes (channels, height, width), got {image_shape!r}")
-        if latent_dim < 1:
-            raise ValueError(f"latent_dim must be at least 1, got {latent_dim!r}")
+        channels, height, columns = checked_shape("DAFLGenerator", image_shape=image_shape)
+        check_whole_number("latent_dim", latent_dim, least=1)
         if width < 2 or width % 2:
             raise ValueError(f"width must be an even number from 2 on, got {width!r}")
-        channels, height, columns = image_shape
         self.latent_dim = latent_dim
         self.image_shape = (channels, height, columns)
         self._start = (width, -(-height // 4), -(-columns // 4))
@@ -73,3 +77,220 @@ class DAFLGenerator(nn.Module):
         drawn_on = generator.device if generator is not None else self.project.weight.device
         z = torch.randn(batch_size, self.latent_dim, generator=generator, device=drawn_on)
         return z.to(self.project.weight.device)
+
+
+class Refiner(nn.Module):
+    """Moves each pixel of an image a learnt share of the way to white or to black.
+
+    Three 3x3 convolutions give a share t = reach * tanh(.) for each pixel and channel: the pixel moves by
+    t (1 - x) where t is positive and by t (1 + x) where it is negative, and so stays within [-1, 1] without its
+    gradient being cut off. The last layer starts at zero: before its first step the refiner is the identity, exactly.
+    It has no batch statistics, so each image is refined by itself.
+
+    Args:
+        image_shape: channels, height, width.
+        width: channels of the hidden layers.
+        reach: largest share, in (0, 1]. With 1 the refiner soon paints over what the prior draws, and students learn
+            far less than from the prior alone; the default keeps the drawing.
+
+    Raises:
+        ValueError: if a size is not positive, or `reach` is out of its range.
+    """
+
+    def __init__(self, *, image_shape: tuple[int, int, int] = (1, 28, 28), width: int = 16, reach: float = 0.2) -> None:
+        super().__init__()
+        channels, _, _ = checked_shape("Refiner", image_shape=image_shape)
+        check_whole_number("width", width, least=1)
+        if not 0 < reach <= 1:
+            raise ValueError(f"reach must lie in (0, 1], got {reach!r}")
+        self.reach = float(reach)
+        last = nn.Conv2d(width, channels, 3, padding=1)
+        nn.init.zeros_(last.weight)
+        assert last.bias is not None
+        nn.init.zeros_(last.bias)
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, width, 3, padding=1),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.LeakyReLU(0.2),
+            last,
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) in [-1, 1] to images of the same shape and range."""
+        share = self.reach * torch.tanh(self.layers(images)).float()
+        # By the absolute value and not by clamping, whose gradient at 0, where every share starts, may be 0.
+        return (1 - share.abs()) * images + share
+
+
+def check_refiner(network: nn.Module, *, image_shape: tuple[int, int, int]) -> None:
+    """Checks by a dry run in eval mode that images (2, C, H, W) give finite images of the same shape.
+
+    Raises:
+        ValueError: naming the setting, if the network does anything else.
+    """
+    try:
+        refined = dry_run(network, torch.zeros(2, *image_shape))
+    except DRY_RUN_ERRORS as error:
+        raise ValueError(
+            f"generator must take images of shape {image_shape} for images='refined', as Refiner does;"
+            f" {type(network).__name__} cannot: {error}"
+        ) from error
+    if not isinstance(refined, Tensor) or refined.shape != (2, *image_shape) or not bool(refined.isfinite().all()):
+        found = tuple(refined.shape) if isinstance(refined, Tensor) else type(refined).__name__
+        raise ValueError(
+            f"generator must give finite images of the shape it takes for images='refined', {(2, *image_shape)};"
+            f" {type(network).__name__} gives {found}"
+        )
+
+
+class ScaledOutput(nn.Module):
+    """Scales and shifts each channel of a network's images: x · scale + shift.
+
+    A generator that ends in BatchNorm without weights, as DAFL's does, gives pixels of mean 0 and standard deviation 1
+    whatever it learns, and those of images in [-1, 1] differ (MNIST: -0.74 and 0.62). It can make such images where
+    `scale` is their standard deviation and `shift` their mean.
+
+    Both are buffers: a checkpoint keeps those of its run.
+
+    Args:
+        network: Gives images (N, C, H, W).
+        scale: C factors.
+        shift: C summands.
+        standardise: Bring the network's images to mean 0 and standard deviation 1 first, per channel and over the
+            batch; for a network that does not end so by itself.
+
+    Raises:
+        ValueError: Other numbers of factors and summands, a factor that is not positive, or one that is not finite.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self, network: nn.Module, *, scale: Sequence[float], shift: Sequence[float], standardise: bool = False
+    ) -> None:
+        super().__init__()
+        if len(scale) != len(shift) or not scale:
+            raise ValueError(f"scale and shift must have one number for each channel, got {scale!r} and {shift!r}")
+        if not all(math.isfinite(value) for value in (*scale, *shift)) or min(scale) <= 0:
+            raise ValueError(f"scale must be above 0, and scale and shift finite, got {scale!r} and {shift!r}")
+        self.network = network
+        self.standardised = nn.BatchNorm2d(len(scale), affine=False) if standardise else nn.Identity()
+        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32)[:, None, None])
+        self.register_buffer("shift", torch.tensor(shift, dtype=torch.float32)[:, None, None])
+
+    @property
+    def latent_dim(self) -> int:
+        """Width of the network's input."""
+        return int(getattr(self.network, "latent_dim"))  # noqa: B009 - nn.Module types every attribute as a tensor
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """What the network makes of its inputs (N, …), scaled: images (N, C, H, W)."""
+        images: Tensor = self.standardised(self.network(inputs)) * self.scale + self.shift
+        return images
+
+
+class ConvVAE(nn.Module):
+    """Encoder and decoder of two stages each (B trains "convolutional neural networks like" TNAR's; sizes are ours).
+
+    Encoder: conv 3x3 stride 2 (`width`), BN, LeakyReLU 0.2, conv 3x3 stride 2 (2 `width`), BN, LeakyReLU 0.2, dense
+    to mean and log-variance. Decoder: dense, BN, ReLU, double, conv 3x3 (`width`), BN, ReLU, double, conv 3x3 (C)
+    without a last activation, since generated images are not confined to [-1, 1]. A side that is no multiple of 4
+    starts at its quarter rounded up and is resized.
+
+    Args:
+        image_shape: channels, height, width of the images.
+        latent_dim: width c of the code; 32 in DGD.
+        width: channels of the outer stage.
+
+    Raises:
+        ValueError: if a size is not positive.
+    """
+
+    def __init__(
+        self, *, image_shape: tuple[int, int, int] = (1, 28, 28), latent_dim: int = 32, width: int = 32
+    ) -> None:
+        super().__init__()
+        channels, height, columns = checked_shape("ConvVAE", image_shape=image_shape)
+        for name, value in (("latent_dim", latent_dim), ("width", width)):
+            check_whole_number(name, value, least=1)
+        self.latent_dim = latent_dim
+        self.image_shape = (channels, height, columns)
+        self._half = (-(-height // 2), -(-columns // 2))
+        self._quarter = (2 * width, -(-height // 4), -(-columns // 4))
+        inner = self._quarter[0] * self._quarter[1] * self._quarter[2]
+        self.encoder = nn.Sequential(
+            nn.Conv2d(channels, width, 3, stride=2, padding=1), nn.BatchNorm2d(width), nn.LeakyReLU(0.2),
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.BatchNorm2d(2 * width), nn.LeakyReLU(0.2),
+            nn.Flatten(), nn.Linear(inner, 2 * latent_dim),
+        )  # fmt: skip
+        self.project = nn.Linear(latent_dim, inner)
+        self.start = nn.Sequential(nn.BatchNorm2d(2 * width), nn.ReLU())
+        self.middle = nn.Sequential(nn.Conv2d(2 * width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+        self.end = nn.Conv2d(width, channels, 3, padding=1)
+
+    def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance of the codes of images (N, C, H, W), each (N, latent_dim)."""
+        mean, log_variance = self.encoder(images).chunk(2, dim=1)
+        # Beyond these the exponential would overflow or the gradient vanish before the first useful step.
+        return mean, log_variance.clamp(-10.0, 10.0)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Images (N, C, H, W) of codes (N, latent_dim)."""
+        x = self.start(self.project(codes).unflatten(1, self._quarter))
+        x = self.middle(functional.interpolate(x, size=self._half))
+        images: Tensor = self.end(functional.interpolate(x, size=self.image_shape[1:]))
+        return images
+
+    def forward(self, images: Tensor, *, draw: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Reconstructions (N, C, H, W) from sampled codes, with mean and log-variance (N, latent_dim)."""
+        mean, log_variance = self.encode(images)
+        return self.decode(sample_codes(mean, log_variance, draw=draw)), mean, log_variance
+
+
+def sample_codes(mean: Tensor, log_variance: Tensor, *, draw: torch.Generator | None = None) -> Tensor:
+    """Codes from N(mean, exp(log_variance)), by reparametrisation.
+
+    Args:
+        mean: (N, latent_dim).
+        log_variance: (N, latent_dim).
+        draw: source of randomness on its own device; None is the global one.
+
+    Returns:
+        (N, latent_dim).
+    """
+    device = mean.device if draw is None else draw.device
+    noise = torch.randn(mean.shape, generator=draw, device=device, dtype=mean.dtype).to(mean.device)
+    return mean + (0.5 * log_variance).exp() * noise
+
+
+def negative_elbo(
+    reconstructions: Tensor, images: Tensor, mean: Tensor, log_variance: Tensor, *, kl_weight: float = 1.0
+) -> Tensor:
+    """Negative evidence lower bound of each image, but for a constant (Kingma and Welling 2014).
+
+    Half the squared error, which is the negative log-likelihood of a Gaussian of unit variance, summed over pixels,
+    plus the divergence of N(mean, exp(log_variance)) from N(0, I): (mean² + variance - 1 - log variance)/2, summed.
+
+    Args:
+        reconstructions: (N, C, H, W), decoded from codes drawn once for each image.
+        images: (N, C, H, W).
+        mean: (N, latent_dim).
+        log_variance: (N, latent_dim).
+        kl_weight: of the divergence; 1 is the bound.
+
+    Returns:
+        (N,).
+
+    Raises:
+        ValueError: if shapes do not match.
+    """
+    if reconstructions.shape != images.shape or mean.shape != log_variance.shape or len(mean) != len(images):
+        raise ValueError(
+            f"reconstructions and images must have one shape, mean and log_variance another with as many rows, got"
+            f" {tuple(reconstructions.shape)}, {tuple(images.shape)}, {tuple(mean.shape)}, {tuple(log_variance.shape)}"
+        )
+    error = 0.5 * (reconstructions - images).square().flatten(1).sum(1)
+    divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
+    return error + kl_weight * divergence

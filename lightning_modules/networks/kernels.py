@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_modules.networks.classifiers import checked_shape
+from lightning_modules.networks.memory import Remembered
 from lightning_modules.networks.patches import cell_means, random_patches
-from lightning_modules.networks.remembered import Remembered
 from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_whole_number
 

@@ -9,9 +9,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from lightning_modules.networks.classifiers import MaxPool2x2
 from lightning_modules.networks.kernels import Kernels
 from lightning_modules.networks.patches import Patches
-from lightning_modules.networks.pooling import MaxPool2x2
 from lightning_modules.networks.scattering import Scattering2d
 
 __all__ = ["PortableScattering", "portable"]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_modules.networks.comparing import bytes_of
+from lightning_modules.networks.memory import bytes_of
 from lightning_modules.priors import DeadLeavesPrior, StrokePrior
 from lightning_modules.teachers.augmentation import random_views
 from lightning_modules.teachers.class_prior import adjusted

@@ -14,7 +14,7 @@ from torch import nn
 
 from datamodules.partition import Partition
 from lightning_modules.networks import check_network
-from lightning_modules.networks.comparing import bytes_of
+from lightning_modules.networks.memory import bytes_of
 from lightning_modules.teachers.errors import TeacherError
 from lightning_modules.teachers.onnx_network import OnnxNetwork
 from lightning_modules.teachers.teacher_input import OURS, AdaptedTeacher, TeacherOutputs

@@ -11,8 +11,8 @@ from jsonargparse import ArgumentParser
 from torch import nn
 
 from lightning_modules.networks import build_network
-from lightning_modules.networks.comparing import same_module
-from lightning_modules.networks.folding import folded
+from lightning_modules.networks.batchnorm import folded
+from lightning_modules.networks.memory import same_module
 from lightning_modules.networks.named_code import require_known_code
 from lightning_modules.runtime.paths import find_config
 from lightning_modules.teachers.files import is_onnx, read_file

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightning_modules.networks.feature_memory import feature_memory
+from lightning_modules.networks.memory import feature_memory
 from privacy.files import write_atomically
 from sweeps.runner.engines import Engine
 from sweeps.runner.plan import Plan, Progress

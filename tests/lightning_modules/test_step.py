@@ -20,8 +20,8 @@ from lightning_modules import DPDFD, DPSD
 from lightning_modules.images.source import Images
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, SmallCNN, TwoConvNet
-from lightning_modules.networks.comparing import same_module
-from lightning_modules.networks.pooling import MaxPool2x2
+from lightning_modules.networks.classifiers import MaxPool2x2
+from lightning_modules.networks.memory import same_module
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.annotators import GradientAnnotator
 

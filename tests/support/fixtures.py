@@ -13,7 +13,7 @@ from support.runs import QUIET
 from lightning_modules.cli import main
 from lightning_modules.networks import fixed_features
 from lightning_modules.networks.fixed_features import WhitenedFeatures
-from lightning_modules.networks.remembered import Remembered
+from lightning_modules.networks.memory import Remembered
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from lightning_modules.losses.tangent_normal import (
     with_length,
 )
 from lightning_modules.networks import SmallCNN
-from lightning_modules.networks.vae import ConvVAE
+from lightning_modules.networks.generators import ConvVAE
 
 
 def networks() -> tuple[SmallCNN, ConvVAE]:

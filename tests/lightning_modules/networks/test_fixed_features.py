@@ -11,9 +11,8 @@ from support.features import linear
 from torch import Tensor, nn
 
 from lightning_modules.networks import LinearOnFeatures, Whitening
-from lightning_modules.networks.comparing import same_module
 from lightning_modules.networks.fixed_features import WhitenedFeatures, moved_each_way, whitening_of
-from lightning_modules.networks.remembered import Remembered
+from lightning_modules.networks.memory import Remembered, same_module
 from lightning_modules.priors import MixturePrior, SilhouettePrior, StrokePrior
 
 SHAPE = (1, 8, 8)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lightning_modules.networks import ResNet18, SmallCNN
-from lightning_modules.networks.folding import folded
+from lightning_modules.networks.batchnorm import folded
 
 
 def trained(kind: type[nn.Module], **settings: object) -> nn.Module:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lightning_modules.networks import LinearOnFeatures, kernels
 from lightning_modules.networks.kernels import Kernels, nystrom_factor, spherical_kmeans
-from lightning_modules.networks.remembered import Remembered
+from lightning_modules.networks.memory import Remembered
 from lightning_modules.priors import DeadLeavesPrior, FractalPrior
 
 SHAPE = (3, 14, 12)

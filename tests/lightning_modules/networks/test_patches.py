@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_modules.networks import LinearOnFeatures, patches
+from lightning_modules.networks.memory import Remembered
 from lightning_modules.networks.patches import Patches, patch_filters
-from lightning_modules.networks.remembered import Remembered
 from lightning_modules.priors import DeadLeavesPrior, FractalPrior, GradientPrior
 
 SHAPE = (3, 12, 10)

@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_modules import DPDFD
 from lightning_modules.networks import Refiner
-from lightning_modules.networks.refiner import check_refiner
+from lightning_modules.networks.generators import check_refiner
 from lightning_modules.priors import StrokePrior
 
 METHODS: list[tuple[str, dict[str, Any]]] = [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_modules.networks.vae import ConvVAE, negative_elbo, sample_codes
+from lightning_modules.networks.generators import ConvVAE, negative_elbo, sample_codes
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (2, 9, 14)])

@@ -11,7 +11,7 @@ from support.features import linear
 from torch import nn
 
 from lightning_modules.networks import Kernels, Patches, ResNet18, Scattering, SmallCNN
-from lightning_modules.networks.pooling import MaxPool2x2
+from lightning_modules.networks.classifiers import MaxPool2x2
 from lightning_modules.networks.scattering import Scattering2d
 from lightning_modules.publishing import ExportError
 from lightning_modules.publishing.agreement import TOLERANCE, require_agreement

@@ -15,8 +15,8 @@ from torch import Tensor
 from datamodules.images import ImageDataset
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks.kernels import spherical_kmeans
+from lightning_modules.networks.memory import Remembered
 from lightning_modules.networks.patches import random_patches
-from lightning_modules.networks.remembered import Remembered
 
 NETWORKS: dict[str, Any] = {
     "patches": linear_spec("Patches", whitening={"images": 20, "mirrored": True}, filters=8, patch=3),

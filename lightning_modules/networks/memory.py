@@ -1,0 +1,189 @@
+"""Features and filters that networks of one process have in common, computed once; and whether two modules are one."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from lightning_modules.priors import ImagePrior
+
+_OF_EVERY_MODULE = vars(nn.Module()).keys()
+
+
+def same_module(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two modules are of one class, of the same parts and settings, with equal weights and buffers.
+
+    Buffers count whether or not a `state_dict` holds them. For settings see `settings_of_parts`.
+    """
+    if settings_of_parts(one) != settings_of_parts(other):
+        return False
+    first, second = _values(one), _values(other)
+    return first.keys() == second.keys() and all(
+        value.shape == second[name].shape and torch.equal(value.to(second[name].device), second[name])
+        for name, value in first.items()
+    )
+
+
+def bytes_of(values: Tensor) -> memoryview:
+    """What a tensor holds, of any type: NumPy has none for bfloat16."""
+    return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def digest_of(module: nn.Module) -> str:
+    """Of a module's settings, and of what its weights and buffers hold: 64 hexadecimal digits."""
+    state = hashlib.sha256("\n".join(settings_of_parts(module)).encode())
+    for name, value in _values(module).items():
+        state.update(name.encode())
+        state.update(bytes_of(value))
+    return state.hexdigest()
+
+
+def settings_of_parts(module: nn.Module) -> list[str]:
+    """Class and attributes of a module and of each part, in words: a module of anyone's need not print what it is.
+
+    Objects that say nothing of themselves are told apart by where they are.
+    """
+    return [
+        f"{name}: {type(part).__module__}.{type(part).__qualname__} {part.extra_repr()} {key} = {_said(value)}"
+        for name, part in module.named_modules()
+        for key, value in [("", None), *sorted(vars(part).items())]
+        if key not in _OF_EVERY_MODULE
+    ]
+
+
+def _said(value: object) -> str:
+    # What a tensor prints leaves most of it out.
+    return f"{value.dtype} {value.tolist()}" if isinstance(value, Tensor) else repr(value)
+
+
+def _values(module: nn.Module) -> dict[str, Tensor]:
+    return dict(chain(module.named_parameters(), module.named_buffers()))
+
+
+class FeatureMemory:
+    """What extractors made of batches of images, found again by what both hold.
+
+    An entry is known by the SHA-256 of the extractor's settings, weights and buffers and by that of the images, so that
+    it is never of another extractor or of other images. Features of private images are private: they stay in this
+    process's memory. On the CPU alone, where computing them is what takes long.
+
+    Args:
+        most_bytes: What all entries may take; those that were asked for longest ago are let go of first.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.held_bytes = 0
+        self._entries: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._digests: weakref.WeakKeyDictionary[nn.Module, tuple[object, str]] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()  # features are computed by several threads
+
+    def of(self, extractor: nn.Module, images: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        """Features of `images`: what `compute` gives, or a copy of what it gave before.
+
+        Args:
+            extractor: Maps each image by itself, without gradients.
+            images: (N, C, H, W).
+            compute: Called where nothing is remembered.
+        """
+        if images.device.type != "cpu" or images.requires_grad:
+            return compute()
+        key = self._key(extractor, images)
+        with self._lock:
+            found = self._entries.get(key)
+            if found is not None:
+                self._entries.move_to_end(key)
+        if found is not None:
+            return found.clone()  # whoever writes into it changes no other fit
+        features = compute()
+        with self._lock:
+            if key not in self._entries:
+                self._entries[key] = features.clone()
+                self.held_bytes += features.nbytes
+            while self.held_bytes > self.most_bytes:
+                self.held_bytes -= self._entries.popitem(last=False)[1].nbytes
+        return features
+
+    def _key(self, extractor: nn.Module, images: Tensor) -> bytes:
+        values = [*extractor.parameters(), *extractor.buffers()]
+        # A checkpoint that is loaded writes into them, which counts up their version.
+        now = [(value.data_ptr(), value._version) for value in values]
+        with self._lock:
+            known = self._digests.get(extractor)
+            if known is None or known[0] != now:
+                known = self._digests[extractor] = (now, digest_of(extractor))
+        precision = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        key = hashlib.sha256(f"{known[1]} {precision} {images.dtype} {tuple(images.shape)} ".encode())
+        key.update(bytes_of(images))
+        return key.digest()
+
+
+_memory: list[FeatureMemory] = []
+
+
+@contextmanager
+def feature_memory(most_bytes: int = 4 * 2**30) -> Iterator[FeatureMemory]:
+    """Lets the extractors of this process remember, until it ends; nothing is remembered without."""
+    memory = FeatureMemory(most_bytes)
+    _memory.append(memory)
+    try:
+        yield memory
+    finally:
+        _memory.remove(memory)
+
+
+def remembered_features(extractor: nn.Module, images: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+    """See `FeatureMemory.of`; outside of `feature_memory` what `compute` gives."""
+    return _memory[-1].of(extractor, images, compute) if _memory else compute()
+
+
+class Remembered:
+    """The last few results of one computation, by all that decides them.
+
+    Seconds to find, and a teacher and its student want the same. Only for what the prior's settings and the caller's
+    decide, such as the prior's images by a generator of one seed.
+
+    Args:
+        kept: How many results. They stay in memory as long as the process does.
+    """
+
+    def __init__(self, kept: int = 2) -> None:
+        self.kept = kept
+        self._found: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
+
+    def of(self, prior: ImagePrior, *settings: object, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Results of `compute`, or copies of those that it gave before.
+
+        Copies: they become buffers, and a checkpoint that is loaded writes into those. Of a prior with settings that
+        may change in place, or that compare by identity, nothing is kept.
+
+        Args:
+            prior: What the images are of.
+            settings: All else that decides the result, hashable.
+            compute: Called where nothing is kept.
+        """
+        own = sorted(vars(prior).items())
+        if not all(_is_plain(value) for _, value in own):
+            return compute()
+        key = (type(prior), *own, *settings)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = compute()
+            while len(self._found) > self.kept:
+                self._found.pop(next(iter(self._found)))
+        return tuple(value.clone() for value in found)
+
+
+def _is_plain(value: object) -> bool:
+    """Of other settings, equality might say too little."""
+    if isinstance(value, tuple):
+        return all(_is_plain(part) for part in value)
+    return value is None or isinstance(value, int | float | str)
