@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.class_choice import ClassChoice
+from datamodules.errors import MissingDataError
+from datamodules.files import DOWNLOAD_ERRORS, missing_files, require_md5
 from datamodules.images import ImageDataset, keep_batch
 from datamodules.shares import own_share
 from datamodules.splits import id_fraction
@@ -73,6 +75,8 @@ class ImageDataModule(LightningDataModule, ABC):
         metrics: what is measured on held-out and test images: `accuracy`, and `auroc` where the field asks for it.
         official_validation: whether `read` has a part `validation`.
         states_bound: whether `num_records` is a bound that a user states, so that N itself is known to nobody.
+        site: where the files can be had, for messages.
+        downloadable: whether `download` can fetch them.
         kept_classes: positions among the official classes of those that `classes` keeps, in its order; None keeps all.
     """
 
@@ -86,6 +90,8 @@ class ImageDataModule(LightningDataModule, ABC):
     metrics: tuple[str, ...] = ("accuracy",)
     official_validation: bool = False
     states_bound: bool = False
+    site: str = ""
+    downloadable: bool = True
 
     def __init__(
         self,
@@ -205,12 +211,68 @@ class ImageDataModule(LightningDataModule, ABC):
             )
         return records
 
+    # --- files that somebody has published ---
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are expected."""
+        return self.root
+
+    def files(self, part: Part) -> dict[str, str | None]:
+        """Names in `folder` of the files of one official part, each with the published MD5 sum to compare, if any."""
+        return {}
+
+    def download_files(self, part: Part, missing: Sequence[str]) -> None:
+        """Downloads those of `files(part)` that are missing; raises what is in `DOWNLOAD_ERRORS`."""
+        raise OSError("there is no download")
+
     def fetch(self, part: Part) -> None:
         """Downloads the files of one official part where they are missing. Nothing to do unless a data set has files.
 
         Raises:
             MissingDataError: The download fails.
         """
+        if not (missing := missing_files(self.folder, self.files(part))):
+            return
+        try:
+            self.download_files(part, missing)
+        except DOWNLOAD_ERRORS as error:
+            for name in missing:
+                (self.folder / name).unlink(missing_ok=True)  # what came may not be the file
+            raise self.missing_data(missing, failure=f"{self.site}: {error}") from error
+
+    def require_files(self, part: Part) -> list[Path]:
+        """Paths of the files of one official part.
+
+        Raises:
+            MissingDataError: One is not there.
+            ValueError: One is not the published file, where `verify` asks for it.
+        """
+        files = self.files(part)
+        if missing := missing_files(self.folder, files):
+            raise self.missing_data(missing)
+        for name, published in files.items():
+            if self.verify and published is not None:
+                require_md5(self.folder / name, published)
+        return [self.folder / name for name in files]
+
+    def archive_hint(self, missing: Sequence[str]) -> str:
+        """What is there in place of the missing files, in words; empty for nothing."""
+        return ""
+
+    def missing_data(
+        self, missing: Sequence[str], *, folder: Path | None = None, failure: str = ""
+    ) -> MissingDataError:
+        """The error that names missing files or folders, and how to get them."""
+        return MissingDataError(
+            dataset=getattr(self, "name", "") or type(self).__name__,
+            folder=folder or self.folder,
+            missing=missing,
+            source=self.site,
+            hint=self.archive_hint(missing),
+            failure=failure,
+            downloadable=self.downloadable,
+        )
 
     def prepare_data(self) -> None:
         """Downloads what the coming stage needs, if `download` is set (called by Lightning, in one process)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -11,10 +11,9 @@ from torch import Tensor
 from torchvision import datasets
 
 from datamodules.base import ImageDataModule, Part
-from datamodules.errors import MissingDataError
+from datamodules.files import DOWNLOAD_ERRORS, missing_files
 from datamodules.images import ImageDataset
 from datamodules.pictures import Preparation, cache_folder, read_pictures
-from datamodules.published_files import DOWNLOAD_ERRORS, missing_files, require_md5
 
 __all__ = ["CelebA"]
 
@@ -45,6 +44,7 @@ class CelebA(ImageDataModule):
     num_records = 162_770  # CelebA-H has fewer
     official_validation = True
     private_name = "CelebA"
+    site = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 
     def __init__(
         self,
@@ -95,19 +95,15 @@ class CelebA(ImageDataModule):
             MissingDataError: Files are not there.
             ValueError: A file is not the published one, or not what its name says.
         """
-        needed = [_ATTRIBUTES, _PARTITION]
-        if missing_files(self.folder, needed) or not (self.folder / _PICTURES).is_dir():
-            raise self._missing_data()
-        if self.verify:
-            for name, published in self._checksums().items():
-                if name in needed or (self.folder / name).is_file():
-                    require_md5(self.folder / name, published)
+        if not (self.folder / _PICTURES).is_dir():
+            raise self.missing_data([*missing_files(self.folder, self.files(part)), f"{_PICTURES}/"])
+        self.require_files(part)
         parts = self._table(_PARTITION, lambda words: int(words[0]))
         names = sorted(name for name, number in parts.items() if number == _PARTS[part])
         files = [self.folder / _PICTURES / name for name in names]
         there = {file.name for file in (self.folder / _PICTURES).iterdir()}
         if not set(names) <= there:
-            raise self._missing_data([f"{_PICTURES}/{name}" for name in names if name not in there])
+            raise self.missing_data([f"{_PICTURES}/{name}" for name in names if name not in there])
         ids, labels, identities = _numbers(names), self._labels(names), self._identities(names)
         cache = cache_folder(self.cache, beside=self.folder)
         key = f"CelebA-{part}-{self.preparation.size}-{self.preparation.crop}"
@@ -115,19 +111,30 @@ class CelebA(ImageDataModule):
         everyone = ImageDataset(images=images, labels=labels.clamp_min(0), ids=ids, identities=identities)
         return everyone.at(torch.nonzero(labels >= 0).flatten()) if bool((labels < 0).any()) else everyone
 
-    def fetch(self, part: Part) -> None:
-        """Downloads all parts by torchvision from Google Drive where files are missing, checksums verified.
+    def files(self, part: Part) -> dict[str, str | None]:
+        """See `ImageDataModule.files`; with the identities where they are there."""
+        there = {_ATTRIBUTES, _PARTITION} | ({_IDENTITIES} - set(missing_files(self.folder, [_IDENTITIES])))
+        return {name: published for _, published, name in datasets.CelebA.file_list if name in there}
 
-        Raises:
-            MissingDataError: They cannot be had: without a network, without the package gdown, or because Google Drive
-                has served them too often.
-        """
-        if not missing_files(self.folder, [_ATTRIBUTES, _PARTITION]) and (self.folder / _PICTURES).is_dir():
+    def fetch(self, part: Part) -> None:
+        """See `ImageDataModule.fetch`; the pictures count as well."""
+        if (self.folder / _PICTURES).is_dir():
+            super().fetch(part)
             return
         try:
-            datasets.CelebA(str(self.root), split="test", download=True)
+            self.download_files(part, [])
         except DOWNLOAD_ERRORS as error:
-            raise self._missing_data(failure=str(error)) from error
+            missing = [*missing_files(self.folder, self.files(part)), f"{_PICTURES}/"]
+            raise self.missing_data(missing, failure=str(error)) from error
+
+    def download_files(self, part: Part, missing: Sequence[str]) -> None:
+        """Downloads all parts by torchvision from Google Drive, checksums verified; it may refuse, served too often."""
+        datasets.CelebA(str(self.root), split="test", download=True)
+
+    def archive_hint(self, missing: Sequence[str]) -> str:
+        """See `ImageDataModule.archive_hint`."""
+        archive = self.folder / f"{_PICTURES}.zip"
+        return f"The archive {archive} is there (unpack it)." if archive.is_file() else ""
 
     def _labels(self, names: list[str]) -> Tensor:
         """(N,) int64; -1 for a face that the task has no class for."""
@@ -176,25 +183,6 @@ class CelebA(ImageDataModule):
                         "it anew"
                     ) from error
         return found
-
-    @staticmethod
-    def _checksums() -> dict[str, str]:
-        wanted = (_ATTRIBUTES, _PARTITION, _IDENTITIES)
-        return {name: published for _, published, name in datasets.CelebA.file_list if name in wanted}
-
-    def _missing_data(self, missing: list[str] | None = None, *, failure: str = "") -> MissingDataError:
-        if missing is None:
-            missing = missing_files(self.folder, [_ATTRIBUTES, _PARTITION])
-            missing += [] if (self.folder / _PICTURES).is_dir() else [f"{_PICTURES}/"]
-        archive = self.folder / f"{_PICTURES}.zip"
-        return MissingDataError(
-            dataset=self.name,
-            folder=self.folder,
-            missing=missing,
-            source="https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
-            hint=f"The archive {archive} is there (unpack it)." if archive.is_file() else "",
-            failure=failure,
-        )
 
 
 def _numbers(names: list[str]) -> Tensor:

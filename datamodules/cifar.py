@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,9 +13,7 @@ from torchvision import datasets
 from torchvision.datasets.utils import download_and_extract_archive
 
 from datamodules.base import ImageDataModule, Part
-from datamodules.errors import MissingDataError
 from datamodules.images import ImageDataset
-from datamodules.published_files import DOWNLOAD_ERRORS, missing_files, require_md5
 from datamodules.splits import ids_of_names
 
 __all__ = ["CIFAR10", "CIFAR100"]
@@ -51,14 +49,8 @@ class CIFAR10(ImageDataModule):
             MissingDataError: A file is not there.
             ValueError: A file is not the published one, or not what its name says.
         """
-        checksums = self._checksums(part)
-        if missing_files(self.folder, list(checksums)):
-            raise self._missing_data(part)
         images, labels, names = [], [], []
-        for name, published in checksums.items():
-            path = self.folder / name
-            if self.verify:
-                require_md5(path, published)
+        for path in self.require_files(part):
             content = _read_pickle(path)
             images.append(_pixels(path, content, self.image_shape))
             labels += _listed(path, content, self.label_key, int, count=len(images[-1]))
@@ -71,37 +63,28 @@ class CIFAR10(ImageDataModule):
             ids=ids_of_names(names),
         )
 
-    def fetch(self, part: Part) -> None:
-        """Downloads and unpacks the one archive of both parts where files of this one are missing.
+    @property
+    def site(self) -> str:  # type: ignore[override]
+        """Where the archive of both parts can be had."""
+        return str(self.source.url)
 
-        Raises:
-            MissingDataError: It cannot be had, for instance without a network.
-        """
-        if not missing_files(self.folder, list(self._checksums(part))):
-            return
+    def files(self, part: Part) -> dict[str, str | None]:
+        """See `ImageDataModule.files`."""
+        return dict(self.source.train_list if part == "train" else self.source.test_list)
+
+    def download_files(self, part: Part, missing: Sequence[str]) -> None:
+        """Downloads and unpacks the one archive of both parts."""
         source = self.source
-        try:
-            download_and_extract_archive(source.url, str(self.root), filename=source.filename, md5=source.tgz_md5)
-        except DOWNLOAD_ERRORS as error:
-            raise self._missing_data(part, failure=f"{source.url}: {error}") from error
+        download_and_extract_archive(source.url, str(self.root), filename=source.filename, md5=source.tgz_md5)
+
+    def archive_hint(self, missing: Sequence[str]) -> str:
+        """See `ImageDataModule.archive_hint`."""
+        archive = self.root / str(self.source.filename)
+        return f"The archive {archive} is there (unpack with tar -xzf)." if archive.is_file() else ""
 
     @property
     def _classes(self) -> int:
         return len(type(self).class_names)
-
-    def _checksums(self, part: Part) -> dict[str, str]:
-        return dict(self.source.train_list if part == "train" else self.source.test_list)
-
-    def _missing_data(self, part: Part, *, failure: str = "") -> MissingDataError:
-        archive = self.root / str(self.source.filename)
-        return MissingDataError(
-            dataset=self.name,
-            folder=self.folder,
-            missing=missing_files(self.folder, list(self._checksums(part))),
-            source=self.source.url,
-            hint=f"The archive {archive} is there (unpack with tar -xzf)." if archive.is_file() else "",
-            failure=failure,
-        )
 
 
 class CIFAR100(CIFAR10):

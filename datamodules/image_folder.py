@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 
 from datamodules.base import ImageDataModule, Part, require_at_least
-from datamodules.errors import MissingDataError
 from datamodules.folders import Listing, pictures_below, subfolders
 from datamodules.images import ImageDataset
 from datamodules.pictures import SUFFIXES, Preparation, cache_folder
@@ -34,6 +33,9 @@ class ImageFolder(ImageDataModule):
     a picture that is renamed is another record. Whatever is measured or shown of the test pictures is published, so
     that they must be of nobody who is to be protected.
     """
+
+    site = "your own pictures"
+    downloadable = False
 
     def __init__(
         self,
@@ -101,14 +103,11 @@ class ImageFolder(ImageDataModule):
         cache = cache_folder(self.cache, beside=self.root)
         return listing.read(self.preparation, cache=cache, name=f"{self.name}-{part}")
 
-    def fetch(self, part: Part) -> None:
-        """Nobody else has these pictures: what is missing is said when they are read."""
-
     def _listing(self, part: Part) -> Listing:
         if self._layout == "parts":
             folder = self.root / part
             if not folder.is_dir():
-                raise self._missing(self.root, [f"{part}/"])
+                raise self.missing_data([f"{part}/"], folder=self.root)
             return Listing.of(self._folders(folder), relative_to=folder)
         everything = Listing.of(self._folders(self.root), relative_to=self.root)
         assert self.test_fraction is not None
@@ -173,15 +172,6 @@ class ImageFolder(ImageDataModule):
                 "--data.dataset.num_records)"
             )
         return sum(len(pictures_below(private / name)) for name in self._official)
-
-    def _missing(self, folder: Path, missing: Sequence[str]) -> MissingDataError:
-        return MissingDataError(
-            dataset=self.name or "ImageFolder",
-            folder=folder,
-            missing=missing,
-            source="your own pictures",
-            downloadable=False,
-        )
 
 
 def _some(names: Sequence[str]) -> str:

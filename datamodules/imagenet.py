@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from datamodules.base import ImageDataModule, Part
-from datamodules.errors import MissingDataError
 from datamodules.folders import Listing, subfolders
 from datamodules.images import ImageDataset
 from datamodules.pictures import Preparation, cache_folder
@@ -30,6 +29,9 @@ class ImageNet(ImageDataModule):
 
     There is no download: it takes an account at https://image-net.org, and its terms allow non-commercial research.
     """
+
+    site = "https://image-net.org/download.php"
+    downloadable = False
 
     def __init__(
         self,
@@ -88,18 +90,15 @@ class ImageNet(ImageDataModule):
         place = self.folder / _FOLDERS[part]
         missing = [self.wnids[label] for label in kept if not (place / self.wnids[label]).is_dir()]
         if missing:
-            raise self._missing(place, [f"{wnid}/" for wnid in missing])
+            raise self.missing_data([f"{wnid}/" for wnid in missing], folder=place)
         listing = Listing.of([(label, place / self.wnids[label]) for label in kept], relative_to=place)
         cache = cache_folder(self.cache, beside=self.folder)
         return listing.read(self.preparation, cache=cache, name=f"{self.name}-{_FOLDERS[part]}-{self.image_shape[1]}")
 
-    def fetch(self, part: Part) -> None:
-        """Nothing to do: see the class."""
-
     def _listed(self, place: Path) -> tuple[str, ...]:
         parts = [place / name for name in ("train", "val") if (place / name).is_dir()]
         if not parts:
-            raise self._missing(place, ["train/", "val/"])
+            raise self.missing_data(["train/", "val/"], folder=place)
         wnids = subfolders(parts[0])
         if len(wnids) < 2:
             raise ValueError(f"{parts[0]} must have a folder for each class, and at least 2, got {len(wnids)}")
@@ -107,15 +106,6 @@ class ImageNet(ImageDataModule):
         if unknown:
             raise ValueError(f"{parts[-1]} has folders that {parts[0]} has not: {', '.join(unknown[:10])}")
         return wnids
-
-    def _missing(self, folder: Path, missing: list[str]) -> MissingDataError:
-        return MissingDataError(
-            dataset=self.name,
-            folder=folder,
-            missing=missing,
-            source="https://image-net.org/download.php",
-            downloadable=False,
-        )
 
 
 def _names(place: Path) -> dict[str, str]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from lightning import LightningDataModule
 
 from datamodules.base import Batches, ImageDataModule, require_at_least
-from datamodules.selection import selection_halves
 from datamodules.shares import own_share
+from datamodules.splits import selection_halves
 
 
 class StepIndices:

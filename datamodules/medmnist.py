@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -12,9 +13,8 @@ import torch
 from torchvision.datasets.utils import download_url
 
 from datamodules.base import ImageDataModule, Part
-from datamodules.errors import MissingDataError, MissingExtraError
+from datamodules.errors import MissingExtraError
 from datamodules.images import ImageDataset
-from datamodules.published_files import DOWNLOAD_ERRORS, require_md5
 
 __all__ = ["MedMNIST"]
 
@@ -98,10 +98,7 @@ class MedMNIST(ImageDataModule):
             MissingDataError: The file is not there.
             ValueError: It is not the published one, or not what its name says.
         """
-        if not self.file.is_file():
-            raise self._missing_data()
-        if self.verify and part == "train":
-            require_md5(self.file, self._info[f"MD5{self._suffix}"])
+        self.require_files(part)
         key = _KEYS[part]
         try:
             with np.load(self.file, allow_pickle=False) as arrays:
@@ -113,20 +110,18 @@ class MedMNIST(ImageDataModule):
             ) from error
         return self._records(part, images, labels)
 
-    def fetch(self, part: Part) -> None:
-        """Downloads the file where it is missing, its checksum verified.
+    def files(self, part: Part) -> dict[str, str | None]:
+        """See `ImageDataModule.files`."""
+        return {self.file.name: self._info[f"MD5{self._suffix}"] if part == "train" else None}
 
-        Raises:
-            MissingDataError: It cannot be had, for instance without a network.
-        """
-        if self.file.is_file():
-            return
-        url, published = self._info[f"url{self._suffix}"], self._info[f"MD5{self._suffix}"]
-        try:
-            download_url(url, str(self.folder), self.file.name, published)
-        except DOWNLOAD_ERRORS as error:
-            self.file.unlink(missing_ok=True)  # what came is not the file
-            raise self._missing_data(failure=f"{url}: {error}") from error
+    def download_files(self, part: Part, missing: Sequence[str]) -> None:
+        """Downloads the file of all parts, its checksum verified."""
+        download_url(self.site, str(self.folder), self.file.name, self._info[f"MD5{self._suffix}"])
+
+    @property
+    def site(self) -> str:  # type: ignore[override]
+        """Where the file can be had."""
+        return str(self._info[f"url{self._suffix}"])
 
     @property
     def _suffix(self) -> str:
@@ -152,15 +147,6 @@ class MedMNIST(ImageDataModule):
         pixels = pixels.unsqueeze(1) if channels == 1 else pixels.permute(0, 3, 1, 2).contiguous()
         targets = torch.from_numpy(labels.reshape(-1).astype(np.int64))
         return ImageDataset(images=pixels, labels=targets, ids=torch.arange(len(targets)))
-
-    def _missing_data(self, *, failure: str = "") -> MissingDataError:
-        return MissingDataError(
-            dataset=self.name,
-            folder=self.folder,
-            missing=[self.file.name],
-            source=self._info[f"url{self._suffix}"],
-            failure=failure,
-        )
 
 
 def _package() -> ModuleType:

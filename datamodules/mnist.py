@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from http.client import HTTPException
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +13,7 @@ from torchvision.datasets.mnist import read_image_file, read_label_file
 from torchvision.datasets.utils import download_and_extract_archive
 
 from datamodules.base import ImageDataModule, Part
-from datamodules.errors import MissingDataError
+from datamodules.files import DOWNLOAD_ERRORS
 from datamodules.images import ImageDataset
 
 _PREFIX: dict[Part, str] = {"train": "train", "test": "t10k"}
@@ -46,8 +45,7 @@ class MNIST(ImageDataModule):
             MissingDataError: A file is not there.
             ValueError: A file is not what its name says.
         """
-        self._require(part)
-        image_file, label_file = (self.folder / name for name in _file_names(part))
+        image_file, label_file = self.require_files(part)
         images = _parse(read_image_file, image_file)
         labels = _parse(read_label_file, label_file)
         if images.shape[1:] != self.image_shape[1:]:
@@ -58,14 +56,19 @@ class MNIST(ImageDataModule):
             raise ValueError(f"{label_file} holds label {int(labels.max())}, expected 0 to {self.num_classes - 1}")
         return ImageDataset(images=images.unsqueeze(1), labels=labels, ids=torch.arange(len(labels)))
 
-    def fetch(self, part: Part) -> None:
-        """Downloads the missing files of one part from torchvision's mirrors, checksums verified.
+    @property
+    def site(self) -> str:  # type: ignore[override]
+        """Where the files can be had."""
+        return str(self.source.mirrors[0])
 
-        Raises:
-            MissingDataError: No mirror gives them, for instance without a network.
-        """
+    def files(self, part: Part) -> dict[str, str | None]:
+        """See `ImageDataModule.files`; published checksums are of the archives alone."""
+        return {f"{_PREFIX[part]}-images-idx3-ubyte": None, f"{_PREFIX[part]}-labels-idx1-ubyte": None}
+
+    def download_files(self, part: Part, missing: Sequence[str]) -> None:
+        """Downloads files from torchvision's mirrors, checksums verified."""
         checksums = dict(self.source.resources)
-        for name in self._missing(part):
+        for name in missing:
             failures = []
             for mirror in self.source.mirrors:
                 archive = f"{name}.gz"
@@ -74,31 +77,15 @@ class MNIST(ImageDataModule):
                         f"{mirror}{archive}", download_root=str(self.folder), filename=archive, md5=checksums[archive]
                     )
                     break
-                # What a failed download raises differs by cause and by library: URLError is an OSError, a wrong
-                # checksum is a RuntimeError, a connection cut half-way an HTTPException or an EOFError.
-                except (OSError, RuntimeError, HTTPException, EOFError) as error:
+                except DOWNLOAD_ERRORS as error:
                     failures.append(f"{mirror}{archive}: {error}")
             else:
-                raise self._missing_data(part, failure="; ".join(failures))
+                raise OSError("; ".join(failures))
 
-    def _missing(self, part: Part) -> list[str]:
-        return [name for name in _file_names(part) if not (self.folder / name).is_file()]
-
-    def _require(self, part: Part) -> None:
-        if self._missing(part):
-            raise self._missing_data(part)
-
-    def _missing_data(self, part: Part, *, failure: str = "") -> MissingDataError:
-        missing = self._missing(part)
+    def archive_hint(self, missing: Sequence[str]) -> str:
+        """See `ImageDataModule.archive_hint`."""
         compressed = [f"{name}.gz" for name in missing if (self.folder / f"{name}.gz").is_file()]
-        return MissingDataError(
-            dataset=self.name,
-            folder=self.folder,
-            missing=missing,
-            source=self.source.mirrors[0],
-            hint=f"Only compressed: {', '.join(compressed)} (decompress with gunzip)." if compressed else "",
-            failure=failure,
-        )
+        return f"Only compressed: {', '.join(compressed)} (decompress with gunzip)." if compressed else ""
 
 
 class FashionMNIST(MNIST):
@@ -109,10 +96,6 @@ class FashionMNIST(MNIST):
 
     class_names = tuple(datasets.FashionMNIST.classes)
     source = datasets.FashionMNIST
-
-
-def _file_names(part: Part) -> tuple[str, str]:
-    return f"{_PREFIX[part]}-images-idx3-ubyte", f"{_PREFIX[part]}-labels-idx1-ubyte"
 
 
 def _parse(reader: Callable[[str], Tensor], path: Path) -> Tensor:

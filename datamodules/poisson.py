@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from datamodules.base import Batches, ImageDataModule, require_at_least
 from datamodules.images import ImageDataset, keep_batch
 from datamodules.mapped import MappedRecords
-from datamodules.selection import selection_halves
 from datamodules.shares import own_share
+from datamodules.splits import selection_halves
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 
 

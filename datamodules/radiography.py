@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 
 from datamodules.base import ImageDataModule, Part
-from datamodules.errors import MissingDataError
 from datamodules.folders import Listing
 from datamodules.images import ImageDataset
 from datamodules.pictures import Preparation, cache_folder
@@ -36,6 +35,8 @@ class COVIDx(ImageDataModule):
     num_records = 21_165  # all of them, which the private part is less than
     class_names = ("COVID", "Lung_Opacity", "Normal", "Viral Pneumonia")
     metrics = ("accuracy", "auroc")
+    site = "https://www.kaggle.com/datasets/tawsifurrahman/covid19-radiography-database"
+    downloadable = False
 
     def __init__(
         self, *, size: int = 64, channels: Literal[1, 3] = 1, cache: bool | str = True, **settings: Any
@@ -74,13 +75,7 @@ class COVIDx(ImageDataModule):
         folders = [(label, self.folder / official[label] / "images") for label in kept]
         missing = [f"{place.parent.name}/images/" for _, place in folders if not place.is_dir()]
         if missing:
-            raise MissingDataError(
-                dataset=self.name,
-                folder=self.folder,
-                missing=missing,
-                source="https://www.kaggle.com/datasets/tawsifurrahman/covid19-radiography-database",
-                downloadable=False,
-            )
+            raise self.missing_data(missing)
         found = Listing.of(folders, relative_to=self.folder)
         named = Listing(files=found.files, labels=found.labels, names=tuple(file.name for file in found.files))
         is_test = id_fraction(ids_of_names(named.names), purpose="covidx-test") < TEST_FRACTION
@@ -89,6 +84,3 @@ class COVIDx(ImageDataModule):
         return listing.read(
             self.preparation, cache=cache, name=f"{self.name}-{part}-{'x'.join(map(str, self.image_shape))}"
         )
-
-    def fetch(self, part: Part) -> None:
-        """Nothing to do: see the class."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,7 @@ from torchvision import datasets
 from torchvision.datasets.utils import download_url
 
 from datamodules.base import ImageDataModule, Part
-from datamodules.errors import MissingDataError
 from datamodules.images import ImageDataset
-from datamodules.published_files import DOWNLOAD_ERRORS, missing_files, require_md5
 
 __all__ = ["SVHN"]
 
@@ -31,6 +30,7 @@ class SVHN(ImageDataModule):
     image_shape = (3, 32, 32)
     num_records = 73_257
     class_names = tuple("0123456789")
+    site = datasets.SVHN.split_list["train"][0]
 
     @property
     def folder(self) -> Path:
@@ -44,12 +44,7 @@ class SVHN(ImageDataModule):
             MissingDataError: It is not there.
             ValueError: It is not the published one, or not what its name says.
         """
-        _, name, published = datasets.SVHN.split_list[part]
-        path = self.folder / name
-        if missing_files(self.folder, [name]):
-            raise self._missing_data(part)
-        if self.verify:
-            require_md5(path, published)
+        (path,) = self.require_files(part)
         try:
             content = loadmat(path, variable_names=["X", "y"])
             pixels, digits = content["X"], content["y"].reshape(-1)
@@ -69,21 +64,12 @@ class SVHN(ImageDataModule):
         labels = torch.from_numpy(digits.astype(np.int64)) % 10
         return ImageDataset(images=torch.from_numpy(images), labels=labels, ids=torch.arange(len(labels)))
 
-    def fetch(self, part: Part) -> None:
-        """Downloads the file of one part where it is missing, its checksum verified.
+    def files(self, part: Part) -> dict[str, str | None]:
+        """See `ImageDataModule.files`."""
+        _, name, published = datasets.SVHN.split_list[part]
+        return {name: published}
 
-        Raises:
-            MissingDataError: It cannot be had, for instance without a network.
-        """
+    def download_files(self, part: Part, missing: Sequence[str]) -> None:
+        """Downloads the file of one part, its checksum verified."""
         url, name, published = datasets.SVHN.split_list[part]
-        if not missing_files(self.folder, [name]):
-            return
-        try:
-            download_url(url, str(self.folder), name, published)
-        except DOWNLOAD_ERRORS as error:
-            (self.folder / name).unlink(missing_ok=True)  # what came is not the file
-            raise self._missing_data(part, failure=f"{url}: {error}") from error
-
-    def _missing_data(self, part: Part, *, failure: str = "") -> MissingDataError:
-        url, name, _ = datasets.SVHN.split_list[part]
-        return MissingDataError(dataset=self.name, folder=self.folder, missing=[name], source=url, failure=failure)
+        download_url(url, str(self.folder), name, published)

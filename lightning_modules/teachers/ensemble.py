@@ -244,10 +244,10 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             "private_data": data.private_data,
             "evaluation": data.evaluation,
             "batch_size": data.batch_size,
-            "teachers_at_once": self.teachers_at_once,
             "steps": self.steps,
             "ridge": self.ridge,
             **data.shard_settings,
+            "teachers_at_once": self.teachers_at_once,
         }
 
     def configure_optimizers(self) -> OptimizerLRScheduler:

@@ -213,7 +213,11 @@ def test_one_fit_trains_a_teacher_for_each_client(folder: Path) -> None:
     # Teachers of one file are of one partition.
     fit(federation("part"), *QUIET, "--trainer.max_epochs=1")
     module = TeacherEnsemble(
-        num_classes=10, image_shape=(1, 8, 8), network=lambda: SmallCNN(image_shape=(1, 8, 8), width=4), steps=8
+        num_classes=10,
+        image_shape=(1, 8, 8),
+        network=lambda: SmallCNN(image_shape=(1, 8, 8), width=4),
+        steps=8,
+        teachers_at_once=2,
     )
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
     for other in (Clients(dataset=Digits(), num_clients=3, alpha=0.1), Shards(dataset=Digits(), num_teachers=3)):

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from datamodules import MNIST, Digits, ImageDataset, Latent
 from datamodules.base import Part
 from datamodules.latent import StepIndices
-from datamodules.selection import selection_halves
-from datamodules.splits import id_fraction
+from datamodules.splits import id_fraction, selection_halves
 
 
 class Sealed(Digits):
@@ -141,7 +140,7 @@ def test_halves_by_position_would_move(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_position(ids: Tensor, *, purpose: str) -> Tensor:
         return (torch.arange(len(ids)) % 2).double()
 
-    monkeypatch.setattr("datamodules.selection.id_fraction", by_position)
+    monkeypatch.setattr("datamodules.splits.id_fraction", by_position)
     with pytest.raises(AssertionError):
         test_the_halves_have_no_record_in_common_and_depend_on_ids_alone()
 

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from datamodules import Digits, Poisson, PoissonBatches
-from datamodules.selection import selection_halves
+from datamodules.splits import selection_halves
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from http.client import HTTPException
 from pathlib import Path
 
@@ -17,7 +17,7 @@ DOWNLOAD_ERRORS = (OSError, RuntimeError, HTTPException, EOFError, ImportError)
 _BLOCK = 1 << 20
 
 
-def missing_files(folder: Path, names: Sequence[str]) -> list[str]:
+def missing_files(folder: Path, names: Iterable[str]) -> list[str]:
     """Returns those of `names` that are no files of `folder`."""
     return [name for name in names if not (folder / name).is_file()]
 
