@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lightning import LightningDataModule
-
-from datamodules.base import Batches, ImageDataModule, require_at_least
-from datamodules.shares import own_share
-from datamodules.splits import selection_halves
+from datamodules.base import ImageDataModule, require_at_least
+from datamodules.wrapped import WrappedDataset
 
 
 class StepIndices:
@@ -48,7 +45,7 @@ class StepIndices:
         self._start = self._next = min(state["next"], self.steps)
 
 
-class Latent(LightningDataModule):
+class Latent(WrappedDataset):
     """No training data at all: training batches are step indices, from which the model draws its own latent inputs.
 
     `dataset` is the data set that the finished student is judged on. The **test split alone** is opened: it is public
@@ -79,38 +76,20 @@ class Latent(LightningDataModule):
             dataset: The data set to evaluate on; gives the classes and the image shape.
             steps_per_epoch: Training steps that make an epoch (evaluation follows each).
             batch_size: Synthetic images per step, of all processes together.
-            evaluation: What is evaluated while fitting and by `validate`. `test`: the whole test split, logged as
-                `test_split/accuracy`. `selection`: one half of it by stable ids, to select by, logged as
-                `val/accuracy`; `test` and the result record then measure on the other half.
+            evaluation: What is evaluated while fitting, `test` or `selection`; see `WrappedDataset`.
 
         Raises:
             ValueError: A setting is outside its range.
         """
-        super().__init__()
-        if not isinstance(dataset, ImageDataModule):
-            raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
-        if evaluation not in ("test", "selection"):
-            raise ValueError(
-                f"evaluation must be 'test' or 'selection', got {evaluation!r}: records held out of a teacher's "
-                "training are private as well, and a student's fit never opens them. Their owner may measure the "
-                "finished student with `LightningCLI validate` and the data set itself as data"
-            )
-        self.dataset = dataset
+        super().__init__(
+            dataset=dataset,
+            batch_size=batch_size,
+            evaluation=evaluation,
+            allowed=("test", "selection"),
+            why=": records held out of a teacher's training are private as well, and a student's fit never opens them. "
+            "Their owner may measure the finished student with `LightningCLI validate` and the data set itself as data",
+        )
         self.steps_per_epoch = require_at_least(1, steps_per_epoch=steps_per_epoch)
-        self.batch_size = require_at_least(1, batch_size=batch_size)
-        self.evaluation = evaluation
-        self.name = dataset.name
-        self.num_classes = dataset.num_classes
-        self.image_shape = dataset.image_shape
-        self.num_records = dataset.num_records
-        self.class_names = dataset.class_names
-        self.metrics = dataset.metrics
-        self.partition = dataset.partition
-
-    @property
-    def private_data(self) -> str:
-        """Public name of what the teacher was trained on."""
-        return self.dataset.private_data
 
     def prepare_data(self) -> None:
         """Downloads the files to evaluate on, if the data set's `download` is set; never more than those."""
@@ -124,21 +103,3 @@ class Latent(LightningDataModule):
     def train_dataloader(self) -> StepIndices:
         """Returns the step indices of one epoch, each an int."""
         return StepIndices(self.steps_per_epoch)
-
-    def val_dataloader(self) -> Batches:
-        """Returns what is evaluated while fitting."""
-        return self._evaluated(0)
-
-    def test_dataloader(self) -> Batches:
-        """Returns the batches of the figure that is reported."""
-        return self._evaluated(1)
-
-    def predict_dataloader(self) -> Batches:
-        """Returns the test batches."""
-        return self.test_dataloader()
-
-    def _evaluated(self, half: int) -> Batches:
-        if self.evaluation == "test":
-            return own_share(self.dataset.test_dataloader(), self.trainer)
-        records = selection_halves(self.dataset.test_records)[half]
-        return own_share(self.dataset.evaluation_loader(records), self.trainer)

@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -16,7 +15,7 @@ from datamodules.base import Batches, ImageDataModule, require_at_least
 from datamodules.images import ImageDataset, keep_batch
 from datamodules.mapped import MappedRecords
 from datamodules.shares import own_share
-from datamodules.splits import selection_halves
+from datamodules.wrapped import WrappedDataset
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 
 
@@ -105,7 +104,7 @@ class PoissonLoader:
             yield records.into(held[turn], positions)
 
 
-class Poisson(LightningDataModule):
+class Poisson(WrappedDataset):
     """Private records for DP-SGD: Poisson sampling for training, everything else as in the wrapped data set.
 
     Of several processes each holds a part of the training records, and samples from it: see `PoissonBatches`.
@@ -127,29 +126,20 @@ class Poisson(LightningDataModule):
             batch_size: Expected size of a batch, of all processes together; the sample rate is this over the number of
                 training records, or over the bound on it that is stated (`num_records` of `ImageFolder`).
             steps_per_epoch: Steps that count as an epoch. Default: as many as see each record once on average.
-            evaluation: What is evaluated while fitting. `test`: the public test split. `selection`: one half of
-                it, to select by; `test` and the result record then measure on the other. `validation`: private
-                records that are held out of the training, which no guarantee covers; nothing may be chosen by them.
+            evaluation: What is evaluated while fitting, `test`, `selection` or `validation`; see `WrappedDataset`.
             noise: Where the coins come from; None is the operating system.
 
         Raises:
             ValueError: A setting is outside its range.
         """
-        super().__init__()
-        if evaluation not in ("test", "selection", "validation"):
-            raise ValueError(f"evaluation must be 'test', 'selection' or 'validation', got {evaluation!r}")
-        self.evaluation = evaluation
-        self.dataset = dataset
-        self.batch_size = require_at_least(1, batch_size=batch_size)
+        super().__init__(
+            dataset=dataset,
+            batch_size=batch_size,
+            evaluation=evaluation,
+            allowed=("test", "selection", "validation"),
+        )
         self.steps_per_epoch = None if steps_per_epoch is None else require_at_least(1, steps_per_epoch=steps_per_epoch)
         self.noise = noise
-        self.num_classes = dataset.num_classes
-        self.image_shape = dataset.image_shape
-        self.num_records = dataset.num_records
-        self.name = dataset.name
-        self.private_data = dataset.private_data
-        self.metrics = dataset.metrics
-        self.partition = dataset.partition
         self._mapped: dict[str, MappedRecords] = {}
 
     def prepare_data(self) -> None:
@@ -189,11 +179,6 @@ class Poisson(LightningDataModule):
         dataset = self.dataset
         return self.batch_size / (dataset.num_records if dataset.states_bound else len(dataset.train_records))
 
-    @property
-    def looks_at_private_records(self) -> bool:
-        """Whether what is shown while fitting tells of private records that nothing bounds."""
-        return self.evaluation == "validation"
-
     def number_records(self) -> None:
         """See `ImageDataModule.number_records`."""
         self.dataset.number_records()
@@ -203,20 +188,13 @@ class Poisson(LightningDataModule):
         """The private training records of all processes; needs `setup("fit")`."""
         return self.dataset.train_records
 
-    @property
-    def _looked_at(self) -> ImageDataset:
-        if self.looks_at_private_records:
-            return self.dataset.validation_records
-        records = self.dataset.test_records
-        return records if self.evaluation == "test" else selection_halves(records)[0]
-
     def precompute(self, function: Callable[[Tensor], Tensor], *, piece: int = 512, workers: int = 1) -> None:
         """Replaces training images, and those evaluated while fitting, by `function` of them, computed once.
 
         For a fixed feature extractor of the network, applied to each image by itself. See `MappedRecords.of`. It lasts
         until the fit ends: other networks are given images.
         """
-        for split, records in (("train", self._own_records), ("validation", self._looked_at)):
+        for split, records in (("train", self._own_records), ("validation", self.evaluated)):
             self._mapped[split] = MappedRecords.of(records, function, piece=piece, workers=workers)
 
     def teardown(self, stage: str) -> None:
@@ -264,15 +242,9 @@ class Poisson(LightningDataModule):
         """Returns the batches that are evaluated while fitting, in order."""
         mapped = self._mapped.get("validation")
         if mapped is None:
-            return own_share(self.dataset.evaluation_loader(self._looked_at), self.trainer)
+            return super().val_dataloader()
         loader = DataLoader(mapped, batch_size=self.dataset.eval_batch_size, collate_fn=keep_batch)
         return own_share(loader, self.trainer)
-
-    def test_dataloader(self) -> Batches:
-        """Returns the batches of the figure that is reported, in order, always as images."""
-        if self.evaluation != "selection":
-            return own_share(self.dataset.test_dataloader(), self.trainer)
-        return own_share(self.dataset.evaluation_loader(selection_halves(self.dataset.test_records)[1]), self.trainer)
 
 
 __all__ = ["Poisson", "PoissonBatches", "PoissonLoader"]

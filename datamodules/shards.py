@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from lightning import LightningDataModule
 from torch import Tensor
 
-from datamodules.base import Batches, ImageDataModule, require_at_least
+from datamodules.base import ImageDataModule, require_at_least
 from datamodules.images import ImageDataset
 from datamodules.latent import StepIndices
 from datamodules.mapped import MappedRecords
 from datamodules.splits import id_fraction
+from datamodules.wrapped import WrappedDataset
 
 __all__ = ["ShardedRecords", "Shards", "shard_of"]
 
@@ -108,7 +108,7 @@ class ShardedRecords:
         return ShardedRecords(records=MappedRecords(inputs, self.records.labels), starts=self.starts)
 
 
-class Shards(LightningDataModule):
+class Shards(WrappedDataset):
     """Private records for n teachers on disjoint shards; training batches are step indices.
 
     Shard = hash of the record's stable id (`shard_of`), so that taking out, adding or replacing one record changes
@@ -153,33 +153,14 @@ class Shards(LightningDataModule):
         Raises:
             ValueError: A setting is outside its range.
         """
-        super().__init__()
-        if not isinstance(dataset, ImageDataModule):
-            raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
-        if evaluation not in ("test", "validation"):
-            raise ValueError(f"evaluation must be 'test' or 'validation', got {evaluation!r}")
+        super().__init__(dataset=dataset, batch_size=batch_size, evaluation=evaluation, allowed=("test", "validation"))
         if shard_by not in ("record", "identity"):
             raise ValueError(f"shard_by must be 'record' or 'identity', got {shard_by!r}")
-        self.dataset = dataset
         self.shard_by = shard_by
         self.num_teachers = require_at_least(1, num_teachers=num_teachers)
-        self.batch_size = require_at_least(1, batch_size=batch_size)
         self.steps_per_epoch = require_at_least(1, steps_per_epoch=steps_per_epoch)
         self.require_all_classes = require_all_classes
-        self.evaluation = evaluation
-        self.name = dataset.name
-        self.num_classes = dataset.num_classes
-        self.image_shape = dataset.image_shape
-        self.num_records = dataset.num_records
-        self.class_names = dataset.class_names
-        self.metrics = dataset.metrics
-        self.partition = dataset.partition
         self._shards: ShardedRecords | None = None
-
-    @property
-    def private_data(self) -> str:
-        """Public name of what the teachers are trained on."""
-        return self.dataset.private_data
 
     @property
     def shard_settings(self) -> dict[str, float]:
@@ -225,24 +206,12 @@ class Shards(LightningDataModule):
             shards = self.sharded(records)
             self._check(shards)
             self._shards = shards
-        looks_at_validation = self.evaluation == "validation" and stage in ("fit", "validate")
-        self.dataset.setup("validate" if looks_at_validation else "test")
+        private = self.looks_at_private_records and stage in ("fit", "validate")
+        self.dataset.setup("validate" if private else "test")
 
     def train_dataloader(self) -> StepIndices:
         """Returns the step indices of one epoch, each an int: teachers draw their batches by seed and step."""
         return StepIndices(self.steps_per_epoch)
-
-    def val_dataloader(self) -> Batches:
-        """Returns what is evaluated while fitting."""
-        return self.dataset.val_dataloader() if self.evaluation == "validation" else self.dataset.test_dataloader()
-
-    def test_dataloader(self) -> Batches:
-        """Returns the test batches."""
-        return self.dataset.test_dataloader()
-
-    def predict_dataloader(self) -> Batches:
-        """Returns the test batches."""
-        return self.dataset.test_dataloader()
 
     def _check(self, shards: ShardedRecords) -> None:
         total = len(shards.records)
