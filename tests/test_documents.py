@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.runner.documents import DocumentError, render, render_text
+from sweeps.runner.documents import render, render_text
+from sweeps.runner.fit import RunnerError
 from sweeps.runner.guarantee_tables import methods_table, papers_table
 
 ROOT = Path(__file__).parents[1]
@@ -93,7 +94,7 @@ def test_a_changed_figure_is_noticed(tmp_path: Path) -> None:
     document.write_text(text.replace("50.00", "99.00"))
     with pytest.raises(SystemExit):
         render([str(document), *options, "--check"])
-    with pytest.raises(DocumentError, match="does not exist"):
+    with pytest.raises(RunnerError, match="does not exist"):
         render_text("<!-- results: other -->\n<!-- end results -->", tmp_path)
 
 

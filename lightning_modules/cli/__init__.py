@@ -36,9 +36,8 @@ COMMANDS = {
     "calibrate": ("lightning_modules.cli.calibrate", "show what a configuration would cost, without training"),
     "pipeline": ("sweeps.runner.pipeline", "run fits in order, each once"),
     "sweep": ("sweeps.runner.sweep", "follow a W&B sweep file without a server"),
-    "tables": ("sweeps.runner.tables.commands", "run and render the papers' tables"),
+    "tables": ("sweeps.runner.tables", "run and render the papers' tables"),
     "render": ("sweeps.runner.documents", "write results into documents"),
-    "work": ("sweeps.runner.work", "make fits that another process has planned"),
     "ledger": ("lightning_modules.cli.ledger", "show what was spent on private data"),
     "audit": ("lightning_modules.cli.audit", "bound epsilon from below by training with a planted record"),
     "client": ("lightning_modules.cli.client", "answer a federation's server from where the data are"),
@@ -56,7 +55,7 @@ def run(args: Sequence[str]) -> TranscriptionCLI | None:
     command = next((argument for argument in args if not argument.startswith("-")), None)
     if command in COMMANDS:
         module, _ = COMMANDS[command]
-        function = getattr(importlib.import_module(module), "worker" if command == "work" else command)
+        function = getattr(importlib.import_module(module), command)
         # What commands that make fits need of this module, which they do not import.
         offered = {"run": run, "build": lambda rest: _fit_cli(rest, run=False)}
         wanted = inspect.signature(function).parameters

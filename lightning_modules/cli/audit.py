@@ -39,8 +39,8 @@ from privacy import auditing
 from privacy.files import write_atomically
 from privacy.formatting import json_number
 from privacy.identity import LEDGERS
-from sweeps.runner.digest import hashed
-from sweeps.runner.store import Store
+from sweeps.runner.fit import hashed
+from sweeps.runner.queue import Store
 
 __all__ = ["AuditError", "Game", "audit", "canary_scores", "finding"]
 
@@ -96,8 +96,8 @@ class Game:
         """Makes those models of one run that are not there yet."""
         for role in self.roles:
             name = _name(role, world, number)
-            with self.store.claim(name) as mine:
-                if mine and self.store.done(name) is None:
+            with self.store.claim(name) as claim:
+                if claim is not None and self.store.done(name) is None:
                     print(f"[audit {name}] {self.store.folder(name)}", flush=True)
                     self._make(role, world, number, run)
                     let_go_of_fits()

@@ -10,34 +10,23 @@ whose inside `LightningCLI render README.md` writes, and `LightningCLI render --
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from jsonargparse import ArgumentParser
 
 from lightning_modules.callbacks.record import role
 from privacy.files import write_atomically
-from privacy.formatting import short_figure
+from sweeps.runner.fit import RunnerError
 from sweeps.runner.guarantee_tables import methods_table, papers_table
+from sweeps.runner.pipeline import bound, claim
 
-_COMPUTED = re.compile(
-    r"(?P<head><!-- privacy: (?P<name>\w+) -->\n)(?P<body>.*?)(?P<tail><!-- end privacy -->)", re.DOTALL
-)
+__all__ = ["render", "render_text", "results_table"]
+
 _TABLES = {"methods": methods_table, "papers": papers_table}
-
-__all__ = ["DocumentError", "render", "render_text", "results_table"]
-
-_BLOCK = re.compile(
-    r"(?P<head><!-- results: (?P<names>[\w ]+) -->\n)(?P<body>.*?)(?P<tail><!-- end results -->)", re.DOTALL
-)
-
-
-class DocumentError(ValueError):
-    """A document that names a record which does not exist."""
+_BLOCK = re.compile(r"(<!-- (results|privacy): ([\w ]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
 def results_table(names: Sequence[str], folder: Path) -> str:
@@ -48,9 +37,11 @@ def results_table(names: Sequence[str], folder: Path) -> str:
         folder: Where the records are.
 
     Raises:
-        DocumentError: A record is missing.
+        RunnerError: A record is missing.
     """
-    records = {name: _read(folder / f"{name}.json") for name in names}
+    if absent := [f"{folder / name}.json" for name in names if not (folder / f"{name}.json").is_file()]:
+        raise RunnerError(f"a document names the record {absent[0]}, which does not exist")
+    records = {name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in names}
     lines = [
         "| run | what | data | test accuracy | ε published (claim) | ε record-level (bound) | steps | seconds |",
         "|---|---|---|---:|---:|---:|---:|---:|",
@@ -58,10 +49,8 @@ def results_table(names: Sequence[str], folder: Path) -> str:
     for name, record in records.items():
         accuracy = f"{100 * record['accuracy']:.2f} %"
         lines.append(
-            f"| `{name}` | {role(record)} | {record['dataset']} | {accuracy} | "
-            f"{_figure(record['epsilon_published']) if record.get('published_claim') else '–'} | "
-            f"{_bound(record['epsilon_record'])} | "
-            f"{record['steps']:,} | {record['wall_seconds']:.0f} |"
+            f"| `{name}` | {role(record)} | {record['dataset']} | {accuracy} | {claim(record) or '–'} | "
+            f"{bound(record)} | {record['steps']:,} | {record['wall_seconds']:.0f} |"
         )
     shared = sorted({f"{record['hardware']}, torch {record['versions']['torch']}" for record in records.values()})
     seeds = sorted({record["seed"] for record in records.values()})
@@ -79,44 +68,29 @@ def results_table(names: Sequence[str], folder: Path) -> str:
 
 def render_text(text: str, folder: Path) -> str:
     """`text` with every results block and every computed privacy table written anew."""
-    text = _COMPUTED.sub(lambda block: block["head"] + _TABLES[block["name"]]() + block["tail"], text)
-    return _BLOCK.sub(lambda block: block["head"] + results_table(block["names"].split(), folder) + block["tail"], text)
+
+    def body(block: re.Match[str]) -> str:
+        head, kind, names, tail = block.groups()
+        return head + (_TABLES[names]() if kind == "privacy" else results_table(names.split(), folder)) + tail
+
+    return _BLOCK.sub(body, text)
 
 
 def render(args: Sequence[str]) -> None:
     """The command `render FILE... [--check]`."""
-    parser = ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="LightningCLI render",
         allow_abbrev=False,
         description="Write the results blocks of documents from results/.",
     )
-    parser.add_argument("files", type=str, nargs="+", help="Documents.")
-    parser.add_argument("--results", type=str, default="results", help="Folder of the records.")
+    parser.add_argument("files", type=Path, nargs="+", help="Documents.")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="Folder of the records.")
     parser.add_argument("--check", action="store_true", help="Change nothing; fail where a document is out of date.")
     options = parser.parse_args(list(args))
-    stale = []
-    for name in options.files:
-        file = Path(name)
-        text = file.read_text(encoding="utf-8")
-        new = render_text(text, Path(options.results))
-        if new != text:
-            stale.append(name)
-            if not options.check:
-                write_atomically(file, new)
+    texts = {file: file.read_text(encoding="utf-8") for file in options.files}
+    made = {file: render_text(text, options.results) for file, text in texts.items()}
+    stale = [file for file in texts if made[file] != texts[file]]
     if options.check and stale:
-        sys.exit(f"error: not as results/ has it, run `LightningCLI render {' '.join(stale)}`")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise DocumentError(f"a document names the record {path}, which does not exist")
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return record
-
-
-def _bound(value: float | str) -> str:
-    return value if isinstance(value, str) else short_figure(value)
-
-
-def _figure(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
+        sys.exit(f"error: not as results/ has it, run `LightningCLI render {' '.join(map(str, stale))}`")
+    for file in stale:
+        write_atomically(file, made[file])

@@ -1,19 +1,34 @@
-"""One fit as configuration files and what overrides them, and the command line that makes it."""
+"""One fit as configuration files and what overrides them: its digest, and the command line that makes it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sweeps.runner.digest import digest
+import yaml
 
-__all__ = ["Fit"]
+from lightning_modules.runtime.paths import find_config
+
+__all__ = ["Fit", "RunnerError", "hashed"]
 
 _PLACE = re.compile(r"\{(\w+)\}")
+_MOST_BYTES = 1 << 20
+"""Of a file of settings; larger ones hold weights or data."""
+
+
+class RunnerError(ValueError):
+    """A file, a name or an option that pipelines, tables and sweeps cannot follow."""
+
+
+def hashed(content: Any) -> str:
+    """SHA-256 of plain values, as 64 hexadecimal digits; the order of keys does not count."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -23,7 +38,8 @@ class Fit:
     Attributes:
         name: Its name.
         config: Configuration files, later ones override earlier ones.
-        set: Dotted parameters that override the files. `{name}` stands for the folder of another fit, its parent.
+        set: Dotted parameters that override the files. `{name}` stands for the folder of another fit, its parent. They
+            are applied in the order of their names, so that a part comes after the whole.
         arguments: What the command line begins with: the command, and whatever a sweep's file adds to it.
     """
 
@@ -38,12 +54,20 @@ class Fit:
         return sorted({match for value in self.set.values() for match in _PLACE.findall(json.dumps(value))})
 
     def digest(self, parents: Mapping[str, str]) -> str:
-        """Its digest.
+        """One hash of everything that decides its outcome.
+
+        It is taken of parsed values: a comment, white space or the order of keys in a file makes nothing run again, and
+        be charged again. Two configurations that differ never have one digest; equal ones that are written differently
+        may be two fits.
 
         Args:
             parents: Digest of each parent, by name.
+
+        Raises:
+            OSError: A configuration file cannot be read.
         """
-        return digest(arguments=self.arguments, config=self.config, settings=self.set, parents=parents)
+        files = [_parsed(Path(find_config(path)), ()) for path in self.config]
+        return hashed([_content(list(self.arguments)), files, _content(self.set), dict(parents)])
 
     def command(self, folder: Path, places: Mapping[str, str], *, resume: Path | None = None) -> list[str]:
         """The arguments of the command line that makes it.
@@ -57,19 +81,15 @@ class Fit:
         for config in self.config:
             line += ["--config", config]
         line.append(f"--trainer.default_root_dir={folder}")
-        for name, value in self.set.items():
+        for name, value in sorted(self.set.items()):
             filled = _fill(value, places)
             line.append(f"--{name}={filled if isinstance(filled, str) else json.dumps(filled)}")
-        if _logs_to_wandb(line):
+        wandb = any(part.startswith("--trainer.logger=") and part.endswith("WandbLogger") for part in line)
+        if wandb and not any(part.startswith("--trainer.logger.save_dir=") for part in line):
             line.append(f"--trainer.logger.save_dir={folder}")
         if resume is not None:
             line.append(f"--ckpt_path={resume}")
         return line
-
-
-def _logs_to_wandb(line: Sequence[str]) -> bool:
-    logs = any(part.startswith("--trainer.logger=") and part.endswith("WandbLogger") for part in line)
-    return logs and not any(part.startswith("--trainer.logger.save_dir=") for part in line)
 
 
 def _fill(value: Any, places: Mapping[str, str]) -> Any:
@@ -80,3 +100,41 @@ def _fill(value: Any, places: Mapping[str, str]) -> Any:
     if isinstance(value, dict):
         return {key: _fill(item, places) for key, item in value.items()}
     return value
+
+
+def _content(value: Any, folder: Path = Path(), above: tuple[Path, ...] = ()) -> Any:
+    """Values with the files of settings that they name parsed in their place, also behind `--config=`."""
+    if isinstance(value, Mapping):
+        return {str(key): _content(item, folder, above) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_content(item, folder, above) for item in value]
+    if isinstance(value, str) and value:
+        option, _, name = value.rpartition("=")
+        for file in (folder / name, Path(find_config(name))):
+            if file.resolve() not in above and _holds_settings(file):
+                return {"option": option, "file": _parsed(file, above)}
+    return value
+
+
+def _holds_settings(file: Path) -> bool:
+    """Whether the parser would take settings from it: YAML, or the description of a class under any name.
+
+    A record that a fit writes is neither: it must not change the digest of the fit that wrote it.
+    """
+    try:
+        if not file.is_file() or file.stat().st_size > _MOST_BYTES:
+            return False
+        content = _read(str(file.resolve()), file.stat().st_mtime_ns)
+    except (OSError, ValueError, yaml.YAMLError):  # also what is too long for a name
+        return False
+    return file.suffix in (".yaml", ".yml") or (isinstance(content, Mapping) and "class_path" in content)
+
+
+def _parsed(file: Path, above: tuple[Path, ...]) -> Any:
+    file = file.resolve()
+    return _content(_read(str(file), file.stat().st_mtime_ns), file.parent, (*above, file))
+
+
+@cache
+def _read(path: str, changed: int) -> Any:
+    return yaml.safe_load(Path(path).read_text(encoding="utf-8"))

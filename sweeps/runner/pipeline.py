@@ -1,228 +1,172 @@
 """Fits in order, each in a folder of its own, done once: `LightningCLI pipeline sweeps/demo.yaml`.
 
-A pipeline file:
-
-    folder: runs/demo
-    fits:
-      - name: teacher
-        config: sweeps/teacher_digits.yaml
-        set: {trainer.callbacks: null}
-      - name: student
-        config: sweeps/dpdfd_digits.yaml
-        set: {model.teacher: "{teacher}/checkpoints/last.ckpt"}
-
-`{name}` stands for the folder of an earlier fit, which thereby becomes a parent. A fit is skipped where its
-configuration (its values: a comment is none) and its parents are what they were when it finished; one that was
-interrupted goes on from its last checkpoint. What is run again charges the private data again, so it is named first.
+A fit is skipped where its configuration (its values: a comment is none) and its parents are what they were when it
+finished; one that was interrupted goes on from its last checkpoint. What is run again charges the private data again,
+so it is named first. `sweeps.runner.spec` says what a file may hold.
 """
 
 from __future__ import annotations
 
-import re
+import argparse
+import io
+import json
 import shutil
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from jsonargparse import ArgumentParser
 from lightning.pytorch.utilities import rank_zero_info
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
-from lightning_modules.runtime.paths import find_config
-from sweeps.runner.digest import digest_of_pipeline_1
-from sweeps.runner.engines import Engine, add_engine_arguments, engine_of
-from sweeps.runner.fit import Fit
-from sweeps.runner.pipeline_summary import summary
-from sweeps.runner.plan import Plan, Task
-from sweeps.runner.run_plan import run_plan
-from sweeps.runner.store import CLAIMS, Store
+from lightning_modules.callbacks.record import role
+from lightning_modules.runtime.figures import comparison, save_figure
+from privacy.formatting import short_figure
+from sweeps.runner.fit import RunnerError
+from sweeps.runner.queue import Plan, Run, Store, run_plan
+from sweeps.runner.spec import Spec
+from sweeps.runner.workers import Workers, add_worker_arguments, workers_of
 
-__all__ = ["Fit", "Pipeline", "PipelineError", "pipeline"]
+__all__ = ["pipeline", "run_pipeline", "summary"]
+
+MEANING = """\
+ε published   what the paper's own theorem gives: the figure its tables are indexed by. A claim; it bounds no record.
+ε record      an upper bound that holds for every single record the teacher was trained on, at the same δ.
+              In the hundreds or above it protects nobody: then treat the student like the teacher itself.
+A teacher that was trained without differential privacy has no bound at all (inf)."""
 
 
-class PipelineError(ValueError):
-    """A pipeline file that makes no sense."""
+def run_pipeline(
+    spec: Spec,
+    run: Run,
+    *,
+    folder: Path | None = None,
+    force: bool = False,
+    results: Path | None = None,
+    workers: Workers | None = None,
+) -> None:
+    """Runs what has not been run.
 
+    Args:
+        spec: The pipeline.
+        run: Takes the arguments of one `fit` command.
+        folder: Where the fits' folders lie, in place of the file's own.
+        force: Run everything again.
+        results: Folder into which each fit's record is copied as `<pipeline>_<fit>.json`, and the figure as
+            `<pipeline>.png`; None for no copies.
+        workers: What runs the fits; None is this process, which lets their errors through.
 
-@dataclass(frozen=True)
-class Pipeline:
-    """Fits in order.
-
-    Attributes:
-        folder: Where their folders lie.
-        fits: The fits.
-        name: The pipeline's name.
-        compare: Title of a figure with the curves of all its students, or None.
+    Raises:
+        RunnerError: A fit failed in a process of its own.
     """
-
-    name: str
-    folder: Path
-    fits: Sequence[Fit]
-    compare: str | None = None
-
-    @classmethod
-    def read(cls, path: str | Path) -> Pipeline:
-        """Reads a pipeline file.
-
-        Raises:
-            PipelineError: Unknown keys, a fit without name or config, a name used twice or referred to before its fit.
-        """
-        file = Path(find_config(str(path)))
-        if not file.is_file():
-            raise PipelineError(f"pipeline file {path} does not exist")
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-        _only(values, {"folder", "fits", "compare"}, f"{path}")
-        fits: list[Fit] = []
-        for position, entry in enumerate(values.get("fits") or []):
-            _only(entry, {"name", "config", "set"}, f"{path}, fit {position + 1}")
-            if "name" not in entry or "config" not in entry:
-                raise PipelineError(f"{path}, fit {position + 1}: `name` and `config` are needed, got {sorted(entry)}")
-            config = [entry["config"]] if isinstance(entry["config"], str) else list(entry["config"])
-            if absent := [name for name in config if not Path(find_config(name)).is_file()]:
-                raise PipelineError(f"{path}, fit {position + 1}: configuration {', '.join(absent)} does not exist")
-            fit = Fit(name=str(entry["name"]), config=tuple(config), set=entry.get("set") or {})
-            known = {other.name for other in fits}
-            if fit.name in known or not re.fullmatch(r"\w+", fit.name) or fit.name == CLAIMS:
-                raise PipelineError(
-                    f"{path}: fit names must be single words other than {CLAIMS} and differ, got {fit.name!r}"
-                )
-            if missing := set(fit.parents) - known:
-                raise PipelineError(
-                    f"{path}, fit {fit.name}: refers to {sorted(missing)}, known before it: {sorted(known)}"
-                )
-            fits.append(fit)
-        if not fits:
-            raise PipelineError(f"{path}: `fits` is empty")
-        return cls(
-            name=file.stem,
-            folder=Path(values.get("folder") or f"runs/{file.stem}"),
-            fits=tuple(fits),
-            compare=values.get("compare"),
-        )
-
-    def run(
-        self,
-        fit_once: Callable[[list[str]], Any],
-        *,
-        force: bool = False,
-        keep: bool = False,
-        results: Path | None = None,
-        engine: Engine | None = None,
-    ) -> None:
-        """Runs what has not been run.
-
-        Args:
-            fit_once: Takes the arguments of one `fit` command.
-            force: Run everything again.
-            keep: Take what an earlier version finished as it is, whatever its configuration was.
-            results: Folder into which each fit's record is copied as `<pipeline>_<fit>.json`, and the figure as
-                `<pipeline>.png`; None for no copies.
-            engine: What runs the fits; None is this process, which lets their errors through.
-
-        Raises:
-            PipelineError: An earlier version made some fits, of files that have changed since; or workers failed.
-        """
-        plan, since = self.plan(), time.time()
-        if force:
-            for name in plan.tasks:
-                plan.store.clear(name)
-        self._take_over(plan, keep=keep)
-        progress = run_plan(plan, fit_once, since=since, engine=engine, say=rank_zero_info, strict=True)
-        if not progress.finished or progress.failed:
-            errors = [error for name in plan.tasks if (error := plan.store.failure(name, since=since)) is not None]
-            raise PipelineError(f"{self.name}: not all fits were made: {(errors or ['a worker ended too early'])[0]}")
-        folders = {fit.name: self.folder / fit.name for fit in self.fits}
-        rank_zero_info(summary(folders, compare=self.compare, folder=self.folder))
-        if results is not None:
-            results.mkdir(parents=True, exist_ok=True)
-            for name, folder in folders.items():
-                shutil.copyfile(folder / "result.json", results / f"{self.name}_{name}.json")
-            if (figure := self.folder / "figure.png").is_file():
-                shutil.copyfile(figure, results / f"{self.name}.png")
-
-    def plan(self) -> Plan:
-        """Its fits, each in a folder of its own name."""
-        digests: dict[str, str] = {}
-        for fit in self.fits:
-            digests[fit.name] = fit.digest({name: digests[name] for name in fit.parents})
-        tasks = [
-            Task(
-                name=fit.name,
-                fit=fit,
-                digest=digests[fit.name],
-                parents={name: name for name in fit.parents},
-                note={"fit": fit.name},
-            )
-            for fit in self.fits
-        ]
-        return Plan(tasks, Store(self.folder), title=self.name)
-
-    def _take_over(self, plan: Plan, *, keep: bool) -> None:
-        """Gives what version 1 of the digest made the current digest.
-
-        Raises:
-            PipelineError: Its files have changed since. Version 1 hashed their text, so that nobody knows whether their
-                values did: to run it again by itself might charge private data again for a comment.
-        """
-        unknown = []
-        for name, task in plan.tasks.items():
-            made = {alias: str(mark) for alias, mark in plan.made_of(task).items()}
-            before = digest_of_pipeline_1(task.fit.config, task.fit.set, made)
-            done, begun = plan.store.done(name), plan.store.begun(name)
-            if begun is not None and "parents" not in begun and begun.get("digest") == before:
-                plan.store.begin(name, digest=task.digest, parents=made)
-            if done is None or "parents" in done or "made" not in done:
-                continue
-            if keep or done["digest"] == before:
-                plan.store.finish(name, **task.note, digest=task.digest, parents=made, made=done["made"])
-            else:
-                unknown.append(name)
-        if unknown:
-            raise PipelineError(
-                f"{self.folder}: {', '.join(unknown)} was made by an earlier version, whose files have changed since; "
-                "whether in more than a comment is not known. --keep takes the fits that are there as they are; "
-                "--force runs all again, and what they ask of private data is charged again"
-            )
+    folder = folder or spec.folder
+    plan = Plan(spec.pipeline(), Store(folder), title=spec.name)
+    if force:
+        for name in plan.tasks:
+            plan.store.clear(name)
+    progress = run_plan(plan, run, workers=workers, say=rank_zero_info, strict=True)
+    if progress.failed:
+        name, error = next(iter(progress.failed.items()))
+        raise RunnerError(f"{spec.name}: not all fits were made: {name}: {error}")
+    if progress.left:
+        return  # a process that helps with one fit
+    folders = {name: folder / name for name in plan.tasks}
+    rank_zero_info(summary(folders, title=spec.title if spec.kind == "figure" else None, folder=folder))
+    if results is not None:
+        results.mkdir(parents=True, exist_ok=True)
+        for name, place in folders.items():
+            shutil.copyfile(place / "result.json", results / f"{spec.name}_{name}.json")
+        if (figure := folder / "figure.png").is_file():
+            shutil.copyfile(figure, results / f"{spec.name}.png")
 
 
-def _only(values: Any, allowed: set[str], where: str) -> None:
-    if not isinstance(values, dict) or set(values) - allowed:
-        got = sorted(values) if isinstance(values, dict) else type(values).__name__
-        raise PipelineError(f"{where}: allowed keys are {sorted(allowed)}, got {got}")
-
-
-def pipeline(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
+def pipeline(args: Sequence[str], *, run: Run) -> None:
     """The command `pipeline FILE [--force] [--jobs N] [--dask ADDRESS]`.
 
     Args:
         args: What follows the command.
         run: Runs one `fit` command in this process.
     """
-    parser = ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="LightningCLI pipeline",
         allow_abbrev=False,
         description="Run fits in order, each once, in folders of their own.",
     )
-    parser.add_argument("file", type=str, help="Pipeline file, for example sweeps/demo.yaml.")
+    parser.add_argument("file", help="Pipeline file, for example sweeps/demo.yaml.")
     parser.add_argument("--force", action="store_true", help="Run every fit again.")
-    parser.add_argument("--keep", action="store_true", help="Take what an earlier version finished as it is.")
-    add_engine_arguments(parser.add_argument)
-    parser.add_argument(
-        "--folder", type=str, default=None, help="Where the fits' folders lie, in place of the file's own."
-    )
-    parser.add_argument(
-        "--results", type=str, default=None, help="Copy each fit's record and the figure into this folder."
-    )
+    add_worker_arguments(parser.add_argument)
+    parser.add_argument("--folder", type=Path, help="Where the fits' folders lie, in place of the file's own.")
+    parser.add_argument("--results", type=Path, help="Copy each fit's record and the figure into this folder.")
     options = parser.parse_args(list(args))
-    steps = Pipeline.read(options.file)
-    if options.folder is not None:
-        steps = replace(steps, folder=Path(options.folder))
-    steps.run(
+    run_pipeline(
+        Spec.read(options.file),
         run,
+        folder=options.folder,
         force=options.force,
-        keep=options.keep,
-        results=None if options.results is None else Path(options.results),
-        engine=engine_of(options),
+        results=options.results,
+        workers=workers_of(options),
     )
+
+
+def summary(folders: Mapping[str, Path], *, title: str | None = None, folder: Path) -> str:
+    """What has been made as a table, what its columns mean, and where figures and guarantees lie.
+
+    Args:
+        folders: Folder of each fit.
+        title: Of a figure with the curves of all students, written to `folder`; None for no figure.
+        folder: The pipeline's folder.
+    """
+    records = {name: record for name, place in folders.items() if (record := _record(place)) is not None}
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("fit", "what", "data", "test accuracy", "ε published", "ε record", "δ", "teacher queries"):
+        table.add_column(heading, justify="left" if heading in ("fit", "what", "data") else "right")
+    for name, record in records.items():
+        table.add_row(
+            name,
+            role(record),
+            record["dataset"],
+            f"{100 * record['accuracy']:.2f} %",
+            claim(record) or "-",
+            bound(record),
+            f"{record['delta']:g}" if record["delta"] else "-",
+            f"{record['queries']:,}" if "queries" in record else "-",
+        )
+    stream = io.StringIO()
+    Console(file=stream, width=118).print(table)
+    lines = [stream.getvalue().rstrip(), "", MEANING, ""]
+    histories = {name: record["curve"] for name, record in records.items() if record.get("curve")}
+    if title is not None and histories:
+        pictures = {
+            name: grids[-1]
+            for name in histories
+            if (grids := sorted(folders[name].glob("*/figures/synthetic_*.png"), key=lambda path: path.name))
+        }
+        figure = comparison(histories, dict(list(pictures.items())[:2]), title=title)
+        lines.append(f"{'all':<13} figure {save_figure(figure, folder / 'figure.png')}")
+    for name, place in folders.items():
+        if (page := place / "public" / "guarantee.md").is_file():
+            lines.append(f"{name:<13} guarantee {page}; what it covers lies beside it")
+    return "\n".join(lines)
+
+
+def bound(record: Mapping[str, Any]) -> str:
+    """The record-level ε of a record."""
+    value = record["epsilon_record"]
+    return value if isinstance(value, str) else short_figure(value)
+
+
+def claim(record: Mapping[str, Any]) -> str | None:
+    """The published ε of a record, where there is a claim."""
+    value = record["epsilon_published"]
+    if not record.get("published_claim") or isinstance(value, str):
+        return value if record.get("published_claim") else None
+    return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _record(place: Path) -> dict[str, Any] | None:
+    path = place / "result.json"
+    if not path.is_file():
+        return None
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record

@@ -7,15 +7,12 @@ does it, in a folder of its own, once: by this process, by several (`--jobs`), o
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
-import json
 import math
 import os
 import random
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,20 +20,15 @@ from typing import Any
 import yaml
 
 from lightning_modules.runtime.paths import find_config
-from sweeps.runner.engines import add_engine_arguments, engine_of
-from sweeps.runner.fit import Fit
-from sweeps.runner.plan import Plan, Task
-from sweeps.runner.run_plan import run_plan
-from sweeps.runner.store import Store
+from sweeps.runner.fit import Fit, RunnerError
+from sweeps.runner.queue import Plan, Run, Store, Task, run_plan
+from sweeps.runner.workers import add_worker_arguments, workers_of
 
-__all__ = ["Sweep", "SweepError", "sweep"]
+__all__ = ["Sweep", "sweep"]
 
 PROGRAMS = ("LightningCLI", "transcribe")
 ENTRY = ("method", "parameters", "command")
-
-
-class SweepError(ValueError):
-    """A sweep file that this runner cannot follow."""
+DISTRIBUTIONS = ("uniform", "int_uniform", "log_uniform_values", "q_uniform")
 
 
 @dataclass(frozen=True)
@@ -62,16 +54,16 @@ class Sweep:
         """Reads a file.
 
         Raises:
-            SweepError: It does not exist, lacks an entry, searches by another method, or runs another program.
+            RunnerError: It does not exist, lacks an entry, searches by another method, or runs another program.
         """
         file = Path(find_config(str(path)))
         if not file.is_file():
-            raise SweepError(f"sweep file {path} does not exist")
+            raise RunnerError(f"sweep file {path} does not exist")
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
         if missing := [name for name in ENTRY if name not in values]:
-            raise SweepError(f"{path}: {', '.join(missing)} missing")
+            raise RunnerError(f"{path}: {', '.join(missing)} missing")
         if values["method"] not in ("grid", "random"):
-            raise SweepError(f"{path}: method must be grid or random without a server, got {values['method']!r}")
+            raise RunnerError(f"{path}: method must be grid or random without a server, got {values['method']!r}")
         found = cls(
             name=str(values.get("name") or file.stem),
             method=values["method"],
@@ -92,15 +84,15 @@ class Sweep:
             seed: Of random search. The first runs are the same whatever `count` is.
 
         Raises:
-            SweepError: Random search without a count.
+            RunnerError: Random search without a count.
         """
         if self.method == "grid":
-            choices = [_choices(entry) for entry in self.parameters.values()]
+            choices = [[e["value"]] if "value" in e else list(e["values"]) for e in self.parameters.values()]
             for point in itertools.islice(itertools.product(*choices), count):
                 yield dict(zip(self.parameters, point, strict=True))
             return
         if count is None:
-            raise SweepError("random search goes on for ever: give --count")
+            raise RunnerError("random search goes on for ever: give --count")
         draw = random.Random(seed)
         for _ in range(count):
             yield {name: _draw(entry, draw) for name, entry in self.parameters.items()}
@@ -109,7 +101,7 @@ class Sweep:
         """Arguments of `LightningCLI` for one run: the command with macros expanded, from after the program on.
 
         Raises:
-            SweepError: The command runs something else, or uses a macro that makes no arguments for this command line.
+            RunnerError: The command runs something else, or uses a macro that makes no arguments for this command line.
         """
         line: list[str] = []
         for part in self.command:
@@ -119,12 +111,12 @@ class Sweep:
             elif part == "${program}":
                 line.append(self.program)
             elif part.startswith("${") and part not in ("${env}", "${interpreter}"):
-                raise SweepError(f"command: ${{env}}, ${{program}} and ${{args}} are understood, got {part}")
+                raise RunnerError(f"command: ${{env}}, ${{program}} and ${{args}} are understood, got {part}")
             elif not part.startswith("${"):
                 line.append(part)
         program, *rest = line or [""]
         if Path(program).name not in PROGRAMS:
-            raise SweepError(f"command must run one of {', '.join(PROGRAMS)}, got {program!r}")
+            raise RunnerError(f"command must run one of {', '.join(PROGRAMS)}, got {program!r}")
         return rest
 
     def task(self, point: Mapping[str, Any]) -> Task:
@@ -140,12 +132,8 @@ class Sweep:
             note={"sweep": self.name, "labels": labels},
         )
 
-    def former_name(self, point: Mapping[str, Any]) -> str:
-        """The folder that version 1 of the digest gave a run, by its command line alone."""
-        return f"run-{hashlib.sha256(json.dumps(self.arguments(point)).encode()).hexdigest()[:16]}"
 
-
-def sweep(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
+def sweep(args: Sequence[str], *, run: Run) -> None:
     """The command `sweep FILE [--count N] [--jobs N] [--dask ADDRESS]`.
 
     Args:
@@ -158,38 +146,33 @@ def sweep(args: Sequence[str], *, run: Callable[[list[str]], Any]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="Of random search.")
     parser.add_argument("--folder", default="runs/sweeps", help="Where the sweep's folder lies.")
     parser.add_argument("--dry-run", action="store_true", help="Show the command lines; run nothing.")
-    add_engine_arguments(parser.add_argument)
+    add_worker_arguments(parser.add_argument)
     options = parser.parse_args(list(args))
-    engine = engine_of(options)
+    workers = workers_of(options)
     found = Sweep.read(options.file)
-    points = list(found.points(count=options.count, seed=options.seed))
-    for point in points:
-        _refuse_private_selection(found.arguments(point))
-    store, since = Store(Path(options.folder) / found.name), time.time()
-    for point in points:
-        _take_over(found, point, store)
-    plan = Plan([found.task(point) for point in points], store, title=found.name)
+    tasks = [found.task(point) for point in found.points(count=options.count, seed=options.seed)]
+    for task in tasks:
+        _refuse_private_selection(task.fit.arguments)
+    plan = Plan(tasks, Store(Path(options.folder) / found.name), title=found.name)
     # Nothing here needs a server or a key, unless somebody says otherwise.
     os.environ.setdefault("WANDB_MODE", "offline")
-    for number, point in enumerate(points, start=1):
-        task = found.task(point)
-        line = " ".join(plan.command(task))
-        print(f"[{found.name} {number}/{len(points)}] {plan.state(task, since=since)}: {line}", flush=True)
+    for number, task in enumerate(tasks, start=1):
+        state = "left" if plan.current(task.name) is None else "done"
+        line = " ".join(task.fit.command(plan.store.folder(task.name), {}))
+        print(f"[{found.name} {number}/{len(tasks)}] {state}: {line}", flush=True)
     if options.dry_run:
         return
-    progress = run_plan(plan, run, since=since, engine=engine, say=lambda text: print(text, flush=True))
-    failed = [error for name in plan.tasks if (error := store.failure(name, since=since)) is not None]
-    if failed:
-        sys.exit(f"error: {len(failed)} of {len(points)} runs failed, the first one: {failed[0]}")
-    if not progress.finished:
-        sys.exit(f"error: {progress.left} of {len(points)} runs were not made: workers ended too early")
+    progress = run_plan(plan, run, workers=workers, say=lambda text: print(text, flush=True))
+    if progress.failed:
+        first = next(iter(progress.failed.values()))
+        sys.exit(f"error: {len(progress.failed)} of {len(tasks)} runs failed, the first one: {first}")
 
 
 def _refuse_private_selection(arguments: Sequence[str]) -> None:
     """Refuses runs that are compared by private records: the choice among them would be paid for by nothing.
 
     Raises:
-        SweepError: `data.evaluation` is `validation`.
+        RunnerError: `data.evaluation` is `validation`.
     """
     chosen: Any = None
     for part, following in zip(arguments, [*arguments[1:], ""], strict=True):
@@ -204,51 +187,37 @@ def _refuse_private_selection(arguments: Sequence[str]) -> None:
         elif flag in ("--data.evaluation", "--data.init_args.evaluation"):
             chosen = given
     if chosen == "validation":
-        raise SweepError(
+        raise RunnerError(
             "data.evaluation is validation, which is of private records, and what a sweep selects by them reveals them "
             "beyond any stated epsilon: set it to selection, one half of the public test split, or to test"
         )
 
 
-def _take_over(found: Sweep, point: Mapping[str, Any], store: Store) -> None:
-    """Lets a run of version 1 count as this one, once: it did not note what its files held."""
-    task, former = found.task(point), found.former_name(point)
-    note = store.done(former)
-    if note is not None and "digest" not in note and store.adopt(task.name, former, digest=task.digest):
-        store.finish(former, **{**note, "digest": task.digest})
-        print(f"[{found.name}] {former}: made by an earlier version, taken as {task.name}", flush=True)
-
-
 def _check(name: str, entry: Mapping[str, Any], method: str) -> None:
     if not isinstance(entry, Mapping):
-        raise SweepError(f"parameter {name}: a mapping is needed, got {entry!r}")
+        raise RunnerError(f"parameter {name}: a mapping is needed, got {entry!r}")
     if "parameters" in entry:
-        raise SweepError(f"parameter {name}: nested parameters reach no command line; use dotted names")
+        raise RunnerError(f"parameter {name}: nested parameters reach no command line; use dotted names")
     if "value" in entry or "values" in entry:
         return
     if method == "grid":
-        raise SweepError(f"parameter {name}: a grid needs `value` or `values`, got {sorted(entry)}")
+        raise RunnerError(f"parameter {name}: a grid needs `value` or `values`, got {sorted(entry)}")
     if not {"min", "max"} <= set(entry):
-        raise SweepError(f"parameter {name}: `value`, `values` or `min` and `max` are needed, got {sorted(entry)}")
-    known = ("uniform", "int_uniform", "log_uniform_values", "q_uniform")
-    if entry.get("distribution", "uniform") not in known:
-        raise SweepError(f"parameter {name}: distribution must be one of {known}, got {entry['distribution']!r}")
-    if not entry["min"] <= entry["max"] or (entry.get("distribution") == "log_uniform_values" and entry["min"] <= 0):
-        raise SweepError(
+        raise RunnerError(f"parameter {name}: `value`, `values` or `min` and `max` are needed, got {sorted(entry)}")
+    kind = entry.get("distribution", "uniform")
+    if kind not in DISTRIBUTIONS:
+        raise RunnerError(f"parameter {name}: distribution must be one of {DISTRIBUTIONS}, got {kind!r}")
+    if not entry["min"] <= entry["max"] or (kind == "log_uniform_values" and entry["min"] <= 0):
+        raise RunnerError(
             f"parameter {name}: min and max do not span an interval, got {entry['min']} and {entry['max']}"
         )
-
-
-def _choices(entry: Mapping[str, Any]) -> list[Any]:
-    return [entry["value"]] if "value" in entry else list(entry["values"])
 
 
 def _draw(entry: Mapping[str, Any], draw: random.Random) -> Any:
     if "value" in entry:
         return entry["value"]
     if "values" in entry:
-        weights = entry.get("probabilities")
-        return draw.choices(list(entry["values"]), weights=weights)[0]
+        return draw.choices(list(entry["values"]), weights=entry.get("probabilities"))[0]
     low, high = entry["min"], entry["max"]
     # W&B's own rule for what an interval means where no distribution is named.
     whole = isinstance(low, int) and isinstance(high, int)

@@ -20,7 +20,8 @@ from datamodules import Digits, Latent, Poisson, Shards
 from lightning_modules import Distillation, DPSGDTeacher, TeacherEnsemble
 from lightning_modules.cli import run
 from lightning_modules.networks import SmallCNN
-from sweeps.runner.pipeline import Pipeline
+from sweeps.runner.pipeline import run_pipeline
+from sweeps.runner.spec import Spec
 
 SHAPE = (1, 8, 8)
 
@@ -104,7 +105,7 @@ def test_after_a_fit_a_teacher_is_validated_and_another_is_trained_on_images(
     train(module, data)  # on features that are computed again
 
 
-@pytest.mark.parametrize("broken", ["", "sweeps.runner.work.let_go_of_fits", "lightning_modules.cli.fit.copy_context"])
+@pytest.mark.parametrize("broken", ["", "sweeps.runner.queue.let_go_of_fits", "lightning_modules.cli.fit.copy_context"])
 def test_a_pipeline_holds_one_fit_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     """With the controls: cycles that nobody looks for, and a parser that is left behind with the model."""
     alive: list[int] = []
@@ -117,7 +118,7 @@ def test_a_pipeline_holds_one_fit_at_a_time(folder: Path, monkeypatch: pytest.Mo
         modules.append(weakref.ref(made.model))
 
     Path("student.json").write_text(json.dumps(configuration()))
-    fits = "\n".join(f"  - {{name: {name}, config: student.json}}" for name in ("one", "two", "three"))
+    fits = "\n".join(f"  {name}: {{config: student.json}}" for name in ("one", "two", "three"))
     Path("pipe.yaml").write_text(f"folder: out\nfits:\n{fits}\n")
     if broken.endswith("copy_context"):
 
@@ -128,7 +129,7 @@ def test_a_pipeline_holds_one_fit_at_a_time(folder: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(broken, Current)
     elif broken:
         monkeypatch.setattr(broken, lambda: None)
-    Pipeline.read("pipe.yaml").run(watched)
+    run_pipeline(Spec.read("pipe.yaml"), watched)
     left = [one() is not None for one in modules]
     if broken:
         assert max(alive) > 0 and any(left)

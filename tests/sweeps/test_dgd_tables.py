@@ -15,24 +15,23 @@ import yaml
 from lightning_modules.runtime.paths import find_config
 from privacy.annotators.votes import VoteAnnotator
 from privacy.published import published_dpdfd_epsilon
-from sweeps.runner.tables import TableSpec
-from sweeps.runner.tables.cells import Cell, FitSpec
-from sweeps.runner.tables.spec import list_specs
+from sweeps.runner.queue import Task
+from sweeps.runner.spec import Cell, Spec
 
 OF_B = ("dgd-table1", "dgd-table2", "dgd-fig3", "dgd-fig6", "dgd-fig7", "dgd-fig8")
 MEASURED = ("cpu", "paper")  # smoke runs learn nothing, whatever their schedule
 
 
 @cache
-def spec(name: str) -> TableSpec:
-    return TableSpec.read(name)
+def spec(name: str) -> Spec:
+    return Spec.read(name)
 
 
 def cells(name: str, preset: str) -> list[Cell]:
     return spec(name).cells(preset, seeds=[0])
 
 
-def settings(fit: FitSpec) -> dict[str, Any]:
+def settings(fit: Task) -> dict[str, Any]:
     """Dotted settings of a fit as the command line will have them, classes with their arguments beside the class."""
     found: dict[str, Any] = {}
 
@@ -53,7 +52,7 @@ def settings(fit: FitSpec) -> dict[str, Any]:
 
 
 def students(name: str, preset: str) -> list[tuple[Cell, dict[str, Any]]]:
-    measured = [(cell, settings(cell.fit)) for cell in cells(name, preset)]
+    measured = [(cell, settings(cell.task)) for cell in cells(name, preset)]
     found = [(cell, values) for cell, values in measured if values["model"] == "DGD"]
     assert found
     return found
@@ -84,34 +83,34 @@ def schedule(found: Mapping[str, Any]) -> tuple[str, int]:
     return kind, int(found[f"model.optimizers.student_lr_scheduler.{key}"])
 
 
-def fits_of(tables: Iterable[tuple[str, str]], name: str) -> list[tuple[Cell, FitSpec]]:
+def fits_of(tables: Iterable[tuple[str, str]], name: str) -> list[tuple[Cell, Task]]:
     made = [cell for table, preset in tables for cell in cells(table, preset)]
-    return [(cell, fit) for cell in made for fit in cell.fit.lineage() if fit.fit.name == name]
+    return [(cell, fit) for cell in made for fit in cell.tasks if fit.fit.name == name]
 
 
 @pytest.mark.parametrize("preset", ["smoke", *MEASURED])
 def test_one_ensemble_and_one_baseline_for_each_data_set(preset: str) -> None:
     tables = [(name, preset) for name in OF_B]
     teachers = {
-        fit.folder_name: cell.labels["dataset"]
+        fit.name: cell.labels["dataset"]
         for cell, fit in fits_of(tables, "ensemble")
         if cell.labels.get("teachers", "250") in ("250", "16")
     }
-    baselines = {fit.folder_name: cell.labels["dataset"] for cell, fit in fits_of(tables, "baseline")}
+    baselines = {fit.name: cell.labels["dataset"] for cell, fit in fits_of(tables, "baseline")}
     known = ["Digits"] if preset == "smoke" else ["FashionMNIST", "MNIST"]
     assert sorted(teachers.values()) == known and sorted(baselines.values()) == known
 
 
 def test_another_setting_makes_another_ensemble() -> None:
     _, ensemble = fits_of([("dgd-table1", "cpu")], "ensemble")[0]
-    longer = replace(ensemble, fit=replace(ensemble.fit, set={**ensemble.fit.set, "model.steps": 241}))
-    assert longer.folder_name != ensemble.folder_name
-    assert len({fit.folder_name for _, fit in fits_of([("dgd-fig8", "paper")], "ensemble")}) == 2 * 4
+    longer = replace(ensemble.fit, set={**ensemble.fit.set, "model.steps": 241})
+    assert longer.digest({}) != ensemble.fit.digest({}) == ensemble.digest
+    assert len({fit.name for _, fit in fits_of([("dgd-fig8", "paper")], "ensemble")}) == 2 * 4
 
 
 @pytest.mark.parametrize(("preset", "shared"), [("smoke", 4), ("cpu", 4), ("paper", 8)])
 def test_the_table_and_the_figure_over_queries_share_their_cells(preset: str, shared: int) -> None:
-    first, second = ({cell.fit.digest for cell in cells(name, preset)} for name in ("dgd-table1", "dgd-fig3"))
+    first, second = ({cell.task.digest for cell in cells(name, preset)} for name in ("dgd-table1", "dgd-fig3"))
     assert len(first & second) == shared
 
 
@@ -156,17 +155,10 @@ def test_amounts_of_images_are_the_batches_of_vae_and_student() -> None:
 @pytest.mark.parametrize("preset", MEASURED)
 def test_the_ablation_draws_as_many_images_as_it_says_and_no_budget_ends_it(preset: str) -> None:
     for cell in cells("priors", preset):
-        found = settings(cell.fit)
+        found = settings(cell.task)
         steps = found["trainer.max_epochs"] * found["data.steps_per_epoch"]
         assert steps * found["data.batch_size"] == int(cell.labels["number"])
         assert schedule(found)[1] == steps and found["model.annotator.release"] == "per_sample"
         sigma, bound = (found[f"model.annotator.{key}"] for key in ("noise_multiplier", "norm_bound"))
         spent = published_dpdfd_epsilon(bound, 10, found["data.batch_size"], steps, sigma, 1e-5)
         assert spent < found["model.annotator.target_epsilon"]
-
-
-@pytest.mark.parametrize("installed", list_specs(), ids=lambda found: found.name)
-def test_every_cell_has_a_record_of_its_own(installed: TableSpec) -> None:
-    for preset in installed.presets:
-        names = [cell.name for cell in installed.cells(preset)]
-        assert len(set(names)) == len(names)

@@ -13,29 +13,29 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from support.sweep_fits import SPEC
 
-from sweeps.runner.tables.figures import PUBLISHED, RECORD, _short, figure_of
-from sweeps.runner.tables.rows import Row
-from sweeps.runner.tables.spec import TableSpec
+from sweeps.runner.figures import CLAIMED, RECORD, _short, figure_of
+from sweeps.runner.rows import Row
+from sweeps.runner.spec import Spec
 
 
 @pytest.fixture
-def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableSpec:
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
     monkeypatch.chdir(tmp_path)
     Path("teacher.yaml").write_text("a: 1")
     Path("student.yaml").write_text("a: 2")
     values = {**SPEC, "kind": "figure", "figure": {"x": "size", "label": "size of the student"}}
     Path("t.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    return TableSpec.read("t.yaml")
+    return Spec.read("t.yaml")
 
 
 def row(size: int, variant: str, *seeds: tuple[float, float | str]) -> Row:
     """A row of a record for each seed, given by its ε: published and record-level."""
     found = [{"accuracy": 0.5, "epsilon_published": claim, "epsilon_record": bound} for claim, bound in seeds]
     labels = (("size", str(size)), ("variant", variant))
-    return Row(labels=labels, records=found, errors=[], printed=None, selection="last")
+    return Row(labels=labels, records=found, errors=[], printed=None)
 
 
-def drawn(spec: TableSpec, rows: Sequence[Row]) -> Figure:
+def drawn(spec: Spec, rows: Sequence[Row]) -> Figure:
     figure = figure_of(spec, rows)
     figure.canvas.draw()
     plt.close(figure)
@@ -46,21 +46,21 @@ def written(figure: Figure) -> set[tuple[float, str]]:
     return {(float(text.xy[0]), text.get_text()) for text in figure.axes[1].texts}  # type: ignore[attr-defined]
 
 
-def test_both_figures_stand_at_each_point(spec: TableSpec) -> None:
+def test_both_figures_stand_at_each_point(spec: Spec) -> None:
     rows = [row(1, "prior", (1.0, 27.0)), row(2, "prior", (1.0, 4.21e6)), row(3, "prior")]
     figure = drawn(spec, rows)
     assert written(figure) == {(1.0, "1"), (1.0, "27"), (2.0, "1"), (2.0, "4.3e6")}
     shown = {text.get_text() for text in figure.axes[1].get_legend().get_texts()}  # type: ignore[union-attr]
-    assert shown == {RECORD, PUBLISHED}
+    assert shown == {RECORD, CLAIMED}
     assert figure.axes[0].get_xlabel() == "" and figure.axes[1].get_xlabel() == "size of the student"
 
 
-def test_the_largest_of_the_seeds_is_shown_and_what_lines_share_once(spec: TableSpec) -> None:
+def test_the_largest_of_the_seeds_is_shown_and_what_lines_share_once(spec: Spec) -> None:
     figure = drawn(spec, [row(1, "prior", (1.0, 27.0), (1.0, 30.0)), row(1, "both", (1.0, 30.0))])
     assert written(figure) == {(1.0, "1"), (1.0, "30")} and len(figure.axes[1].texts) == 2
 
 
-def test_an_infinite_bound_is_said_and_no_line_hides_it(spec: TableSpec) -> None:
+def test_an_infinite_bound_is_said_and_no_line_hides_it(spec: Spec) -> None:
     figure = drawn(spec, [row(1, "prior", (1.0, 27.0)), row(1, "generator", (1.0, "inf"))])
     assert written(figure) == {(1.0, "1"), (1.0, "27"), (1.0, "inf")}
     colors = [container[0].get_color() for container in figure.axes[0].containers]  # type: ignore[index]
@@ -68,7 +68,7 @@ def test_an_infinite_bound_is_said_and_no_line_hides_it(spec: TableSpec) -> None
     assert infinite.get_color() == colors[1]
 
 
-def test_without_a_measured_point_there_is_no_panel(spec: TableSpec) -> None:
+def test_without_a_measured_point_there_is_no_panel(spec: Spec) -> None:
     assert len(drawn(spec, [row(1, "prior")]).axes) == 1
 
 

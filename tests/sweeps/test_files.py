@@ -13,7 +13,7 @@ from support.runs import QUIET
 
 import sweeps
 from lightning_modules.cli import main
-from sweeps.runner.pipeline import Pipeline
+from sweeps.runner.spec import Spec
 
 FOLDER = Path(sweeps.__path__[0])
 # Tables are read in test_tables, W&B's sweeps in test_wandb_files.
@@ -30,7 +30,7 @@ def test_there_are_sweeps() -> None:
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
 def test_a_pipeline_is_read(path: Path) -> None:
-    assert Pipeline.read(path).fits
+    assert Spec.read(path).pipeline()
 
 
 @pytest.fixture(scope="session")

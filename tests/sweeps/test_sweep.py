@@ -20,7 +20,8 @@ from support.runs import QUIET, configuration, distil
 import sweeps
 from lightning_modules.cli import main
 from lightning_modules.runtime.wandb_runs import end_wandb_run
-from sweeps.runner.sweep import Sweep, SweepError, sweep
+from sweeps.runner.fit import RunnerError
+from sweeps.runner.sweep import Sweep, sweep
 
 FILE = Path(sweeps.__path__[0]) / "wandb" / "dpdfd_mnist.yaml"
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_val_batches=1", "--data.steps_per_epoch=1", "--data.batch_size=4"]
@@ -239,19 +240,6 @@ def test_an_interrupted_run_goes_on(runs: Runs) -> None:
     assert first[-1].startswith("--ckpt_path=runs/sweeps/two/run-") and "--ckpt_path" not in second[-1]
 
 
-def test_a_run_of_version_1_is_taken_as_it_is_once(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    """It did not note what its files held; to make it again might charge private data again for nothing."""
-    found = Sweep.read("two.yaml")
-    for point in found.points():
-        place = Path("runs/sweeps/two") / found.former_name(point)
-        place.mkdir(parents=True)
-        (place / "done.json").write_text(json.dumps({"time": 1.0, "arguments": found.arguments(point)}))
-    assert swept(runs) == [] and swept(runs) == []
-    assert capsys.readouterr().out.count("made by an earlier version, taken as run-") == 2
-    Path("base.yaml").write_text("a: 2")
-    assert len(swept(runs)) == 2
-
-
 def test_random_search_draws_within_its_bounds_and_again_the_same() -> None:
     entry = {
         "a": {"values": [1, 2]}, "b": {"min": 0.1, "max": 10.0, "distribution": "log_uniform_values"},
@@ -280,7 +268,7 @@ def test_random_search_draws_within_its_bounds_and_again_the_same() -> None:
 def test_what_cannot_be_followed_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(yaml.safe_dump({**yaml.safe_load(FILE.read_text()), **change}))
-    with pytest.raises(SweepError, match=message):
+    with pytest.raises(RunnerError, match=message):
         Sweep.read(path)
 
 
@@ -297,7 +285,7 @@ def test_nothing_is_selected_by_private_records(tmp_path: Path, way: str) -> Non
         path.write_text(yaml.safe_dump({"method": "grid", "parameters": {**parameters, **own}, "command": command}))
         arguments = [str(path), "--dry-run", "--folder", str(tmp_path / "sweeps")]
         if evaluation == "validation":
-            with pytest.raises(SweepError, match=r"data\.evaluation is validation"):
+            with pytest.raises(RunnerError, match=r"data\.evaluation is validation"):
                 sweep(arguments, run=lambda _: pytest.fail("it was run"))
         else:
             sweep(arguments, run=lambda _: pytest.fail("it was run"))

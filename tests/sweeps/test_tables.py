@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,25 @@ from support.data_files import write_folders
 from lightning_modules.cli import main
 from lightning_modules.cli.fit import command_line as build
 from privacy.published import published_dpdfd_epsilon
-from sweeps.runner.tables import SpecError, TableSpec, footnotes, published, render_table
-from sweeps.runner.tables.cells import Cell
-from sweeps.runner.tables.published import Published
-from sweeps.runner.tables.rows import read_rows
-from sweeps.runner.tables.spec import list_specs
+from sweeps.runner.fit import RunnerError
+from sweeps.runner.queue import Task
+from sweeps.runner.rendering import page_of, render_index, render_table
+from sweeps.runner.reported import Reported, footnotes, reported
+from sweeps.runner.rows import read_rows
+from sweeps.runner.spec import QUIET, Cell, Spec, list_specs
 
 SPECS = list_specs()
 
 
-def figure(**wanted: Any) -> Published:
-    found = [row for row in published() if all(getattr(row, name) == value for name, value in wanted.items())]
+def figure(**wanted: Any) -> Reported:
+    found = [row for row in reported() if all(getattr(row, name) == value for name, value in wanted.items())]
     assert len(found) == 1, found
     return found[0]
 
 
 def test_every_printed_figure_is_complete_and_stands_once() -> None:
     seen = set()
-    for row in published():
+    for row in reported():
         assert 0 < row.accuracy < 1 and row.dataset and row.method and row.source and row.table
         assert row.paper in ("LabelDP", "DGD", "DPDFD", "DPSD", "")
         assert row.unit in ("record", "label", "") and (row.delta is None or 0 <= row.delta < 1)
@@ -41,12 +41,12 @@ def test_every_printed_figure_is_complete_and_stands_once() -> None:
         key = (row.paper, row.table, row.dataset, row.method, row.setting, row.epsilon, row.unit)
         assert key not in seen, key
         seen.add(key)
-    assert {note for row in published() for note in row.notes} == set(footnotes())
+    assert {note for row in reported() for note in row.notes} == set(footnotes())
 
 
 def test_sizes_of_the_printed_tables() -> None:
     def size(paper: str, table: str) -> int:
-        return sum(row.paper == paper and row.table == table for row in published())
+        return sum(row.paper == paper and row.table == table for row in reported())
 
     # Methods x columns less what is not available, plus the teachers.
     assert size("DPDFD", "Table 1") == 10 * 8 - 5 + 4 - 0
@@ -72,7 +72,7 @@ def test_known_figures_and_the_footnotes_of_misprints() -> None:
 SPEC: dict[str, Any] = {
     "title": "Two students",
     "paper": "DPDFD",
-    "published": "Table 1",
+    "reported": "Table 1",
     "method": "DPDFD",
     "fits": {
         "teacher": {"config": "teacher.yaml"},
@@ -90,47 +90,56 @@ SPEC: dict[str, Any] = {
 
 
 @pytest.fixture
-def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableSpec:
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
     monkeypatch.chdir(tmp_path)
     Path("teacher.yaml").write_text("a: 1")
     Path("student.yaml").write_text("a: 2")
     return written(SPEC)
 
 
-def written(values: dict[str, Any]) -> TableSpec:
+def teacher(cell: Cell) -> Task:
+    (found,) = [task for task in cell.tasks if task.fit.name == "teacher"]
+    return found
+
+
+def page(spec: Spec, preset: str = "cpu") -> str:
+    results = Path("results")
+    return page_of(spec, {preset: read_rows(spec, preset, results)}, results=results)
+
+
+def written(values: dict[str, Any]) -> Spec:
     Path("t.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    return TableSpec.read("t.yaml")
+    return Spec.read("t.yaml")
 
 
-def test_the_grid_with_shared_teachers(spec: TableSpec) -> None:
+def test_the_grid_with_shared_teachers(spec: Spec) -> None:
     cells = spec.cells("cpu")
     assert [(*cell.labels.values(), cell.seed) for cell in cells[:3]] == [
         ("MNIST", "1", 0), ("MNIST", "1", 1), ("MNIST", "10", 0),
     ]  # fmt: skip
-    assert len(cells) == 8 and len({cell.fit.digest for cell in cells}) == 8
-    teachers = {cell.fit.parents["teacher"].digest for cell in cells}
-    assert len(teachers) == 2
-    assert cells[0].fit.fit.set == {
-        "model.teacher": "{teacher}/x.ckpt", "epochs": 5, "target": 1.0, "seed_everything": 0,
+    assert len(cells) == 8 and len({cell.task.digest for cell in cells}) == 8
+    assert len({teacher(cell).digest for cell in cells}) == 2
+    assert cells[0].task.fit.set == {
+        "model.teacher": "{teacher}/x.ckpt", "epochs": 5, "target": 1.0, "seed_everything": 0, **QUIET,
     }  # fmt: skip
-    assert cells[-1].fit.parents["teacher"].fit.set == {"data": "F"}
+    assert teacher(cells[-1]).fit.set == {"data": "F", **QUIET}
 
 
-def test_a_preset_selects_values_and_changes_more(spec: TableSpec) -> None:
+def test_a_preset_selects_values_and_changes_more(spec: Spec) -> None:
     (cell,) = spec.cells("smoke")
     assert cell.labels == {"dataset": "MNIST", "epsilon": "1"}
-    assert cell.fit.fit.set["target"] == 1.0 and cell.fit.fit.set["sigma"] == 2
+    assert cell.task.fit.set["target"] == 1.0 and cell.task.fit.set["sigma"] == 2
     assert [cell.seed for cell in spec.cells("smoke", seeds=[4, 5])] == [4, 5]
 
 
-def test_points_without_a_meaning_are_left_out(spec: TableSpec) -> None:
+def test_points_without_a_meaning_are_left_out(spec: Spec) -> None:
     some = written({**SPEC, "skip": [{"dataset": "FashionMNIST", "epsilon": 10}]})
     points = {tuple(cell.labels.values()) for cell in some.cells("cpu")}
     assert points == {("MNIST", "1"), ("MNIST", "10"), ("FashionMNIST", "1")}
     assert {tuple(cell.labels.values()) for cell in spec.cells("cpu")} == points | {("FashionMNIST", "10")}
 
 
-def test_a_preset_leaves_points_out_that_the_others_keep(spec: TableSpec) -> None:
+def test_a_preset_leaves_points_out_that_the_others_keep(spec: Spec) -> None:
     presets = copy.deepcopy(SPEC["presets"])
     presets["larger"] = copy.deepcopy(presets["cpu"])
     presets["cpu"]["skip"] = [{"dataset": "FashionMNIST", "epsilon": 10}]
@@ -138,12 +147,12 @@ def test_a_preset_leaves_points_out_that_the_others_keep(spec: TableSpec) -> Non
     points = {tuple(cell.labels.values()) for cell in some.cells("cpu")}
     assert points == {("MNIST", "1"), ("MNIST", "10"), ("FashionMNIST", "1")}
     assert {tuple(cell.labels.values()) for cell in some.cells("larger")} == points | {("FashionMNIST", "10")}
-    digests = {cell.name: cell.fit.digest for cell in spec.cells("cpu")}
-    assert {cell.name: cell.fit.digest for cell in some.cells("cpu")}.items() <= digests.items()
+    digests = {cell.name: cell.task.digest for cell in spec.cells("cpu")}
+    assert {cell.name: cell.task.digest for cell in some.cells("cpu")}.items() <= digests.items()
 
 
-def test_a_combination_changes_what_its_values_do_not(spec: TableSpec) -> None:
-    before = {(*cell.labels.values(), cell.seed): cell.fit.digest for cell in spec.cells("cpu")}
+def test_a_combination_changes_what_its_values_do_not(spec: Spec) -> None:
+    before = {(*cell.labels.values(), cell.seed): cell.task.digest for cell in spec.cells("cpu")}
     some = written({
         **SPEC,
         "exceptions": [
@@ -151,52 +160,47 @@ def test_a_combination_changes_what_its_values_do_not(spec: TableSpec) -> None:
             {"when": {"dataset": "FashionMNIST"}, "set": {"teacher": {"data": "G"}}},
         ],
     })  # fmt: skip
-    after = {(*cell.labels.values(), cell.seed): cell.fit for cell in some.cells("cpu")}
-    assert {key for key, fit in after.items() if fit.digest == before[key]} == {key for key in before if "MNIST" in key}
-    assert after["FashionMNIST", "10", 0].fit.set["target"] == 9.0 and after["MNIST", "10", 0].fit.set["target"] == 10.0
-    assert after["FashionMNIST", "1", 0].fit.set["target"] == 1.0
-    assert {fit.parents["teacher"].fit.set["data"] for key, fit in after.items() if "MNIST" not in key} == {"G"}
+    after = {(*cell.labels.values(), cell.seed): cell for cell in some.cells("cpu")}
+    same = {key for key, cell in after.items() if cell.task.digest == before[key]}
+    assert same == {key for key in before if "MNIST" in key}
+    targets = {key[:2]: cell.task.fit.set["target"] for key, cell in after.items()}
+    assert targets == {(d, "1"): 1.0 for d in ("MNIST", "FashionMNIST")} | {
+        ("MNIST", "10"): 10.0, ("FashionMNIST", "10"): 9.0,
+    }  # fmt: skip
+    assert {teacher(cell).fit.set["data"] for key, cell in after.items() if "MNIST" not in key} == {"G"}
 
 
-def test_a_preset_changes_combinations_of_its_own(spec: TableSpec) -> None:
+def test_a_preset_changes_combinations_of_its_own(spec: Spec) -> None:
     presets = copy.deepcopy(SPEC["presets"])
     presets["cpu"]["exceptions"] = [{"when": {"dataset": "MNIST", "epsilon": 10}, "set": {"student": {"target": 8.0}}}]
     last = {"when": {"dataset": "MNIST"}, "set": {"student": {"target": 9.0}}}
     some = written({**SPEC, "presets": presets, "exceptions": [last]})
-    found = {tuple(cell.labels.values()): cell.fit.fit.set["target"] for cell in some.cells("cpu", seeds=[0])}
+    found = {tuple(cell.labels.values()): cell.task.fit.set["target"] for cell in some.cells("cpu", seeds=[0])}
     assert found == {
         ("MNIST", "1"): 9.0,
         ("MNIST", "10"): 8.0,
         ("FashionMNIST", "1"): 1.0,
         ("FashionMNIST", "10"): 10.0,
     }
-    assert {cell.fit.fit.set["target"] for cell in some.cells("smoke")} == {9.0}
+    assert {cell.task.fit.set["target"] for cell in some.cells("smoke")} == {9.0}
 
 
-def test_cells_of_one_name_are_refused(spec: TableSpec) -> None:
+def test_cells_of_one_name_are_refused(spec: Spec) -> None:
     """Their records would be one file, the last to be written."""
     plus = {"dataset": {"PATE": None, "PATE+": None}, "epsilon": {"1": None}}
     names = [cell.name for cell in written({**SPEC, "axes": plus, "presets": {"cpu": {}}}).cells("cpu")]
     assert names == ["PATE_1_seed0", "PATEplus_1_seed0"]
-    with pytest.raises(SpecError, match="would write one record"):
+    with pytest.raises(RunnerError, match="would write one record"):
         alike = {"dataset": {"a b": None, "a-b": None}, "epsilon": {"1": None}}
         written({**SPEC, "axes": alike, "presets": {"cpu": {}}}).cells("cpu")
 
 
-def test_a_teacher_may_take_the_cells_seed(spec: TableSpec) -> None:
+def test_a_teacher_may_take_the_cells_seed(spec: Spec) -> None:
     cells = written({**SPEC, "seeded": ["teacher"]}).cells("cpu")
-    assert len({cell.fit.parents["teacher"].digest for cell in cells}) == 4  # two data sets, two seeds
+    assert len({teacher(cell).digest for cell in cells}) == 4  # two data sets, two seeds
     for cell in cells:
-        assert cell.fit.fit.set["seed_everything"] == cell.seed
-        assert cell.fit.parents["teacher"].fit.set["seed_everything"] == cell.seed
-
-
-def test_what_changes_a_fit_and_what_does_not(spec: TableSpec) -> None:
-    before = [cell.fit.digest for cell in spec.cells("cpu")]
-    Path("student.yaml").write_text("# said more clearly\na: 2")
-    assert [cell.fit.digest for cell in spec.cells("cpu")] == before
-    Path("teacher.yaml").write_text("a: 100")
-    assert not set(before) & {cell.fit.digest for cell in spec.cells("cpu")}
+        assert cell.task.fit.set["seed_everything"] == cell.seed
+        assert teacher(cell).fit.set["seed_everything"] == cell.seed
 
 
 @pytest.mark.parametrize(
@@ -205,9 +209,9 @@ def test_what_changes_a_fit_and_what_does_not(spec: TableSpec) -> None:
         ({"axis": {}}, "allowed keys"),
         ({"fits": {"teacher": {"config": "nowhere.yaml"}}}, "does not exist"),
         ({"axes": {"dataset": {"MNIST": {"pupil": {}}}}}, "allowed keys"),
-        ({"published": "Table 99"}, "no 'Table 99'"),
+        ({"reported": "Table 99"}, "no 'Table 99'"),
         ({"seeded": ["pupil"]}, "seeded: fits are"),
-        ({"kind": "drawing"}, "kind is table or figure"),
+        ({"kind": "drawing"}, "kind must be"),
         ({"kind": "figure"}, "figure.x"),
         ({"presets": {"cpu": {"axes": {"size": ["1"]}}}}, "axes are"),
         ({"presets": {"cpu": {"axes": {"epsilon": ["3"]}}}}, "has the values"),
@@ -225,29 +229,29 @@ def test_what_changes_a_fit_and_what_does_not(spec: TableSpec) -> None:
         ({"exceptions": [{"when": {"epsilon": "1"}, "student": {}}]}, "allowed keys"),
     ],
 )
-def test_a_spec_that_makes_no_sense_is_refused(spec: TableSpec, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
+def test_a_spec_that_makes_no_sense_is_refused(spec: Spec, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(RunnerError, match=message):
         written({**SPEC, **change})
 
 
-def test_unknown_tables_and_presets_are_named(spec: TableSpec) -> None:
-    with pytest.raises(SpecError, match=r"known are .*dpdfd-table1"):
-        TableSpec.read("no-such-table")
-    with pytest.raises(SpecError, match="presets are"):
+def test_unknown_tables_and_presets_are_named(spec: Spec) -> None:
+    with pytest.raises(RunnerError, match=r"known are .*dpdfd-table1"):
+        Spec.read("no-such-table")
+    with pytest.raises(RunnerError, match="presets are"):
         spec.cells("huge")
 
 
 @pytest.mark.parametrize("installed", SPECS, ids=lambda found: found.name)
-def test_installed_specs_have_all_presets_and_find_their_printed_figures(installed: TableSpec) -> None:
+def test_installed_specs_have_all_presets_and_find_their_printed_figures(installed: Spec) -> None:
     assert set(installed.presets) == {"smoke", "cpu", "paper"}
     for preset in installed.presets:
         cells = installed.cells(preset)
-        assert cells and all(fit.seconds is not None for cell in cells for fit in cell.fit.lineage())
+        assert cells and all(fit.seconds is not None for cell in cells for fit in cell.tasks)
     if installed.table is not None:
         rows = read_rows(installed, "paper", Path("nowhere"))
         # Of a curve the papers print a few points at most.
         # DGD Table II is of a data set alone that is not at hand: it stands below ours.
-        datasets = {row.dataset for row in published() if (row.paper, row.table) == (installed.paper, installed.table)}
+        datasets = {row.dataset for row in reported() if (row.paper, row.table) == (installed.paper, installed.table)}
         sought = [row for row in rows if dict(row.labels)["dataset"] in datasets]
         found = [row.printed is not None for row in sought if installed.is_printed(dict(row.labels))]
         assert any(found) if installed.kind == "figure" else all(found)
@@ -268,21 +272,21 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
     ],
 )
 def test_tables_share_the_cells_that_they_have_in_common(first: str, second: str, shared: int) -> None:
-    digests = [{cell.fit.digest for cell in TableSpec.read(name).cells("cpu")} for name in (first, second)]
+    digests = [{cell.task.digest for cell in Spec.read(name).cells("cpu")} for name in (first, second)]
     assert len(digests[0] & digests[1]) == shared
 
 
 @pytest.mark.parametrize("preset", ["cpu", pytest.param("paper", marks=pytest.mark.slow)])
 def test_all_tables_have_one_teacher_of_a_kind_for_each_data_set(preset: str) -> None:
     teachers = {
-        cell.fit.parents["teacher"].digest: (
+        teacher(cell).digest: (
             cell.labels["dataset"],
-            "LinearOnFeatures" in str(cell.fit.parents["teacher"].fit.set.get("model.network")),
+            "LinearOnFeatures" in str(teacher(cell).fit.set.get("model.network")),
         )
         for installed in list_specs()
         if "teacher" not in installed.seeded
         for cell in installed.cells(preset)
-        if "teacher" in cell.fit.parents  # DGD has ensembles
+        if "teacher" in cell.task.parents  # DGD has ensembles
     }
     of_fixed_features = [("FashionMNIST", True)] if preset == "cpu" else []
     assert sorted(teachers.values()) == sorted([("FashionMNIST", False), ("MNIST", False), *of_fixed_features])
@@ -293,8 +297,8 @@ def test_all_tables_have_one_teacher_of_a_kind_for_each_data_set(preset: str) ->
 )
 def test_as_printed_labels_have_the_papers_threshold_and_no_correction(name: str, preset: str) -> None:
     def settings(variant: str) -> list[tuple[Any, Any]]:
-        cells = TableSpec.read(name).cells(preset, seeds=[0])
-        found = [cell.fit.fit.set for cell in cells if cell.labels["variant"] == variant]
+        cells = Spec.read(name).cells(preset, seeds=[0])
+        found = [cell.task.fit.set for cell in cells if cell.labels["variant"] == variant]
         return [
             tuple(each.get(f"model.stages.{key}", "file") for key in ("threshold", "noise_correction"))
             for each in found
@@ -306,8 +310,8 @@ def test_as_printed_labels_have_the_papers_threshold_and_no_correction(name: str
 
 @pytest.mark.parametrize("name", ["dpsd-table1", "dpsd-table3", "dpsd-table4", "dpsd-fig5-k"])
 def test_as_printed_dpsd_makes_the_papers_200_steps(name: str) -> None:
-    cells = [cell for cell in TableSpec.read(name).cells("cpu", seeds=[0]) if cell.labels["variant"] == "as_printed"]
-    assert cells and all(cell.fit.fit.set["trainer.max_epochs"] == 2 for cell in cells)  # of 100 steps each
+    cells = [cell for cell in Spec.read(name).cells("cpu", seeds=[0]) if cell.labels["variant"] == "as_printed"]
+    assert cells and all(cell.task.fit.set["trainer.max_epochs"] == 2 for cell in cells)  # of 100 steps each
 
 
 BUDGET = ("noise_multiplier", "norm_bound", "target_epsilon")
@@ -326,8 +330,8 @@ def _budgets() -> list[tuple[str, Cell]]:
         "dpsd-discriminator",
         "dpsd-fig6",
     ):
-        for cell in TableSpec.read(name).cells("cpu", seeds=[0]):
-            settings = cell.fit.fit.set
+        for cell in Spec.read(name).cells("cpu", seeds=[0]):
+            settings = cell.task.fit.set
             if "model.annotator.noise_multiplier" in settings:
                 found[tuple(settings.get(f"model.annotator.{setting}") for setting in BUDGET)] = (name, cell)
     return list(found.values())
@@ -337,7 +341,7 @@ def _budgets() -> list[tuple[str, Cell]]:
     ("name", "cell"), _budgets(), ids=lambda value: value if isinstance(value, str) else value.name
 )
 def test_the_steps_at_hand_use_the_published_budget_up_and_no_more(name: str, cell: Cell) -> None:
-    settings = cell.fit.fit.set
+    settings = cell.task.fit.set
     sigma, bound, target = (settings[f"model.annotator.{setting}"] for setting in BUDGET)
 
     def spent(sigma: float) -> float:
@@ -347,7 +351,7 @@ def test_the_steps_at_hand_use_the_published_budget_up_and_no_more(name: str, ce
     assert spent(0.99 * sigma) > target
 
 
-def record(spec: TableSpec, preset: str, accuracies: dict[tuple[str, str, int], float], **more: Any) -> Path:
+def record(spec: Spec, preset: str, accuracies: dict[tuple[str, str, int], float], **more: Any) -> Path:
     folder = Path("results") / spec.name / preset / "records"
     folder.mkdir(parents=True, exist_ok=True)
     for cell in spec.cells(preset):
@@ -357,42 +361,52 @@ def record(spec: TableSpec, preset: str, accuracies: dict[tuple[str, str, int], 
         content = {
             "cell": dict(cell.labels), "accuracy": accuracies[key], "seed": cell.seed, "epsilon_published": 0.98,
             "epsilon_record": "inf", "delta": 1e-5, "unit": "one record", "steps": 1500, "wall_seconds": 10.0,
-            "commit": "abc", "hardware": "CPU", "versions": {"torch": "2"}, "digest": cell.fit.digest, **more,
+            "commit": "abc", "hardware": "CPU", "versions": {"torch": "2"}, "digest": cell.task.digest, **more,
         }  # fmt: skip
         (folder / f"{cell.name}.json").write_text(json.dumps(content))
     return folder
 
 
-def test_a_rendered_table(spec: TableSpec) -> None:
-    folder = record(spec, "cpu", {("MNIST", "1", 0): 0.9, ("MNIST", "1", 1): 0.92})
+def rendered(spec: Spec) -> tuple[str, list[dict[str, str]]]:
+    """The page, and the lines of `table.csv`."""
+    text = render_table(spec, results=Path("results")).read_text()
+    return text, list(csv.DictReader(Path("results", spec.name, "cpu", "table.csv").open()))
+
+
+def test_a_rendered_table(spec: Spec) -> None:
+    accuracies = {("MNIST", "1", 0): 0.9, ("MNIST", "1", 1): 0.92, ("FashionMNIST", "10", 1): 0.8}
+    folder = record(spec, "cpu", accuracies)
     failed = {"cell": {"dataset": "MNIST", "epsilon": "10"}, "error": "ValueError: no\nmore", "seed": 0}
     (folder / "MNIST_10_seed0.json").write_text(json.dumps(failed))
-    files = render_table(spec, preset="cpu", results="results")
-    assert [file.name for file in files] == ["table.csv", "table.md"]
-    text = files[1].read_text()
-    assert "| MNIST | 1 | 95.12 % [1] [2] | 91.00 ± 1.41 % | 2 | 0.98 | inf | 1e-05 | 1,500 |" in text
+    text, rows = rendered(spec)
+    assert "| MNIST | 1 | 95.12 % [1] [2] | 90.00 / 92.00 % | 2 | 0.98 | inf | 1e-05 | 1,500 |" in text
     assert "| MNIST | 10 | 97.51 % [1] | failed | 0 |" in text
-    assert "| FashionMNIST | 1 | 83.86 % [1] | – | 0 |" in text
+    assert "| FashionMNIST | 1 | 83.86 % [1] | – | 0 |" in text and "| 80.00 % | 1 |" in text
     assert "| DPGEN | 90.46 % | 93.57 % |" in text
     assert "| PSG (Chen et al. 2022) | 80.90 % | 95.60 % |" in text
     assert f"1. {footnotes()['c-epsilon']}" in text and f"2. {footnotes()['c1-c4']}" in text
     assert "- failed (MNIST, 10): ValueError: no\n" in text
-    assert "Last step, no selection" in text and "commit abc" in text and "selected by test" not in text
-    rows = list(csv.DictReader(files[0].open()))
-    assert rows[0]["ours_mean"] == repr(0.91) and rows[0]["seeds"] == "0 1" and rows[0]["epsilon_record"] == "inf"
+    assert "Last step, no selection" in text and "commit abc" in text
+    assert (rows[0]["ours_mean"], rows[0]["ours"], rows[0]["ours_sd"]) == (repr(0.91), "0.9 0.92", "")
+    assert rows[0]["seeds"] == "0 1" and rows[0]["epsilon_record"] == "inf"
     assert rows[1]["errors"].startswith("ValueError") and rows[2]["paper_accuracy"] == "0.8386"
 
 
-def test_a_figure_for_labels_has_a_column_of_its_own_beside_the_infinite_one(spec: TableSpec) -> None:
+def test_a_deviation_is_of_three_seeds_or_more(spec: Spec) -> None:
+    three = {**SPEC, "presets": {"cpu": {**SPEC["presets"]["cpu"], "seeds": [0, 1, 2]}}}
+    record(written(three), "cpu", {("MNIST", "1", seed): value for seed, value in enumerate((0.9, 0.92, 0.94))})
+    text, rows = rendered(written(three))
+    assert "| 92.00 ± 2.00 % | 3 |" in text and float(rows[0]["ours_sd"]) == pytest.approx(0.02)
+
+
+def test_a_figure_for_labels_has_a_column_of_its_own_beside_the_infinite_one(spec: Spec) -> None:
     record(spec, "cpu", {("MNIST", "1", 0): 0.9})
-    files = render_table(spec, preset="cpu", results="results")
-    assert "ε of labels" not in files[1].read_text() and "epsilon_label" not in files[0].read_text()
+    text, rows = rendered(spec)
+    assert "ε of labels" not in text and "epsilon_label" not in rows[0]
     record(spec, "cpu", {("MNIST", "1", 0): 0.9}, epsilon_label=9.194)
-    files = render_table(spec, preset="cpu", results="results")
-    text = files[1].read_text()
-    assert "| ε record-level | ε of labels | δ |" in text and "it says nothing of an image" in text
+    text, rows = rendered(spec)
+    assert "| ε record-level | ε of labels | δ |" in text and "says nothing of an image" in text
     assert "| 0.98 | inf | 9.194 | 1e-05 |" in text
-    rows = list(csv.DictReader(files[0].open()))
     assert (rows[0]["epsilon_record"], rows[0]["epsilon_label"]) == ("inf", "9.194")
 
 
@@ -400,119 +414,111 @@ def section(text: str, caption: str) -> str:
     return text.split(caption)[1].split("\n\n")[1] if caption in text else ""
 
 
-def test_what_is_printed_and_not_run_here_is_shown(spec: TableSpec) -> None:
-    _, file = render_table(spec, preset="cpu", results="results")
-    left = section(file.read_text(), "not run here:")
+def test_what_is_printed_and_not_run_here_is_shown(spec: Spec) -> None:
+    file = page(spec, "cpu")
+    left = section(file, "not run here:")
     assert left.startswith("| method | MNIST | FashionMNIST | CelebA-G | CelebA-G, ε = 1 | ")
     assert "| Teacher | 99.21 % | 91.02 % |" in left and "| DPDFD | – |" in left and "MNIST, ε" not in left
     # What one column less is run of is shown there instead.
-    _, file = render_table(spec, preset="smoke", results="results")
-    assert "| FashionMNIST, ε = 10 |" in section(file.read_text(), "not run here:")
+    file = page(spec, "smoke")
+    assert "| FashionMNIST, ε = 10 |" in section(file, "not run here:")
 
 
-def test_further_figures_of_the_records_are_shown_where_a_table_asks_for_them(spec: TableSpec) -> None:
+def test_further_figures_of_the_records_are_shown_where_a_table_asks_for_them(spec: Spec) -> None:
     accuracies = {("MNIST", "1", 0): 0.9, ("MNIST", "1", 1): 0.92}
     made = written({**SPEC, "measures": ["teacher_accuracy", "auroc"]})
     record(made, "cpu", accuracies, teacher_accuracy=0.95, auroc=0.8)
-    table, page = render_table(made, preset="cpu", results="results")
-    assert "| paper | ours | teacher | AUC | seeds |" in page.read_text()
-    assert "| MNIST | 1 | 95.12 % [1] [2] | 91.00 ± 1.41 % | 95.00 % | 80.00 % | 2 |" in page.read_text()
-    assert "| MNIST | 10 | 97.51 % [1] | – | – | – | 0 |" in page.read_text()
-    assert "ours_sd,teacher_accuracy,auroc,seeds" in table.read_text() and ",0.95,0.8,0 1," in table.read_text()
+    text, rows = rendered(made)
+    assert "| paper | ours | teacher | AUC | seeds |" in text
+    assert "| MNIST | 1 | 95.12 % [1] [2] | 90.00 / 92.00 % | 95.00 % | 80.00 % | 2 |" in text
+    assert "| MNIST | 10 | 97.51 % [1] | – | – | – | 0 |" in text
+    assert (rows[0]["teacher_accuracy"], rows[0]["auroc"]) == ("0.95", "0.8")
     record(made, "cpu", accuracies, teacher_accuracy=0.95)  # not measured: never taken for 0
-    assert "| 95.00 % | – | 2 |" in render_table(made, preset="cpu", results="results")[1].read_text()
-    plain = render_table(written(SPEC), preset="cpu", results="results")[1].read_text()
+    assert "| 95.00 % | – | 2 |" in page(made)
+    plain = page(written(SPEC))
     assert "| paper | ours | seeds |" in plain and "95.00 %" not in plain
 
 
-def test_a_point_that_the_paper_does_not_print_gets_no_other_points_figure(spec: TableSpec) -> None:
+def test_a_point_that_the_paper_does_not_print_gets_no_other_points_figure(spec: Spec) -> None:
     """DPSD Table V is of α = 0.5 alone: its figures stood beside α = 0.1 as well."""
     axes = {"alpha": {"0.5": None, "0.1": {"student": {"other": 1}}}, **SPEC["axes"]}
     for unprinted, shown in (([], True), ([{"alpha": "0.1"}], False)):
         made = written({**SPEC, "axes": axes, "unprinted": unprinted})
-        text = render_table(made, preset="cpu", results="results")[1].read_text()
+        text = page(made)
         assert "| 0.5 | MNIST | 1 | 95.12 %" in text
         assert ("| 0.1 | MNIST | 1 | 95.12 %" in text) is shown
-    federated = TableSpec.read("dpsd-table5")
+    federated = Spec.read("dpsd-table5")
     printed = {row.labels: row.printed for row in read_rows(federated, "cpu", Path("nowhere"))}
     assert {dict(labels)["setting"] for labels, figure in printed.items() if figure is not None} == {"alpha 0.5"}
 
 
-def test_methods_that_are_run_are_no_competitors(spec: TableSpec) -> None:
+def test_methods_that_are_run_are_no_competitors(spec: Spec) -> None:
     both = {"method": {"DPSD": None, "DPDFD": {"student": {"other": 1}}}, **SPEC["axes"]}
-    run = written({**SPEC, "paper": "DPSD", "published": "Table I", "method": "DPSD", "axes": both})
-    _, file = render_table(run, preset="cpu", results="results")
-    others = section(file.read_text(), "Other methods, as printed:")
+    run = written({**SPEC, "paper": "DPSD", "reported": "Table I", "method": "DPSD", "axes": both})
+    file = page(run, "cpu")
+    others = section(file, "Other methods, as printed:")
     assert "| DPGEN |" in others and "DPSD" not in others and "DPDFD" not in others
-    assert "| DPDFD | MNIST | 1 | 95.12 %" in file.read_text() and "| DPSD | MNIST | 1 | 96.03 %" in file.read_text()
+    assert "| DPDFD | MNIST | 1 | 95.12 %" in file and "| DPSD | MNIST | 1 | 96.03 %" in file
 
 
-def test_what_is_claimed_to_be_protected_selects_the_printed_figure(spec: TableSpec) -> None:
+def test_what_is_claimed_to_be_protected_selects_the_printed_figure(spec: Spec) -> None:
     units = {"dataset": SPEC["axes"]["dataset"], "setting": {"all": None}, "unit": {"record": None, "label": None}}
-    values = {**SPEC, "paper": "DPSD", "published": "Table VI", "method": "DPSD", "axes": units}
+    values = {**SPEC, "paper": "DPSD", "reported": "Table VI", "method": "DPSD", "axes": units}
     terms = written({**values, "presets": {"cpu": {}}})
-    _, file = render_table(terms, preset="cpu", results="results")
-    assert "| MNIST | all | record | 97.85 % |" in file.read_text()
-    assert "| MNIST | all | label | 98.19 % |" in file.read_text()
+    file = page(terms, "cpu")
+    assert "| MNIST | all | record | 97.85 % |" in file
+    assert "| MNIST | all | label | 98.19 % |" in file
 
 
-def test_anchors_that_protect_another_unit_are_left_out(spec: TableSpec) -> None:
+def test_anchors_that_protect_another_unit_are_left_out(spec: Spec) -> None:
     labels = {"dataset": SPEC["axes"]["dataset"], "epsilon": {"1": None}}
-    values = {**SPEC, "paper": "DPSD", "published": "Table IV", "method": "DPSD", "axes": labels}
-    _, file = render_table(written({**values, "presets": {"cpu": {}}}), preset="cpu", results="results")
-    others = section(file.read_text(), "Other methods, as printed:")
+    values = {**SPEC, "paper": "DPSD", "reported": "Table IV", "method": "DPSD", "axes": labels}
+    file = page(written({**values, "presets": {"cpu": {}}}), "cpu")
+    others = section(file, "Other methods, as printed:")
     assert "| LP-2ST | 95.82 % | 83.26 % |" in others and "PSG (Chen et al. 2022)" not in others
-    _, file = render_table(spec, preset="cpu", results="results")
-    assert "PSG (Chen et al. 2022)" in section(file.read_text(), "Other methods, as printed:")
+    file = page(spec, "cpu")
+    assert "PSG (Chen et al. 2022)" in section(file, "Other methods, as printed:")
 
 
-def test_rows_of_another_table_stand_beside(spec: TableSpec) -> None:
+def test_rows_of_another_table_stand_beside(spec: Spec) -> None:
     record(spec, "cpu", {("MNIST", "1", 0): 0.5, ("FashionMNIST", "1", 0): 0.25})
     chosen = [{"table": "t.yaml", "label": "ours elsewhere", "cell": {"dataset": "MNIST"}}]
     Path("other.yaml").write_text(yaml.safe_dump({**SPEC, "title": "Another", "compare_with": chosen}, sort_keys=False))
-    _, file = render_table(TableSpec.read("other.yaml"), preset="cpu", results="results")
-    cells = section(file.read_text(), "Ours, from other tables:")
+    file = page(Spec.read("other.yaml"), "cpu")
+    cells = section(file, "Ours, from other tables:")
     assert "| ours elsewhere | 50.00 % (record-level ε =" in cells and "25.00 %" not in cells
-    with pytest.raises(SpecError, match="`label` needed"):
+    with pytest.raises(RunnerError, match="`label` needed"):
         written({**SPEC, "compare_with": [{"table": "t.yaml"}]})
     for cell, message in (
         ({"data": "MNIST"}, "allowed keys"),
         ({"dataset": "Mnist"}, "compare_with dpdfd-table1: needs values"),
     ):
-        with pytest.raises(SpecError, match=message):
+        with pytest.raises(RunnerError, match=message):
             written({**SPEC, "compare_with": [{"table": "dpdfd-table1", "label": "ours", "cell": cell}]})
 
 
-def test_figures_of_an_earlier_configuration_are_marked(spec: TableSpec) -> None:
+def test_figures_of_an_earlier_configuration_are_marked(spec: Spec) -> None:
     record(spec, "smoke", {("MNIST", "1", 0): 0.5})
-    _, text = render_table(spec, preset="smoke", results="results")
-    assert "†" not in text.read_text()
+    text = page(spec, "smoke")
+    assert "†" not in text
     Path("student.yaml").write_text("a: 3")
-    _, text = render_table(spec, preset="smoke", results="results")
-    assert "50.00 % † |" in text.read_text() and "before its configuration last changed" in text.read_text()
+    text = page(spec, "smoke")
+    assert "50.00 % † |" in text and "before its configuration last changed" in text
 
 
-def test_selection_by_test_accuracy_is_off_and_said_when_on(spec: TableSpec) -> None:
-    record(spec, "smoke", {("MNIST", "1", 0): 0.5}, curve=[{"accuracy": 0.7}, {"accuracy": 0.6}])
-    _, text = render_table(spec, preset="smoke", results="results")
-    assert "50.00 %" in text.read_text()
-    _, text = render_table(replace(spec, selection="best_on_test"), preset="smoke", results="results")
-    assert "70.00 %" in text.read_text() and "selected by test accuracy" in text.read_text()
-
-
-def test_a_figure_is_drawn_as_png_and_svg(spec: TableSpec) -> None:
+def test_a_figure_is_drawn_as_png_and_svg(spec: Spec) -> None:
     drawn = written({**SPEC, "kind": "figure", "figure": {"x": "epsilon", "log": True}})
     record(drawn, "cpu", {("MNIST", "1", 0): 0.9, ("MNIST", "1", 1): 0.8, ("MNIST", "10", 0): 0.95})
-    files = {file.name: file for file in render_table(drawn, preset="cpu", results="results")}
-    assert files["figure.png"].read_bytes().startswith(b"\x89PNG")
-    first = files["figure.svg"].read_text()
-    assert "<svg" in first and "](figure.png)" in files["table.md"].read_text()
-    assert render_table(drawn, preset="cpu", results="results") and files["figure.svg"].read_text() == first
+    text, _ = rendered(drawn)
+    folder = Path("results/t/cpu")
+    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG") and "](t/cpu/figure.png)" in text
+    first = (folder / "figure.svg").read_text()
+    assert "<svg" in first and rendered(drawn)[0] == text and (folder / "figure.svg").read_text() == first
 
 
-def test_one_document_of_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_for_each_table_and_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    installed = TableSpec.read("dpdfd-fig2")
+    installed = Spec.read("dpdfd-fig2")
     cell = installed.cells("smoke")[0]
     folder = Path("results/tables/dpdfd-fig2/smoke/records")
     folder.mkdir(parents=True)
@@ -525,14 +531,24 @@ def test_one_document_of_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Path("results/tables/gone/smoke/records").mkdir(parents=True)
     with pytest.raises(SystemExit, match="not as"):
         main(["tables", "render", "--check"])
+    assert not Path("docs").exists()
     main(["tables", "render"])
     main(["tables", "render", "--check"])
     text = Path("docs/results.md").read_text()
-    assert text.startswith("# Measured results\n") and f"## {installed.title}" in text
-    assert (
-        "](../results/tables/dpdfd-fig2/smoke/figure.png)" in text
-        and Path("results/tables/dpdfd-fig2/smoke/figure.png").is_file()
-    )
+    assert f"| [dpdfd-fig2](../results/tables/dpdfd-fig2.md) | {installed.title} |" in text and "gone" not in text
+    assert "](dpdfd-fig2/smoke/figure.png)" in Path("results/tables/dpdfd-fig2.md").read_text()
+    assert (folder.parent / "figure.png").is_file()
+    (folder / f"{cell.name}.json").write_text(json.dumps({**content, "accuracy": 0.6}))
+    with pytest.raises(SystemExit, match=r"dpdfd-fig2\.md is not as the records"):
+        main(["tables", "render", "--check"])
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_pages_are_as_the_records_have_them() -> None:
+    stale = render_index(ROOT / "docs" / "results.md", results=ROOT / "results" / "tables", write=False)
+    assert stale == [], "run: LightningCLI tables render"
 
 
 @pytest.mark.usefixtures("quick_whitening")
@@ -549,15 +565,14 @@ def test_one_document_of_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )  # fmt: skip
 def test_the_larger_presets_are_accepted_by_the_command_line(
-    installed: TableSpec, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    installed: Spec, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if installed.name == "records-untuned":  # folders of pictures are listed when a command begins
         for part in ("cropped/train", "cropped/test", "overlaid/train", "overlaid/test"):
             write_folders(tmp_path / "data" / "untuned" / part, classes="0123456789", count=1)
     there = list(tmp_path.iterdir())
-    for fit in installed.cells(preset)[-1].fit.lineage():
-        places = {name: str(tmp_path / name) for name in fit.parents}
-        command = fit.fit.command(tmp_path / fit.fit.name, places)
+    for task in installed.cells(preset)[-1].tasks:
+        command = task.fit.command(tmp_path / task.name, {name: str(tmp_path / name) for name in task.parents})
         cli = build(command[1:], run=False)
         assert cli.trainer.max_epochs and list(tmp_path.iterdir()) == there

@@ -1,217 +1,126 @@
-"""Two real workers on one folder: each fit once, what a killed one was making taken over; and the engines."""
+"""Fits in processes of their own, on this machine and on those of a Dask cluster."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sweeps.runner.engines import DaskWorkers, EngineError, LocalProcesses, shared_environment
-from sweeps.runner.fit import Fit
-from sweeps.runner.plan import Plan, Task
-from sweeps.runner.run_plan import run_plan
-from sweeps.runner.store import Store
-from sweeps.runner.work import work
-from sweeps.runner.worker_process import run_worker
+from lightning_modules.cli import main
+from sweeps.runner.fit import Fit, RunnerError
+from sweeps.runner.queue import Plan, Progress, Store, Task, run_plan
+from sweeps.runner.workers import Workers, make_in_a_process, shared_environment
 
-CELLS = [f"cell{number}" for number in range(6)]
-LOG = Path("log.txt")
+# In place of the command line.
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+given = dict(argument[2:].split("=", 1) for argument in sys.argv[1:] if "=" in argument)
+folder = Path(given["trainer.default_root_dir"])
+with open(Path.cwd() / "begun", "a") as file:
+    file.write(f"{folder.name} {os.getpid()} {os.environ.get('TRANSCRIPTION_LEDGERS', '')} {'ckpt_path' in given}\\n")
+(folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+(folder / "checkpoints" / "last.ckpt").touch()
+if folder.name == "ENDING" and "ckpt_path" not in given:
+    print("error: it is enough")
+    sys.stdout.flush()
+    HOW
+"""
+NAMES = ["a", "b", "c"]
 
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sweeps.runner.work.POLL_SECONDS", 0.05)
+    for module in ("queue", "workers"):
+        monkeypatch.setattr(f"sweeps.runner.{module}.POLL_SECONDS", 0.05)
+
+
+def program(ending: str = "", how: str = "sys.exit(3)") -> tuple[str, str]:
+    return "-c", PROGRAM.replace("ENDING", ending).replace("HOW", how)
 
 
 def plan() -> Plan:
-    fits = {name: Fit(name=name, set={"size": name}) for name in CELLS}
-    return Plan([Task(name=n, fit=fit, digest=fit.digest({})) for n, fit in fits.items()], Store("store"), title="six")
+    fits = {name: Fit(name=name, set={"size": name}) for name in NAMES}
+    return Plan([Task(name=n, fit=fit, digest=fit.digest({})) for n, fit in fits.items()], Store("store"), title="x")
 
 
-def log(word: str, cell: str, resumed: bool) -> None:
-    # One write of a few bytes at the end of a file is never torn.
-    with LOG.open("a") as file:
-        file.write(f"{word} {cell} {os.getpid()} {resumed}\n")
+def begun() -> list[list[str]]:
+    return [line.split(" ") for line in Path("begun").read_text().splitlines()] if Path("begun").exists() else []
 
 
-def said(word: str) -> list[list[str]]:
-    lines = LOG.read_text().splitlines() if LOG.exists() else []
-    return [line.split() for line in lines if line.startswith(word)]
+def made(workers: Workers, **options: Any) -> Progress:
+    return run_plan(plan(), lambda _: pytest.fail("in this process"), workers=workers, say=lambda _: None, **options)
 
 
-def fit(seconds: float, *, endless: str | None = None) -> Callable[[list[str]], None]:
-    """What stands in for a fit: it takes `seconds`; that of `endless` never ends unless it is resumed."""
-
-    def run(arguments: list[str]) -> None:
-        given = dict(argument[2:].split("=", 1) for argument in arguments if "=" in argument)
-        cell, resumed = given["size"], "ckpt_path" in given
-        log("begun", cell, resumed)
-        checkpoint = Path(given["trainer.default_root_dir"]) / "checkpoints" / "last.ckpt"
-        checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint.touch()
-        log("saved", cell, resumed)
-        time.sleep(120 if cell == endless and not resumed else seconds)
-        log("ended", cell, resumed)
-
-    return run
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[[Callable[[list[str]], None]], int]]:
-    """Starts a worker process, which is ended with the test."""
-    started: list[int] = []
-
-    def begin(run: Callable[[list[str]], None]) -> int:
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                work(plan(), run, since=0.0)
-                status = 0
-            finally:
-                os._exit(status)
-        started.append(child)
-        return child
-
-    yield begin
-    for child in started:
-        try:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass
-
-
-def until(condition: Callable[[], Any], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, LOG.read_text() if LOG.exists() else "nothing was begun"
-        time.sleep(0.02)
-
-
-def two_workers(start: Callable[..., int]) -> None:
-    for child in [start(fit(0.1)), start(fit(0.1))]:
-        assert os.waitpid(child, 0)[1] == 0
-    made = said("begun")
-    assert sorted(cell for _, cell, *_ in made) == CELLS
-    assert len({pid for *_, pid, _ in made}) == 2
-
-
-def test_two_workers_make_each_fit_once(start: Callable[..., int]) -> None:
-    two_workers(start)
-    assert plan().progress(since=0.0).done == len(CELLS)
-
-
-def test_without_the_lock_fits_would_be_made_twice(start: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sweeps.runner.store.fcntl.flock", lambda *_: None)
-    with pytest.raises(AssertionError):
-        two_workers(start)
-    assert len(said("begun")) > len(CELLS)
-
-
-def test_what_a_killed_worker_was_making_is_taken_over_from_its_checkpoint(start: Callable[..., int]) -> None:
-    run = fit(0.1, endless="cell2")
-    children = [start(run), start(run)]
-    until(lambda: any(cell == "cell2" for _, cell, *_ in said("saved")))
-    ((_, _, victim, _),) = [line for line in said("saved") if line[1] == "cell2"]
-    until(lambda: len(said("ended")) == len(CELLS) - 1)
-    # Its claim is held for as long as it lives.
-    time.sleep(0.3)
-    assert plan().progress(since=0.0).running == 1 and len(said("begun")) == len(CELLS)
-    os.kill(int(victim), signal.SIGKILL)
-    os.waitpid(int(victim), 0)
-    (survivor,) = set(children) - {int(victim)}
-    assert os.waitpid(survivor, 0)[1] == 0
-    begun = said("begun")
-    assert sorted(cell for _, cell, *_ in begun) == sorted([*CELLS, "cell2"])
-    assert begun[-1] == ["begun", "cell2", str(survivor), "True"]
-    assert sorted(cell for _, cell, *_ in said("ended")) == CELLS
-    assert plan().progress(since=0.0).done == len(CELLS)
-
-
-def test_a_worker_reads_the_plan_that_was_written_for_it() -> None:
-    written = json.loads(json.dumps(plan().to_dict()))
-    assert json.loads(json.dumps(Plan.from_dict(written).to_dict())) == written
-    assert Plan.from_dict(written).tasks["cell1"].fit.digest({}) == plan().tasks["cell1"].digest
-
-
-def test_a_process_that_lightning_starts_to_help_makes_the_same_fit_and_waits_for_no_claim(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of a fit on several devices Lightning runs the command line once for each; the first one holds the claim."""
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("TRANSCRIPTION_FIT", "cell3")
-    with Store("store").claim("cell3"):
-        work(plan(), fit(0.0), since=0.0)
-    assert [cell for _, cell, *_ in said("begun")] == ["cell3"]
-    assert plan().progress(since=0.0).done == 0  # the one that holds the claim says so
-
-
-# Engines, with a program in place of a worker.
-
-PROGRAM = """
-import os, sys, time
-from pathlib import Path
-here = Path.cwd()
-with open(here / "begun", "a") as file:
-    file.write(f"{os.getpid()} {os.environ.get('TRANSCRIPTION_LEDGERS', '')}\\n")
-if "{ending}" == "dies once" and not (here / "died").exists():
-    (here / "died").touch()
-    os.kill(os.getpid(), 9)
-time.sleep(60 if "{ending}" == "never ends" else 0)
-"""
-
-
-def program(ending: str) -> tuple[str, str]:
-    return "-c", PROGRAM.replace("{ending}", ending)
-
-
-def starts() -> list[list[str]]:
-    return [line.split() for line in Path("begun").read_text().splitlines()] if Path("begun").exists() else []
-
-
-def test_local_workers_that_die_are_told_of_and_what_is_left_is_counted() -> None:
-    lines: list[str] = []
-    engine = LocalProcesses(2, program=program("dies once"))
-    found = run_plan(plan(), lambda _: None, since=time.time(), engine=engine, say=lines.append)
-    assert found.left == len(CELLS) and not found.finished and len(starts()) == 2
-    assert any("ended with status -9" in line for line in lines)
+def test_each_fit_has_a_process_of_its_own_with_the_ledgers_of_this_one() -> None:
+    assert made(Workers(2, program=program())).done == 3
+    assert sorted(name for name, *_ in begun()) == NAMES and len({pid for _, pid, *_ in begun()}) == 3
+    assert {ledgers for _, _, ledgers, _ in begun()} == {os.environ["TRANSCRIPTION_LEDGERS"]}
     assert not list(Path("store").glob("plan-*"))
 
 
-def test_a_worker_ends_where_its_plan_is_removed() -> None:
-    Path("plan.json").write_text("{}")
-    remover = os.fork()
-    if remover == 0:
-        while not starts():
-            time.sleep(0.02)
-        os.unlink("plan.json")
-        os._exit(0)
-    before = time.monotonic()
-    run_worker(program("never ends"), folder=str(Path.cwd()), environment={}, plan="plan.json", log="log")
-    os.waitpid(remover, 0)
-    assert time.monotonic() - before < 30
+@pytest.mark.parametrize(("how", "status"), [("sys.exit(3)", "3"), ("os.kill(os.getpid(), 9)", "-9")])
+def test_a_process_that_dies_is_a_failure_of_its_fit_only_and_is_gone_on_with(how: str, status: str) -> None:
+    progress = made(Workers(2, program=program("b", how)))
+    assert progress.done == 2 and list(progress.failed) == ["b"]
+    assert f"status {status}" in progress.failed["b"] and "error: it is enough" in progress.failed["b"]
+    assert made(Workers(2, program=program("b", how))).done == 3  # from its checkpoint, where it does not die
+    assert begun()[-1][3] == "True"
 
 
-def test_a_worker_that_was_killed_is_an_error_for_whoever_started_it() -> None:
-    Path("plan.json").write_text("{}")
-    with pytest.raises(RuntimeError, match="status -9: log"):
-        run_worker(program("dies once"), folder=str(Path.cwd()), environment={}, plan="plan.json", log="log")
+def until_ended_by_sigterm() -> int:
+    """Exit status of a process whose fit never ends and that gets SIGTERM."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            made(Workers(2, program=program("b", "time.sleep(120)")))
+        except SystemExit as error:
+            status = int(str(error.code))
+        finally:
+            os._exit(status)
+    end = time.monotonic() + 60
+    while len(list(Path("store").glob("*/done.json"))) < 2 and time.monotonic() < end:
+        time.sleep(0.02)
+    os.kill(child, signal.SIGTERM)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def claimed() -> bool:
+    with Store("store").claim("b") as claim:
+        return claim is None
+
+
+def test_sigterm_ends_the_fits_and_keeps_what_is_finished() -> None:
+    assert until_ended_by_sigterm() == 128 + signal.SIGTERM
+    assert not claimed() and not list(Path("store").glob("plan-*")) and not list(Path("store").glob("*/failed.json"))
+
+
+def test_a_fit_whose_command_was_killed_holds_its_claim_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control of the test above, too: without a handler nobody ends the fits."""
+    monkeypatch.setattr("sweeps.runner.workers._ended_by_sigterm", nullcontext)
+    assert until_ended_by_sigterm() == -signal.SIGTERM
+    (process,) = [int(pid) for name, pid, *_ in begun() if name == "b"]
+    assert claimed()
+    os.kill(process, signal.SIGKILL)
+    end = time.monotonic() + 10
+    while claimed() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not claimed()
 
 
 @pytest.mark.parametrize("of_client", [None, "ledgers"])
-def test_a_worker_has_the_clients_ledgers_and_none_of_its_own(
+def test_a_process_elsewhere_has_the_clients_ledgers_and_none_of_its_own(
     of_client: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("plan.json").write_text("{}")
     monkeypatch.delenv("TRANSCRIPTION_LEDGERS", raising=False)
     if of_client is not None:
         monkeypatch.setenv("TRANSCRIPTION_LEDGERS", of_client)
@@ -219,20 +128,28 @@ def test_a_worker_has_the_clients_ledgers_and_none_of_its_own(
     monkeypatch.setenv("TRANSCRIPTION_LEDGERS", "/of/the/worker")
 
     def seen(environment: Any) -> str:
-        code = "import os; print(os.environ.get('TRANSCRIPTION_LEDGERS'))"
-        Path("log").unlink(missing_ok=True)
-        run_worker(["-c", code], folder=str(Path.cwd()), environment=environment, plan="plan.json", log="log")
-        return Path("log").read_text().strip()
+        Path("begun").unlink(missing_ok=True)
+        Path("marker").touch()
+        Path("store/a/done.json").unlink(missing_ok=True)
+        options = {"marker": "marker", "workplace": str(Path.cwd()), "program": program()}
+        assert make_in_a_process(plan().order("a"), environment=environment, **options) == ""
+        return begun()[0][2]
 
-    assert seen(shared) == str(of_client and Path(of_client).resolve())
+    assert seen(shared) == ("" if of_client is None else str(Path(of_client).resolve()))
     # Negative control: what is not sent is the worker's own.
     assert seen({}) == "/of/the/worker"
 
 
 def test_without_dask_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(EngineError, match=r"the extra `dask` brings: pip install .*\[dask\]"):
-        run_plan(plan(), lambda _: None, since=0.0, engine=DaskWorkers(2, scheduler="tcp://x:1"), say=lambda _: None)
+    with pytest.raises(RunnerError, match=r"the extra `dask` brings: pip install .*\[dask\]"):
+        made(Workers(2, dask="tcp://x:1"))
+
+
+def test_a_scheduler_that_does_not_answer_is_named() -> None:
+    pytest.importorskip("distributed", reason="the extra `dask` is not installed")
+    with pytest.raises(RunnerError, match=r"--dask must be the address of a running scheduler.*'nonsense://x'"):
+        made(Workers(1, dask="nonsense://x"))
 
 
 @pytest.fixture(scope="module")
@@ -245,25 +162,18 @@ def cluster() -> Iterator[Any]:
         yield found
 
 
-def test_dask_starts_as_many_as_asked_for_and_again_where_one_dies(cluster: Any) -> None:
-    engine = DaskWorkers(2, scheduler=cluster.scheduler_address, program=program("dies once"))
-    lines: list[str] = []
-    run_plan(plan(), lambda _: None, since=time.time(), engine=engine, say=lines.append)
-    # Both may have begun before one of them died.
-    assert len({pid for pid, _ in starts()}) in (3, 4)
-    assert not any("failed" in line for line in lines)
+def test_dask_makes_each_fit_once(cluster: Any) -> None:
+    assert made(Workers(2, dask=cluster.scheduler_address, program=program())).done == 3
+    assert sorted(name for name, *_ in begun()) == NAMES
     # Charges of all of them go to one ledger.
-    assert {ledgers for _, ledgers in starts()} == {os.environ["TRANSCRIPTION_LEDGERS"]}
+    assert {ledgers for _, _, ledgers, _ in begun()} == {os.environ["TRANSCRIPTION_LEDGERS"]}
 
 
-def test_without_retries_a_death_is_told_of(cluster: Any) -> None:
-    engine = DaskWorkers(2, scheduler=cluster.scheduler_address, retries=0, program=program("dies once"))
-    lines: list[str] = []
-    run_plan(plan(), lambda _: None, since=time.time(), engine=engine, say=lines.append)
-    assert len(starts()) == 2 and any("a worker failed" in line and "status -9" in line for line in lines)
-
-
-def test_a_scheduler_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("distributed", reason="the extra `dask` is not installed")
-    with pytest.raises(EngineError, match=r"--dask must be the address of a running scheduler.*'nonsense://x'"):
-        DaskWorkers(1, scheduler="nonsense://x").start([], Path("plan.json"))
+@pytest.mark.slow
+@pytest.mark.parametrize("dask", [False, True])
+def test_two_processes_make_a_table(dask: bool, request: pytest.FixtureRequest) -> None:
+    more = ["--dask", request.getfixturevalue("cluster").scheduler_address] if dask else []
+    main(["tables", "run", "dpdfd-sigma", "--jobs", "2", *more])
+    assert len(list(Path("results/tables/dpdfd-sigma/smoke/records").iterdir())) == 3
+    assert "failed" not in Path("results/tables/dpdfd-sigma.md").read_text()
+    assert [path.name for path in Path().rglob("*.jsonl")] == []  # all charges are in the ledger of whoever asked

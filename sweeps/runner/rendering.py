@@ -1,0 +1,325 @@
+"""Tables and figures from the records in `results/tables`: a page and figures for each, and an index of all."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_modules.runtime.figures import save_figure
+from privacy.files import write_atomically
+from privacy.formatting import short_figure
+from sweeps.runner.figures import figure_of
+from sweeps.runner.reported import Reported, footnotes, reported
+from sweeps.runner.rows import Row, read_rows
+from sweeps.runner.spec import MEASURES, Spec, list_specs
+
+__all__ = ["page_of", "render_index", "render_table"]
+
+LEGEND = (
+    "*Paper*: as printed. *ε published*: the paper's claim for our runs. *ε record-level*: a bound for every single "
+    "record. Of several seeds the largest ε is shown."
+)
+OF_LABELS = (
+    "*ε of labels*: a bound where two data sets differ in the label of one record and every image counts as known; it "
+    "says nothing of an image."
+)
+INDEX = """\
+# Measured results
+
+One page for each table and figure, rendered by `LightningCLI tables render` from the records in `results/tables`;
+nobody types a figure. `make table-NAME PRESET=cpu` (`make figure-NAME`) measures one again.
+
+*Paper* is what the paper prints. *ε published* is what the paper's own theorem gives for our runs: a claim, which
+bounds no record; for methods that protect labels (LabelDP, DPSD's label switch) it is that of one response, however
+many there are. *ε record-level* is an upper bound that holds for every single record of the teacher's training data; in
+the hundreds or above it protects nobody. Accuracies are of the last step, on the test split: both values of two seeds,
+mean and standard deviation from three on.
+"""
+
+
+def render_table(spec: Spec, *, results: Path) -> Path:
+    """Writes the page of a table, and `table.csv`, `figure.png` and `figure.svg` beside the records of each preset.
+
+    Returns:
+        The page.
+    """
+    measured = _measured(spec, results)
+    for preset, rows in measured.items():
+        place = results / spec.name / preset
+        write_atomically(place / "table.csv", as_csv(rows, measures=spec.measures))
+        if spec.kind == "figure":
+            figure = figure_of(spec, rows)
+            save_figure(figure, place / "figure.svg")
+            save_figure(figure, place / "figure.png")
+    page = results / f"{spec.name}.md"
+    write_atomically(page, page_of(spec, measured, results=results))
+    return page
+
+
+def render_index(document: Path, *, results: Path, write: bool = True) -> list[Path]:
+    """Renders every installed table that has records, and the page that leads to them.
+
+    Args:
+        document: The index.
+        results: Where the records are.
+        write: Write what has changed.
+
+    Returns:
+        Pages that are not as the records have them, or were not.
+    """
+    pages, lines = {}, ["| table | what |", "|---|---|"]
+    for spec in list_specs():
+        if not (measured := _measured(spec, results)):
+            continue
+        page = results / f"{spec.name}.md"
+        pages[page] = page_of(spec, measured, results=results)
+        link = Path(os.path.relpath(page, document.parent)).as_posix()
+        lines.append(f"| [{spec.name}]({link}) | {spec.title} |")
+        if write:
+            render_table(spec, results=results)
+    nothing = ["Nothing has been measured yet: `LightningCLI tables list` shows what can be."]
+    pages[document] = "\n".join([INDEX, *(lines if len(lines) > 2 else nothing), ""])
+    stale = [page for page, text in pages.items() if not page.is_file() or page.read_text(encoding="utf-8") != text]
+    if write:
+        write_atomically(document, pages[document])
+    return stale
+
+
+def _measured(spec: Spec, results: Path) -> dict[str, list[Row]]:
+    """The rows of each preset that has records."""
+    return {
+        preset: read_rows(spec, preset, results)
+        for preset in spec.presets
+        if any((results / spec.name / preset / "records").glob("*.json"))
+    }
+
+
+def page_of(spec: Spec, measured: Mapping[str, Sequence[Row]], *, results: Path) -> str:
+    """A table's page: ours beside the paper's, competitors, footnotes and where figures come from.
+
+    Args:
+        spec: The table.
+        measured: Rows of each preset.
+        results: Where records are, also those of other tables.
+    """
+    lines = [f"# {spec.title}", "", *([spec.note.strip(), ""] if spec.note.strip() else [])]
+    for preset, rows in measured.items():
+        lines += [f"## Preset `{preset}`", ""] if len(measured) > 1 else []
+        lines += _section(spec, preset, rows, results)
+    if not measured:
+        lines += [f"Nothing measured yet: `LightningCLI tables run {spec.name} --preset cpu`.", ""]
+    return "\n".join(lines)
+
+
+def _section(spec: Spec, preset: str, rows: Sequence[Row], results: Path) -> list[str]:
+    notes = _Notes()
+    axes = [axis for axis, _ in rows[0].labels]
+    lines = [text + "\n" for text in [spec.preset(preset).note.strip()] if text]
+    if spec.kind == "figure":
+        lines += [f"![{spec.title}]({spec.name}/{preset}/figure.png)", ""]
+    # Only where labels alone are protected is there anything to say of them.
+    of_labels = any(row.largest("epsilon_label") is not None for row in rows)
+    shown = {"ε published": ("epsilon_published", _number), "ε record-level": ("epsilon_record", _bound)}
+    shown |= {"ε of labels": ("epsilon_label", _number)} if of_labels else {}
+    shown |= {"δ": ("delta", _number), "steps": ("steps", _number)}
+    heading = ["paper", "ours", *(MEASURES[name] for name in spec.measures), "seeds", *shown]
+    lines += [f"| {' | '.join([*axes, *heading])} |", "|" + "---|" * len(axes) + "---:|" * len(heading)]
+    for row in rows:
+        paper = "–" if row.printed is None else _percent(row.printed.accuracy) + notes.marks(row.printed.notes)
+        measured = [_share(row.mean_of(name)) for name in spec.measures]
+        largest = [show(row.largest(name)) for name, show in shown.values()]
+        cells = [*(value for _, value in row.labels), paper, _ours(row), *measured, str(len(row.records)), *largest]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", f"{LEGEND} {OF_LABELS}" if of_labels else LEGEND, ""]
+    if any(row.outdated for row in rows):
+        lines += ["† Measured before its configuration last changed; the command below measures it again.", ""]
+    lines += _comparisons(spec, preset, rows, results)
+    lines += _competitors(spec, rows, notes)
+    lines += _not_run(spec, rows, notes)
+    lines += notes.lines()
+    failures = [(row, error) for row in rows for error in row.errors]
+    lines += [
+        f"- failed ({', '.join(value for _, value in row.labels)}): {error.strip().splitlines()[0]}"
+        for row, error in failures
+    ]
+    lines += [""] if failures else []
+    return [*lines, _provenance(spec, preset, [record for row in rows for record in row.records]), ""]
+
+
+def as_csv(rows: Sequence[Row], *, measures: Sequence[str] = ()) -> str:
+    """One line per point of the grid, with these figures beside the accuracy."""
+    of_labels = any(row.largest("epsilon_label") is not None for row in rows)
+    largest = ["epsilon_published", "epsilon_record", *(["epsilon_label"] if of_labels else [])]
+    largest += ["delta", "steps", "wall_seconds"]
+    lines = [
+        {
+            **dict(row.labels),
+            "paper_accuracy": None if row.printed is None else row.printed.accuracy,
+            "ours_mean": row.mean,
+            "ours_sd": row.std,
+            "ours": " ".join(map(repr, row.accuracies)),
+            **{name: row.mean_of(name) for name in measures},
+            "seeds": " ".join(str(record["seed"]) for record in row.records),
+            **{name: row.largest(name) for name in largest},
+            "footnotes": "" if row.printed is None else " ".join(row.printed.notes),
+            "errors": "; ".join(row.errors),
+            "commit": " ".join(_distinct(row.records, "commit")),
+            "hardware": "; ".join(_distinct(row.records, "hardware")),
+        }
+        for row in rows
+    ]
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return stream.getvalue()
+
+
+class _Notes:
+    """Numbers footnotes in the order of their first mention."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    def marks(self, keys: Sequence[str]) -> str:
+        self.keys += [key for key in keys if key not in self.keys]
+        return "".join(f" [{self.keys.index(key) + 1}]" for key in keys)
+
+    def lines(self) -> list[str]:
+        texts = [f"{number}. {footnotes()[key]}" for number, key in enumerate(self.keys, start=1)]
+        return [*texts, ""] if texts else []
+
+
+def _comparisons(spec: Spec, preset: str, rows: Sequence[Row], results: Path) -> list[str]:
+    """Rows of other tables at the same points, each with its record-level ε, where they have been measured."""
+    columns = _columns(rows)
+    methods: dict[str, dict[str, str]] = {}
+    for entry in spec.compare_with:
+        other = Spec.read(str(entry["table"]))
+        for row in read_rows(other, preset, results) if preset in other.presets else ():
+            at = dict(row.labels)
+            point = (at.get("dataset", ""), at.get("epsilon", ""))
+            chosen = all(at.get(axis) == str(value) for axis, value in (entry.get("cell") or {}).items())
+            if chosen and row.records and point in columns:
+                text = f"{_ours(row)} (record-level ε = {_bound(row.largest('epsilon_record'))})"
+                methods.setdefault(str(entry["label"]), {})[_heading(*point)] = text
+    return _by_method("Ours, from other tables:", methods, [_heading(*point) for point in columns])
+
+
+def _competitors(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
+    """What the same table prints for other methods at the same points, and anchors from other papers."""
+    columns, own = _columns(rows), _methods(spec, rows)
+    units = {row.printed.unit for row in rows if row.printed is not None}
+    methods: dict[str, dict[str, str]] = {}
+    for entry in reported():
+        same_table = _of_table(entry, spec)
+        if (entry.paper and not same_table) or entry.method in own:
+            continue
+        if not same_table and units and entry.unit not in units:
+            continue  # a bound for labels beside one for records would compare nothing
+        for dataset, epsilon in columns:
+            if entry.matches({"dataset": dataset, "epsilon": epsilon}):
+                name = entry.method if same_table else f"{entry.method} ({entry.table})"
+                text = _percent(entry.accuracy) + notes.marks(entry.notes)
+                methods.setdefault(name, {})[_heading(dataset, epsilon)] = text
+    return _by_method("Other methods, as printed:", methods, [_heading(*point) for point in columns])
+
+
+def _not_run(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
+    """What the same table prints at points that have no row here: other data sets, budgets, teachers."""
+    columns, own = _columns(rows), _methods(spec, rows)
+    shown = {row.printed for row in rows}
+    left = [
+        entry
+        for entry in reported()
+        if _of_table(entry, spec)
+        and entry not in shown
+        and (entry.method in own or not any(entry.matches({"dataset": d, "epsilon": e}) for d, e in columns))
+    ]
+    several_units = len({entry.unit for entry in left if entry.unit}) > 1
+    methods: dict[str, dict[str, str]] = {}
+    headings: dict[str, None] = {}
+    for entry in left:
+        words = [entry.method, entry.setting, entry.unit if several_units else ""]
+        heading = entry.dataset if entry.epsilon is None else _heading(entry.dataset, f"{entry.epsilon:g}")
+        headings[heading] = None
+        text = _percent(entry.accuracy) + notes.marks(entry.notes)
+        methods.setdefault(", ".join(filter(None, words)), {})[heading] = text
+    return _by_method("Printed in the same table and not run here:", methods, list(headings))
+
+
+def _by_method(caption: str, methods: Mapping[str, Mapping[str, str]], headings: Sequence[str]) -> list[str]:
+    if not methods:
+        return []
+    lines = [caption, "", f"| method | {' | '.join(headings)} |", "|---|" + "---:|" * len(headings)]
+    for method, cells in methods.items():
+        lines.append(f"| {method} | {' | '.join(cells.get(heading, '–') for heading in headings)} |")
+    return [*lines, ""]
+
+
+def _heading(dataset: str, epsilon: str) -> str:
+    return f"{dataset}, ε = {epsilon}"
+
+
+def _of_table(entry: Reported, spec: Spec) -> bool:
+    return spec.table is not None and (entry.paper, entry.table) == (spec.paper, spec.table)
+
+
+def _columns(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    points = [dict(row.labels) for row in rows]
+    return list(dict.fromkeys((at["dataset"], at["epsilon"]) for at in points if {"dataset", "epsilon"} <= at.keys()))
+
+
+def _methods(spec: Spec, rows: Sequence[Row]) -> set[str | None]:
+    """The methods that are run here, as the paper names them."""
+    return {dict(row.labels).get("method", spec.method) for row in rows}
+
+
+def _provenance(spec: Spec, preset: str, records: Sequence[Mapping[str, Any]]) -> str:
+    again = f"Again: `LightningCLI tables run {spec.name} --preset {preset}`."
+    if not records:
+        return f"Preset `{preset}`. {again}"
+    seconds = sum(float(record["wall_seconds"]) for record in records)
+    torch = ", ".join(sorted({record["versions"]["torch"] for record in records}))
+    of = {name: ", ".join(_distinct(records, name)) for name in ("unit", "seed", "commit")}
+    return (
+        f"Last step, no selection. Preset `{preset}`; unit: {of['unit']}; seeds {of['seed']}; commit {of['commit']}; "
+        f"{'; '.join(_distinct(records, 'hardware'))}; torch {torch}; {len(records)} cells, {seconds:,.0f} s. {again}"
+    )
+
+
+def _ours(row: Row) -> str:
+    if row.mean is None:
+        return "failed" if row.errors else "–"
+    values = [f"{100 * value:.2f}" for value in row.accuracies]
+    text = " / ".join(values) if row.std is None else f"{100 * row.mean:.2f} ± {100 * row.std:.2f}"
+    return f"{text} %{' †' if row.outdated else ''}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else _percent(value)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f} %"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    if math.isinf(value):
+        return "inf"
+    return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.4g}"
+
+
+def _bound(value: float | None) -> str:
+    return "–" if value is None else short_figure(value)
+
+
+def _distinct(records: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+    return sorted({str(record[name]) for record in records if record.get(name) not in (None, "")})

@@ -1,0 +1,88 @@
+"""The rows of a table: the records of each point of its grid, and the printed figure beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from sweeps.runner.reported import Reported, reported
+from sweeps.runner.spec import Spec
+
+__all__ = ["Row", "read_rows"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One point of the grid.
+
+    Attributes:
+        labels: Value of each axis.
+        records: Those of its seeds that finished.
+        errors: Why others did not.
+        printed: The paper's figure for it, if there is one.
+        outdated: Whether a record is of a configuration that has changed since.
+    """
+
+    labels: tuple[tuple[str, str], ...]
+    records: Sequence[Mapping[str, Any]]
+    errors: Sequence[str]
+    printed: Reported | None
+    outdated: bool = False
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Test accuracy at the last step of each seed, between 0 and 1."""
+        return [float(record["accuracy"]) for record in self.records]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean accuracy over seeds."""
+        return self.mean_of("accuracy")
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation over seeds, from three seeds on: two are better shown as they are."""
+        return stdev(self.accuracies) if len(self.records) > 2 else None
+
+    def mean_of(self, name: str) -> float | None:
+        """Mean over seeds of a figure; None where a record is without it."""
+        values = [record.get(name) for record in self.records]
+        return fmean(float(value) for value in values if value is not None) if values and None not in values else None
+
+    def largest(self, name: str) -> float | None:
+        """Largest value of a figure over seeds; infinite where any is."""
+        return max((float(record[name]) for record in self.records if record.get(name) is not None), default=None)
+
+
+def read_rows(spec: Spec, preset: str, results: Path) -> list[Row]:
+    """The grid of the preset, in order, with every record in `results` that belongs to one of its points."""
+    paths = sorted((results / spec.name / preset / "records").glob("*.json"))
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    cells = spec.cells(preset, seeds=sorted({int(record["seed"]) for record in found}) or [0])
+    digests = {(tuple(cell.labels.items()), cell.seed): cell.task.digest for cell in cells}
+    rows = []
+    for labels in dict.fromkeys(labels for labels, _ in digests):
+        mine = [record for record in found if record["cell"] == dict(labels)]
+        records = [record for record in mine if "error" not in record]
+        rows.append(
+            Row(
+                labels=labels,
+                records=records,
+                errors=[record["error"] for record in mine if "error" in record],
+                printed=_printed(spec, dict(labels)),
+                outdated=any(record.get("digest") != digests[labels, int(record["seed"])] for record in records),
+            )
+        )
+    return rows
+
+
+def _printed(spec: Spec, labels: Mapping[str, str]) -> Reported | None:
+    if not spec.is_printed(labels):
+        return None
+    wanted = {"method": spec.method or "", **labels}
+    found = [row for row in reported() if (row.paper, row.table) == (spec.paper, spec.table) and row.matches(wanted)]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,453 @@
+"""What a file of fits says: a pipeline, which makes each of its fits, or a table, which makes its last fit on a grid.
+
+    title: DPDFD under two budgets
+    fits:                       # in order; parents before the fits whose settings name them
+      teacher: {config: sweeps/teacher_mnist.yaml, set: {trainer.max_epochs: 3}}
+      student: {config: sweeps/dpdfd_mnist.yaml, set: {model.teacher: "{teacher}/checkpoints/last.ckpt"}}
+
+That is a pipeline. `config` is a file or a list, later files override earlier ones; `folder` says where it lies, and
+`kind: figure` draws the curves of its students. With `axes` and `presets` it is a table or figure of a grid of cells:
+
+    paper: DPDFD
+    reported: Table 1           # rows of sweeps/reported that stand beside ours
+    method: DPDFD
+    axes:                       # each value changes some fits' configuration files or parameters
+      dataset:
+        MNIST: {}
+        FashionMNIST: {teacher: {config: sweeps/methods/teacher_fashionmnist.yaml}, student: {...}}
+      epsilon:
+        "1": {student: {model.annotator.target_epsilon: 1.0}}
+    skip:                       # points of the grid that have no meaning; a preset may leave out more
+      - {dataset: FashionMNIST, epsilon: "10"}
+    unprinted:                  # points whose figure the paper does not print, though axes of those names select one
+      - {alpha: "0.1"}
+    exceptions:                 # what a combination of values changes, after each of them; a preset may have its own
+      - {when: {dataset: FashionMNIST, epsilon: "1"}, set: {student: {trainer.max_epochs: 40}}}
+    measures: [teacher_accuracy] # further figures of the records that are shown: this one, or auroc
+    value: 300                  # tables of a higher one are measured first, those without one last
+    presets:
+      cpu:
+        seeds: [0, 1, 2]
+        axes: {epsilon: ["1"]}  # a list selects values; a mapping selects them and changes more
+        set: {student: {trainer.max_epochs: 15}}
+        seconds: {teacher: 60, student: 300}
+
+Axes named `dataset`, `epsilon`, `setting`, `method` or `unit` (what ε is claimed to protect) select the printed figure
+beside a cell, and no other axis does: `unprinted` names the points that would get another's. Only the last fit takes
+the cell's seed, and those named in `seeded`: other parents are made once, with the seed of their file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_modules.runtime.paths import find_config
+from sweeps.runner.fit import Fit, RunnerError
+from sweeps.runner.queue import CLAIMS, Task
+from sweeps.runner.reported import reported
+
+__all__ = ["MEASURES", "Cell", "Preset", "Spec", "list_specs"]
+
+OF_FITS = {"title", "kind", "folder", "fits"}
+OF_TABLES = {
+    "paper", "reported", "method", "note", "axes", "skip", "seeds", "presets", "figure", "seeded", "compare_with",
+    "exceptions", "value", "unprinted", "measures",
+}  # fmt: skip
+OF_PRESETS = {"seeds", "axes", "set", "seconds", "note", "exceptions", "skip"}
+MEASURES = {"teacher_accuracy": "teacher", "auroc": "AUC"}
+"""Figures of a record beside its accuracy that a table may show, each with its heading."""
+QUIET = {"trainer.enable_progress_bar": False, "trainer.enable_model_summary": False}
+SMOKE = "Smoke test on scikit-learn's digits, far too short to learn: it shows that everything runs."
+
+Patch = Mapping[str, Mapping[str, Any]]
+"""What an axis value or a preset changes: fit name → parameter → value, where `config` names other files."""
+Axes = Mapping[str, Mapping[str, Patch]]
+Point = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measured figure of a table.
+
+    Attributes:
+        labels: Value of each axis.
+        seed: Seed of the measured fit.
+        tasks: What is made for it, parents before children, the measured fit last.
+    """
+
+    labels: Point
+    seed: int
+    tasks: Sequence[Task]
+
+    @property
+    def task(self) -> Task:
+        """The measured fit."""
+        return self.tasks[-1]
+
+    @property
+    def name(self) -> str:
+        """File name of its record."""
+        # PATE and PATE+ are two methods.
+        labels = [value.replace("+", "plus") for value in self.labels.values()]
+        words = [re.sub(r"[^A-Za-z0-9.]+", "-", value).strip("-") for value in labels]
+        return "_".join([*words, f"seed{self.seed}"])
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How large everything is.
+
+    Attributes:
+        name: `smoke`, `cpu` or `paper`.
+        seeds: Seeds of each cell.
+        axes: Values kept of each axis, with what they change.
+        set: What the preset changes.
+        seconds: Estimated wall time of each fit.
+        note: What is not as in the paper.
+        exceptions: What combinations of values change, the spec's own first.
+        skip: Values of axes whose combination is left out.
+    """
+
+    name: str
+    seeds: Sequence[int]
+    axes: Axes
+    set: Patch
+    seconds: Mapping[str, float]
+    note: str
+    exceptions: Sequence[tuple[Point, Patch]]
+    skip: Sequence[Point]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A pipeline, a table or a figure.
+
+    Attributes:
+        name: File name without its ending; `make table-<name>` or `make figure-<name>`.
+        title: Heading.
+        kind: `pipeline`, `table` or `figure`.
+        folder: Of a pipeline, where its fits lie.
+        fits: Fits in order: configuration files and parameters.
+        paper: The paper's method.
+        table: The table's name in `sweeps/reported`, or None.
+        method: The method's name there.
+        note: Text below the heading.
+        presets: By name; a pipeline has none.
+        figure: For figures of a grid: `x` (an axis of numbers), `log` and `label`.
+        seeded: Fits that take the cell's seed.
+        compare_with: Rows of other tables to show with this one: `table`, `label`, and `cell`, labels to choose by.
+        value: Tables of a higher one are measured first; None is last.
+        unprinted: Values of axes whose combination the paper prints no figure of.
+        measures: Figures that are shown beside the accuracy, of `MEASURES`.
+    """
+
+    name: str
+    title: str
+    kind: str
+    folder: Path
+    fits: Mapping[str, Fit]
+    paper: str = ""
+    table: str | None = None
+    method: str | None = None
+    note: str = ""
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    figure: Mapping[str, Any] = field(default_factory=dict)
+    seeded: Sequence[str] = ()
+    compare_with: Sequence[Mapping[str, Any]] = ()
+    value: float | None = None
+    unprinted: Sequence[Point] = ()
+    measures: Sequence[str] = ()
+
+    @classmethod
+    def read(cls, path: str | Path) -> Spec:
+        """Reads a file by path, or a table by the name of one that is installed.
+
+        Raises:
+            RunnerError: Unknown keys, axes, values, fits or files.
+        """
+        file, where = _locate(str(path)), str(path)
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        grid = isinstance(values, Mapping) and "axes" in values
+        _only(values, OF_FITS | OF_TABLES if grid else OF_FITS, where)
+        fits = _fits(values.get("fits") or {}, where)
+        title, kind = str(values.get("title", "")), values.get("kind", "table" if grid else "pipeline")
+        folder = Path(values.get("folder") or f"runs/{file.stem}")
+        if kind not in (("table", "figure") if grid else ("pipeline", "figure")):
+            raise RunnerError(f"{where}: kind must be figure or left out, got {kind!r}")
+        if not grid:
+            return cls(name=file.stem, title=title, kind=kind, folder=folder, fits=fits)
+        if missing := {"title", "presets"} - set(values):
+            raise RunnerError(f"{where}: `{'`, `'.join(sorted(missing))}` needed")
+        axes = {str(axis): _values(entry) for axis, entry in values["axes"].items()}
+        _check_patches(axes, fits, where)
+        figure = values.get("figure") or {}
+        _only(figure, {"x", "log", "label"}, f"{where}, figure")
+        if kind == "figure" and figure.get("x") not in axes:
+            raise RunnerError(f"{where}: figure.x must be one of the axes {sorted(axes)}, got {figure.get('x')!r}")
+        paper, table = str(values.get("paper", "")), values.get("reported")
+        if table is not None and not any((row.paper, row.table) == (paper, table) for row in reported()):
+            raise RunnerError(f"{where}: sweeps/reported has no {table!r} of paper {paper!r}")
+        seeded = values.get("seeded") or []
+        if unknown := set(seeded) - set(fits):
+            raise RunnerError(f"{where}, seeded: fits are {sorted(fits)}, got {sorted(unknown)}")
+        measures = values.get("measures") or []
+        if not isinstance(measures, list) or not set(map(str, measures)) <= set(MEASURES):
+            raise RunnerError(f"{where}: measures must be a list of {', '.join(MEASURES)}, got {measures!r}")
+        value = values.get("value")
+        if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+            raise RunnerError(f"{where}: value must be a finite number, got {value!r}")
+        return cls(
+            name=file.stem,
+            title=title,
+            kind=kind,
+            folder=folder,
+            fits=fits,
+            paper=paper,
+            table=table,
+            method=values.get("method"),
+            note=values.get("note", ""),
+            presets={name: _preset(name, values, axes, fits, where) for name in values["presets"]},
+            figure=figure,
+            seeded=(*seeded, list(fits)[-1]),
+            compare_with=_compare_with(values.get("compare_with") or [], where),
+            value=value,
+            unprinted=_points(values.get("unprinted"), axes, f"{where}, unprinted"),
+            measures=tuple(measures),
+        )
+
+    def preset(self, name: str) -> Preset:
+        """A preset by name.
+
+        Raises:
+            RunnerError: There is none of that name.
+        """
+        if name not in self.presets:
+            raise RunnerError(f"{self.name}: presets are {sorted(self.presets)}, got {name!r}")
+        return self.presets[name]
+
+    def is_printed(self, labels: Point) -> bool:
+        """Whether the paper may print a figure of this point of the grid."""
+        return self.table is not None and not any(point.items() <= labels.items() for point in self.unprinted)
+
+    def pipeline(self) -> list[Task]:
+        """The fits of a pipeline, each in a folder of its own name.
+
+        Raises:
+            RunnerError: It is a table, or refers to a fit before it.
+        """
+        if self.presets:
+            raise RunnerError(f"{self.name} is a table: LightningCLI tables run {self.name}")
+        return self._tasks(self.fits, {"pipeline": self.name}, by_digest=False)
+
+    def cells(self, preset: str, *, seeds: Sequence[int] | None = None) -> list[Cell]:
+        """The grid in order, seeds innermost.
+
+        Args:
+            preset: Its name.
+            seeds: In place of the preset's.
+        """
+        chosen = self.preset(preset)
+        points = [dict(zip(chosen.axes, point, strict=True)) for point in itertools.product(*chosen.axes.values())]
+        cells = [
+            self._cell(chosen, point, seed)
+            for point in points
+            if not any(left_out.items() <= point.items() for left_out in chosen.skip)
+            for seed in (chosen.seeds if seeds is None else seeds)
+        ]
+        if len({cell.name for cell in cells}) < len(cells):
+            raise RunnerError(
+                f"{self.name}: two cells of preset {preset} would write one record; name their values apart"
+            )
+        return cells
+
+    def _cell(self, preset: Preset, labels: Point, seed: int) -> Cell:
+        patches = [preset.set, *(preset.axes[axis][value] for axis, value in labels.items())]
+        patches += [patch for when, patch in preset.exceptions if when.items() <= labels.items()]
+        fits = {}
+        for name, base in self.fits.items():
+            config, parameters = base.config, {**base.set, **QUIET}
+            for patch in patches:
+                change = dict(patch.get(name, {}))
+                config = _files(change.pop("config", config))
+                parameters |= change
+            if name in self.seeded:
+                parameters["seed_everything"] = seed
+            fits[name] = Fit(name=name, config=config, set=parameters)
+        note = {"table": self.name, "preset": preset.name, "labels": dict(labels)}
+        last = self._tasks(fits, note, seconds=preset.seconds)
+        return Cell(labels=labels, seed=seed, tasks=_lineage(last))
+
+    def _tasks(
+        self,
+        fits: Mapping[str, Fit],
+        note: Mapping[str, Any],
+        *,
+        by_digest: bool = True,
+        seconds: Mapping[str, float] | None = None,
+    ) -> list[Task]:
+        made: dict[str, Task] = {}
+        for name, fit in fits.items():
+            if absent := set(fit.parents) - set(made):
+                raise RunnerError(f"{self.name}, fit {name}: refers to {sorted(absent)}, before it are {sorted(made)}")
+            digest = fit.digest({parent: made[parent].digest for parent in fit.parents})
+            seed = {"seed": fit.set["seed_everything"]} if "seed_everything" in fit.set else {}
+            made[name] = Task(
+                name=f"{name}-{digest[:16]}" if by_digest else name,
+                fit=fit,
+                digest=digest,
+                parents={parent: made[parent].name for parent in fit.parents},
+                label=", ".join(f"{axis} {value}" for axis, value in [*note.get("labels", {}).items(), *seed.items()]),
+                seconds=None if seconds is None else seconds.get(name),
+                needs_record=by_digest,
+                note={**note, "fit": name, **seed},
+            )
+        return list(made.values())
+
+
+def _lineage(tasks: Sequence[Task]) -> list[Task]:
+    """The last of some tasks and its parents, in order."""
+    wanted = {tasks[-1].name}
+    for task in reversed(tasks):
+        wanted |= set(task.parents.values()) if task.name in wanted else set()
+    return [task for task in tasks if task.name in wanted]
+
+
+def list_specs() -> list[Spec]:
+    """The tables and figures that are installed."""
+    return [Spec.read(name) for name in _installed()]
+
+
+def _installed() -> list[str]:
+    files = (file.name for file in resources.files("sweeps").joinpath("tables").iterdir())
+    return sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml"))
+
+
+def _locate(path: str) -> Path:
+    for candidate in (path, f"sweeps/tables/{path}.yaml"):
+        file = Path(find_config(candidate))
+        if file.suffix == ".yaml" and file.is_file():
+            return file
+    if path.endswith(".yaml"):
+        raise RunnerError(f"file {path} does not exist")
+    raise RunnerError(f"there is no table or figure {path!r}; known are {', '.join(_installed())}")
+
+
+def _only(values: Any, allowed: Iterable[str], where: str) -> None:
+    if not isinstance(values, Mapping) or set(values) - set(allowed):
+        got = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
+        raise RunnerError(f"{where}: allowed keys are {sorted(allowed)}, got {got}")
+
+
+def _fits(entries: Any, where: str) -> dict[str, Fit]:
+    if not isinstance(entries, Mapping) or not entries:
+        raise RunnerError(f"{where}: `fits` must be a mapping of at least one name to its `config` and `set`")
+    fits: dict[str, Fit] = {}
+    for name, entry in entries.items():
+        _only(entry, {"config", "set"}, f"{where}, fit {name}")
+        if not re.fullmatch(r"\w+", str(name)) or name == CLAIMS or "config" not in entry:
+            raise RunnerError(
+                f"{where}: a fit has a single word other than {CLAIMS} for a name and a `config`, got {name!r}: {entry}"
+            )
+        fits[name] = Fit(name=name, config=_files(entry["config"]), set=entry.get("set") or {})
+        if missing := set(fits[name].parents) - set(fits):
+            raise RunnerError(f"{where}, fit {name}: refers to {sorted(missing)}, before it are {sorted(fits)[:-1]}")
+        _check_files(fits[name].config, where)
+    return fits
+
+
+def _files(given: Any) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _values(entry: Any) -> dict[str, Patch]:
+    return {str(value): patch or {} for value, patch in entry.items()}
+
+
+def _points(entries: Any, axes: Axes, where: str) -> list[Point]:
+    return [_point(entry, axes, where) for entry in entries or []]
+
+
+def _point(entry: Any, axes: Axes, where: str) -> Point:
+    _only(entry, axes, where)
+    # Nothing to compare would mean the whole grid.
+    if not entry or any(str(value) not in axes[axis] for axis, value in entry.items()):
+        known = {axis: sorted(values) for axis, values in axes.items()}
+        raise RunnerError(f"{where}: needs values of the axes {known}, got {entry}")
+    return {axis: str(value) for axis, value in entry.items()}
+
+
+def _exceptions(entries: Any, axes: Axes, fits: Mapping[str, Fit], where: str) -> list[tuple[Point, Patch]]:
+    made = []
+    for entry in entries or []:
+        _only(entry, {"when", "set"}, where)
+        when, patch = _point(entry.get("when"), axes, f"{where}, when"), entry.get("set") or {}
+        if not patch:
+            raise RunnerError(f"{where}: `set` needed, what {when} changes, got {entry}")
+        _check_patches({"exceptions": {str(when): patch}}, fits, where)
+        made.append((when, patch))
+    return made
+
+
+def _preset(name: str, values: Mapping[str, Any], axes: Axes, fits: Mapping[str, Fit], where: str) -> Preset:
+    place, entry = f"{where}, preset {name}", values["presets"][name]
+    _only(entry, OF_PRESETS, place)
+    chosen: dict[str, Mapping[str, Patch]] = dict(axes)
+    for axis, given in (entry.get("axes") or {}).items():
+        if axis not in axes:
+            raise RunnerError(f"{place}: axes are {sorted(axes)}, got {axis!r}")
+        more = _values(given) if isinstance(given, Mapping) else {str(value): {} for value in given}
+        if not isinstance(given, Mapping) and (absent := set(more) - set(axes[axis])):
+            raise RunnerError(f"{place}: {axis} has the values {sorted(axes[axis])}, got {sorted(absent)}")
+        chosen[axis] = {value: _merged(axes[axis].get(value, {}), patch) for value, patch in more.items()}
+    _check_patches({**chosen, "set": {"set": entry.get("set") or {}}}, fits, place)
+    exceptions = _exceptions(values.get("exceptions"), axes, fits, f"{where}, exceptions")
+    skip = _points(values.get("skip"), axes, f"{where}, skip")
+    return Preset(
+        name=name,
+        seeds=tuple(entry.get("seeds", values.get("seeds", [0]))),
+        axes=chosen,
+        set=entry.get("set") or {},
+        seconds=entry.get("seconds") or {},
+        note=entry.get("note", SMOKE if name == "smoke" else ""),
+        exceptions=[*exceptions, *_exceptions(entry.get("exceptions"), chosen, fits, f"{place}, exceptions")],
+        skip=[*skip, *_points(entry.get("skip"), chosen, f"{place}, skip")],
+    )
+
+
+def _merged(first: Patch, second: Patch) -> Patch:
+    return {name: {**first.get(name, {}), **second.get(name, {})} for name in {**first, **second}}
+
+
+def _compare_with(entries: Any, where: str) -> tuple[Mapping[str, Any], ...]:
+    for entry in entries:
+        _only(entry, {"table", "label", "cell"}, f"{where}, compare_with")
+        if missing := {"table", "label"} - set(entry):
+            raise RunnerError(f"{where}, compare_with: `{'`, `'.join(sorted(missing))}` needed")
+        other = yaml.safe_load(_locate(str(entry["table"])).read_text(encoding="utf-8"))
+        if entry.get("cell"):
+            axes = {str(axis): _values(values) for axis, values in (other.get("axes") or {}).items()}
+            _point(entry["cell"], axes, f"{where}, compare_with {entry['table']}")
+    return tuple(entries)
+
+
+def _check_patches(axes: Axes, fits: Mapping[str, Fit], where: str) -> None:
+    for axis, values in axes.items():
+        for value, patch in values.items():
+            _only(patch, fits, f"{where}, {axis} {value}")
+            for change in patch.values():
+                _check_files(_files(change.get("config", ())), where)
+
+
+def _check_files(configs: Iterable[str], where: str) -> None:
+    for name in configs:
+        if not Path(find_config(name)).is_file():
+            raise RunnerError(f"{where}: configuration {name} does not exist")

@@ -1,0 +1,301 @@
+"""The command `tables`: list tables and figures, measure what is missing, render what is there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from privacy.files import write_atomically
+from sweeps.runner.queue import Plan, Progress, Run, Store, duration, estimate, run_plan
+from sweeps.runner.rendering import render_index, render_table
+from sweeps.runner.spec import Cell, Spec, list_specs
+from sweeps.runner.workers import Workers, add_worker_arguments, workers_of
+
+__all__ = ["Turn", "in_order", "measured_cells", "run_tables", "tables"]
+
+TEACHER = "teacher_accuracy"
+"""One of `MEASURES`: a record is without it unless its fit has looked at the teacher."""
+RESULTS = "results/tables"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The cells of one table and one of its seeds.
+
+    Attributes:
+        spec: The table.
+        number: Which of the table's seeds, from 0.
+        seed: That seed.
+        cells: The cells.
+    """
+
+    spec: Spec
+    number: int
+    seed: int
+    cells: Sequence[Cell]
+
+
+def in_order(specs: Sequence[Spec], *, preset: str, seeds: Sequence[int] | None = None) -> list[Turn]:
+    """The first seed of every table, those of a higher value first, then the second seed of every table, and so on.
+
+    Whoever is interrupted has a figure in as many tables as possible, rather than every seed of a few.
+
+    Args:
+        specs: The tables.
+        preset: Their size.
+        seeds: In place of the preset's.
+    """
+    turns = []
+    for spec in sorted(specs, key=lambda spec: -math.inf if spec.value is None else spec.value, reverse=True):
+        cells = spec.cells(preset, seeds=seeds)
+        for number, seed in enumerate(dict.fromkeys(cell.seed for cell in cells)):
+            turns.append(Turn(spec, number, seed, [cell for cell in cells if cell.seed == seed]))
+    return sorted(turns, key=lambda turn: turn.number)
+
+
+def plan_of(turns: Sequence[Turn], store: Store, *, title: str = "") -> Plan:
+    """One plan of several tables; a fit that many cells need stands where it is first needed."""
+    return Plan([task for turn in turns for cell in turn.cells for task in cell.tasks], store, title=title)
+
+
+def run_tables(
+    turns: Sequence[Turn],
+    *,
+    preset: str,
+    run: Run,
+    folder: str | Path = "runs/tables",
+    results: str | Path = RESULTS,
+    workers: Workers | None = None,
+    until: float = math.inf,
+    say: Any = print,
+) -> Progress:
+    """Runs what is missing; records and rendered tables follow each fit, also where this is interrupted.
+
+    Args:
+        turns: Tables and seeds in order, see `in_order`.
+        preset: Their size.
+        run: Takes the arguments of one `fit` command; used where there are no workers.
+        folder: Where fits lie, shared by all tables.
+        results: Where records and rendered tables go.
+        workers: What runs the fits; None is this process.
+        until: No fit is begun that its estimate says would end after this time (seconds since the epoch).
+        say: Takes lines for a person.
+
+    Returns:
+        How far it is.
+    """
+    plan = plan_of(turns, Store(folder), title=f"tables {preset}")
+    left = [(turn.spec, cell) for turn in turns for cell in turn.cells]
+
+    def follow(failed: Mapping[str, str]) -> None:
+        nonlocal left
+        ended = [
+            (spec, cell) for spec, cell in left if cell.task.name in failed or plan.current(cell.task.name) is not None
+        ]
+        left = [entry for entry in left if entry not in ended]
+        for spec, cell in ended:
+            _collect(spec, cell, plan, error=failed.get(cell.task.name), preset=preset, results=Path(results))
+        for spec in {spec.name: spec for spec, _ in ended}.values():
+            say(f"[{plan.title}] {spec.name}: {render_table(spec, results=Path(results))}")
+
+    follow({})
+    return run_plan(plan, run, until=until, workers=workers, say=say, after=follow)
+
+
+def _collect(spec: Spec, cell: Cell, plan: Plan, *, error: str | None, preset: str, results: Path) -> None:
+    """Copies the record of a cell whose fit has ended."""
+    if error is not None:
+        # An earlier figure of a cell that now fails is not this cell's.
+        return _write({"error": error, "seed": cell.seed}, spec, cell, preset=preset, results=results)
+    record = _result(plan, cell.task.name)
+    parent = cell.task.parents.get("teacher")
+    if TEACHER in spec.measures and TEACHER not in record and parent is not None:
+        # As its own fit has measured it: the student's needs no look at its teacher for it.
+        record[TEACHER] = _result(plan, parent)["accuracy"]
+    return _write(record, spec, cell, preset=preset, results=results)
+
+
+def _result(plan: Plan, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((plan.store.folder(name) / "result.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _write(record: Mapping[str, Any], spec: Spec, cell: Cell, *, preset: str, results: Path) -> None:
+    place = {"table": spec.name, "preset": preset, "cell": dict(cell.labels), "digest": cell.task.digest}
+    path = results / spec.name / preset / "records" / f"{cell.name}.json"
+    # First, and not what the record of another table says of its own place.
+    write_atomically(path, json.dumps({**place, **record, **place}, indent=2, ensure_ascii=False) + "\n")
+
+
+def measured_cells(turns: Sequence[Turn], *, preset: str, results: Path, write: bool) -> list[Turn]:
+    """Leaves out what has a record of its current configuration, of any table, also where its fits were made elsewhere.
+
+    Args:
+        turns: What is to be measured.
+        preset: Its size.
+        results: Where the records are.
+        write: Give tables the records of those of their cells that another table has measured.
+
+    Returns:
+        What is left.
+    """
+    records = {}
+    for path in sorted(results.glob("*/*/records/*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if "digest" in record and "error" not in record:
+            records[str(record["digest"])] = record
+    for turn in turns if write else ():
+        new = False
+        for cell in turn.cells:
+            path = results / turn.spec.name / preset / "records" / f"{cell.name}.json"
+            record = records.get(cell.task.digest)
+            if record is not None and (
+                not path.is_file() or json.loads(path.read_text()).get("digest") != cell.task.digest
+            ):
+                _write(record, turn.spec, cell, preset=preset, results=results)
+                new = True
+        if new:
+            render_table(turn.spec, results=results)
+    left = [replace(turn, cells=[cell for cell in turn.cells if cell.task.digest not in records]) for turn in turns]
+    return [turn for turn in left if turn.cells]
+
+
+def tables(args: Sequence[str], *, run: Run) -> None:
+    """The command `tables list | run | render`.
+
+    Args:
+        args: Its arguments.
+        run: Takes the arguments of one `fit` command.
+    """
+    options = _parser().parse_args(list(args))
+    if options.command == "list":
+        _list()
+    elif options.command == "run":
+        _run(options, run)
+    else:
+        _render(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="LightningCLI tables", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="The tables and figures, their presets and sizes.")
+    run = commands.add_parser(
+        "run",
+        help="Run the missing cells of tables as one plan, in order of value, first seeds first, and render them. "
+        "Interrupted, the same command goes on.",
+    )
+    run.add_argument("names", nargs="*", help="Names or files; none are all that are installed.")
+    run.add_argument("--preset", default="smoke", help="smoke (digits), cpu, or paper (as printed).")
+    run.add_argument("--seeds", type=int, nargs="+", default=None, help="In place of the preset's.")
+    run.add_argument("--folder", default="runs/tables", help="Where fits lie, shared by all tables.")
+    run.add_argument("--results", default=RESULTS, help="Where records and rendered tables go.")
+    add_worker_arguments(run.add_argument)
+    run.add_argument("--dry-run", action="store_true", help="Show what would be run with its cost; run nothing.")
+    run.add_argument(
+        "--keep-records",
+        action="store_true",
+        help="Leave out cells of which --results has a record of their current configuration, of any table.",
+    )
+    run.add_argument(
+        "--hours", type=_hours, default=math.inf, help="Begin no fit that its estimate says would not end in that time."
+    )
+    render = commands.add_parser("render", help="Render all records again, and the index of all tables.")
+    render.add_argument("--results", default=RESULTS, help="Where the records are.")
+    render.add_argument("--document", default="docs/results.md", help="The index.")
+    render.add_argument("--check", action="store_true", help="Write nothing; fail where a page is out of date.")
+    return parser
+
+
+def _hours(given: str) -> float:
+    try:
+        hours = float(given)
+    except ValueError:
+        hours = math.nan
+    if not hours > 0:
+        raise argparse.ArgumentTypeError(f"must be a number of hours above 0, got {given!r}")
+    return hours
+
+
+def _list() -> None:
+    specs = list_specs()
+    width = max(len(f"{spec.kind}-{spec.name}") for spec in specs)
+    for spec in specs:
+        sizes = ", ".join(f"{name} ({len(spec.cells(name))})" for name in spec.presets)
+        print(f"{f'{spec.kind}-{spec.name}':<{width}}  {spec.title}\n{'':<{width}}  presets (cells): {sizes}")
+
+
+def _specs(names: Sequence[str], preset: str) -> list[Spec]:
+    if names:
+        return [Spec.read(name) for name in names]
+    installed = list_specs()
+    if chosen := [spec for spec in installed if preset in spec.presets]:
+        return chosen
+    known = sorted({name for spec in installed for name in spec.presets})
+    sys.exit(f"error: --preset must be one of {', '.join(known)}, got {preset!r}")
+
+
+def _run(options: argparse.Namespace, run: Run) -> None:
+    workers, until = workers_of(options), time.time() + 3600 * options.hours
+    turns = in_order(_specs(options.names, options.preset), preset=options.preset, seeds=options.seeds)
+    results = Path(options.results)
+    if options.keep_records:
+        turns = measured_cells(turns, preset=options.preset, results=results, write=not options.dry_run)
+    if options.dry_run:
+        _dry_run(turns, options)
+        return
+    outcome = run_tables(
+        turns,
+        preset=options.preset,
+        run=run,
+        folder=options.folder,
+        results=results,
+        workers=workers,
+        until=until,
+        say=lambda text: print(text, flush=True),
+    )
+    print(outcome.line(f"tables {options.preset}"))
+    if outcome.left:
+        print(f"{outcome.left} fits are left that would not end in {options.hours:g} h: the same command goes on")
+    if outcome.failed:
+        sys.exit(f"error: {len(outcome.failed)} fits failed; each one's folder in {options.folder} has a failed.json")
+
+
+def _dry_run(turns: Sequence[Turn], options: argparse.Namespace) -> None:
+    plan = plan_of(turns, Store(options.folder), title=f"tables {options.preset}")
+    notes = plan.store.notes()
+    seen: set[str] = set()
+    sum_of_all, unknown = 0.0, 0
+    print(f"{len(turns)} tables and seeds, {sum(len(turn.cells) for turn in turns)} cells, {len(plan.tasks)} fits")
+    for turn in turns:
+        names = {task.name for cell in turn.cells for task in cell.tasks} - seen
+        seen |= names
+        costs = [estimate(plan.tasks[name], notes) for name in names if plan.current(name) is None]
+        cost, unknown = sum(filter(None, costs)), unknown + costs.count(None)
+        sum_of_all += cost
+        after = sum_of_all / options.jobs
+        when = f"ends after {duration(after)}" if after <= 3600 * options.hours else "not reached"
+        print(
+            f"  {f'seed {turn.seed}  {turn.spec.kind}-{turn.spec.name}':<30} {len(turn.cells):>3} cells, "
+            f"{len(costs):>3} fits to do  {duration(cost):<8}  {when if costs else 'done'}"
+        )
+    for line in plan.made_before():
+        print(f"  again: {line}")
+    more = f", and {unknown} fits of unknown cost" if unknown else ""
+    print(f"to do: {duration(sum_of_all / options.jobs)} in {options.jobs} of {os.cpu_count()} cores{more}")
+
+
+def _render(options: argparse.Namespace) -> None:
+    document, results = Path(options.document), Path(options.results)
+    stale = render_index(document, results=results, write=not options.check)
+    if options.check and stale:
+        sys.exit(f"error: {stale[0]} is not as the records in {results} have it, run `LightningCLI tables render`")
+    print(document)

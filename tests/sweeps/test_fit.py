@@ -1,0 +1,113 @@
+"""One digest of parsed values: what changes an outcome changes it, and what does not leaves it alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sweeps.runner.fit import Fit
+
+BASE = """
+model:
+  class_path: DPDFD
+  init_args: {gamma: 1.0, annotator: {class_path: GradientAnnotator, init_args: {norm_bound: 1.0e-3}}}
+trainer: {max_epochs: 3, callbacks: [a]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text(BASE)
+
+
+def of(*config: str, parents: dict[str, str] | None = None, arguments: tuple[str, ...] = ("fit",), **given: Any) -> str:
+    settings = {name.replace("__", "."): value for name, value in given.items()}
+    return Fit(name="fit", config=config or ("base.yaml",), set=settings, arguments=arguments).digest(parents or {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# said more clearly\n" + BASE,
+        BASE.replace("{max_epochs: 3, callbacks: [a]}", "\n    callbacks:\n    - a\n    max_epochs:    3 # few\n"),
+        yaml.safe_dump(yaml.safe_load(BASE), sort_keys=True),
+    ],
+    ids=["comment", "white space", "order of keys"],
+)
+def test_how_it_is_written_does_not_count(text: str) -> None:
+    before = of()
+    Path("base.yaml").write_text(text)
+    assert of() == before
+
+
+@pytest.mark.parametrize(
+    "text", [BASE.replace("gamma: 1.0", "gamma: 2.0"), BASE.replace("[a]", "[a, b]"), BASE + "seed_everything: 1\n"]
+)
+def test_a_changed_value_is_another_fit(text: str) -> None:
+    before = of()
+    Path("base.yaml").write_text(text)
+    assert of() != before
+
+
+def test_whatever_may_change_the_outcome_counts() -> None:
+    Path("more.yaml").write_text("trainer: {max_epochs: 5}")
+    found = [
+        of(),
+        of("base.yaml", "more.yaml"),
+        of("more.yaml", "base.yaml"),
+        of(arguments=("validate",)),
+        of(seed_everything=1),
+        of(seed_everything="1"),
+        of(parents={"teacher": "a"}),
+        of(parents={"teacher": "b"}),
+        of(trainer__callbacks="a"),
+        Fit(name="fit", config=("base.yaml",), set={"trainer.callbacks+": "a"}).digest({}),
+    ]
+    assert len(set(found)) == len(found)
+
+
+def test_settings_are_applied_in_one_order_whatever_order_they_are_given_in() -> None:
+    """So that one digest is one command line: the whole before its part."""
+    part, whole = {"a.b": 1}, {"a": {"class_path": "A"}}
+    fits = [Fit(name="fit", set={**part, **whole}), Fit(name="fit", set={**whole, **part})]
+    assert fits[0].digest({}) == fits[1].digest({})
+    lines = [fit.command(Path("f"), {}) for fit in fits]
+    assert lines[0] == lines[1] and lines[0][-2:] == ['--a={"class_path": "A"}', "--a.b=1"]
+
+
+@pytest.mark.parametrize("name", ["networks.yaml", "annotator.json", "annotator.conf", "annotator"])
+def test_a_value_in_a_file_that_a_file_names_counts_and_a_comment_there_does_not(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("part").mkdir()
+    Path("part/outer.yaml").write_text(f"model: {{annotator: {name}, teacher: t.ckpt}}")
+    Path("part/t.ckpt").write_bytes(b"\x80\x00 no settings")
+
+    def made(text: str) -> list[str]:
+        Path("part", name).write_text(text)
+        by_value = of(model__annotator=f"part/{name}")
+        return [of("part/outer.yaml"), by_value, of(arguments=("fit", f"--model.annotator=part/{name}"))]
+
+    narrow = made("{class_path: A, init_args: {width: 4}}")
+    assert made("{class_path: A, init_args: {width:    4}} # narrow") == narrow
+    assert not set(narrow) & set(made("{class_path: A, init_args: {width: 8}}"))
+    # Negative control: names as words.
+    monkeypatch.setattr("sweeps.runner.fit._holds_settings", lambda file: False)
+    assert made("{class_path: A, init_args: {width: 4}}") == made("{class_path: A, init_args: {width: 8}}")
+
+
+def test_files_that_name_each_other_end() -> None:
+    Path("a.yaml").write_text("x: b.yaml")
+    Path("b.yaml").write_text("x: a.yaml")
+    assert of("a.yaml") != of("b.yaml")
+
+
+def test_a_record_that_a_fit_writes_does_not_change_its_digest() -> None:
+    before = of(trainer__callbacks__path="results/run.json")
+    Path("results").mkdir()
+    Path("results/run.json").write_text('{"accuracy": 0.5}')
+    assert of(trainer__callbacks__path="results/run.json") == before

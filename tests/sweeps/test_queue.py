@@ -1,0 +1,264 @@
+"""Fits of a plan: each once, failures by themselves, several processes on one folder, kills and what they leave."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeps.runner.fit import Fit
+from sweeps.runner.queue import Plan, Progress, Store, Task, estimate, run_plan
+
+CELLS = [f"cell{number}" for number in range(6)]
+LOG = Path("log.txt")
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sweeps.runner.queue.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("sweeps.runner.queue.let_go_of_fits", lambda: None)
+
+
+def plan(*, value: int = 1, seconds: float = 10.0) -> Plan:
+    """A teacher and six students of it."""
+    teacher = Fit(name="teacher", set={"value": value})
+    tasks = [Task(name="teacher", fit=teacher, digest=teacher.digest({}), seconds=100.0)]
+    for name in CELLS:
+        fit = Fit(name=name, set={"model.teacher": "{of}/last.ckpt"})
+        digest = fit.digest({"of": tasks[0].digest})
+        tasks.append(Task(name=name, fit=fit, digest=digest, parents={"of": "teacher"}, seconds=seconds))
+    return Plan(tasks, Store("store"), title="six")
+
+
+def given(line: Sequence[str]) -> tuple[str, bool]:
+    """Which fit a command line makes, and whether it goes on from a checkpoint."""
+    values = dict(argument[2:].split("=", 1) for argument in line if "=" in argument)
+    folder = Path(values["trainer.default_root_dir"])
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    (folder / "checkpoints" / "last.ckpt").touch()
+    return folder.name, "ckpt_path" in values
+
+
+def log(word: str, cell: str, resumed: bool) -> None:
+    # One write of a few bytes at the end of a file is never torn.
+    with LOG.open("a") as file:
+        file.write(f"{word} {cell} {os.getpid()} {resumed}\n")
+
+
+def said(word: str) -> list[list[str]]:
+    lines = LOG.read_text().splitlines() if LOG.exists() else []
+    return [line.split() for line in lines if line.startswith(word)]
+
+
+def fit(seconds: float = 0.0, *, endless: str = "", errors: dict[str, BaseException] | None = None) -> Any:
+    """Stands in for a fit: it takes `seconds`; that of `endless` never ends unless it is resumed."""
+
+    def run(line: Sequence[str]) -> None:
+        cell, resumed = given(line)
+        log("begun", cell, resumed)
+        if errors and cell in errors:
+            raise errors[cell]
+        time.sleep(120 if cell == endless and not resumed else seconds)
+        log("ended", cell, resumed)
+
+    return run
+
+
+def ran() -> list[str]:
+    return [cell for _, cell, *_ in said("begun")]
+
+
+def made(run: Any = None, **options: Any) -> Progress:
+    LOG.unlink(missing_ok=True)
+    return run_plan(options.pop("of", None) or plan(), run or fit(), say=options.pop("say", lambda _: None), **options)
+
+
+def test_each_fit_is_made_once_parents_first() -> None:
+    lines: list[str] = []
+    progress = made(say=lines.append)
+    assert ran() == ["teacher", *CELLS] and progress.done == 7 and not progress.failed
+    assert (
+        lines[0] == "[six] 0 done, 0 running, 7 left, about 3 min to go"
+        and lines[-1] == "[six] 7 done, 0 running, 0 left"
+    )
+    made()
+    assert ran() == []
+
+
+def test_what_changed_is_made_again_with_what_builds_on_it_and_is_named_first() -> None:
+    made()
+    lines: list[str] = []
+    made(of=plan(value=2), say=lines.append)
+    assert ran() == ["teacher", *CELLS] and not any(resumed == "True" for *_, resumed in said("begun"))
+    assert "teacher: its configuration" in lines[0] and "is charged again" in lines[0]
+    # A parent that is made again makes its children again, also where nobody changed a setting.
+    Path("store/teacher/done.json").unlink()
+    made(of=plan(value=2))
+    assert ran() == ["teacher", *CELLS]
+
+
+@pytest.mark.parametrize("error", [ValueError("no such thing"), SystemExit(2)])
+def test_a_fit_that_fails_leaves_the_others_intact_and_is_tried_again_later(error: BaseException) -> None:
+    lines: list[str] = []
+    progress = made(fit(errors={"cell2": error}), say=lines.append)
+    assert (progress.done, list(progress.failed), progress.left) == (6, ["cell2"], 0)
+    note = json.loads(Path("store/cell2/failed.json").read_text())
+    assert str(error) in note["error"] and any(note["error"] in line for line in lines)
+    assert made().done == 7 and ran() == ["cell2"] and not list(Path("store").glob("*/failed.json"))
+
+
+def test_without_a_parent_there_are_no_children() -> None:
+    progress = made(fit(errors={"teacher": RuntimeError("out of memory")}))
+    assert ran() == ["teacher"] and len(progress.failed) == 7
+
+
+def interruption() -> SystemExit:
+    """As Lightning ends a fit that was interrupted."""
+    try:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise SystemExit(1)  # noqa: B904 - Lightning does not say where it comes from either
+    except SystemExit as error:
+        return error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), interruption()])
+def test_an_interruption_ends_everything_and_the_next_run_goes_on_from_the_checkpoint(error: BaseException) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        made(fit(errors={"cell1": error}))
+    assert ran() == ["teacher", "cell0", "cell1"] and not list(Path("store").glob("*/failed.json"))
+    made()
+    assert [(cell, resumed) for _, cell, _, resumed in said("begun")][:2] == [("cell1", "True"), ("cell2", "False")]
+
+
+def test_the_checkpoint_of_another_configuration_is_not_gone_on_with() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        made(fit(errors={"teacher": KeyboardInterrupt()}))
+    assert Path("store/teacher/checkpoints/last.ckpt").is_file()
+    made(of=plan(value=2))
+    assert said("begun")[0][1:] == ["teacher", str(os.getpid()), "False"]
+
+
+def test_no_fit_is_begun_that_would_not_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    clock = {"now": now}
+    monkeypatch.setattr("sweeps.runner.queue.time.time", lambda: clock["now"])
+
+    def takes(line: Sequence[str]) -> None:
+        fit()(line)
+        clock["now"] += 100 if given(line)[0] == "teacher" else 10
+
+    progress = made(takes, until=now + 127)
+    assert ran() == ["teacher", "cell0", "cell1"] and progress.left == 4
+    # Where a parent is too long, its children are not waited for.
+    assert made(takes, of=plan(value=2), until=clock["now"] + 99).left == 7 and ran() == []
+    # Negative control: without the estimate one more would be begun.
+    monkeypatch.setattr("sweeps.runner.queue.estimate", lambda *_: 0.0)
+    clock["now"] = now
+    Path("store/cell1/done.json").unlink()
+    made(takes, until=now + 5)
+    assert ran() == ["cell1"]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., int]]:
+    """Starts a process that makes the plan, which is ended with the test."""
+    started: list[int] = []
+
+    def begin(run: Any) -> int:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                run_plan(plan(), run, say=lambda _: None)
+                status = 0
+            finally:
+                os._exit(status)
+        started.append(child)
+        return child
+
+    yield begin
+    for child in started:
+        try:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+
+
+def until(condition: Callable[[], Any], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, LOG.read_text() if LOG.exists() else "nothing was begun"
+        time.sleep(0.02)
+
+
+def two_processes(start: Callable[..., int]) -> None:
+    for child in [start(fit(0.1)), start(fit(0.1))]:
+        assert os.waitpid(child, 0)[1] == 0
+    assert sorted(ran()) == [*CELLS, "teacher"]
+    assert len({pid for *_, pid, _ in said("begun")}) == 2
+
+
+def test_two_processes_make_each_fit_once(start: Callable[..., int]) -> None:
+    two_processes(start)
+
+
+def test_without_the_lock_fits_would_be_made_twice(start: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sweeps.runner.queue.fcntl.flock", lambda *_: None)
+    with pytest.raises(AssertionError):
+        two_processes(start)
+    assert len(ran()) > len(CELLS) + 1
+
+
+def test_what_a_killed_process_was_making_is_taken_over_from_its_checkpoint(start: Callable[..., int]) -> None:
+    run = fit(0.1, endless="cell2")
+    children = [start(run), start(run)]
+    until(lambda: "cell2" in ran())
+    (victim,) = [int(pid) for _, cell, pid, _ in said("begun") if cell == "cell2"]
+    until(lambda: len(said("ended")) == len(CELLS))
+    time.sleep(0.3)  # its claim is held for as long as it lives
+    assert len(ran()) == len(CELLS) + 1
+    os.kill(victim, signal.SIGKILL)
+    os.waitpid(victim, 0)
+    (survivor,) = set(children) - {victim}
+    assert os.waitpid(survivor, 0)[1] == 0
+    assert said("begun")[-1] == ["begun", "cell2", str(survivor), "True"]
+    assert sorted(cell for _, cell, *_ in said("ended")) == [*CELLS, "teacher"]
+
+
+def test_a_process_that_lightning_starts_to_help_makes_the_same_fit_and_waits_for_no_claim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a fit on several devices Lightning runs the command line once for each; the first one holds the claim."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("TRANSCRIPTION_FIT", "cell3")
+    with Store("store").claim("cell3"):
+        made()
+    assert ran() == ["cell3"]
+    assert Store("store").done("cell3") is None  # the one that holds the claim says so
+
+
+def test_the_fit_that_is_being_made_is_named_for_those_that_help() -> None:
+    named: list[str | None] = []
+    made(lambda line: (given(line), named.append(os.environ.get("TRANSCRIPTION_FIT"))))
+    assert named == ["teacher", *CELLS] and "TRANSCRIPTION_FIT" not in os.environ
+
+
+def test_estimates_come_from_the_task_until_alike_fits_are_measured() -> None:
+    labels = {"size": "1"}
+    task = Task(name="a", fit=Fit(name="student"), digest="", seconds=10, note={"table": "t", "labels": labels})
+    assert estimate(task, []) == 10
+    near = {"table": "t", "labels": labels, "seconds": 30.0}
+    far = {"table": "t", "labels": {"size": "2"}, "seconds": 50.0}
+    other = {"table": "other", "labels": labels, "seconds": math.inf}
+    assert estimate(task, [near, far, other]) == 30 and estimate(task, [far, other]) == 50

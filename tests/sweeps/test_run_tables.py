@@ -1,0 +1,245 @@
+"""Tables are run as one plan: their order, the records that follow each fit, and the command line."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.sweep_fits import SPEC, Fits
+
+from lightning_modules.cli import main
+from sweeps.runner.fit import RunnerError
+from sweeps.runner.spec import Spec, _locate, list_specs
+from sweeps.runner.tables import in_order, measured_cells, run_tables
+
+BY_VALUE = [
+    "dpdfd-table1", "dpsd-table1", "labeldp-table1", "labeldp-table2", "dgd-table1", "dpsd-table3", "dpsd-table4",
+    "dpdfd-fig2", "dpdfd-losses", "limits-generator",
+]  # fmt: skip
+
+
+def written(name: str, *, sizes: Sequence[int], seeds: Sequence[int] = (0,), **more: Any) -> Spec:
+    values = {**copy.deepcopy(SPEC), **more, "seeds": list(seeds)}
+    values["axes"] = {"size": {str(size): {"student": {"size": size}} for size in sizes}}
+    Path(f"{name}.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    return Spec.read(f"{name}.yaml")
+
+
+@pytest.fixture
+def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Spec]:
+    """Three tables with one teacher; `low` and `high` share the cells of size 2."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sweeps.runner.queue.let_go_of_fits", lambda: None)
+    Path("teacher.yaml").write_text("a: 1")
+    Path("student.yaml").write_text("a: 2")
+    return [
+        written("none", sizes=[5]),
+        written("low", sizes=[2, 3], seeds=[0, 1], value=1),
+        written("high", sizes=[1, 2], seeds=[0, 1, 2], value=2.5),
+    ]
+
+
+def ran(fits: Fits) -> list[tuple[str, str]]:
+    """Size and seed of each student that was asked for."""
+    return [(asked["size"], asked["seed_everything"]) for asked in fits.asked if "size" in asked]
+
+
+def measured(specs: Sequence[Spec], fits: Any, **options: Any) -> list[str]:
+    said: list[str] = []
+    run_tables(in_order(specs, preset="smoke"), preset="smoke", run=fits, say=said.append, **options)
+    return said
+
+
+def records(name: str) -> list[str]:
+    return sorted(path.stem for path in Path(f"results/tables/{name}/smoke/records").glob("*.json"))
+
+
+def record(name: str, cell: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(f"results/tables/{name}/smoke/records/{cell}.json").read_text())
+    return found
+
+
+ALL = [("1", "0"), ("2", "0"), ("3", "0"), ("5", "0"), ("1", "1"), ("2", "1"), ("3", "1"), ("1", "2"), ("2", "2")]
+
+
+def test_the_first_seed_of_every_table_comes_before_the_second_of_any_by_value(specs: list[Spec]) -> None:
+    turns = in_order(specs, preset="smoke")
+    assert [(turn.spec.name, turn.seed) for turn in turns] == [
+        ("high", 0), ("low", 0), ("none", 0), ("high", 1), ("low", 1), ("high", 2),
+    ]  # fmt: skip
+    below = [written("below", sizes=[1], value=-1), *specs]
+    assert [turn.spec.name for turn in in_order(below, preset="smoke")][:4] == ["high", "low", "below", "none"]
+    # The second seed of a table is its second, whatever number it has.
+    other = written("other", sizes=[1], seeds=[7, 3])
+    assert [(turn.number, turn.seed) for turn in in_order([other], preset="smoke")] == [(0, 7), (1, 3)]
+    chosen = in_order(specs, preset="smoke", seeds=[4])
+    assert [(turn.spec.name, turn.seed) for turn in chosen] == [("high", 4), ("low", 4), ("none", 4)]
+
+
+def test_fits_are_made_in_that_order_and_shared_ones_once(specs: list[Spec]) -> None:
+    fits = Fits()
+    measured(specs, fits)
+    assert fits.sizes[0] == "teacher" and fits.sizes.count("teacher") == 1 and ran(fits) == ALL
+    teacher = fits.asked[0]["trainer.default_root_dir"]
+    assert all(asked["model.teacher"] == f"{teacher}/checkpoints/last.ckpt" for asked in fits.asked[1:])
+    assert [len(records(name)) for name in ("high", "low", "none")] == [6, 4, 1]
+    assert all(Path(f"results/tables/{name}.md").is_file() for name in ("high", "low", "none"))
+
+
+def test_installed_tables_in_the_order_of_their_value() -> None:
+    assert [turn.spec.name for turn in in_order(list_specs(), preset="cpu")][: len(BY_VALUE)] == BY_VALUE
+
+
+def test_a_value_enters_no_digest(specs: list[Spec]) -> None:
+    def digests(**more: Any) -> list[str]:
+        return [cell.task.digest for cell in written("valued", sizes=[1, 2], **more).cells("smoke")]
+
+    assert digests() == digests(value=1) == digests(value=1000)
+    # Were it a setting of a fit, its digest would follow.
+    student = SPEC["fits"]["student"]
+    as_a_setting = {**SPEC["fits"], "student": {**student, "set": {**student["set"], "value": 1}}}
+    assert not set(digests()) & set(digests(fits=as_a_setting))
+
+
+@pytest.mark.parametrize("value", ["high", True, math.nan, math.inf, [1]])
+def test_a_value_is_a_finite_number(specs: list[Spec], value: Any) -> None:
+    with pytest.raises(RunnerError, match="value must be a finite number"):
+        written("valued", sizes=[1], value=value)
+
+
+def test_each_record_is_there_before_the_next_fit_begins(specs: list[Spec]) -> None:
+    seen: list[int] = []
+
+    class Looking(Fits):
+        def __call__(self, arguments: list[str]) -> None:
+            seen.append(len(records("high")) + len(records("low")))
+            super().__call__(arguments)
+
+    measured(specs, Looking())
+    # The teacher and size 1 begin at none; size 2 is a cell of both tables.
+    assert seen[:4] == [0, 0, 1, 3]
+
+
+def test_what_was_interrupted_keeps_what_is_finished_and_the_same_command_goes_on(specs: list[Spec]) -> None:
+    fits = Fits()
+    fits.errors["3"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        measured(specs, fits)
+    assert ran(fits) == ALL[:3] and records("high") == ["1_seed0", "2_seed0"] and records("low") == ["2_seed0"]
+    assert "| 2 | – | 50.00 % | 1 |" in Path("results/tables/low.md").read_text()
+    again = Fits()
+    measured(specs, again)
+    assert ran(again) == ALL[2:] and "ckpt_path" in again.asked[0]
+
+
+def test_what_failed_or_wrote_nothing_is_recorded_and_tried_again(specs: list[Spec]) -> None:
+    fits = Fits()
+    fits.errors["2"] = ValueError("no such thing")
+    measured(specs, fits)
+    assert ran(fits) == ALL and "no such thing" in record("low", "2_seed0")["error"]
+    again = Fits()
+    measured(specs, again)
+    assert ran(again) == [one for one in ALL if one[0] == "2"] and "error" not in record("low", "2_seed0")
+    silent = written("silent", sizes=[7])
+    measured([silent], lambda line: None)
+    assert "without writing" in record("silent", "7_seed0")["error"]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_teachers_figure_is_its_own_fits_where_a_table_shows_it(specs: list[Spec], asked: bool) -> None:
+    class Better(Fits):
+        """Of which the teacher is better than its students."""
+
+        def __call__(self, arguments: list[str]) -> None:
+            super().__call__(arguments)
+            if "size" not in self.asked[-1]:
+                path = Path(self.asked[-1]["trainer.default_root_dir"]) / "result.json"
+                path.write_text(json.dumps({**json.loads(path.read_text()), "accuracy": 0.75}))
+
+    measured([written("t", sizes=[1], measures=["teacher_accuracy"] if asked else [])], Better())
+    found = record("t", "1_seed0")
+    assert found["accuracy"] == 0.5 and found.get("teacher_accuracy") == (0.75 if asked else None)
+
+
+def test_cells_with_an_up_to_date_record_can_be_left_out_and_other_tables_get_them(specs: list[Spec]) -> None:
+    measured(specs[:2], Fits())
+
+    def left(*, write: bool = False) -> list[tuple[str, int, list[str]]]:
+        turns = in_order(specs, preset="smoke")
+        found = measured_cells(turns, preset="smoke", results=Path("results/tables"), write=write)
+        return [(turn.spec.name, turn.seed, [cell.labels["size"] for cell in turn.cells]) for turn in found]
+
+    # Size 2 was measured for another table, but not with seed 2.
+    others = [("high", 0, ["1"]), ("high", 1, ["1"]), ("high", 2, ["1", "2"])]
+    assert left() == others and records("high") == []
+    assert left(write=True) == others and records("high") == ["2_seed0", "2_seed1"]
+    shared, source = record("high", "2_seed1"), record("low", "2_seed1")
+    assert shared["table"] == "high" and {**shared, "table": "low"} == source
+    path = Path("results/tables/low/smoke/records/3_seed1.json")
+    for change in ({"digest": "of another configuration"}, {"error": "failed"}):
+        path.write_text(json.dumps({**record("low", "3_seed1"), **change}))
+        assert left() == [*others[:2], ("low", 1, ["3"]), others[2]]
+
+
+def test_dry_run_shows_order_and_cost_and_runs_nothing(specs: list[Spec], capsys: pytest.CaptureFixture[str]) -> None:
+    main(["tables", "run", "none.yaml", "low.yaml", "high.yaml", "--dry-run", "--jobs", "2", "--hours", "0.02"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "seed 0 table-high 2 cells, 3 fits to do 2 min ends after 60 s seed 0 table-low" in shown
+    assert "seed 0 table-low 2 cells, 1 fits to do 10 s ends after 65 s" in shown  # size 2 is that of `high`
+    assert "seed 2 table-high 2 cells, 2 fits to do 20 s not reached to do: 2 min in 2 of" in shown
+    assert not Path("runs").exists() and not Path("results").exists()
+
+
+def test_time_that_is_over_is_no_error(specs: list[Spec], capsys: pytest.CaptureFixture[str]) -> None:
+    main(["tables", "run", "none.yaml", "low.yaml", "high.yaml", "--hours", "0.02"])  # the teacher takes 100 s
+    assert "10 fits are left that would not end in 0.02 h" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("hours", ["0", "-1", "many", "nan"])
+def test_hours_are_more_than_none(specs: list[Spec], hours: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["tables", "run", "low.yaml", "--hours", hours])
+    assert "must be a number of hours above 0" in capsys.readouterr().err
+
+
+def test_a_preset_that_no_table_has_is_refused() -> None:
+    with pytest.raises(SystemExit, match="--preset must be one of cpu, paper, smoke, got 'big'"):
+        main(["tables", "run", "--preset", "big", "--dry-run"])
+
+
+def test_list_names_what_make_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["tables", "list"])
+    shown = capsys.readouterr().out
+    assert "table-dpdfd-table1 " in shown and "figure-dpdfd-fig2 " in shown and "smoke (4)" in shown
+
+
+def test_a_small_table_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DPDFD Fig. 2 at `smoke` through the command a user types: two of its cells, then nothing more to do."""
+    monkeypatch.chdir(tmp_path)
+    values = yaml.safe_load(_locate("dpdfd-fig2").read_text())
+    values["presets"]["smoke"]["axes"]["C"] = ["1e-3"]
+    Path("dpdfd-fig2.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    main(["tables", "run", "dpdfd-fig2.yaml"])
+    text = Path("results/tables/dpdfd-fig2.md").read_text()
+    assert "| Digits | normalize | 1e-3 | – |" in text and "| Digits | clip | 1e-3 | – |" in text
+    for path in Path("results/tables/dpdfd-fig2/smoke/records").iterdir():
+        found = json.loads(path.read_text())
+        assert found["method"] == "DPDFD" and found["steps"] == 10 and found["seed"] == 0
+        assert found["epsilon_record"] > found["epsilon_published"] > 0
+    made = {path: path.stat().st_mtime_ns for path in Path("runs/tables").glob("*/result.json")}
+    assert len(made) == 3
+    main(["tables", "run", "dpdfd-fig2.yaml"])
+    assert {path: path.stat().st_mtime_ns for path in Path("runs/tables").glob("*/result.json")} == made
+
+
+def test_a_missing_data_set_is_an_error_of_its_cells_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="fits failed"):
+        main(["tables", "run", "dpdfd-fig2", "--preset", "cpu", "--seeds", "0"])
+    assert "failed" in Path("results/tables/dpdfd-fig2.md").read_text()
