@@ -92,19 +92,12 @@ class Terms:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `from_dict` is the inverse."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {
-            **values,
-            "image_shape": list(self.image_shape),
-            "mechanism": dict(self.mechanism),
-            "loss": dict(self.loss),
-        }
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Terms:
         """Inverse of `to_dict`."""
-        channels, height, width = values["image_shape"]
-        return cls(**{**values, "image_shape": (int(channels), int(height), int(width))})
+        return cls(**{**values, "image_shape": tuple(values["image_shape"])})
 
 
 @dataclass(frozen=True, kw_only=True)

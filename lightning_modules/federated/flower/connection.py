@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout  # the built-in one from Python 3.11 on
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,10 +31,6 @@ from lightning_modules.setting_checks import check_number, check_whole_number
 __all__ = ["FlowerClients"]
 
 _T = TypeVar("_T")
-
-
-class _Lost(Exception):
-    """No answer came."""
 
 
 class FlowerClients(ClientConnection):
@@ -247,13 +244,18 @@ class FlowerClients(ClientConnection):
     ) -> tuple[dict[str, Any], list[bytes]] | Absence:
         """Sends a message to a client, and gives values and arrays of its answer."""
         from flwr.common import FitIns, Parameters
+        from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
 
         instruction = FitIns(Parameters(tensors=arrays, tensor_type=""), dict(config))
-        reply = self._reply(lambda: proxy.fit(instruction, timeout=self.timeout, group_id=None))
+        begun = time.monotonic()
         try:
+            reply = proxy.fit(instruction, timeout=self.timeout, group_id=None)
             kind, values = unpack(reply.metrics)
-        except WireError as error:
-            return Absence(f"its answer cannot be read: {error}")
+        except GrpcBridgeClosed:
+            late = time.monotonic() - begun >= 0.99 * self.timeout
+            return Absence(f"no answer within {self.timeout:g} s" if late else "its connection was lost")
+        except Exception as error:  # Flower's own have no common class
+            return Absence(f"its answer cannot be read: {str(error)[:200] or type(error).__name__}")
         if kind == "refusal":
             return Absence(str(values.get("reason", "it gave no reason"))[:1000])
         return values, list(reply.parameters.tensors)
@@ -261,19 +263,8 @@ class FlowerClients(ClientConnection):
     def _dismiss(self, proxy: Any) -> None:
         from flwr.common import ReconnectIns
 
-        self._reply(lambda: proxy.reconnect(ReconnectIns(seconds=None), timeout=5.0, group_id=None))
-
-    def _reply(self, send: Callable[[], Any]) -> Any:
-        from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
-
-        begun = time.monotonic()
-        try:
-            return send()
-        except GrpcBridgeClosed as error:
-            late = time.monotonic() - begun >= 0.99 * self.timeout
-            raise _Lost(f"no answer within {self.timeout:g} s" if late else "its connection was lost") from error
-        except Exception as error:  # Flower's own have no common class
-            raise _Lost(f"its answer cannot be read ({type(error).__name__})") from error
+        with suppress(Exception):
+            proxy.reconnect(ReconnectIns(seconds=None), timeout=5.0, group_id=None)
 
     def _of_each(self, names: Sequence[str], act: Callable[[Any], _T]) -> dict[str, _T | Absence]:
         """What `act` gives for each of these clients that is connected, all at the same time."""
@@ -290,8 +281,6 @@ class FlowerClients(ClientConnection):
             try:
                 # Flower ends a message by itself after `timeout`.
                 found[name] = future.result(timeout=self.timeout + 30)
-            except _Lost as lost:
-                found[name] = Absence(str(lost))
             except FutureTimeout:
                 found[name] = Absence(f"no answer within {self.timeout:g} s")
         return found

@@ -107,7 +107,7 @@ def _text(pattern: str) -> Callable[[Any], bool]:
 
 
 def _shape(given: Any) -> bool:
-    return isinstance(given, list) and len(given) == 3 and all(_whole(1)(length) for length in given)
+    return isinstance(given, list | tuple) and len(given) == 3 and all(_whole(1)(length) for length in given)
 
 
 def _sentences(given: Any) -> bool:
