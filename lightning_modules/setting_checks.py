@@ -24,13 +24,14 @@ def check_choice(name: str, given: Any, allowed: Sequence[str]) -> None:
         raise ValueError(f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {given!r}")
 
 
-def check_whole_number(name: str, given: Any, *, least: int, null: str = "") -> None:
+def check_whole_number(name: str, given: Any, *, least: int, most: float = math.inf, null: str = "") -> None:
     """Refuses what is no count of at least `least`: fractions, NaN, words and truth values.
 
     Args:
         name: Of the setting.
         given: Its value.
         least: The smallest that is allowed.
+        most: The largest that is allowed.
         null: What null stands for, where it is allowed.
 
     Raises:
@@ -38,8 +39,9 @@ def check_whole_number(name: str, given: Any, *, least: int, null: str = "") -> 
     """
     if given is None and null:
         return
-    if isinstance(given, bool) or not isinstance(given, Integral) or int(given) < least:
-        raise ValueError(f"{name} must be {least} or more and a whole number{_or(null)}, got {given!r}")
+    if isinstance(given, bool) or not isinstance(given, Integral) or not least <= int(given) <= most:
+        allowed = f"{least} or more" if most == math.inf else f"between {least} and {most:g}"
+        raise ValueError(f"{name} must be {allowed} and a whole number{_or(null)}, got {given!r}")
 
 
 def check_number(

@@ -8,11 +8,13 @@ image is sharp from the first step on.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-__all__ = ["ImagePrior", "check_sample"]
+__all__ = ["ImagePrior", "RandomRows", "RowPrior", "between", "check_interval", "check_sample", "full_float32"]
 
 
 class ImagePrior(ABC):
@@ -41,6 +43,42 @@ class ImagePrior(ABC):
         """
 
 
+class RowPrior(ImagePrior):
+    """Draws each image by a row of random numbers of its own: all rows are one draw from the generator.
+
+    The first images of a draw do therefore not depend on how many are drawn, and a CPU generator gives the same images
+    on every device up to rounding.
+    """
+
+    @abstractmethod
+    def numbers(self, image_shape: tuple[int, int, int]) -> int:
+        """How many random numbers one image takes."""
+
+    @abstractmethod
+    def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
+        """One image for each row, (B, C, H, W), or (B, H, W) for all channels alike; cut to [-1, 1] by the caller."""
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        image_shape: tuple[int, int, int],
+        generator: torch.Generator,
+        device: torch.device | str,
+    ) -> Tensor:
+        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
+
+        Raises:
+            ValueError: if `batch_size` or a size in `image_shape` is not positive.
+        """
+        check_sample(batch_size, image_shape)
+        with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False), full_float32():
+            rows = RandomRows.draw(batch_size, self.numbers(image_shape), generator=generator, device=device)
+            drawn = self.draw(rows, image_shape).clamp(-1, 1)
+            images = drawn if drawn.dim() == 4 else drawn[:, None].expand(batch_size, *image_shape)
+            return images.contiguous()
+
+
 def check_sample(batch_size: int, image_shape: tuple[int, int, int]) -> None:
     """Checks what every prior is asked for.
 
@@ -51,3 +89,83 @@ def check_sample(batch_size: int, image_shape: tuple[int, int, int]) -> None:
         raise ValueError(f"batch_size must be at least 1, got {batch_size!r}")
     if len(image_shape) != 3 or min(image_shape) < 1:
         raise ValueError(f"image_shape must be three positive sizes (channels, height, width), got {image_shape!r}")
+
+
+def check_interval(name: str, pair: tuple[float, float], *, most: float, zero: bool = False) -> tuple[float, float]:
+    """Two increasing numbers above 0, or from 0 on, and at most `most`.
+
+    Raises:
+        ValueError: They are not.
+    """
+    if len(pair) != 2 or not 0 <= pair[0] <= pair[1] <= most or not (zero or pair[0] > 0):
+        raise ValueError(f"{name} must be two increasing numbers in {'[' if zero else '('}0, {most:g}], got {pair!r}")
+    return float(pair[0]), float(pair[1])
+
+
+def between(interval: tuple[float, float], uniform: Tensor) -> Tensor:
+    """Uniform numbers in [0, 1], moved to an interval."""
+    return interval[0] + (interval[1] - interval[0]) * uniform
+
+
+class RandomRows:
+    """Takes numbers from uniform rows (B, N), the next columns each time.
+
+    A row belongs to one image, so that the first images of a draw do not depend on how many are drawn.
+
+    Args:
+        uniform: (B, N), values in [0, 1).
+    """
+
+    def __init__(self, uniform: Tensor) -> None:
+        self._numbers = uniform
+        self._next = 0
+
+    @classmethod
+    def draw(cls, rows: int, columns: int, *, generator: torch.Generator, device: torch.device | str) -> RandomRows:
+        """One draw of (rows, columns) from `generator`, on whatever device that lives, moved to `device`."""
+        return cls(torch.rand(rows, columns, generator=generator, device=generator.device).to(device))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the numbers are."""
+        return self._numbers.device
+
+    def split(self, size: int) -> list[RandomRows]:
+        """The same rows, at most `size` at once; none of their numbers may have been taken."""
+        return [RandomRows(piece) for piece in self._numbers.split(size)]
+
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """(B, *shape), uniform between two values.
+
+        Raises:
+            ValueError: if fewer numbers are left than asked for: an image would else repeat its own.
+        """
+        count = 1
+        for size in shape:
+            count *= size
+        if self._next + count > self._numbers.shape[1]:
+            raise ValueError(f"{count} random numbers asked for, {self._numbers.shape[1] - self._next} are left")
+        taken = self._numbers[:, self._next : self._next + count]
+        self._next += count
+        return low + (high - low) * taken.reshape(len(taken), *shape)
+
+    def normal(self, *shape: int) -> Tensor:
+        """(B, *shape), standard normal, by the inverse of its distribution function: one uniform number each."""
+        quantiles: Tensor = torch.special.ndtri(self.uniform(*shape).clamp(1e-6, 1 - 1e-6))
+        return quantiles
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Matrix products and convolutions in float32 proper, not TF32 or less, and those of cuDNN the same each time.
+
+    Runs allow TF32 on a GPU: equal seeds would draw images there that differ from those of a CPU. What was allowed
+    before is allowed after.
+    """
+    allowed = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(allowed)

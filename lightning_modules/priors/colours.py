@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from lightning_modules.priors.random_rows import RandomRows
+from lightning_modules.priors.base import RandomRows
 
 __all__ = ["HARMONICS", "palette", "palette_numbers", "tint", "tone", "tone_numbers"]
 

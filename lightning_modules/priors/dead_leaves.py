@@ -7,16 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from lightning_modules.priors.base import ImagePrior, check_sample
+from lightning_modules.priors.base import RandomRows, RowPrior, check_interval
 from lightning_modules.priors.colours import palette, palette_numbers
-from lightning_modules.priors.random_rows import RandomRows
+from lightning_modules.setting_checks import check_number, check_whole_number
 
 __all__ = ["DeadLeavesPrior"]
 
 _PER_LEAF = 12
 
 
-class DeadLeavesPrior(ImagePrior):
+class DeadLeavesPrior(RowPrior):
     """Discs, rectangles and triangles that occlude one another, sizes by a power law, colours of one palette.
 
     The public knowledge it encodes, and no more: a photograph is made of surfaces with sharp edges that hide what lies
@@ -27,7 +27,7 @@ class DeadLeavesPrior(ImagePrior):
     nothing of the ground shows; here `leaves` are painted over one ground, the last of them being the nearest.
 
     Its defaults were chosen by looking. Sizes are fractions of the image's shorter side, so that one set of settings
-    serves 8x8 and 64x64 pixels. The random numbers of one image are one row of one draw from `generator`.
+    serves 8x8 and 64x64 pixels.
 
     Args:
         leaves: number of leaves of one image.
@@ -47,51 +47,35 @@ class DeadLeavesPrior(ImagePrior):
         power: float = 3.0,
         texture: float = 0.3,
     ) -> None:
-        if isinstance(leaves, bool) or not isinstance(leaves, int) or not 1 <= leaves <= 1024:
-            raise ValueError(f"leaves must be a whole number from 1 to 1024, got {leaves!r}")
-        if len(size) != 2 or not 0 < size[0] <= size[1] <= 4:
-            raise ValueError(f"size must be two increasing numbers in (0, 4], got {size!r}")
-        if not 0 <= power <= 8:
-            raise ValueError(f"power must lie in [0, 8], got {power!r}")
-        if not 0 <= texture <= 1:
-            raise ValueError(f"texture must lie in [0, 1], got {texture!r}")
+        check_whole_number("leaves", leaves, least=1, most=1024)
+        check_number("power", power, least=0, most=8)
+        check_number("texture", texture, least=0, most=1)
         self.leaves = leaves
-        self.size = (float(size[0]), float(size[1]))
+        self.size = check_interval("size", size, most=4)
         self.power = float(power)
         self.texture = float(texture)
 
-    def sample(
-        self,
-        batch_size: int,
-        *,
-        image_shape: tuple[int, int, int],
-        generator: torch.Generator,
-        device: torch.device | str,
-    ) -> Tensor:
-        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
+    def numbers(self, image_shape: tuple[int, int, int]) -> int:
+        """See `RowPrior`."""
+        return palette_numbers(image_shape[0]) + _PER_LEAF * (self.leaves + 1)
 
-        Raises:
-            ValueError: if `batch_size` or a size in `image_shape` is not positive.
-        """
-        check_sample(batch_size, image_shape)
+    def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
+        """See `RowPrior`."""
         channels, height, width = image_shape
-        columns = palette_numbers(channels) + _PER_LEAF * (self.leaves + 1)
-        with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
-            rows = RandomRows.draw(batch_size, columns, generator=generator, device=device)
-            # One turn of the palette is more than one image has: neighbours in hue, not every colour at once.
-            at = rows.uniform(self.leaves + 1)
-            colours = palette(rows, at, channels=channels)[..., None, None]
-            numbers = rows.uniform(self.leaves + 1, _PER_LEAF - 1)
-            side = min(height, width)
-            y = ((torch.arange(height, device=at.device) + 0.5 - height / 2) / side)[:, None]
-            x = ((torch.arange(width, device=at.device) + 0.5 - width / 2) / side)[None]
-            image = at.new_zeros(batch_size, channels, height, width)
-            for leaf in range(self.leaves + 1):
-                mask, paint = self._leaf(numbers[:, leaf], x, y, side, room=(width / side, height / side))
-                if leaf == 0:
-                    mask = torch.ones_like(mask)  # the ground
-                image = image + mask[:, None] * (colours[:, leaf] * paint[:, None] - image)
-            return (2 * image.clamp(0, 1) - 1).contiguous()
+        # One turn of the palette is more than one image has: neighbours in hue, not every colour at once.
+        at = rows.uniform(self.leaves + 1)
+        colours = palette(rows, at, channels=channels)[..., None, None]
+        numbers = rows.uniform(self.leaves + 1, _PER_LEAF - 1)
+        side = min(height, width)
+        y = ((torch.arange(height, device=at.device) + 0.5 - height / 2) / side)[:, None]
+        x = ((torch.arange(width, device=at.device) + 0.5 - width / 2) / side)[None]
+        image = at.new_zeros(len(at), channels, height, width)
+        for leaf in range(self.leaves + 1):
+            mask, paint = self._leaf(numbers[:, leaf], x, y, side, room=(width / side, height / side))
+            if leaf == 0:
+                mask = torch.ones_like(mask)  # the ground
+            image = image + mask[:, None] * (colours[:, leaf] * paint[:, None] - image)
+        return 2 * image - 1
 
     def _leaf(
         self, numbers: Tensor, x: Tensor, y: Tensor, side: int, *, room: tuple[float, float]

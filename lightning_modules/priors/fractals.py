@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_modules.priors.base import ImagePrior, check_sample
+from lightning_modules.priors.base import RandomRows, RowPrior, check_interval
 from lightning_modules.priors.colours import palette, palette_numbers, tone, tone_numbers
-from lightning_modules.priors.precision import full_float32
-from lightning_modules.priors.random_rows import RandomRows
+from lightning_modules.setting_checks import check_number
 
 __all__ = ["FractalPrior", "power_law_noise"]
 
@@ -20,7 +19,7 @@ _WALKERS, _STEPS, _SETTLE = 128, 40, 8  # points that walk side by side, their s
 _SMOOTH_FROM = 16  # pixels a side
 
 
-class FractalPrior(ImagePrior):
+class FractalPrior(RowPrior):
     """Colour noise with a 1/f^α amplitude spectrum, and at times an iterated function system's fractal on it.
 
     The public knowledge it encodes, and no more: the amplitudes of photographs fall with the frequency as 1/f^α with α
@@ -32,8 +31,7 @@ class FractalPrior(ImagePrior):
     game. Maps are made contracting as Anderson and Farrell (2022), "Improving Fractal Pre-training", by their singular
     values, so that none has to be thrown away.
 
-    Defaults: α as in Baradad et al.; the rest by looking. The random numbers of one image are one row of one draw from
-    `generator`.
+    Defaults: α as in Baradad et al.; the rest by looking.
 
     Args:
         exponent: smallest and largest α; 0 is white noise.
@@ -44,41 +42,28 @@ class FractalPrior(ImagePrior):
     """
 
     def __init__(self, *, exponent: tuple[float, float] = (0.5, 3.5), fractal_probability: float = 0.5) -> None:
-        if len(exponent) != 2 or not 0 <= exponent[0] <= exponent[1] <= 8:
-            raise ValueError(f"exponent must be two increasing numbers in [0, 8], got {exponent!r}")
-        if not 0 <= fractal_probability <= 1:
-            raise ValueError(f"fractal_probability must lie in [0, 1], got {fractal_probability!r}")
-        self.exponent = (float(exponent[0]), float(exponent[1]))
+        check_number("fractal_probability", fractal_probability, least=0, most=1)
+        self.exponent = check_interval("exponent", exponent, most=8, zero=True)
         self.fractal_probability = float(fractal_probability)
 
-    def sample(
-        self,
-        batch_size: int,
-        *,
-        image_shape: tuple[int, int, int],
-        generator: torch.Generator,
-        device: torch.device | str,
-    ) -> Tensor:
-        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
-
-        Raises:
-            ValueError: if `batch_size` or a size in `image_shape` is not positive.
-        """
-        check_sample(batch_size, image_shape)
+    def numbers(self, image_shape: tuple[int, int, int]) -> int:
+        """See `RowPrior`."""
         channels, height, width = image_shape
         noise_numbers = (channels + 1) * height * width + tone_numbers(channels) + 2
         walk_numbers = _MAPS * 7 + 1 + _WALKERS * _STEPS
-        columns = noise_numbers + walk_numbers + palette_numbers(channels) + 2
-        with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False), full_float32():
-            rows = RandomRows.draw(batch_size, columns, generator=generator, device=device)
-            image = self._noise(rows, image_shape)
-            drawn = rows.uniform(1) < self.fractal_probability
-            trace = _trace(rows, height, width)
-            ink = (trace * (1.5 + rows.uniform(1, 1))).clamp(0, 1) * drawn[:, :, None]
-            # Colour follows how often a place is visited, as in the usual pictures of fractals.
-            colours = palette(rows, trace.flatten(1), channels=channels).mT.unflatten(2, (height, width))
-            inked: Tensor = image * (1 - ink[:, None]) + colours * ink[:, None]
-            return (2 * inked - 1).clamp(-1, 1).contiguous()
+        return noise_numbers + walk_numbers + palette_numbers(channels) + 2
+
+    def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
+        """See `RowPrior`."""
+        channels, height, width = image_shape
+        image = self._noise(rows, image_shape)
+        drawn = rows.uniform(1) < self.fractal_probability
+        trace = _trace(rows, height, width)
+        ink = (trace * (1.5 + rows.uniform(1, 1))).clamp(0, 1) * drawn[:, :, None]
+        # Colour follows how often a place is visited, as in the usual pictures of fractals.
+        colours = palette(rows, trace.flatten(1), channels=channels).mT.unflatten(2, (height, width))
+        inked: Tensor = image * (1 - ink[:, None]) + colours * ink[:, None]
+        return 2 * inked - 1
 
     def _noise(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
         """(B, C, H, W) in [0, 1]."""

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_modules.priors.base import RandomRows
+
 __all__ = ["GRAIN", "NUMBERS", "PAINTERS", "Sheet"]
 
 NUMBERS = 96
@@ -31,9 +33,9 @@ class Sheet:
     """
 
     def __init__(self, numbers: Tensor, size: tuple[int, int], texture: float) -> None:
-        self._numbers = numbers[:, :NUMBERS]
+        self._rows = RandomRows(numbers[:, :NUMBERS])
+        self._images = len(numbers)
         self._grain = 2 * numbers[:, NUMBERS:].unflatten(1, (GRAIN, GRAIN))[:, None] - 1
-        self._next = 0
         self.size = size
         self.texture = texture
         height, width = size
@@ -44,9 +46,7 @@ class Sheet:
 
     def between(self, low: float, high: float) -> Tensor:
         """The next random number of each image, uniform between two values, (B, 1, 1)."""
-        value = self._numbers[:, self._next, None, None]
-        self._next += 1
-        return low + (high - low) * value
+        return self._rows.uniform(1, 1, low=low, high=high)
 
     def chance(self, probability: float) -> Tensor:
         """1 with this probability, else 0, (B, 1, 1)."""
@@ -54,7 +54,7 @@ class Sheet:
 
     def constant(self, value: float) -> Tensor:
         """One value for each image, (B, 1, 1)."""
-        return self._numbers.new_full((len(self._numbers), 1, 1), value)
+        return torch.full((self._images, 1, 1), value, device=self._rows.device)
 
     def edge(self, depth: Tensor) -> Tensor:
         """Mask of where `depth` is positive, with a soft edge."""

@@ -7,11 +7,9 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from lightning_modules.priors.base import ImagePrior, check_sample
-from lightning_modules.priors.pen import MIN_CANVAS, along_curves, pen_ink
-from lightning_modules.priors.random_rows import RandomRows
+from lightning_modules.priors.base import RandomRows, RowPrior, between, check_interval
+from lightning_modules.priors.pen import along_curves, on_canvas, pen_ink
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 
 __all__ = ["GlyphPrior"]
@@ -24,7 +22,7 @@ _POINTS = 40  # per stroke: closer than a thin pen's width where a stroke crosse
 _MOST_STRETCH = 2.5
 
 
-class GlyphPrior(ImagePrior):
+class GlyphPrior(RowPrior):
     """Characters without data, broad in all that nobody knows of the private ones beforehand.
 
     Where `StrokePrior` knows the box and the pen of the data sets that it was made for, this prior has every image
@@ -35,8 +33,7 @@ class GlyphPrior(ImagePrior):
     on those that it is meant for.
 
     Lengths are fractions, so that one set of settings serves any size. Below 28 pixels images are drawn larger and
-    averaged over each pixel's area. All channels carry the same ink. The random numbers of one image are one row of one
-    draw from `generator`.
+    averaged over each pixel's area. All channels carry the same ink.
 
     Args:
         strokes: fewest and most strokes of one image.
@@ -85,44 +82,30 @@ class GlyphPrior(ImagePrior):
         check_number("slant", slant, least=0, most=2)
         check_choice("polarity", polarity, get_args(_Polarity))
         self.strokes = (int(strokes[0]), int(strokes[1]))
-        self.reach = _interval("reach", reach, most=2.0)
+        self.reach = check_interval("reach", reach, most=2.0)
         self.join_probability = float(join_probability)
         self.loop_probability = float(loop_probability)
-        self.pen_width = _interval("pen_width", pen_width, most=0.5)
-        self.blur = _interval("blur", blur, most=0.5)
+        self.pen_width = check_interval("pen_width", pen_width, most=0.5)
+        self.blur = check_interval("blur", blur, most=0.5)
         self.slant = float(slant)
-        self.side = _interval("side", side, most=1.0)
+        self.side = check_interval("side", side, most=1.0)
         self.fill_probability = float(fill_probability)
-        self.ink = _interval("ink", ink, most=1.0)
+        self.ink = check_interval("ink", ink, most=1.0)
         self.polarity: _Polarity = polarity
 
-    def sample(
-        self,
-        batch_size: int,
-        *,
-        image_shape: tuple[int, int, int],
-        generator: torch.Generator,
-        device: torch.device | str,
-    ) -> Tensor:
-        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
+    def numbers(self, image_shape: tuple[int, int, int]) -> int:
+        """See `RowPrior`."""
+        return 11 * self.strokes[1] + 15
 
-        Raises:
-            ValueError: if `batch_size` or a size in `image_shape` is not positive.
-        """
-        check_sample(batch_size, image_shape)
-        _, height, width = image_shape
-        zoom = -(-MIN_CANVAS // min(height, width))
-        with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
-            rows = RandomRows.draw(batch_size, 11 * self.strokes[1] + 15, generator=generator, device=device)
-            ink = self._draw(rows, (height * zoom, width * zoom))
-            if zoom > 1:
-                ink = functional.avg_pool2d(ink[:, None], zoom)[:, 0]
-            faint, level, turned = rows.uniform(3)[..., None, None].unbind(1)
-            ink = ink * torch.where(faint < 0.5, _between(self.ink, level), 1.0)
-            dark = turned < {"bright": 0.0, "dark": 1.0, "either": 0.5}[self.polarity]
-            return (torch.where(dark, -1.0, 1.0) * (2 * ink - 1))[:, None].expand(-1, *image_shape).contiguous()
+    def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
+        """See `RowPrior`."""
+        ink = on_canvas(image_shape, lambda size: self._ink(rows, size))
+        faint, level, turned = rows.uniform(3)[..., None, None].unbind(1)
+        ink = ink * torch.where(faint < 0.5, between(self.ink, level), 1.0)
+        dark = turned < {"bright": 0.0, "dark": 1.0, "either": 0.5}[self.polarity]
+        return torch.where(dark, -1.0, 1.0) * (2 * ink - 1)
 
-    def _draw(self, rows: RandomRows, size: tuple[int, int]) -> Tensor:
+    def _ink(self, rows: RandomRows, size: tuple[int, int]) -> Tensor:
         """Ink in [0, 1] of shape (B, H, W)."""
         path, speed, step, hidden = self._strokes(rows)
         lean = rows.uniform(1, low=-self.slant, high=self.slant)
@@ -168,16 +151,6 @@ class GlyphPrior(ImagePrior):
         count = least + (rows.uniform(1) * (most + 1 - least)).floor()
         hidden = torch.arange(most, device=count.device) >= count.clamp_max(most)
         return path.flatten(1, 2), speed.flatten(1, 2), step.repeat(most), hidden.repeat_interleave(_POINTS, 1)
-
-
-def _interval(name: str, pair: tuple[float, float], *, most: float) -> tuple[float, float]:
-    if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= most:
-        raise ValueError(f"{name} must be two increasing numbers in (0, {most:g}], got {pair!r}")
-    return float(pair[0]), float(pair[1])
-
-
-def _between(interval: tuple[float, float], uniform: Tensor) -> Tensor:
-    return interval[0] + (interval[1] - interval[0]) * uniform
 
 
 def _even_on_log_scale(interval: tuple[float, float], uniform: Tensor) -> Tensor:

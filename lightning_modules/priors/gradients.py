@@ -7,22 +7,22 @@ import math
 import torch
 from torch import Tensor
 
-from lightning_modules.priors.base import ImagePrior, check_sample
-from lightning_modules.priors.random_rows import RandomRows
+from lightning_modules.priors.base import RandomRows, RowPrior
+from lightning_modules.setting_checks import check_number
 
 __all__ = ["GradientPrior"]
 
 _KINDS = 3
 
 
-class GradientPrior(ImagePrior):
+class GradientPrior(RowPrior):
     """Multi-stop gradients of random colours along a line, around a point, or over a gently bent field.
 
     The public knowledge it encodes, and no more: large parts of a photograph change slowly, in brightness more than in
     hue. It draws no edge and no object; alone it says little, and it is meant as a part of a `MixturePrior`, where it
     shows a student how the teacher answers far from every object.
 
-    Its defaults were chosen by looking. The random numbers of one image are one row of one draw from `generator`.
+    Its defaults were chosen by looking.
 
     Args:
         stops: smallest and largest number of colours of one image.
@@ -35,46 +35,35 @@ class GradientPrior(ImagePrior):
     def __init__(self, *, stops: tuple[int, int] = (2, 5), bend: float = 0.5) -> None:
         if len(stops) != 2 or not 2 <= stops[0] <= stops[1] <= 16:
             raise ValueError(f"stops must be two increasing whole numbers from 2 to 16, got {stops!r}")
-        if not 0 <= bend <= 4:
-            raise ValueError(f"bend must lie in [0, 4], got {bend!r}")
+        check_number("bend", bend, least=0, most=4)
         self.stops = (int(stops[0]), int(stops[1]))
         self.bend = float(bend)
 
-    def sample(
-        self,
-        batch_size: int,
-        *,
-        image_shape: tuple[int, int, int],
-        generator: torch.Generator,
-        device: torch.device | str,
-    ) -> Tensor:
-        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
+    def numbers(self, image_shape: tuple[int, int, int]) -> int:
+        """See `RowPrior`."""
+        return 13 + self.stops[1] * (image_shape[0] + 2)
 
-        Raises:
-            ValueError: if `batch_size` or a size in `image_shape` is not positive.
-        """
-        check_sample(batch_size, image_shape)
+    def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
+        """See `RowPrior`."""
         channels, height, width = image_shape
         most = self.stops[1]
-        with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
-            rows = RandomRows.draw(batch_size, 13 + most * (channels + 2), generator=generator, device=device)
-            count = rows.uniform(1, low=self.stops[0], high=self.stops[1] + 1).floor().clamp(max=most)
-            field = self._field(rows, height, width)
-            # Places of the stops: increasing, never closer than a small step, the last one in use at 1.
-            gaps = 0.15 + rows.uniform(most)
-            used = torch.arange(most, device=gaps.device) < count
-            # No cumsum: on a GPU it is refused under `trainer.deterministic`.
-            place = ((gaps * used)[:, None] * torch.ones(most, most, device=gaps.device).tril()).sum(2)
-            place = (place - place[:, :1]) / (place[:, -1:] - place[:, :1])
-            bright, vivid = rows.uniform(most, 1), rows.uniform(1, 1, high=0.8)
-            colours = (bright + vivid * rows.uniform(most, channels, low=-0.5, high=0.5)).clamp(0, 1)
-            image = colours[:, 0, :, None, None].expand(-1, -1, height, width)
-            for stop in range(1, most):
-                begin, end = place[:, stop - 1, None, None], place[:, stop, None, None]
-                share = ((field - begin) / (end - begin).clamp_min(1e-3)).clamp(0, 1)
-                share = (share * share * (3 - 2 * share) * used[:, stop, None, None])[:, None]
-                image = image + share * (colours[:, stop] - colours[:, stop - 1])[:, :, None, None]
-            return (2 * image - 1).clamp(-1, 1).contiguous()
+        count = rows.uniform(1, low=self.stops[0], high=self.stops[1] + 1).floor().clamp(max=most)
+        field = self._field(rows, height, width)
+        # Places of the stops: increasing, never closer than a small step, the last one in use at 1.
+        gaps = 0.15 + rows.uniform(most)
+        used = torch.arange(most, device=gaps.device) < count
+        # No cumsum: on a GPU it is refused under `trainer.deterministic`.
+        place = ((gaps * used)[:, None] * torch.ones(most, most, device=gaps.device).tril()).sum(2)
+        place = (place - place[:, :1]) / (place[:, -1:] - place[:, :1])
+        bright, vivid = rows.uniform(most, 1), rows.uniform(1, 1, high=0.8)
+        colours = (bright + vivid * rows.uniform(most, channels, low=-0.5, high=0.5)).clamp(0, 1)
+        image = colours[:, 0, :, None, None].expand(-1, -1, height, width)
+        for stop in range(1, most):
+            begin, end = place[:, stop - 1, None, None], place[:, stop, None, None]
+            share = ((field - begin) / (end - begin).clamp_min(1e-3)).clamp(0, 1)
+            share = (share * share * (3 - 2 * share) * used[:, stop, None, None])[:, None]
+            image = image + share * (colours[:, stop] - colours[:, stop - 1])[:, :, None, None]
+        return 2 * image - 1
 
     def _field(self, rows: RandomRows, height: int, width: int) -> Tensor:
         """What the colours follow, (B, H, W), over [0, 1] in every image."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_modules.priors.base import ImagePrior, check_sample
-from lightning_modules.priors.random_rows import RandomRows
+from lightning_modules.priors.base import ImagePrior, RandomRows, check_sample
+from lightning_modules.setting_checks import check_number
 
 __all__ = ["MixturePrior"]
 
@@ -59,8 +59,7 @@ class MixturePrior(ImagePrior):
             raise ValueError(f"weights must be one per prior, {len(priors)}, got {len(chosen)}")
         if not all(math.isfinite(weight) and weight >= 0 for weight in chosen) or sum(chosen) <= 0:
             raise ValueError(f"weights must be numbers of at least 0, not all 0, got {chosen!r}")
-        if not 0 <= blend_probability <= 1:
-            raise ValueError(f"blend_probability must lie in [0, 1], got {blend_probability!r}")
+        check_number("blend_probability", blend_probability, least=0, most=1)
         self.priors = priors
         self.weights = tuple(weight / sum(chosen) for weight in chosen)
         self.blend_probability = float(blend_probability)

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-__all__ = ["MIN_CANVAS", "along_curves", "pen_ink"]
+__all__ = ["along_curves", "on_canvas", "pen_ink"]
 
-MIN_CANVAS = 28
+_MIN_CANVAS = 28
 """Pixels; below this a pen is thinner than a pixel: draw larger and average the area of each pixel."""
 
 _IMAGES_AT_ONCE = 32  # on a CPU: what they take in between stays in its cache
 
 _FULL_WIDTH_AT_HALF_MAXIMUM = 2 * math.sqrt(2 * math.log(2))
+
+
+def on_canvas(image_shape: tuple[int, int, int], draw: Callable[[tuple[int, int]], Tensor]) -> Tensor:
+    """Ink (B, H, W) that `draw` gives of a height and width, averaged over each pixel where the image is small."""
+    _, height, width = image_shape
+    zoom = -(-_MIN_CANVAS // min(height, width))
+    ink = draw((height * zoom, width * zoom))
+    return functional.avg_pool2d(ink[:, None], zoom)[:, 0] if zoom > 1 else ink
 
 
 def along_curves(controls: Tensor, points: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_modules.priors.base import ImagePrior, check_sample
+from lightning_modules.priors.base import ImagePrior, RandomRows, check_sample, full_float32
 from lightning_modules.priors.colours import tone, tone_numbers
-from lightning_modules.priors.precision import full_float32
-from lightning_modules.priors.random_rows import RandomRows
+from lightning_modules.setting_checks import check_number, check_whole_number
 
 __all__ = ["RandomGeneratorPrior"]
 
@@ -50,15 +49,10 @@ class RandomGeneratorPrior(ImagePrior):
     def __init__(
         self, *, images_per_generator: int = 16, channels: int = 24, style: float = 1.0, noise: float = 1.5
     ) -> None:
-        for name, whole, least, most in (
-            ("images_per_generator", images_per_generator, 1, 2**20),
-            ("channels", channels, 8, 512),
-        ):
-            if isinstance(whole, bool) or not isinstance(whole, int) or not least <= whole <= most:
-                raise ValueError(f"{name} must be a whole number from {least} to {most}, got {whole!r}")
+        check_whole_number("images_per_generator", images_per_generator, least=1, most=2**20)
+        check_whole_number("channels", channels, least=8, most=512)
         for name, deviation in (("style", style), ("noise", noise)):
-            if not 0 <= deviation <= 4:
-                raise ValueError(f"{name} must lie in [0, 4], got {deviation!r}")
+            check_number(name, deviation, least=0, most=4)
         self.images_per_generator = images_per_generator
         self.channels = channels
         self.style = float(style)

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_modules.priors.base import ImagePrior, check_sample
+from lightning_modules.priors.base import RandomRows, RowPrior, check_interval
 from lightning_modules.priors.colours import palette, palette_numbers, tone, tone_numbers
-from lightning_modules.priors.precision import full_float32
-from lightning_modules.priors.random_rows import RandomRows
+from lightning_modules.setting_checks import check_number, check_whole_number
 
 __all__ = ["ShaderPrior"]
 
@@ -23,7 +22,7 @@ _POINTS = {"cpu": 2**16}  # at once: what a processor's cache holds
 _MANY_POINTS = 2**23
 
 
-class ShaderPrior(ImagePrior):
+class ShaderPrior(RowPrior):
     """Small random networks of the coordinates, bent, folded and coloured at random.
 
     The public knowledge it encodes, and no more: images have edges, shading, textures that repeat, and things that are
@@ -36,8 +35,7 @@ class ShaderPrior(ImagePrior):
     each unit a sine, a triangle wave, a soft step or a bump, with random connections, makes fields of them; fields are
     colours, or places on a palette, with soft steps and shading.
 
-    Its defaults were chosen by looking, and by the slope of the spectra. The random numbers of one image are one row of
-    one draw from `generator`.
+    Its defaults were chosen by looking, and by the slope of the spectra.
 
     Args:
         units: of each layer, a multiple of 4.
@@ -66,49 +64,24 @@ class ShaderPrior(ImagePrior):
         supersampling: int = 2,
     ) -> None:
         for name, whole, most in (("units", units, 256), ("depth", depth, 16), ("supersampling", supersampling, 8)):
-            if isinstance(whole, bool) or not isinstance(whole, int) or not 1 <= whole <= most:
-                raise ValueError(f"{name} must be a whole number from 1 to {most}, got {whole!r}")
+            check_whole_number(name, whole, least=1, most=most)
         if units % _KINDS:
             raise ValueError(f"units must be a multiple of {_KINDS}, got {units!r}")
-        if len(frequency) != 2 or not 0 < frequency[0] <= frequency[1] <= 64:
-            raise ValueError(f"frequency must be two increasing numbers in (0, 64], got {frequency!r}")
-        if not 0 <= warp <= 4:
-            raise ValueError(f"warp must lie in [0, 4], got {warp!r}")
+        check_number("warp", warp, least=0, most=4)
         for name, share in (("polar", polar), ("tiled", tiled), ("edges", edges)):
-            if not 0 <= share <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {share!r}")
+            check_number(name, share, least=0, most=1)
         self.units = units
         self.depth = depth
-        self.frequency = (float(frequency[0]), float(frequency[1]))
+        self.frequency = check_interval("frequency", frequency, most=64)
         self.warp = float(warp)
         self.polar = float(polar)
         self.tiled = float(tiled)
         self.edges = float(edges)
         self.supersampling = supersampling
 
-    def sample(
-        self,
-        batch_size: int,
-        *,
-        image_shape: tuple[int, int, int],
-        generator: torch.Generator,
-        device: torch.device | str,
-    ) -> Tensor:
-        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
-
-        Raises:
-            ValueError: if `batch_size` or a size in `image_shape` is not positive.
-        """
-        check_sample(batch_size, image_shape)
-        kind = torch.device(device).type
-        with torch.no_grad(), torch.autocast(kind, enabled=False), full_float32():
-            rows = RandomRows.draw(batch_size, self._numbers(image_shape[0]), generator=generator, device=device)
-            points = image_shape[1] * image_shape[2] * self.supersampling**2
-            pieces = rows.split(max(1, _POINTS.get(kind, _MANY_POINTS) // points))
-            return torch.cat([self._draw(piece, image_shape) for piece in pieces])
-
-    def _numbers(self, channels: int) -> int:
-        """How many random numbers one image takes."""
+    def numbers(self, image_shape: tuple[int, int, int]) -> int:
+        """See `RowPrior`."""
+        channels = image_shape[0]
         fields = max(channels + 1, 3)
         coordinates = 4 + _WARPS * 6 + 1 + 4 + 3
         first = self.units * (2 * _INPUTS + 2) + 1 + fields * self.units
@@ -116,6 +89,12 @@ class ShaderPrior(ImagePrior):
         products = fields * self.units // 2
         colours = 1 + tone_numbers(channels) + 8 + palette_numbers(channels)
         return coordinates + first + (self.depth - 1) * layer + products + colours
+
+    def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
+        """See `RowPrior`."""
+        points = image_shape[1] * image_shape[2] * self.supersampling**2
+        pieces = rows.split(max(1, _POINTS.get(rows.device.type, _MANY_POINTS) // points))
+        return torch.cat([self._draw(piece, image_shape) for piece in pieces])
 
     def _draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
         """One image for each row, (B, C, H, W) in [-1, 1]."""

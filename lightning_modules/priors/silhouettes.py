@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_modules.priors.base import ImagePrior, check_sample
+from lightning_modules.priors.base import RandomRows, RowPrior
 from lightning_modules.priors.garments import GRAIN, NUMBERS, PAINTERS, Sheet
+from lightning_modules.setting_checks import check_number
 
 __all__ = ["SilhouettePrior"]
 
@@ -15,7 +16,7 @@ _SEEN = 0.08
 """Ink from which on a pixel belongs to what is drawn."""
 
 
-class SilhouettePrior(ImagePrior):
+class SilhouettePrior(RowPrior):
     """Photographs of clothing without data: soft-edged silhouettes with shading and texture on a dark ground.
 
     The public knowledge it encodes, and no more: what is worn is a **top** (a mirrored torso with or without sleeves
@@ -30,7 +31,7 @@ class SilhouettePrior(ImagePrior):
     shirts and coats apart badly. Those data are public. Settings tuned on private data are an access to them that
     nothing here charges.
 
-    The random numbers of one image are one row of one draw from `generator`. All channels carry the same ink.
+    All channels carry the same ink.
 
     Args:
         shares: relative frequencies of tops, dresses, trousers, shoes, bags and anything.
@@ -50,41 +51,28 @@ class SilhouettePrior(ImagePrior):
     ) -> None:
         if len(shares) != len(PAINTERS) or min(shares) < 0 or sum(shares) <= 0:
             raise ValueError(f"shares must be {len(PAINTERS)} numbers of at least 0, not all 0, got {shares!r}")
-        if not 0 <= texture <= 1:
-            raise ValueError(f"texture must lie in [0, 1], got {texture!r}")
-        if not 0 <= sharpening <= 10:
-            raise ValueError(f"sharpening must lie in [0, 10], got {sharpening!r}")
+        check_number("texture", texture, least=0, most=1)
+        check_number("sharpening", sharpening, least=0, most=10)
         self.shares = tuple(float(share) for share in shares)
         self.texture = texture
         self.sharpening = sharpening
 
-    def sample(
-        self,
-        batch_size: int,
-        *,
-        image_shape: tuple[int, int, int],
-        generator: torch.Generator,
-        device: torch.device | str,
-    ) -> Tensor:
-        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
+    def numbers(self, image_shape: tuple[int, int, int]) -> int:
+        """See `RowPrior`."""
+        return 2 + NUMBERS + GRAIN**2
 
-        Raises:
-            ValueError: if `batch_size` or a size in `image_shape` is not positive.
-        """
-        check_sample(batch_size, image_shape)
+    def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
+        """See `RowPrior`."""
         _, height, width = image_shape
-        with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
-            numbers = torch.rand(batch_size, 2 + NUMBERS + GRAIN**2, generator=generator, device=generator.device)
-            choice, amount, rest = numbers.to(device).tensor_split([1, 2], dim=1)
-            limits = torch.tensor(self.shares, device=device).cumsum(0)
-            kind = torch.bucketize(choice[:, 0] * limits[-1], limits[:-1], right=True)
-            ink = torch.zeros(batch_size, height, width, device=device)
-            for number, paint in enumerate(PAINTERS):
-                rows = (kind == number).nonzero()[:, 0]
-                if len(rows):
-                    ink[rows] = paint(Sheet(rest[rows], (height, width), self.texture))
-            ink = _sharpened(_fill_frame(ink.clamp(0, 1)), amount[:, :, None] * self.sharpening).clamp(0, 1)
-            return (2 * ink - 1)[:, None].expand(batch_size, *image_shape).contiguous()
+        choice, amount, rest = rows.uniform(1)[:, 0], rows.uniform(1), rows.uniform(NUMBERS + GRAIN**2)
+        limits = torch.tensor(self.shares, device=rows.device).cumsum(0)
+        kind = torch.bucketize(choice * limits[-1], limits[:-1], right=True)
+        ink = torch.zeros(len(kind), height, width, device=rows.device)
+        for number, paint in enumerate(PAINTERS):
+            chosen = (kind == number).nonzero()[:, 0]
+            if len(chosen):
+                ink[chosen] = paint(Sheet(rest[chosen], (height, width), self.texture))
+        return 2 * _sharpened(_fill_frame(ink.clamp(0, 1)), amount[:, :, None] * self.sharpening) - 1
 
 
 def _fill_frame(ink: Tensor) -> Tensor:

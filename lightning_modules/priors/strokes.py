@@ -6,15 +6,15 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from lightning_modules.priors.base import ImagePrior, check_sample
-from lightning_modules.priors.pen import MIN_CANVAS, along_curves, pen_ink
+from lightning_modules.priors.base import RandomRows, RowPrior, between, check_interval
+from lightning_modules.priors.pen import along_curves, on_canvas, pen_ink
+from lightning_modules.setting_checks import check_number, check_whole_number
 
 __all__ = ["StrokePrior"]
 
 
-class StrokePrior(ImagePrior):
+class StrokePrior(RowPrior):
     """Handwriting without data: a few joined cubic Bezier curves, drawn with a round pen.
 
     The public knowledge it encodes, and no more: a character is bright ink on a dark ground, made of one to
@@ -27,9 +27,7 @@ class StrokePrior(ImagePrior):
     nothing here charges.
 
     Lengths are fractions of the box, so that one set of settings serves 8x8 and 28x28 pixels. Pixels are anti-aliased:
-    below 28 pixels the image is drawn larger and averaged over each pixel's area. All channels carry the same ink. The
-    random numbers of one image are one row of one draw from `generator`: a CPU generator gives the same images on
-    every device up to rounding.
+    below 28 pixels the image is drawn larger and averaged over each pixel's area. All channels carry the same ink.
 
     Args:
         max_curves: most curves of one image; each image has 1 to this many with equal probability.
@@ -61,58 +59,38 @@ class StrokePrior(ImagePrior):
         aspect: tuple[float, float] | None = (0.4, 1.0),
         box: float | None = None,
     ) -> None:
-        if isinstance(max_curves, bool) or not isinstance(max_curves, int) or not 1 <= max_curves <= 16:
-            raise ValueError(f"max_curves must be a whole number from 1 to 16, got {max_curves!r}")
-        if not 0 <= join_probability <= 1:
-            raise ValueError(f"join_probability must lie in [0, 1], got {join_probability!r}")
-        if not 0 <= slant <= 2:
-            raise ValueError(f"slant must lie in [0, 2], got {slant!r}")
+        check_whole_number("max_curves", max_curves, least=1, most=16)
+        check_number("join_probability", join_probability, least=0, most=1)
+        check_number("slant", slant, least=0, most=2)
         if box is not None and not 0 < box <= 1:
             raise ValueError(f"box must be None or lie in (0, 1], got {box!r}")
         self.max_curves = max_curves
         self.join_probability = join_probability
-        self.pen_width = _interval("pen_width", pen_width, most=0.5)
-        self.blur = _interval("blur", blur, most=0.5)
+        self.pen_width = check_interval("pen_width", pen_width, most=0.5)
+        self.blur = check_interval("blur", blur, most=0.5)
         self.slant = slant
-        self.aspect = None if aspect is None else _interval("aspect", aspect, most=10.0)
+        self.aspect = None if aspect is None else check_interval("aspect", aspect, most=10.0)
         self.box = box
 
-    def sample(
-        self,
-        batch_size: int,
-        *,
-        image_shape: tuple[int, int, int],
-        generator: torch.Generator,
-        device: torch.device | str,
-    ) -> Tensor:
-        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
+    def numbers(self, image_shape: tuple[int, int, int]) -> int:
+        """See `RowPrior`."""
+        return 9 * self.max_curves + 5
 
-        Raises:
-            ValueError: if `batch_size` or a size in `image_shape` is not positive.
-        """
-        check_sample(batch_size, image_shape)
-        _, height, width = image_shape
-        zoom = -(-MIN_CANVAS // min(height, width)) if min(height, width) < MIN_CANVAS else 1
-        with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
-            ink = self._draw(
-                batch_size, (height * zoom, width * zoom), self._box_of(image_shape), generator, torch.device(device)
-            )
-            if zoom > 1:
-                ink = functional.avg_pool2d(ink[:, None], zoom)[:, 0]
-            return (2 * ink - 1)[:, None].expand(batch_size, *image_shape).contiguous()
+    def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
+        """See `RowPrior`."""
+        box = self._box_of(image_shape)
+        return 2 * on_canvas(image_shape, lambda size: self._ink(rows, size, box)) - 1
 
     def _box_of(self, image_shape: tuple[int, int, int]) -> float:
         if self.box is not None:
             return self.box
         return 1.0 if min(image_shape[1:]) < 16 else 20 / 28
 
-    def _draw(
-        self, rows: int, size: tuple[int, int], box: float, generator: torch.Generator, device: torch.device
-    ) -> Tensor:
-        """Ink in [0, 1] of shape (B, H, W)."""
-        curves, points = self.max_curves, self.POINTS
-        numbers = torch.rand(rows, 9 * curves + 5, generator=generator, device=generator.device).to(device)
-        controls = numbers[:, : 8 * curves].reshape(rows, curves, 4, 2).clone()
+    def _ink(self, rows: RandomRows, size: tuple[int, int], box: float) -> Tensor:
+        """In [0, 1], of shape (B, H, W)."""
+        curves, points, device = self.max_curves, self.POINTS, rows.device
+        numbers = rows.uniform(9 * curves + 5)
+        controls = numbers[:, : 8 * curves].reshape(-1, curves, 4, 2).clone()
         joined = numbers[:, 8 * curves : 9 * curves] < self.join_probability
         count, pen, edge, slant, aspect = numbers[:, 9 * curves :].unbind(1)
         for curve in range(1, curves):
@@ -129,15 +107,15 @@ class StrokePrior(ImagePrior):
         speed[..., 0] -= lean * speed[..., 1]
 
         side = box * min(size)
-        pen = side * _between(self.pen_width, pen)
-        edge = side * _between(self.blur, edge)
+        pen = side * between(self.pen_width, pen)
+        edge = side * between(self.blur, edge)
         low = path.masked_fill(hidden[..., None], math.inf).amin(1)
         extent = (path.masked_fill(hidden[..., None], -math.inf).amax(1) - low).clamp_min(1e-3)
         room = (side - pen)[:, None].expand_as(extent)
         if self.aspect is None:
             scale = room / extent.amax(1, keepdim=True)
         else:
-            ratio = _between(self.aspect, aspect)
+            ratio = between(self.aspect, aspect)
             scale = room * torch.stack([ratio, torch.ones_like(ratio)], 1) / ratio.clamp_min(1)[:, None] / extent
         path = (path - low[:, None]) * scale[:, None]
         extent = extent * scale
@@ -152,13 +130,3 @@ class StrokePrior(ImagePrior):
         path = path + corner[:, None]
 
         return pen_ink(path, length, pen=pen, edge=edge, size=size)
-
-
-def _interval(name: str, pair: tuple[float, float], *, most: float) -> tuple[float, float]:
-    if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= most:
-        raise ValueError(f"{name} must be two increasing numbers in (0, {most:g}], got {pair!r}")
-    return float(pair[0]), float(pair[1])
-
-
-def _between(interval: tuple[float, float], uniform: Tensor) -> Tensor:
-    return interval[0] + (interval[1] - interval[0]) * uniform

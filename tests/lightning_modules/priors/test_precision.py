@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_modules.priors import FractalPrior, ImagePrior, RandomGeneratorPrior, ShaderPrior
-from lightning_modules.priors.precision import full_float32
+from lightning_modules.priors.base import full_float32
 
 PRODUCTS = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::convolution")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_modules.priors import ShaderPrior
-from lightning_modules.priors.random_rows import RandomRows
+from lightning_modules.priors.base import RandomRows
 
 
 def draw(prior: ShaderPrior, rows: int = 64, shape: tuple[int, int, int] = (1, 32, 32)) -> Tensor:
@@ -44,7 +44,7 @@ def coordinates(**settings: float) -> Tensor:
     prior = ShaderPrior(warp=0.0, **{"polar": 0.0, "tiled": 0.0, **settings})  # type: ignore[arg-type]
     side = torch.linspace(-1, 1, 16)
     grid = torch.stack([side.expand(16, 16), side[:, None].expand(16, 16)]).flatten(1)
-    numbers = torch.rand(64, prior._numbers(3), generator=torch.Generator().manual_seed(0))
+    numbers = torch.rand(64, prior.numbers((3, 8, 8)), generator=torch.Generator().manual_seed(0))
     return prior._coordinates(RandomRows(numbers), grid)
 
 
