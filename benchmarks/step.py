@@ -31,7 +31,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.reporting import report
-from datamodules.latent import StepIndices
+from datamodules.synthetic_steps import StepIndices
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.callbacks.budget import BudgetStop
 from lightning_modules.images.source import Images

@@ -11,14 +11,14 @@ from datamodules.errors import MissingDataError, MissingExtraError
 from datamodules.image_folder import ImageFolder
 from datamodules.imagenet import ImageNet
 from datamodules.images import ImageDataset
-from datamodules.latent import Latent
 from datamodules.medmnist import MedMNIST
 from datamodules.mnist import MNIST, FashionMNIST
 from datamodules.planted import Planted
-from datamodules.poisson import Poisson, PoissonBatches
+from datamodules.poisson_sampled import PoissonBatches, PoissonSampled
 from datamodules.radiography import COVIDx
 from datamodules.shards import ShardedRecords, Shards, shard_of
 from datamodules.svhn import SVHN
+from datamodules.synthetic_steps import SyntheticSteps
 
 __all__ = [
     "CIFAR10",
@@ -35,15 +35,15 @@ __all__ = [
     "ImageDataset",
     "ImageFolder",
     "ImageNet",
-    "Latent",
     "MedMNIST",
     "MissingDataError",
     "MissingExtraError",
     "Planted",
-    "Poisson",
     "PoissonBatches",
+    "PoissonSampled",
     "ShardedRecords",
     "Shards",
+    "SyntheticSteps",
     "client_of",
     "shard_of",
 ]

@@ -63,9 +63,11 @@ class MissingDataError(FileNotFoundError):
             lines.append(f"Downloading was tried and failed: {failure}")
         lines.append("Get them in one of these ways:")
         lines.append("  - they lie elsewhere: set `root` to the folder that holds the data set's folder")
-        lines.append("      --data.root PATH (with the Latent data module: --data.dataset.root PATH)")
+        lines.append("      --data.root PATH (with the SyntheticSteps data module: --data.dataset.root PATH)")
         if downloadable:
             lines.append("  - with a network: set `download`")
-            lines.append("      --data.download true (with the Latent data module: --data.dataset.download true)")
+            lines.append(
+                "      --data.download true (with the SyntheticSteps data module: --data.dataset.download true)"
+            )
         lines.append(f"  - by hand: take them from {source} and put them, uncompressed, under the names above")
         super().__init__("\n".join(lines))

@@ -36,5 +36,5 @@ def require_md5(path: Path, published: str) -> None:
         raise ValueError(
             f"{path} has the MD5 sum {digest.hexdigest()}, and the published file has {published}: it is cut short, "
             "damaged or a changed copy. Delete it and get it anew; for a copy that you have changed yourself set "
-            "verify to false (--data.verify false, with the Latent data module --data.dataset.verify false)"
+            "verify to false (--data.verify false, with the SyntheticSteps data module --data.dataset.verify false)"
         )

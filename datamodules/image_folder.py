@@ -168,7 +168,7 @@ class ImageFolder(ImageDataModule):
         if not private.is_dir():
             raise ValueError(
                 f"{private} is not here, so that nobody can count its pictures: state how many private records there "
-                "are at most with num_records (--data.num_records, with the Latent data module "
+                "are at most with num_records (--data.num_records, with the SyntheticSteps data module "
                 "--data.dataset.num_records)"
             )
         return sum(len(pictures_below(private / name)) for name in self._official)

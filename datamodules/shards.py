@@ -11,9 +11,9 @@ from torch import Tensor
 
 from datamodules.base import ImageDataModule, require_at_least
 from datamodules.images import ImageDataset
-from datamodules.latent import StepIndices
 from datamodules.mapped import MappedRecords
 from datamodules.splits import id_fraction
+from datamodules.synthetic_steps import StepIndices
 from datamodules.wrapped import WrappedDataset
 
 __all__ = ["ShardedRecords", "Shards", "shard_of"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lightning import Trainer, seed_everything
 
-from datamodules import Digits, Latent
+from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPDFD, Teacher
 from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
@@ -36,7 +36,7 @@ def main(folder: Path, *, teacher_epochs: int, steps: int) -> DPDFD:
         images=Images(source="prior"),
         annotator=GradientAnnotator(noise_multiplier=100.0, norm_bound=1e-3),
     )
-    data = Latent(dataset=Digits(), steps_per_epoch=steps, batch_size=256)
+    data = SyntheticSteps(dataset=Digits(), steps_per_epoch=steps, batch_size=256)
     trainer = Trainer(max_epochs=1, enable_checkpointing=False, **quiet)
     trainer.fit(student, datamodule=data)
     trainer.test(student, datamodule=data)

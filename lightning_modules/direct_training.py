@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from datamodules import Poisson
+from datamodules import PoissonSampled
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets
 from lightning_modules.private_run import PrivateRun, steps_of_fit
@@ -50,8 +50,8 @@ class DirectTraining(Teacher):
 
     - *Outputs are logits*, and gradients are per sample, as in `DPDFD`.
     - *One noised mean for the whole batch* (line 8 as printed: `release: batch_mean`) carries no label of any image.
-    - *Batches*: Poisson samples (line 2; the data module `Poisson`), or passes of an ordinary data module, which cost
-      less, since a record takes part once in each.
+    - *Batches*: Poisson samples (line 2; the data module `PoissonSampled`), or passes of an ordinary data module, which
+      cost less, since a record takes part once in each.
 
     Args:
         num_classes: c; linked from the data.
@@ -190,7 +190,7 @@ class DirectTraining(Teacher):
         if not hasattr(data, "number_records"):
             raise ValueError(
                 "direct training needs a data module of private records that can number them: an image data set, or "
-                f"Poisson around one, got {type(data).__name__}"
+                f"PoissonSampled around one, got {type(data).__name__}"
             )
         data.number_records()
         labels = data.train_records.labels.clone()
@@ -204,8 +204,8 @@ class DirectTraining(Teacher):
             if (monitor := getattr(callback, "monitor", None)) is not None:
                 raise ValueError(
                     f"{type(callback).__name__} chooses by {monitor!r}, which is measured on private records here: a "
-                    "model that was chosen so reveals their labels beyond its epsilon. Wrap the data in Poisson with "
-                    "evaluation=test, or leave the callback out"
+                    "model that was chosen so reveals their labels beyond its epsilon. Wrap the data in PoissonSampled "
+                    "with evaluation=test, or leave the callback out"
                 )
 
     def on_fit_start(self) -> None:
@@ -233,7 +233,7 @@ class DirectTraining(Teacher):
         records = len(self._labels())
         if isinstance(annotator, DirectLabelAnnotator):
             annotator.bind(batch_size=records, num_classes=self.num_classes, paper="D")
-        elif isinstance(data, Poisson):
+        elif isinstance(data, PoissonSampled):
             annotator.bind_sampling(records=records, sample_rate=data.sample_rate, secure=data.secure)
         else:
             annotator.bind_sampling(records=records, steps_in_pass=max(1, math.ceil(records / self.batch_size)))

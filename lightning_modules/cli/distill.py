@@ -135,7 +135,7 @@ def configuration(
         },
         "model": {"class_path": method, "init_args": {**common, **special}},
         "data": {
-            "class_path": "Latent",
+            "class_path": "SyntheticSteps",
             "init_args": {"dataset": dataset, "steps_per_epoch": per_epoch, "batch_size": options.batch_size},
         },
     }

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 
-from datamodules import Poisson
+from datamodules import PoissonSampled
 from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, is_dev_run
@@ -49,9 +49,9 @@ class DPSGDTeacher(Teacher):
     """DP-SGD (Abadi et al. 2016) through Opacus: clipping by record, Gaussian noise, Poisson sampling, virtual batches.
 
     Record-level (ε, δ) under add-or-remove of one training record, by the privacy-loss distribution of the
-    Poisson-sampled Gaussian. Needs the data module `Poisson`: batches drawn in any other way are not what the analysis
-    is about. Noise and coins come from the operating system, not from `torch.Generator`, which keeps 32 bits of its
-    seed. Several processes (`ddp`) share the records out: a batch and its noise are one, whatever their number.
+    Poisson-sampled Gaussian. Needs the data module `PoissonSampled`: batches drawn in any other way are not what the
+    analysis is about. Noise and coins come from the operating system, not from `torch.Generator`, which keeps 32 bits
+    of its seed. Several processes (`ddp`) share the records out: a batch and its noise are one, whatever their number.
 
     Args:
         num_classes: See `Teacher`.
@@ -231,12 +231,12 @@ class DPSGDTeacher(Teacher):
         return "feature_extractor" if fixed and not self.augmentation_multiplicity else None
 
     @property
-    def _poisson(self) -> Poisson:
+    def _poisson(self) -> PoissonSampled:
         data = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, Poisson):
+        if not isinstance(data, PoissonSampled):
             raise ValueError(
-                "DP-SGD needs Poisson-sampled batches: wrap the data set, data: {class_path: Poisson, init_args: "
-                f"{{dataset: ...}}}}, got {type(data).__name__}"
+                "DP-SGD needs Poisson-sampled batches: wrap the data set, data: {class_path: PoissonSampled, "
+                f"init_args: {{dataset: ...}}}}, got {type(data).__name__}"
             )
         return data
 
@@ -245,7 +245,7 @@ class DPSGDTeacher(Teacher):
         """Those of this run: each samples from its own part of the records, and one noise is drawn for all."""
         return processes_of(self._trainer)
 
-    def _calibrated(self, data: Poisson) -> float:
+    def _calibrated(self, data: PoissonSampled) -> float:
         assert self.target_epsilon is not None
         if self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
             raise ValueError(
@@ -548,7 +548,7 @@ class DPSGDTeacher(Teacher):
         trial = ClippingTrial(
             image_shape=self.image_shape,
             num_classes=self.num_classes,
-            # Features are computed in pieces, as `Poisson.precompute` does.
+            # Features are computed in pieces, as `PoissonSampled.precompute` does.
             physical=min(batch, 512 if self.clipping == "linear" else self._records_at_once(batch)),
             extracts=self._extracts,
             views=self._view_settings if self.augmentation_multiplicity else None,

@@ -11,7 +11,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringModel
 from support.data_files import write_folders
 
-from datamodules import CIFAR10, MNIST, CelebA, Digits, FashionMNIST, Latent
+from datamodules import CIFAR10, MNIST, CelebA, Digits, FashionMNIST, SyntheticSteps
 
 
 def data_from(arguments: list[str]) -> LightningDataModule:
@@ -39,19 +39,19 @@ def test_a_short_name_and_flat_options() -> None:
 def test_the_settings_that_the_missing_data_message_names(infix: str) -> None:
     data = data_from(
         [
-            *("--data", "Latent", "--data.dataset", "FashionMNIST"),
+            *("--data", "SyntheticSteps", "--data.dataset", "FashionMNIST"),
             *(f"--data.dataset.{infix}root", "elsewhere"),
             *(f"--data.dataset.{infix}download", "true"),
         ]
     )
-    assert isinstance(data, Latent) and isinstance(data.dataset, FashionMNIST)
+    assert isinstance(data, SyntheticSteps) and isinstance(data.dataset, FashionMNIST)
     assert (data.dataset.root, data.dataset.download) == (Path("elsewhere"), True)
 
 
 def test_a_nested_config_and_an_option_over_it(tmp_path: Path) -> None:
     config = {
         "data": {
-            "class_path": "Latent",
+            "class_path": "SyntheticSteps",
             "init_args": {
                 "dataset": {"class_path": "Digits", "init_args": {"val_fraction": 0.2}},
                 "steps_per_epoch": 7,
@@ -62,7 +62,7 @@ def test_a_nested_config_and_an_option_over_it(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps(config))
     data = data_from(["--config", str(path), "--data.dataset.eval_batch_size", "100", "--data.batch_size", "32"])
-    assert isinstance(data, Latent) and isinstance(data.dataset, Digits)
+    assert isinstance(data, SyntheticSteps) and isinstance(data.dataset, Digits)
     assert (data.steps_per_epoch, data.batch_size, data.evaluation) == (7, 32, "test")
     assert (data.dataset.val_fraction, data.dataset.eval_batch_size) == (0.2, 100)
 
@@ -89,7 +89,7 @@ def test_public_facts_link_to_the_model_without_files() -> None:
         run=False,
         save_config_callback=None,
         trainer_defaults={"logger": False, "accelerator": "cpu", "enable_checkpointing": False},
-        args=["--data", "Latent", "--data.dataset", "Digits", "--data.batch_size", "5"],
+        args=["--data", "SyntheticSteps", "--data.dataset", "Digits", "--data.batch_size", "5"],
     )
     assert cli.model.given == (10, (1, 8, 8), 5)
 
@@ -112,9 +112,9 @@ def test_pictures_of_one_s_own_link_to_the_model_by_settings_alone(tmp_path: Pat
         path.write_bytes(b"unread")
     own = ["--data.dataset", "ImageFolder", f"--data.dataset.root={tmp_path}/insects", "--data.dataset.size", "48"]
     own += ["--data.dataset.channels", "1", "--data.dataset.test_fraction", "0.5"]
-    cli = linked("--data", "Latent", *own, "--data.batch_size", "5")
+    cli = linked("--data", "SyntheticSteps", *own, "--data.batch_size", "5")
     assert cli.model.given == (3, (1, 48, 48), 5)
-    cli = linked("--data", "Latent", *own, "--data.batch_size", "5", "--data.dataset.classes=[wasps, ants]")
+    cli = linked("--data", "SyntheticSteps", *own, "--data.batch_size", "5", "--data.dataset.classes=[wasps, ants]")
     assert cli.model.given == (2, (1, 48, 48), 5) and cli.datamodule.name == "insects-ants-wasps"
 
 

@@ -13,7 +13,7 @@ from lightning import Trainer
 from support.runs import QUIET, fit
 from torch import Tensor
 
-from datamodules import ClientRecords, Clients, Digits, ImageDataset, Poisson, Shards, client_of
+from datamodules import ClientRecords, Clients, Digits, ImageDataset, PoissonSampled, Shards, client_of
 from datamodules.base import Part
 from datamodules.clients import client_proportions
 from datamodules.splits import id_fraction
@@ -174,11 +174,11 @@ def test_a_client_trains_by_itself_with_and_without_privacy(folder: Path) -> Non
     config["trainer"]["default_root_dir"] = "noisy"
     config["model"] = {"class_path": "DPSGDTeacher", "init_args": {"network": noisy, "target_epsilon": 3.0}}
     config["data"] = {
-        "class_path": "Poisson",
+        "class_path": "PoissonSampled",
         "init_args": {"dataset": client, "batch_size": 32, "steps_per_epoch": 3},
     }
     cli = fit(config, *QUIET)
-    assert isinstance(cli.datamodule, Poisson)
+    assert isinstance(cli.datamodule, PoissonSampled)
     stated = json.loads(Path("noisy/result.json").read_text())
     assert 2.9 < stated["epsilon_record"] <= 3.0
     assert Path("ledgers/Digits-client-2-of-5-alpha0.5-seed0-min100-train.jsonl").is_file()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.data_files import write_medmnist
 
-from datamodules import Latent, MedMNIST, MissingDataError, MissingExtraError
+from datamodules import MedMNIST, MissingDataError, MissingExtraError, SyntheticSteps
 
 medmnist = pytest.importorskip("medmnist")
 REAL = Path(__file__).parents[3] / "shared" / "data" / "PneumoniaMNIST" / "pneumoniamnist_content.npz"
@@ -93,7 +93,7 @@ def without_members(path: Path, keep: str) -> None:
 def test_the_test_part_is_read_alone(root: Path) -> None:
     path = root / "medmnist" / "pneumoniamnist.npz"
     without_members(path, "test")
-    data = Latent(dataset=MedMNIST(root=root, verify=False))
+    data = SyntheticSteps(dataset=MedMNIST(root=root, verify=False))
     data.setup("fit")
     assert len(data.dataset.test_records) == 30
     with pytest.raises(ValueError, match="damaged or no file of MedMNIST"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from datamodules import Digits, ImageDataset, Latent, Planted, Shards
+from datamodules import Digits, ImageDataset, Planted, Shards, SyntheticSteps
 from datamodules.base import Part
 
 
@@ -63,7 +63,7 @@ def test_teachers_on_shards_are_not_trained_on_it() -> None:
 
 def test_a_student_opens_the_test_part_alone() -> None:
     dataset = ThreeParts()
-    Latent(dataset=dataset).setup("fit")
+    SyntheticSteps(dataset=dataset).setup("fit")
     assert dataset.parts == ["test"]
 
 

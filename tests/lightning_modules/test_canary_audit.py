@@ -25,7 +25,7 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from scipy import stats
 from torch import nn
 
-from datamodules import ImageDataModule, ImageDataset, Poisson
+from datamodules import ImageDataModule, ImageDataset, PoissonSampled
 from datamodules.base import Part
 from datamodules.splits import id_fraction
 from lightning_modules import DPSGDTeacher
@@ -207,7 +207,7 @@ def moves(
         **KINDS[kind],
     )
     records = Records(records=setting.records, canary=canary)
-    data = Poisson(dataset=records, batch_size=setting.batch, steps_per_epoch=count * setting.steps, noise=coins)
+    data = PoissonSampled(dataset=records, batch_size=setting.batch, steps_per_epoch=count * setting.steps, noise=coins)
     watch = Rounds(setting.steps)
     trainer = Trainer(
         max_epochs=1,

@@ -15,7 +15,7 @@ from support.ensembles import ensemble_file
 from support.runs import BATCH_SIZE, checkpoint, distil, equal, grouped, leaks, teacher_weights
 from torch import nn
 
-from datamodules import Digits, Latent
+from datamodules import Digits, SyntheticSteps
 from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.dgd import DGD
@@ -560,7 +560,7 @@ def _votes(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
     )  # fmt: skip
-    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=9, batch_size=8))
+    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=9, batch_size=8))
     return torch.cat(given), module.query_set.images
 
 

@@ -33,7 +33,7 @@ def configuration(
     **model: Any,
 ) -> dict[str, Any]:
     digits = {"class_path": "Digits", "init_args": {} if poisson else {"batch_size": batch, **(data or {})}}
-    sampled = {"class_path": "Poisson", "init_args": {"dataset": digits, "batch_size": batch, **(data or {})}}
+    sampled = {"class_path": "PoissonSampled", "init_args": {"dataset": digits, "batch_size": batch, **(data or {})}}
     kind = "DirectLabelAnnotator" if label else "DirectGradientAnnotator"
     defaults = {} if label else {"release": "per_sample_full", "noise_multiplier": 2.0}
     settings = {
@@ -242,7 +242,10 @@ def test_settings_that_nothing_is_proved_for_are_refused(changes: dict[str, Any]
 
 def test_batches_of_synthetic_images_are_refused() -> None:
     config = configuration()
-    config["data"] = {"class_path": "Latent", "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 8}}
+    config["data"] = {
+        "class_path": "SyntheticSteps",
+        "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 8},
+    }
     with pytest.raises(ValueError, match="private records that can number them"):
         fit(config)
 

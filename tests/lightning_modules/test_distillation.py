@@ -15,7 +15,7 @@ from lightning import Callback, LightningModule, Trainer
 from support.runs import BATCH_SIZE, checkpoint, fit
 from torch import nn
 
-from datamodules import Digits, Latent
+from datamodules import Digits, SyntheticSteps
 from lightning_modules import Distillation
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.networks import LinearOnFeatures
@@ -40,7 +40,7 @@ def configuration(folder: str = "run", *, steps: int = 3, epochs: int = 1, **mod
         },
         "model": {"class_path": "Distillation", "init_args": settings},
         "data": {
-            "class_path": "Latent",
+            "class_path": "SyntheticSteps",
             "init_args": {"dataset": {"class_path": "Digits"}, "steps_per_epoch": steps, "batch_size": BATCH_SIZE},
         },
     }
@@ -57,7 +57,7 @@ def private_teacher(folder: str = "teacher") -> str:
         },
     }
     config["data"] = {
-        "class_path": "Poisson",
+        "class_path": "PoissonSampled",
         "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 128, "steps_per_epoch": 5},
     }
     fit(config)
@@ -154,7 +154,7 @@ def _accuracies(module: Distillation, steps: int = 2) -> list[float]:
         max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, callbacks=[Collected()],
     )  # fmt: skip
-    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=steps, batch_size=BATCH_SIZE))
+    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=steps, batch_size=BATCH_SIZE))
     return found
 
 

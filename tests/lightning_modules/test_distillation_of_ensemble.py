@@ -91,7 +91,7 @@ def configuration(
             },
         },
         "data": {
-            "class_path": "Latent",
+            "class_path": "SyntheticSteps",
             "init_args": {"dataset": {"class_path": "Digits"}, "steps_per_epoch": STEPS, "batch_size": BATCH_SIZE},
         },
     }

@@ -15,7 +15,7 @@ from support.ensembles import ensemble_file
 from support.runs import BATCH_SIZE, checkpoint, distil, equal, leaks, networks
 from torch import nn
 
-from datamodules import Digits, Latent
+from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.images.source import Images
@@ -268,7 +268,7 @@ def script(teachers: list[nn.Module], *, kind: type[DPDFD] = DPDFD, steps: int =
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0, callbacks=[],
     )  # fmt: skip
-    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=steps, batch_size=BATCH_SIZE))
+    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=steps, batch_size=BATCH_SIZE))
     return module, images[:steps]
 
 

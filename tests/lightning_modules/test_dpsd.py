@@ -20,7 +20,7 @@ from support.label_variants import (
 from support.runs import BATCH_SIZE, checkpoint, distil, equal, grouped, leaks, networks, teacher_weights
 from support.variants import FixedAnnotator, MoodyTeacher
 
-from datamodules import Digits, Latent
+from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPSD
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.losses import ConfidentCandidates, FixedCandidates, LinearCandidates
@@ -125,7 +125,7 @@ def _fitted(kind: type[DPSD], teacher: torch.nn.Module, annotator: Any, *, steps
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
     )  # fmt: skip
-    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=steps, batch_size=8))
+    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=steps, batch_size=8))
     return module
 
 

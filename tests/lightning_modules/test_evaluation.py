@@ -79,7 +79,7 @@ def test_a_student_s_area_is_logged_where_the_data_ask_for_it(folder: Path, asks
 TEACHERS = {
     "Teacher": ["--model", "Teacher", "--data", "DATA"],
     "DPSGDTeacher": [
-        *("--model", "DPSGDTeacher", "--model.target_epsilon", "5", "--data", "Poisson"),
+        *("--model", "DPSGDTeacher", "--model.target_epsilon", "5", "--data", "PoissonSampled"),
         *("--model.network", "SmallCNN", "--model.network.norm", "group", "--model.network.activation", "tanh"),
         *("--data.dataset", "DATA", "--data.batch_size", "50", "--data.steps_per_epoch", "2"),
     ],

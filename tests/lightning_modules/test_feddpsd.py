@@ -392,7 +392,7 @@ def client_by_dp_sgd(number: int, *, target_epsilon: float | None, seed: int = 0
         },
         "data": own
         if target_epsilon is None
-        else {"class_path": "Poisson", "init_args": {"dataset": own, "batch_size": 300}},
+        else {"class_path": "PoissonSampled", "init_args": {"dataset": own, "batch_size": 300}},
     }
     if target_epsilon is not None:
         config["model"]["init_args"]["target_epsilon"] = target_epsilon  # type: ignore[index]

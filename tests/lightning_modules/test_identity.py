@@ -20,7 +20,7 @@ from lightning import Trainer
 from support.dp_teachers import PLAIN_SGD, SMALL, private_teacher, teacher_by_dp_sgd, train
 from support.runs import checkpoint, distil
 
-from datamodules import Digits, Latent, Poisson
+from datamodules import Digits, PoissonSampled, SyntheticSteps
 from lightning_modules import DPDFD, DPSGDTeacher, Teacher
 from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
@@ -168,7 +168,7 @@ def test_an_annotator_that_is_open_refuses_another_teacher(monkeypatch: pytest.M
 
     def run(path: str) -> DPDFD:
         made = module(path)
-        train(made, Latent(dataset=Digits(), steps_per_epoch=1, batch_size=8))
+        train(made, SyntheticSteps(dataset=Digits(), steps_per_epoch=1, batch_size=8))
         return made
 
     assert 2.98 < run(TEACHER).guarantee().epsilon <= 3.0
@@ -604,7 +604,7 @@ def test_a_plan_that_grew_after_its_first_step_was_not_made_beforehand() -> None
 @pytest.mark.slow
 def test_a_second_fit_of_the_same_object_adds_its_steps() -> None:
     teacher = teacher_by_dp_sgd("teacher", noise_multiplier=1.0, epochs=1)
-    data = Poisson(dataset=Digits(), batch_size=128, steps_per_epoch=3)
+    data = PoissonSampled(dataset=Digits(), batch_size=128, steps_per_epoch=3)
     train(teacher, data, epochs=2, save="again.ckpt")
     assert sum(entry[2] for entry in teacher.history) == sum(entry[2] for entry in teacher.plan) == 9
     assert dict(PrivateFile("again.ckpt").releases) == {SampledGaussian(1.0, 128 / 1275): 9}
@@ -617,7 +617,7 @@ def test_an_open_annotator_is_not_handed_another_runs_checkpoint() -> None:
     teacher_by_dp_sgd("teacher", noise_multiplier=2.0)
     private_teacher("private")
     annotator = GradientAnnotator(noise_multiplier=0.0)
-    data = Latent(dataset=Digits(), steps_per_epoch=1, batch_size=8)
+    data = SyntheticSteps(dataset=Digits(), steps_per_epoch=1, batch_size=8)
 
     def module(path: str, given: GradientAnnotator) -> DPDFD:
         shape = (1, 8, 8)

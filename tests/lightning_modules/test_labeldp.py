@@ -14,7 +14,7 @@ from support.label_variants import FixedLabels, WellInformedLabelDP
 from support.runs import BATCH_SIZE, checkpoint, distil, equal, grouped, leaks, networks, teacher_weights
 from support.variants import MoodyTeacher
 
-from datamodules import Digits, Latent
+from datamodules import Digits, SyntheticSteps
 from lightning_modules import LabelDP
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.labeldp import Stages
@@ -194,7 +194,7 @@ def _fitted(kind: type[LabelDP], teacher: torch.nn.Module) -> list[torch.Tensor]
         max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
     )  # fmt: skip
-    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=2, batch_size=8))
+    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=2, batch_size=8))
     return annotator.seen
 
 
@@ -344,5 +344,5 @@ def _fit_script(teacher: torch.nn.Module, **settings: Any) -> LabelDP:
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
     )  # fmt: skip
-    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=1, batch_size=8))
+    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=1, batch_size=8))
     return module

@@ -16,7 +16,7 @@ from support.features import linear
 from support.runs import configuration
 from torch import nn
 
-from datamodules import Digits, Latent, Poisson, Shards
+from datamodules import Digits, PoissonSampled, Shards, SyntheticSteps
 from lightning_modules import Distillation, DPSGDTeacher, TeacherEnsemble
 from lightning_modules.cli import run
 from lightning_modules.networks import SmallCNN
@@ -40,7 +40,7 @@ def no_chance_collection() -> Iterator[None]:
 
 def teacher() -> tuple[LightningModule, LightningDataModule, Callable[[Any], Any]]:
     module = DPSGDTeacher(num_classes=10, image_shape=SHAPE, noise_multiplier=1.0, network=coarse)
-    data = Poisson(dataset=Digits(), batch_size=100, steps_per_epoch=2)
+    data = PoissonSampled(dataset=Digits(), batch_size=100, steps_per_epoch=2)
     return module, data, lambda _: [mapped.inputs for mapped in data._mapped.values()]
 
 
@@ -48,7 +48,11 @@ def student() -> tuple[LightningModule, LightningDataModule, Callable[[Any], Any
     module = Distillation(
         num_classes=10, image_shape=SHAPE, batch_size=8, teacher="teachers/digits.ckpt", pool_size=30, student=coarse
     )
-    return module, Latent(dataset=Digits(), steps_per_epoch=2, batch_size=8), lambda _: list(module._evaluated.values())
+    return (
+        module,
+        SyntheticSteps(dataset=Digits(), steps_per_epoch=2, batch_size=8),
+        lambda _: list(module._evaluated.values()),
+    )
 
 
 def ensemble() -> tuple[LightningModule, LightningDataModule, Callable[[Any], Any]]:
@@ -90,7 +94,7 @@ def test_after_a_fit_a_teacher_is_validated_and_another_is_trained_on_images(
     """Features are for one network and one fit. `kept` is the control, where they are not let go of."""
     module, data, _ = teacher()
     if kept:
-        monkeypatch.setattr(Poisson, "_forget_precomputed", lambda self: None)
+        monkeypatch.setattr(PoissonSampled, "_forget_precomputed", lambda self: None)
     train(module, data)
     other = DPSGDTeacher(num_classes=10, image_shape=SHAPE, noise_multiplier=1.0, network=small)
     if kept:

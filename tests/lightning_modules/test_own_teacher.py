@@ -234,7 +234,7 @@ def test_a_classifier_of_ones_own_by_settings_alone(
         "--model.teacher_network=../theirs/net.py:Net", f"--model.teacher_network.channels={channels}",
         f"--model.teacher_network.pixels={pixels}", f"--model.teacher_network.classes={classes}",
         "--model.teacher_input.mean=[0.5]", "--model.teacher_input.std=[0.25]",
-        "--data=Latent", f"--data.dataset=support.random_images.{dataset}", "--data.batch_size=4",
+        "--data=SyntheticSteps", f"--data.dataset=support.random_images.{dataset}", "--data.batch_size=4",
         "--data.steps_per_epoch=2", "--trainer.max_epochs=1", "--trainer.default_root_dir=run", *QUIET,
     ]  # fmt: skip
     cli = main(arguments)

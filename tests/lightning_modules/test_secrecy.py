@@ -125,7 +125,7 @@ def _generator_gradients(kind: type[DPDFD], teacher: torch.nn.Module, **settings
     from lightning import seed_everything
     from support.variants import FixedAnnotator
 
-    from datamodules import Digits, Latent
+    from datamodules import Digits, SyntheticSteps
 
     seed_everything(5)
     module = kind(
@@ -135,7 +135,7 @@ def _generator_gradients(kind: type[DPDFD], teacher: torch.nn.Module, **settings
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
     )  # fmt: skip
-    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=1, batch_size=8))
+    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=1, batch_size=8))
     assert module.generator is not None
     return [parameter.grad.clone() for parameter in module.generator.parameters() if parameter.grad is not None]
 

@@ -15,7 +15,7 @@ from support.features import linear
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from datamodules.latent import StepIndices
+from datamodules.synthetic_steps import StepIndices
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.images.source import Images
 from lightning_modules.losses.targets import Annotation

@@ -60,7 +60,7 @@ def teacher_by_dp_sgd(
         "trainer": trainer_settings(folder, epochs, precision=precision, callbacks=callbacks),
         "model": {"class_path": "DPSGDTeacher", "init_args": {"network": SMALL, "optimizer": PLAIN_SGD, **model}},
         "data": {
-            "class_path": "Poisson",
+            "class_path": "PoissonSampled",
             "init_args": {
                 "dataset": {"class_path": dataset},
                 "batch_size": batch,

@@ -8,7 +8,7 @@ import torch
 from lightning import Trainer, seed_everything
 from torch import nn
 
-from datamodules import Digits, Latent
+from datamodules import Digits, SyntheticSteps
 from lightning_modules import FedDPSD
 from lightning_modules.federated import FederatedClient, LocalClients, Question, Terms
 from lightning_modules.images.source import Images
@@ -56,7 +56,7 @@ def federated(
         student=lambda **shape: SmallCNN(width=4, hidden=16, **shape),
         **{"images": Images(source="prior"), **model},
     )
-    data = Latent(dataset=Digits(), steps_per_epoch=steps, batch_size=BATCH_SIZE)
+    data = SyntheticSteps(dataset=Digits(), steps_per_epoch=steps, batch_size=BATCH_SIZE)
     quiet: dict[str, Any] = {
         "accelerator": "cpu",
         "max_epochs": epochs,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import yaml
 
-from datamodules import Poisson
+from datamodules import PoissonSampled
 from datamodules.splits import id_fraction
 from lightning_modules import DPSGDTeacher
 from lightning_modules.base import DataFreeDistillation
@@ -48,7 +48,7 @@ def figures(path: Path) -> dict[str, float]:
 
 
 def _of_dp_sgd(teacher: DPSGDTeacher, data: Any, *, epochs: int) -> dict[str, float]:
-    assert isinstance(data, Poisson)
+    assert isinstance(data, PoissonSampled)
     records = data.num_records
     if data.name == "Digits":
         data.setup("fit")

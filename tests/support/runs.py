@@ -62,7 +62,7 @@ def configuration(
             ),
         },
         "data": {
-            "class_path": "Latent",
+            "class_path": "SyntheticSteps",
             "init_args": {
                 "dataset": {"class_path": dataset},
                 "steps_per_epoch": steps,

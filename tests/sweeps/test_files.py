@@ -78,7 +78,7 @@ def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(INFO["pneumoniamnist"], "n_samples", {"train": 60, "val": 20, "test": 30})
     config = yaml.safe_load(path.read_text())
     # A Poisson sample of 4 expected records is empty once in 55 times, and direct training then updates nothing.
-    size = 32 if config["data"]["class_path"] == "Poisson" else 4
+    size = 32 if config["data"]["class_path"] == "PoissonSampled" else 4
     arguments = [f"--data.batch_size={size}", f"--trainer.default_root_dir=runs/{path.stem}", *TINY]
     if config["data"]["class_path"] == "Shards":
         arguments += ["--data.num_teachers=4", "--data.require_all_classes=false"]

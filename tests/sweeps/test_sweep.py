@@ -278,7 +278,7 @@ def test_nothing_is_selected_by_private_records(tmp_path: Path, way: str) -> Non
     command = ["LightningCLI", "fit", f"--config={config}", "${args}"]
     parameters: dict[str, Any] = {"model.max_grad_norm": {"values": [0.1, 1.0]}}
     for evaluation in ("validation", "selection"):
-        data = {"class_path": "Poisson", "init_args": {"evaluation": evaluation if way == "file" else "test"}}
+        data = {"class_path": "PoissonSampled", "init_args": {"evaluation": evaluation if way == "file" else "test"}}
         config.write_text(yaml.safe_dump({"data": data}))
         own = {"data.evaluation": {"value": evaluation}} if way == "flag" else {}
         path = tmp_path / "s.yaml"

@@ -13,7 +13,7 @@ from lightning import Trainer
 from support.runs import QUIET, checkpoint
 from torch import nn
 
-from datamodules import Digits, Latent
+from datamodules import Digits, SyntheticSteps
 from lightning_modules import FedDistillation
 from lightning_modules.baselines import ImageTerms, NoisePrior
 from lightning_modules.cli import main
@@ -127,7 +127,7 @@ def fitted(module: Any, *, steps: int) -> Any:
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
     )  # fmt: skip
-    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=steps, batch_size=16))
+    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=steps, batch_size=16))
     return module
 
 

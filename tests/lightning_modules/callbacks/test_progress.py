@@ -44,7 +44,7 @@ def test_of_a_teacher_by_dp_sgd(capsys: pytest.CaptureFixture[str]) -> None:
             "init_args": {"network": SMALL, "optimizer": PLAIN_SGD, "noise_multiplier": 1.0},
         },
         {
-            "class_path": "Poisson",
+            "class_path": "PoissonSampled",
             "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 128, "steps_per_epoch": 2},
         },
         capsys,
@@ -65,7 +65,7 @@ def test_of_direct_training(capsys: pytest.CaptureFixture[str]) -> None:
             },
         },
         {
-            "class_path": "Poisson",
+            "class_path": "PoissonSampled",
             "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 64, "steps_per_epoch": 4},
         },
         capsys,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules import Digits, Poisson
+from datamodules import Digits, PoissonSampled
 from datamodules.planted import Planted
 from lightning_modules.cli import run
 from lightning_modules.cli.audit import WORLDS, AuditError, Game, audit, canary_scores, finding, prepared
@@ -33,7 +33,7 @@ TEACHER: dict[str, Any] = {
     },
     "model": {"class_path": "DPSGDTeacher", "init_args": {"network": NETWORK, "target_epsilon": 1.0}},
     "data": {
-        "class_path": "Poisson",
+        "class_path": "PoissonSampled",
         "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 16, "steps_per_epoch": 1},
     },
 }
@@ -49,7 +49,7 @@ STUDENT: dict[str, Any] = {
         },
     },
     "data": {
-        "class_path": "Latent",
+        "class_path": "SyntheticSteps",
         "init_args": {"dataset": {"class_path": "Digits"}, "steps_per_epoch": 1, "batch_size": 8},
     },
 }
@@ -170,7 +170,7 @@ class Stub:
         folder = Path(next(part for part in line if part.startswith("--trainer.default_root_dir=")).split("=")[1])
         folder.mkdir(parents=True)
         (folder / "guarantee.json").write_text(json.dumps({"guarantee": claim(1.0)}))
-        data = Poisson(dataset=Planted(dataset=Digits(), present=planted["present"], kind=planted["kind"]))
+        data = PoissonSampled(dataset=Planted(dataset=Digits(), present=planted["present"], kind=planted["kind"]))
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
         with torch.no_grad():
             image, label = data.dataset.canary()[0]  # type: ignore[attr-defined]

@@ -105,7 +105,10 @@ CASES: dict[str, Case] = {
     "DPSGDTeacher": (
         lambda: of_teacher(
             "DPSGDTeacher",
-            {"class_path": "Poisson", "init_args": {"dataset": {**DIGITS}, "batch_size": 128, "steps_per_epoch": 3}},
+            {
+                "class_path": "PoissonSampled",
+                "init_args": {"dataset": {**DIGITS}, "batch_size": 128, "steps_per_epoch": 3},
+            },
             optimizer=PLAIN_SGD,
             noise_multiplier=1.0,
         ),

@@ -34,7 +34,16 @@ def test_short_names_and_short_options(folder: Path) -> None:
             *("--model.annotator.target_epsilon", "1", "--model.annotator.accounting", "published"),
             *("--model.student", "SmallCNN", "--model.student.width", "4"),
             *("--model.optimizers.student", "Adam", "--model.optimizers.student.lr", "0.01"),
-            *("--data", "Latent", "--data.dataset", "Digits", "--data.steps_per_epoch", "1", "--data.batch_size", "8"),
+            *(
+                "--data",
+                "SyntheticSteps",
+                "--data.dataset",
+                "Digits",
+                "--data.steps_per_epoch",
+                "1",
+                "--data.batch_size",
+                "8",
+            ),
             *("--trainer.max_epochs", "1", *QUIET),
         ]
     )

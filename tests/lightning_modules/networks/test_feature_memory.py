@@ -157,7 +157,7 @@ def test_a_pipeline_computes_the_features_of_a_teacher_once(
     teacher = {
         "trainer": {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False, "num_sanity_val_steps": 0},
         "model": {"class_path": "DPSGDTeacher", "init_args": {"network": network, "target_epsilon": 1.0}},
-        "data": {"class_path": "Poisson", "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 512}},
+        "data": {"class_path": "PoissonSampled", "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 512}},
     }
     Path("teacher.yaml").write_text(yaml.safe_dump(teacher))
     images: dict[int, int] = {}

@@ -17,7 +17,7 @@ from support.seeded import Seeded
 from torch import nn
 from torch.nn import functional as F
 
-from datamodules import Digits, Poisson
+from datamodules import Digits, PoissonSampled
 from lightning_modules import DPSGDTeacher, Teacher
 from lightning_modules.teachers import class_prior as module
 from lightning_modules.teachers.class_prior import log_prior_of
@@ -145,7 +145,7 @@ def test_the_guarantee_says_that_the_frequencies_are_public() -> None:
 
 def test_no_script_resumes_with_frequencies_that_the_guarantee_leaves_unsaid() -> None:
     """The command compares all settings; a script has the module alone."""
-    data = Poisson(dataset=Digits(), batch_size=128, steps_per_epoch=3)
+    data = PoissonSampled(dataset=Digits(), batch_size=128, steps_per_epoch=3)
 
     def made(prior: list[float] | None) -> DPSGDTeacher:
         settings: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "network": linear_classifier}

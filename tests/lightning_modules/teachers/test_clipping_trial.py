@@ -19,7 +19,7 @@ from support.dp_teachers import train
 from torch import nn
 from torch.nn import functional as F
 
-from datamodules import Digits, Poisson
+from datamodules import Digits, PoissonSampled
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import ImageClassifier, SmallCNN
 from lightning_modules.teachers import clipping_trial, dp_sgd
@@ -160,7 +160,7 @@ def made(network: Callable[..., nn.Module], **settings: Any) -> DPSGDTeacher:
 
 
 def fitted(teacher: DPSGDTeacher, **settings: Any) -> DPSGDTeacher:
-    train(teacher, Poisson(dataset=Digits(), batch_size=64, steps_per_epoch=2), **settings)
+    train(teacher, PoissonSampled(dataset=Digits(), batch_size=64, steps_per_epoch=2), **settings)
     return teacher
 
 

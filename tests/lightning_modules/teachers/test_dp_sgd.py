@@ -33,7 +33,7 @@ def configuration(
         "trainer": trainer_settings(folder, epochs),
         "model": {"class_path": "DPSGDTeacher", "init_args": settings},
         "data": {
-            "class_path": "Poisson",
+            "class_path": "PoissonSampled",
             "init_args": {
                 "dataset": {"class_path": "Digits"},
                 "batch_size": batch,
@@ -291,5 +291,5 @@ def test_what_is_refused(start: torch.Tensor) -> None:
         fit(configuration(delta=1e-2))
     plain = configuration()
     plain["data"] = {"class_path": "Digits"}
-    with pytest.raises(ValueError, match="Poisson"):
+    with pytest.raises(ValueError, match="PoissonSampled"):
         fit(plain)

@@ -89,7 +89,7 @@ def configuration(folder: str, *, epochs: int = 1, **model: Any) -> dict[str, An
         "trainer": trainer_settings(folder, epochs, callbacks=[]),
         "model": {"class_path": "DPSGDTeacher", "init_args": settings},
         "data": {
-            "class_path": "Poisson",
+            "class_path": "PoissonSampled",
             "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 128, "steps_per_epoch": 3, "noise": again},
         },
     }

@@ -58,7 +58,7 @@ def before_the_first_step(network: str, monkeypatch: pytest.MonkeyPatch, *, swap
                     },
                 },
                 "data": {
-                    "class_path": "Poisson",
+                    "class_path": "PoissonSampled",
                     "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 64, "steps_per_epoch": 1},
                 },
             }

@@ -10,7 +10,7 @@ import torch
 from support.runs import distil
 from support.variants import MoodyTeacher
 
-from datamodules import Digits, Latent
+from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPDFD
 from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN, TwoConvNet
@@ -80,7 +80,7 @@ def test_answers_that_are_not_finite_neither_stop_the_run_nor_change_its_charge(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False,
     )  # fmt: skip
-    trainer.fit(module, datamodule=Latent(dataset=Digits(), steps_per_epoch=3, batch_size=8))
+    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=3, batch_size=8))
     assert not torch.isfinite(module.teacher.logits(torch.ones(1, *SHAPE))).any()
     assert all(bool(torch.isfinite(parameter).all()) for parameter in module.student.parameters())
     assert module.steps_done == 3

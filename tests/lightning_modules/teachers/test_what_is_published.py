@@ -33,7 +33,7 @@ def settings(folder: str, **trainer: Any) -> dict[str, Any]:
         "seed_everything": 0,
         "trainer": {**trainer_settings(f"run_{folder}", 1), **trainer},
         "model": {"class_path": "DPSGDTeacher", "init_args": model},
-        "data": {"class_path": "Poisson", "init_args": data},
+        "data": {"class_path": "PoissonSampled", "init_args": data},
     }
 
 

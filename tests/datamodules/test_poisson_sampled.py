@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from datamodules import Digits, Poisson, PoissonBatches
+from datamodules import Digits, PoissonBatches, PoissonSampled
 from datamodules.splits import selection_halves
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
 
@@ -45,7 +45,7 @@ def test_two_runs_of_one_seed_sample_differently() -> None:
 
 
 def test_a_batch_may_be_empty() -> None:
-    data = Poisson(dataset=Digits(), batch_size=1, steps_per_epoch=50, noise=ReproducibleNoise(seed=0))
+    data = PoissonSampled(dataset=Digits(), batch_size=1, steps_per_epoch=50, noise=ReproducibleNoise(seed=0))
     data.setup("fit")
     sizes = [len(labels) for _, labels in data.train_dataloader()]
     assert len(sizes) == 50
@@ -53,7 +53,7 @@ def test_a_batch_may_be_empty() -> None:
 
 
 def test_epoch_and_rate() -> None:
-    data = Poisson(dataset=Digits(), batch_size=255)
+    data = PoissonSampled(dataset=Digits(), batch_size=255)
     data.setup("fit")
     assert data.sample_rate == pytest.approx(255 / 1275)
     assert len(data.train_dataloader()) == 5
@@ -62,7 +62,7 @@ def test_epoch_and_rate() -> None:
 
 @pytest.mark.parametrize("evaluation", ["test", "selection", "validation"])
 def test_precomputed_features_replace_images_but_not_those_of_the_test_split(evaluation: Any) -> None:
-    data = Poisson(dataset=Digits(), batch_size=100, evaluation=evaluation)
+    data = PoissonSampled(dataset=Digits(), batch_size=100, evaluation=evaluation)
     data.setup("fit")
     data.setup("test")
     data.precompute(lambda images: images.flatten(1) * 2)
@@ -82,7 +82,7 @@ def test_precomputed_features_replace_images_but_not_those_of_the_test_split(eva
 @pytest.mark.parametrize("end", ["teardown", "on_exception", "setup", "nothing"])
 def test_a_fit_that_ends_leaves_no_features_behind(end: str) -> None:
     """Whoever still holds its loaders, as trainers do; `nothing` is the control."""
-    data = Poisson(dataset=Digits(), batch_size=100)
+    data = PoissonSampled(dataset=Digits(), batch_size=100)
     data.setup("fit")
     data.precompute(lambda images: images.flatten(1) * 2)
     held = data.train_dataloader(), data.val_dataloader()
@@ -99,7 +99,7 @@ def test_a_fit_that_ends_leaves_no_features_behind(end: str) -> None:
 
 
 def test_what_is_evaluated_in_between_leaves_the_features_of_a_fit() -> None:
-    data = Poisson(dataset=Digits(), batch_size=100)
+    data = PoissonSampled(dataset=Digits(), batch_size=100)
     data.setup("fit")
     data.precompute(lambda images: images.flatten(1))
     data.setup("test")
@@ -114,7 +114,7 @@ def test_rates_without_meaning(rate: float) -> None:
 
 
 def test_a_batch_larger_than_the_data_is_refused() -> None:
-    data = Poisson(dataset=Digits(), batch_size=5000)
+    data = PoissonSampled(dataset=Digits(), batch_size=5000)
     with pytest.raises(ValueError, match="batch_size must not exceed"):
         data.setup("fit")
 
@@ -145,7 +145,7 @@ def test_more_private_records_than_were_stated_are_refused() -> None:
         num_records = 100
 
     with pytest.raises(ValueError, match="num_records of Few is 100, and its private part holds 1435"):
-        Poisson(dataset=Few(), batch_size=10).setup("fit")
+        PoissonSampled(dataset=Few(), batch_size=10).setup("fit")
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -178,7 +178,7 @@ def test_processes_take_one_poisson_sample_together(broken: bool) -> None:
 
 
 def test_features_are_those_of_the_batch_and_last_until_the_next_is_fetched() -> None:
-    data = Poisson(dataset=Digits(), batch_size=200, steps_per_epoch=6, noise=ReproducibleNoise(seed=5))
+    data = PoissonSampled(dataset=Digits(), batch_size=200, steps_per_epoch=6, noise=ReproducibleNoise(seed=5))
     data.setup("fit")
     data.precompute(lambda images: images.flatten(1))
     batches = iter(data.train_dataloader())

@@ -45,7 +45,7 @@ class StepIndices:
         self._start = self._next = min(state["next"], self.steps)
 
 
-class Latent(WrappedDataset):
+class SyntheticSteps(WrappedDataset):
     """No training data at all: training batches are step indices, from which the model draws its own latent inputs.
 
     `dataset` is the data set that the finished student is judged on. The **test split alone** is opened: it is public

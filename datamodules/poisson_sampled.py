@@ -104,7 +104,7 @@ class PoissonLoader:
             yield records.into(held[turn], positions)
 
 
-class Poisson(WrappedDataset):
+class PoissonSampled(WrappedDataset):
     """Private records for DP-SGD: Poisson sampling for training, everything else as in the wrapped data set.
 
     Of several processes each holds a part of the training records, and samples from it: see `PoissonBatches`.
@@ -247,4 +247,4 @@ class Poisson(WrappedDataset):
         return own_share(loader, self.trainer)
 
 
-__all__ = ["Poisson", "PoissonBatches", "PoissonLoader"]
+__all__ = ["PoissonBatches", "PoissonLoader", "PoissonSampled"]

@@ -9,10 +9,10 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
-from datamodules import MNIST, Digits, ImageDataset, Latent
+from datamodules import MNIST, Digits, ImageDataset, SyntheticSteps
 from datamodules.base import Part
-from datamodules.latent import StepIndices
 from datamodules.splits import id_fraction, selection_halves
+from datamodules.synthetic_steps import StepIndices
 
 
 class Sealed(Digits):
@@ -59,7 +59,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 
 
 def test_training_and_evaluating_never_read_the_private_part() -> None:
-    data, model = Latent(dataset=Sealed(), steps_per_epoch=3), Recorder()
+    data, model = SyntheticSteps(dataset=Sealed(), steps_per_epoch=3), Recorder()
     run = trainer(max_epochs=2)
     run.fit(model, data)
     run.validate(model, data, verbose=False)
@@ -77,18 +77,18 @@ def test_it_works_where_the_training_files_are_absent(mnist_root: Path) -> None:
     for path in (mnist_root / "MNIST" / "raw").glob("train-*"):
         path.unlink()
     model = Recorder()
-    data = Latent(dataset=MNIST(root=mnist_root, download=True), steps_per_epoch=1)
+    data = SyntheticSteps(dataset=MNIST(root=mnist_root, download=True), steps_per_epoch=1)
     trainer(max_epochs=1).fit(model, data)
     assert model.evaluated == [50]
 
 
 def test_records_held_out_of_a_teachers_training_are_never_opened() -> None:
     with pytest.raises(ValueError, match=r"evaluation must be 'test' or 'selection', got 'validation': .* private"):
-        Latent(dataset=Digits(), steps_per_epoch=1, evaluation="validation")
+        SyntheticSteps(dataset=Digits(), steps_per_epoch=1, evaluation="validation")
 
 
 def test_public_facts_are_those_of_the_data_set() -> None:
-    data = Latent(dataset=MNIST(root="nowhere"), batch_size=32)
+    data = SyntheticSteps(dataset=MNIST(root="nowhere"), batch_size=32)
     assert (data.num_classes, data.image_shape, data.num_records, data.batch_size) == (10, (1, 28, 28), 60_000, 32)
     assert (data.name, data.private_data) == ("MNIST", "MNIST/train")
 
@@ -104,7 +104,7 @@ def test_public_facts_are_those_of_the_data_set() -> None:
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Latent(**({"dataset": Digits()} | settings))
+        SyntheticSteps(**({"dataset": Digits()} | settings))
 
 
 def labels_of(batches: Any) -> list[int]:
@@ -112,7 +112,7 @@ def labels_of(batches: Any) -> list[int]:
 
 
 def test_selection_keeps_half_of_the_test_split_for_the_figure_that_is_reported() -> None:
-    data, model = Latent(dataset=Sealed(), steps_per_epoch=1, evaluation="selection"), Recorder()
+    data, model = SyntheticSteps(dataset=Sealed(), steps_per_epoch=1, evaluation="selection"), Recorder()
     run = trainer(max_epochs=1)
     run.fit(model, data)
     run.test(model, data, verbose=False)
@@ -146,7 +146,7 @@ def test_halves_by_position_would_move(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_by_default_all_of_the_test_split_is_looked_at_and_reported() -> None:
-    data = Latent(dataset=Digits())
+    data = SyntheticSteps(dataset=Digits())
     data.setup("fit")
     assert labels_of(data.val_dataloader()) == labels_of(data.test_dataloader())
     assert len(labels_of(data.test_dataloader())) == 362
@@ -161,14 +161,14 @@ def test_too_few_test_records_cannot_be_halved() -> None:
         selection_halves(data.test_records.select(only))
 
 
-class PlainRange(Latent):
-    """What Latent would be without a loader that can be resumed."""
+class PlainRange(SyntheticSteps):
+    """What SyntheticSteps would be without a loader that can be resumed."""
 
     def train_dataloader(self) -> Any:
         return range(self.steps_per_epoch)
 
 
-def steps_over_a_crash(folder: Path, cls: type[Latent], *, crash_at: int) -> list[int]:
+def steps_over_a_crash(folder: Path, cls: type[SyntheticSteps], *, crash_at: int) -> list[int]:
     """The steps of three epochs of five, crashed after ``crash_at`` of them and resumed from the last checkpoint."""
     first, second = Recorder(), Recorder()
     first.crash_at = crash_at
@@ -186,7 +186,7 @@ def steps_over_a_crash(folder: Path, cls: type[Latent], *, crash_at: int) -> lis
 
 @pytest.mark.parametrize("crash_at", [1, 3, 5, 10, 12])
 def test_a_resumed_run_takes_the_steps_that_were_left(tmp_path: Path, crash_at: int) -> None:
-    assert steps_over_a_crash(tmp_path, Latent, crash_at=crash_at) == [0, 1, 2, 3, 4] * 3
+    assert steps_over_a_crash(tmp_path, SyntheticSteps, crash_at=crash_at) == [0, 1, 2, 3, 4] * 3
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
