@@ -62,7 +62,7 @@ class DPSGDTeacher(Teacher):
         max_grad_norm: Clipping norm of one record's gradient.
         clipping: `flat` keeps per-sample gradients; `ghost` computes their norms without keeping them, for larger
             networks; `linear` takes two matrix products, where nothing but a linear head is trained. `auto` is
-            `linear` where that fits, else `flat` unless it would hold more than 1 GiB, else `ghost`; a training that
+            `linear` where that fits, else `flat` unless it would hold more than 256 MiB, else `ghost`; a training that
             is resumed goes on as it began. Before the first step it is tried on public images (see `ClippingTrial`):
             `ghost` that does not bound each record gives way to `flat`, and `flat` that does not is refused.
         physical_batch_size: Gradients that are held at once, one for each view of a record. Does not change the result.
@@ -107,7 +107,7 @@ class DPSGDTeacher(Teacher):
         clipping: Clipping = "auto",
         bounding: Literal["clip", "normalize"] = "clip",
         stability: float = 0.01,
-        physical_batch_size: int = 1024,
+        physical_batch_size: int = 256,
         augmentation_multiplicity: int = 0,
         shift: int = 2,
         flip: bool = False,

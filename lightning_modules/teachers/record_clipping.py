@@ -38,7 +38,7 @@ Way: TypeAlias = Literal["flat", "ghost", "linear"]
 Clipping: TypeAlias = Literal["auto", "flat", "ghost", "linear"]
 CLIPPINGS = get_args(Clipping)
 
-FLAT_BYTES = 2**30
+FLAT_BYTES = 2**28
 """Most that per-sample gradients of a physical batch may take, where the way of clipping is chosen by size."""
 
 
@@ -103,6 +103,9 @@ class RecordClipping(ABC):
         label_smoothing: float = 0.0,
         log_prior: Tensor | None = None,
     ) -> None:
+        for module in network.modules():
+            if hasattr(module, "inplace"):
+                module.inplace = False  # what Opacus's hooks return must not be written to
         self.trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self.max_grad_norm = max_grad_norm
         self.label_smoothing = label_smoothing
