@@ -5,7 +5,7 @@ from __future__ import annotations
 from datamodules.base import ImageDataModule
 from datamodules.celeba import CelebA
 from datamodules.cifar import CIFAR10, CIFAR100
-from datamodules.clients import ClientRecords, Clients, client_of
+from datamodules.clients import ClientRecords, Clients
 from datamodules.digits import Digits
 from datamodules.errors import MissingDataError, MissingExtraError
 from datamodules.image_folder import ImageFolder
@@ -44,6 +44,5 @@ __all__ = [
     "ShardedRecords",
     "Shards",
     "SyntheticSteps",
-    "client_of",
     "shard_of",
 ]

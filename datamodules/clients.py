@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +15,7 @@ from datamodules.images import ImageDataset
 from datamodules.shards import ShardedRecords, Shards
 from datamodules.splits import id_fraction
 
-__all__ = ["ClientRecords", "Clients", "client_of", "client_proportions"]
+__all__ = ["ClientPartition", "ClientRecords", "Clients"]
 
 MIN_RECORDS = 100
 """Of 100 expected records a hash leaves a client 60 or more: two batches of the default size."""
@@ -22,114 +24,62 @@ _TRIES = 1000
 _LARGEST_SEED = 10**9 - 1  # `id_fraction` takes 16 characters
 
 
-def client_proportions(
-    *, num_classes: int, num_clients: int, alpha: float, seed: int, least_share: float = 0.0
-) -> Tensor:
-    """Which share of each class each client gets, drawn from a public seed and never from content.
+@dataclass(frozen=True, kw_only=True)
+class ClientPartition:
+    """Which client a record belongs to, by its own id and label and by public settings, and by nothing else.
 
     Each class's proportions p_y are drawn from Dirichlet(alpha), and all of them anew until no client's expected share
-    of the records, Σ_y p_yk / c with all classes equally large, lies below `least_share`.
+    of the records, Σ_y p_yk / c with all classes equally large, lies below `least_share`. A record of class y goes to
+    the client in whose interval of the cumulated p_y the hash of its id lies: taking out, adding or replacing records
+    moves no other.
 
     Source: the partition of DENSE (Zhang et al. 2022). Published code draws anew by the clients' true numbers of
     records, which are private; the expected ones are not.
 
-    Args:
+    Attributes:
         num_classes: c.
         num_clients: K.
         alpha: Concentration: small gives each class to few clients, large spreads it evenly.
         seed: Public; 0 to 999 999 999.
         least_share: Smallest expected share of a client.
-
-    Returns:
-        (c, K) float64, rows sum to 1.
-
-    Raises:
-        ValueError: A setting is outside its range, the least shares are more than 1 in all, or no draw of 1000 gives
-            every client its own.
-    """
-    require_at_least(1, num_classes=num_classes)
-    require_at_least(1, num_clients=num_clients)
-    # Below 0.001 a draw of Dirichlet may underflow to no proportions at all.
-    if isinstance(alpha, bool) or not 1e-3 <= alpha <= 1e6:
-        raise ValueError(f"alpha must lie between 0.001 and 1000000, got {alpha!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _LARGEST_SEED:
-        raise ValueError(f"seed must be an integer from 0 to {_LARGEST_SEED}, got {seed!r}")
-    if num_clients * least_share > 1:
-        raise ValueError(
-            f"{num_clients} clients with an expected share of {least_share:.4g} each are more than there are records: "
-            "lower min_records or num_clients"
-        )
-    draws = np.random.Generator(np.random.PCG64(seed))
-    for _ in range(_TRIES):
-        proportions = draws.dirichlet(np.full(num_clients, float(alpha)), size=num_classes)
-        if proportions.mean(axis=0).min() >= least_share:
-            return torch.from_numpy(proportions)
-    raise ValueError(
-        f"{_TRIES} draws of alpha={alpha}, seed={seed} left one of {num_clients} clients with an expected share below "
-        f"{least_share:.4g}: lower min_records or num_clients, or raise alpha"
-    )
-
-
-def client_of(
-    ids: Tensor,
-    labels: Tensor,
-    *,
-    num_clients: int,
-    alpha: float,
-    num_classes: int,
-    seed: int,
-    least_share: float = 0.0,
-) -> Tensor:
-    """Returns the client of each record, decided by its own id and label and by public settings, and by nothing else.
-
-    A record of class y goes to the client in whose interval of the cumulated proportions of y (`client_proportions`)
-    the hash of its id lies. Taking out, adding or replacing records moves no other.
-
-    Args:
-        ids: (N,) int64, the stable ids.
-        labels: (N,) int64 in [0, c).
-        num_clients: K.
-        alpha: See `client_proportions`.
-        num_classes: c.
-        seed: See `client_proportions`.
-        least_share: See `client_proportions`.
-
-    Returns:
-        (N,) int64 in [0, K).
-
-    Raises:
-        ValueError: A setting is outside its range, ids and labels are not (N,) int64, or a label is no class.
-    """
-    proportions = client_proportions(
-        num_classes=num_classes, num_clients=num_clients, alpha=alpha, seed=seed, least_share=least_share
-    )
-    fractions = id_fraction(ids, purpose=f"client {seed}")
-    if labels.shape != ids.shape or labels.dtype != torch.int64:
-        raise ValueError(f"labels must be {tuple(ids.shape)} int64, got {tuple(labels.shape)} of {labels.dtype}")
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
-        raise ValueError(f"labels must lie in [0, {num_classes}), got {int(labels.min())} to {int(labels.max())}")
-    # Without the last bound, which rounds to just below 1: whatever is left is the last client's.
-    bounds = proportions.cumsum(1)[:, :-1].contiguous()
-    return torch.searchsorted(bounds[labels], fractions[:, None], right=True)[:, 0]
-
-
-class _Partition:
-    """Settings of a partition of one data set, checked.
-
-    Args:
-        dataset: The data set.
-        num_clients: K.
-        alpha: See `client_proportions`.
-        seed: See `client_proportions`.
-        min_records: Fewest expected records of a client, of the data set's public number N.
-
-    Raises:
-        ValueError: A setting is outside its range, or leaves a client too few records.
     """
 
-    def __init__(
-        self, dataset: ImageDataModule, *, num_clients: int, alpha: float, seed: int, min_records: int
-    ) -> None:
+    num_classes: int
+    num_clients: int
+    alpha: float
+    seed: int
+    least_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Checks the settings.
+
+        Raises:
+            ValueError: A setting is outside its range, the least shares are more than 1 in all, or no draw of 1000
+                gives every client its own.
+        """
+        require_at_least(1, num_classes=self.num_classes)
+        require_at_least(1, num_clients=self.num_clients)
+        # Below 0.001 a draw of Dirichlet may underflow to no proportions at all.
+        if isinstance(self.alpha, bool) or not 1e-3 <= self.alpha <= 1e6:
+            raise ValueError(f"alpha must lie between 0.001 and 1000000, got {self.alpha!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= _LARGEST_SEED:
+            raise ValueError(f"seed must be an integer from 0 to {_LARGEST_SEED}, got {self.seed!r}")
+        if self.num_clients * self.least_share > 1:
+            raise ValueError(
+                f"{self.num_clients} clients with an expected share of {self.least_share:.4g} each are more than there "
+                "are records: lower min_records or num_clients"
+            )
+        self.proportions  # noqa: B018 - raises where no draw will do
+
+    @classmethod
+    def of(
+        cls, dataset: ImageDataModule, *, num_clients: int, alpha: float, seed: int, min_records: int
+    ) -> ClientPartition:
+        """The partition of a data set in which each client expects `min_records` of its public number of records.
+
+        Raises:
+            ValueError: A setting is outside its range, or leaves a client too few records.
+        """
         if not isinstance(dataset, ImageDataModule):
             raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
         if dataset.kept_classes is not None:
@@ -137,47 +87,51 @@ class _Partition:
                 f"dataset.classes must be null where records are shared out to clients by class, got {dataset.name}: "
                 "a client would have other records for each choice of classes"
             )
-        require_at_least(1, min_records=min_records)
-        require_at_least(1, num_clients=num_clients)
-        self.num_clients = num_clients
-        self.alpha = alpha
-        self.seed = seed
-        self.min_records = min_records
-        self._num_classes = dataset.num_classes
-        self._least_share = min_records / dataset.num_records
-        self.proportions = client_proportions(
+        return cls(
             num_classes=dataset.num_classes,
-            num_clients=num_clients,
+            num_clients=require_at_least(1, num_clients=num_clients),
             alpha=alpha,
             seed=seed,
-            least_share=self._least_share,
+            least_share=require_at_least(1, min_records=min_records) / dataset.num_records,
         )
 
-    def clients_of(self, records: ImageDataset) -> Tensor:
-        """(N,) int64, see `client_of`."""
-        return client_of(
-            records.ids,
-            records.labels,
-            num_clients=self.num_clients,
-            alpha=self.alpha,
-            num_classes=self._num_classes,
-            seed=self.seed,
-            least_share=self._least_share,
+    @cached_property
+    def proportions(self) -> Tensor:
+        """Which share of each class each client gets, (c, K) float64, rows sum to 1."""
+        draws = np.random.Generator(np.random.PCG64(self.seed))
+        for _ in range(_TRIES):
+            proportions = draws.dirichlet(np.full(self.num_clients, float(self.alpha)), size=self.num_classes)
+            if proportions.mean(axis=0).min() >= self.least_share:
+                return torch.from_numpy(proportions)
+        raise ValueError(
+            f"{_TRIES} draws of alpha={self.alpha}, seed={self.seed} left one of {self.num_clients} clients with an "
+            f"expected share below {self.least_share:.4g}: lower min_records or num_clients, or raise alpha"
         )
 
-    @property
-    def label(self) -> str:
-        """By which this partition is told from every other of the same data set."""
-        return f"of-{self.num_clients}-alpha{float(self.alpha)!r}-seed{self.seed}-min{self.min_records}"
+    def client_of(self, ids: Tensor, labels: Tensor) -> Tensor:
+        """Clients (N,) int64 in [0, K) of records with these ids (N,) and labels (N,), int64.
+
+        Raises:
+            ValueError: Ids and labels are not (N,) int64, or a label is no class.
+        """
+        fractions = id_fraction(ids, purpose=f"client {self.seed}")
+        if labels.shape != ids.shape or labels.dtype != torch.int64:
+            raise ValueError(f"labels must be {tuple(ids.shape)} int64, got {tuple(labels.shape)} of {labels.dtype}")
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:
+            found = f"{int(labels.min())} to {int(labels.max())}"
+            raise ValueError(f"labels must lie in [0, {self.num_classes}), got {found}")
+        # Without the last bound, which rounds to just below 1: whatever is left is the last client's.
+        bounds = self.proportions.cumsum(1)[:, :-1].contiguous()
+        return torch.searchsorted(bounds[labels], fractions[:, None], right=True)[:, 0]
 
 
 class Clients(Shards):
     """Private records of a federation of clients, one teacher each; see `Shards`, whose shards the clients are.
 
-    Which client a record belongs to is simulated by `client_of` from its id **and its label**. A real federation has no
-    such rule: a record is its client's by nature. So neighbouring data sets of a client are its own records with one
-    changed, added or removed, and **whose record it is does not change with its label**; a replacement that moved it to
-    another client would change two teachers. Guarantees of an ensemble on these data state that as an assumption.
+    Which client a record belongs to is simulated by `ClientPartition` from its id **and its label**. A real federation
+    has no such rule: a record is its client's by nature. So neighbouring data sets of a client are its own records with
+    one changed, added or removed, and **whose record it is does not change with its label**; a replacement that moved
+    it to another client would change two teachers. Guarantees of an ensemble on these data state that as an assumption.
 
     A class may be missing at a client, which is what such a federation is about.
 
@@ -186,7 +140,7 @@ class Clients(Shards):
         num_clients: K.
         alpha: Concentration of the Dirichlet distribution that each class is shared out by.
         partition_seed: Public seed of its draws.
-        min_records: Fewest expected records of a client, see `client_proportions`; of the public number of records, so
+        min_records: Fewest expected records of a client, see `ClientPartition`; of the public number of records, so
             that no count of private ones decides it.
         batch_size: Records in a batch of one client's teacher; no client may have fewer.
         steps_per_epoch: Steps that make an epoch.
@@ -208,9 +162,10 @@ class Clients(Shards):
         steps_per_epoch: int = 100,
         evaluation: Literal["test", "validation"] = "test",
     ) -> None:
-        self._clients = _Partition(
+        self._clients = ClientPartition.of(
             dataset, num_clients=num_clients, alpha=alpha, seed=partition_seed, min_records=min_records
         )
+        self._min_records = min_records
         super().__init__(
             dataset=dataset,
             num_teachers=num_clients,
@@ -229,11 +184,13 @@ class Clients(Shards):
     def shard_settings(self) -> dict[str, float]:
         """See `Shards.shard_settings`."""
         clients = self._clients
-        return {"alpha": float(clients.alpha), "partition_seed": clients.seed, "min_records": clients.min_records}
+        return {"alpha": float(clients.alpha), "partition_seed": clients.seed, "min_records": self._min_records}
 
     def sharded(self, records: ImageDataset) -> ShardedRecords:
         """See `Shards.sharded`."""
-        return ShardedRecords.by(records, self._clients.clients_of(records), num_shards=self.num_clients)
+        return ShardedRecords.by(
+            records, self._clients.client_of(records.ids, records.labels), num_shards=self.num_clients
+        )
 
     def too_small(self, shard: int, size: int, total: int) -> str:
         """See `Shards.too_small`."""
@@ -281,7 +238,7 @@ class ClientRecords(ImageDataModule):
         partition_seed: int = 0,
         min_records: int = MIN_RECORDS,
     ) -> None:
-        self._clients = _Partition(
+        self._clients = ClientPartition.of(
             dataset, num_clients=num_clients, alpha=alpha, seed=partition_seed, min_records=min_records
         )
         if require_at_least(0, client=client) >= num_clients:
@@ -297,7 +254,8 @@ class ClientRecords(ImageDataModule):
         self.official_validation = dataset.official_validation
         whole = dataset.private_data.removesuffix("/train")
         self.name = f"{dataset.name}-client-{client}-of-{num_clients}"
-        self.private_name = f"{whole}/client-{client}-{self._clients.label}"
+        self._label = f"of-{num_clients}-alpha{float(alpha)!r}-seed{partition_seed}-min{min_records}"
+        self.private_name = f"{whole}/client-{client}-{self._label}"
         super().__init__(
             root=dataset.root,
             batch_size=dataset.batch_size,
@@ -313,13 +271,17 @@ class ClientRecords(ImageDataModule):
         """That of the data set, whose test split is public; with this client's share of it."""
         whole = self.dataset.partition
         # The number of records bounds the shares that are drawn.
-        label = f"{self._clients.label}-records{self.num_records}" + (f" of {whole['share']}" if whole["share"] else "")
+        label = f"{self._label}-records{self.num_records}" + (f" of {whole['share']}" if whole["share"] else "")
         return {**whole, "share": [label, self.client]}
 
     def read(self, part: Part) -> ImageDataset:
         """Reads one official part of the data set, of which all but `test` are cut down to the client's records."""
         records = self.dataset.read(part)
-        return records if part == "test" else records.select(self._clients.clients_of(records) == self.client)
+        return (
+            records
+            if part == "test"
+            else records.select(self._clients.client_of(records.ids, records.labels) == self.client)
+        )
 
     def fetch(self, part: Part) -> None:
         """Downloads as the wrapped data set does."""

@@ -36,7 +36,14 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
 
     @classmethod
     def of(
-        cls, records: ImageDataset, function: Callable[[Tensor], Tensor], *, piece: int = 512, workers: int = 1
+        cls,
+        records: ImageDataset | MappedRecords,
+        function: Callable[[Tensor], Tensor],
+        *,
+        piece: int = 512,
+        workers: int = 1,
+        parts: Sequence[Tensor] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> MappedRecords:
         """Computes `function` of all records' images.
 
@@ -46,8 +53,10 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
             piece: Images in one call.
             workers: Threads, of one core each. Operations on a piece are short, and cores that share each of them wait
                 for each other more than they work.
+            parts: Consecutive positions that are one call each, in place of pieces.
+            dtype: In which the results are kept; None as they are.
         """
-        parts = torch.arange(len(records)).split(piece)
+        parts = list(torch.arange(len(records)).split(piece)) if parts is None else parts
 
         def of_part(rows: Tensor) -> Tensor:
             with torch.no_grad():  # in a thread of its own it would be on
@@ -55,11 +64,12 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
 
         first = of_part(parts[0])
         # Filled in place: joining pieces would hold all of it twice, which for features is gigabytes.
-        inputs = first.new_empty(len(records), *first.shape[1:])
+        inputs = first.new_empty(len(records), *first.shape[1:], dtype=dtype)
         inputs[: len(first)] = first
 
         def fill(rows: Tensor) -> None:
-            inputs[int(rows[0]) : int(rows[-1]) + 1] = of_part(rows)
+            if len(rows):
+                inputs[int(rows[0]) : int(rows[-1]) + 1] = of_part(rows)
 
         if workers == 1 or len(parts) < 3:
             for rows in parts[1:]:

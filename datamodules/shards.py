@@ -96,16 +96,10 @@ class ShardedRecords:
 
         Shard by shard: how many images are in one call may decide the last bits, and must not tell of another shard.
         """
-        inputs: Tensor | None = None
-        for shard in range(len(self)):
-            rows = self.positions(shard)
-            made = function(self.records.__getitems__(torch.as_tensor(rows))[0])
-            if inputs is None:
-                # Filled in place: joining shards would hold all of it twice, which for features is gigabytes.
-                inputs = made.new_empty(len(self.records), *made.shape[1:], dtype=torch.float16)
-            inputs[rows.start : rows.stop] = made
-        assert inputs is not None  # there is a shard
-        return ShardedRecords(records=MappedRecords(inputs, self.records.labels), starts=self.starts)
+        parts = [torch.as_tensor(self.positions(shard)) for shard in range(len(self))]
+        return ShardedRecords(
+            records=MappedRecords.of(self.records, function, parts=parts, dtype=torch.float16), starts=self.starts
+        )
 
 
 class Shards(WrappedDataset):

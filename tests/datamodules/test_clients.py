@@ -13,9 +13,9 @@ from lightning import Trainer
 from support.runs import QUIET, fit
 from torch import Tensor
 
-from datamodules import ClientRecords, Clients, Digits, ImageDataset, PoissonSampled, Shards, client_of
+from datamodules import ClientRecords, Clients, Digits, ImageDataset, PoissonSampled, Shards
 from datamodules.base import Part
-from datamodules.clients import client_proportions
+from datamodules.clients import ClientPartition
 from datamodules.splits import id_fraction
 from lightning_modules import TeacherEnsemble
 from lightning_modules.networks import SmallCNN
@@ -46,33 +46,33 @@ def moved(ids: Tensor, whole: Tensor, some: Tensor, part: Tensor) -> int:
 
 
 def test_other_records_move_no_record(records: ImageDataset) -> None:
-    whole = client_of(records.ids, records.labels, **SETTINGS)
+    whole = ClientPartition(**SETTINGS).client_of(records.ids, records.labels)
     draw = torch.Generator().manual_seed(0)
     order = torch.randperm(len(records), generator=draw)
     few = order[: len(order) // 3]
     without_threes = torch.nonzero(records.labels != 3)[:, 0]
     for rows in (order, few, without_threes, torch.tensor([700])):
-        part = client_of(records.ids[rows], records.labels[rows], **SETTINGS)
+        part = ClientPartition(**SETTINGS).client_of(records.ids[rows], records.labels[rows])
         assert moved(records.ids, whole, records.ids[rows], part) == 0
     # The comparison notices an assignment by position, as published code has it.
-    by_position = client_of(torch.arange(len(few)), records.labels[few], **SETTINGS)
+    by_position = ClientPartition(**SETTINGS).client_of(torch.arange(len(few)), records.labels[few])
     assert moved(records.ids, whole, records.ids[few], by_position) > 100
 
 
 def test_a_label_decides_and_a_changed_one_moves_its_own_record_alone(records: ImageDataset) -> None:
     labels = records.labels.clone()
     labels[5] = (labels[5] + 1) % 10
-    whole, other = (client_of(records.ids, which, **SETTINGS) for which in (records.labels, labels))
+    whole, other = (ClientPartition(**SETTINGS).client_of(records.ids, which) for which in (records.labels, labels))
     assert set(torch.nonzero(whole != other)[:, 0].tolist()) <= {5}
-    shifted = client_of(records.ids, (records.labels + 1) % 10, **SETTINGS)
+    shifted = ClientPartition(**SETTINGS).client_of(records.ids, (records.labels + 1) % 10)
     assert int((shifted != whole).sum()) > 500
 
 
 def test_the_partition_of_a_seed_stays_what_it_is() -> None:
     """Ledgers are named by it: another stream of random numbers would be another partition under the same name."""
-    proportions = client_proportions(num_classes=10, num_clients=5, alpha=0.5, seed=0)
-    assert torch.equal(proportions, client_proportions(num_classes=10, num_clients=5, alpha=0.5, seed=0))
-    assert not torch.equal(proportions, client_proportions(num_classes=10, num_clients=5, alpha=0.5, seed=1))
+    proportions = ClientPartition(num_classes=10, num_clients=5, alpha=0.5, seed=0).proportions
+    assert torch.equal(proportions, ClientPartition(num_classes=10, num_clients=5, alpha=0.5, seed=0).proportions)
+    assert not torch.equal(proportions, ClientPartition(num_classes=10, num_clients=5, alpha=0.5, seed=1).proportions)
     assert proportions[0].tolist() == pytest.approx(
         [0.20702635, 0.00079777, 0.46806847, 0.1826274, 0.14148001], abs=1e-8
     )
@@ -80,7 +80,7 @@ def test_the_partition_of_a_seed_stays_what_it_is() -> None:
 
 def test_proportions_are_of_the_dirichlet_distribution() -> None:
     for alpha in (0.1, 0.5, 10.0):
-        drawn = client_proportions(num_classes=20_000, num_clients=5, alpha=alpha, seed=1)
+        drawn = ClientPartition(num_classes=20_000, num_clients=5, alpha=alpha, seed=1).proportions
         assert drawn.sum(1).numpy() == pytest.approx(np.ones(20_000))
         # Marginals are Beta(alpha, 4 alpha): mean 1/5, variance (1/5)(4/5) / (5 alpha + 1).
         assert drawn.mean(0).numpy() == pytest.approx(np.full(5, 0.2), abs=0.01)
@@ -89,34 +89,38 @@ def test_proportions_are_of_the_dirichlet_distribution() -> None:
 
 def test_each_class_is_shared_out_by_its_proportions() -> None:
     labels = torch.arange(50_000) % 10
-    clients = client_of(torch.arange(50_000), labels, **SETTINGS)
-    proportions = client_proportions(**SETTINGS)
+    clients = ClientPartition(**SETTINGS).client_of(torch.arange(50_000), labels)
+    proportions = ClientPartition(**SETTINGS).proportions
     for label in range(10):
         shares = torch.bincount(clients[labels == label], minlength=5) / 5000
         assert shares.numpy() == pytest.approx(proportions[label].numpy(), abs=0.03)
-    one_client = client_of(torch.arange(100), labels[:100], **{**SETTINGS, "num_clients": 1})
+    one_client = ClientPartition(**{**SETTINGS, "num_clients": 1}).client_of(torch.arange(100), labels[:100])
     assert torch.equal(one_client, torch.zeros(100, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1 - 2.0**-53])
 def test_every_fraction_has_a_client(monkeypatch: pytest.MonkeyPatch, fraction: float) -> None:
     monkeypatch.setattr("datamodules.clients.id_fraction", lambda ids, purpose: torch.full((10,), fraction).double())
-    clients = client_of(torch.arange(10), torch.arange(10), **SETTINGS)
+    clients = ClientPartition(**SETTINGS).client_of(torch.arange(10), torch.arange(10))
     assert clients.tolist() == [0 if fraction == 0 else 4] * 10
 
 
 def test_no_client_expects_fewer_than_its_least_share() -> None:
     shares = [
-        float(client_proportions(num_classes=10, num_clients=5, alpha=0.1, seed=seed, least_share=least).mean(0).min())
+        float(
+            ClientPartition(num_classes=10, num_clients=5, alpha=0.1, seed=seed, least_share=least)
+            .proportions.mean(0)
+            .min()
+        )
         for least in (0.0, 0.1)
         for seed in range(20)
     ]
     assert min(shares[20:]) >= 0.1 > min(shares[:20])
     with pytest.raises(ValueError, match=r"1000 draws of alpha=0.1, seed=0 left one of 5 clients.*min_records"):
-        client_proportions(num_classes=10, num_clients=5, alpha=0.1, seed=0, least_share=0.1999)
+        ClientPartition(num_classes=10, num_clients=5, alpha=0.1, seed=0, least_share=0.1999)
     # No draw could: said at once, and not after a thousand.
     with pytest.raises(ValueError, match=r"5 clients with an expected share of 0.21 each are more than there are"):
-        client_proportions(num_classes=10, num_clients=5, alpha=0.1, seed=0, least_share=0.21)
+        ClientPartition(num_classes=10, num_clients=5, alpha=0.1, seed=0, least_share=0.21)
     # Of the public number of records: the true ones of a smaller copy decide nothing.
     clients = Clients(dataset=Digits(), min_records=200, alpha=0.1, batch_size=8)
     clients.setup("fit")
@@ -230,7 +234,7 @@ class Few(Digits):
 
     def read(self, part: Part) -> ImageDataset:
         records = super().read(part)
-        kept = client_of(records.ids, records.labels, **SETTINGS, least_share=100 / 1435) != 3
+        kept = ClientPartition(**SETTINGS, least_share=100 / 1435).client_of(records.ids, records.labels) != 3
         return records.select(kept | (id_fraction(records.ids, purpose="few") < 0.03)) if part == "train" else records
 
 
@@ -265,6 +269,6 @@ def test_arguments_without_a_meaning() -> None:
     with pytest.raises(ValueError, match="client must be an integer of at least 0"):
         ClientRecords(dataset=Digits(), client=-1)
     with pytest.raises(ValueError, match=r"labels must be \(3,\) int64"):
-        client_of(torch.arange(3), torch.arange(2), **SETTINGS)
+        ClientPartition(**SETTINGS).client_of(torch.arange(3), torch.arange(2))
     with pytest.raises(ValueError, match=r"labels must lie in \[0, 10\), got 0 to 10"):
-        client_of(torch.arange(11), torch.arange(11), **SETTINGS)
+        ClientPartition(**SETTINGS).client_of(torch.arange(11), torch.arange(11))
