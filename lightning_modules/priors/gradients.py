@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from lightning_modules.priors.base import RandomRows, RowPrior
-from lightning_modules.setting_checks import check_number
 
 __all__ = ["GradientPrior"]
 
@@ -24,20 +23,13 @@ class GradientPrior(RowPrior):
 
     Its defaults were chosen by looking.
 
-    Args:
+    Attributes:
         stops: smallest and largest number of colours of one image.
         bend: largest bending of the lines of equal colour, in half image sides.
-
-    Raises:
-        ValueError: for a setting out of its range.
     """
 
-    def __init__(self, *, stops: tuple[int, int] = (2, 5), bend: float = 0.5) -> None:
-        if len(stops) != 2 or not 2 <= stops[0] <= stops[1] <= 16:
-            raise ValueError(f"stops must be two increasing whole numbers from 2 to 16, got {stops!r}")
-        check_number("bend", bend, least=0, most=4)
-        self.stops = (int(stops[0]), int(stops[1]))
-        self.bend = float(bend)
+    stops = (2, 5)
+    bend = 0.5
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
         """See `RowPrior`."""

@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from lightning_modules.priors.base import ImagePrior, RandomRows, check_sample, full_float32
 from lightning_modules.priors.colours import tone, tone_numbers
-from lightning_modules.setting_checks import check_number, check_whole_number
 
 __all__ = ["RandomGeneratorPrior"]
 
@@ -29,34 +28,24 @@ class RandomGeneratorPrior(ImagePrior):
     After the *StyleGAN oriented* model of Baradad et al. (2021), "Learning to See by Looking at Noise": maps of 4
     pixels are upsampled step by step, given noise whose strength falls as 1/f, modulated by the image's own random
     style, filtered by Gabor wavelets, normalised and rectified. Nothing is trained. Weights are drawn anew for every
-    `images_per_generator` images. The last maps are mixed to fields, which are decorrelated in each image and coloured
+    16 images. The last maps are mixed to fields, which are decorrelated in each image and coloured
     by `tone`.
 
     Its defaults were chosen by looking, and by the slope of the spectra. The random numbers of one image, its style
     and noise, are one row of one draw from `generator`; the weights are of a generator of their own, seeded by an
     earlier draw.
 
-    Args:
+    Attributes:
         images_per_generator: consecutive images of one draw that have the same weights.
         channels: maps of each scale but the finest, which has half as many.
         style: standard deviation of the logarithm of the factor by which a style modulates a map.
         noise: standard deviation of the coarsest noise beside a map's of 1; 0 leaves the first maps alone random.
-
-    Raises:
-        ValueError: for a setting out of its range.
     """
 
-    def __init__(
-        self, *, images_per_generator: int = 16, channels: int = 24, style: float = 1.0, noise: float = 1.5
-    ) -> None:
-        check_whole_number("images_per_generator", images_per_generator, least=1, most=2**20)
-        check_whole_number("channels", channels, least=8, most=512)
-        for name, deviation in (("style", style), ("noise", noise)):
-            check_number(name, deviation, least=0, most=4)
-        self.images_per_generator = images_per_generator
-        self.channels = channels
-        self.style = float(style)
-        self.noise = float(noise)
+    images_per_generator = 16
+    channels = 24
+    style = 1.0
+    noise = 1.5
 
     def sample(
         self,

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_modules.priors.base import RandomRows, RowPrior, check_interval
+from lightning_modules.priors.base import RandomRows, RowPrior
 from lightning_modules.priors.colours import palette, palette_numbers, tone, tone_numbers
-from lightning_modules.setting_checks import check_number, check_whole_number
 
 __all__ = ["ShaderPrior"]
 
@@ -31,13 +30,13 @@ class ShaderPrior(RowPrior):
     Networks of coordinates that make pictures are those of Stanley (2007), "Compositional pattern producing networks";
     short random programs of this kind as pre-training images: Baradad et al. (2022), "Procedural Image Programs for
     Representation Learning", whose programs people wrote. Here a program is drawn: its coordinates are turned, scaled,
-    bent by sines of three octaves, at times taken as radius and angle or folded to tiles; a network of `depth` layers,
+    bent by sines of three octaves, at times taken as radius and angle or folded to tiles; a network of two layers,
     each unit a sine, a triangle wave, a soft step or a bump, with random connections, makes fields of them; fields are
     colours, or places on a palette, with soft steps and shading.
 
     Its defaults were chosen by looking, and by the slope of the spectra.
 
-    Args:
+    Attributes:
         units: of each layer, a multiple of 4.
         depth: layers.
         frequency: least and largest of the first layer, in cycles per shorter side of the image.
@@ -46,38 +45,15 @@ class ShaderPrior(RowPrior):
         tiled: probability that coordinates are folded, so that the pattern repeats.
         edges: probability that a soft step of a field parts the image in two.
         supersampling: points along each side of a pixel, whose mean it is. Time grows with its square.
-
-    Raises:
-        ValueError: for a setting out of its range.
     """
 
-    def __init__(
-        self,
-        *,
-        units: int = 8,
-        depth: int = 2,
-        frequency: tuple[float, float] = (0.25, 6.0),
-        warp: float = 0.5,
-        polar: float = 0.25,
-        tiled: float = 0.25,
-        edges: float = 0.6,
-        supersampling: int = 2,
-    ) -> None:
-        for name, whole, most in (("units", units, 256), ("depth", depth, 16), ("supersampling", supersampling, 8)):
-            check_whole_number(name, whole, least=1, most=most)
-        if units % _KINDS:
-            raise ValueError(f"units must be a multiple of {_KINDS}, got {units!r}")
-        check_number("warp", warp, least=0, most=4)
-        for name, share in (("polar", polar), ("tiled", tiled), ("edges", edges)):
-            check_number(name, share, least=0, most=1)
-        self.units = units
-        self.depth = depth
-        self.frequency = check_interval("frequency", frequency, most=64)
-        self.warp = float(warp)
-        self.polar = float(polar)
-        self.tiled = float(tiled)
-        self.edges = float(edges)
-        self.supersampling = supersampling
+    units = 8
+    depth = 2
+    frequency = (0.25, 6.0)
+    warp = 0.5
+    polar = tiled = 0.25
+    edges = 0.6
+    supersampling = 2
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
         """See `RowPrior`."""

@@ -104,7 +104,7 @@ NESTED = {
             {"class_path": "DeadLeavesPrior", "init_args": {"leaves": 5}},
             {"class_path": "FractalPrior"},
             {"class_path": "GradientPrior"},
-            {"class_path": "ShaderPrior", "init_args": {"frequency": [1, 2]}},
+            {"class_path": "ShaderPrior"},
             {"class_path": "RandomGeneratorPrior"},
         ],
         "weights": [3, 1, 1, 0.5, 2, 2.5],
