@@ -200,7 +200,7 @@ class FedDPSD(DataFreeDistillation):
         # One size for all: the step alone fixes it.
         size = int(sizes[0]) if self.schedule.fixed_beforehand else None
         annotator.charge_elsewhere(size=size)
-        answers = self._answers(self._question(outputs, images, candidates=candidates, size=size))
+        answers = self._answers(self._question(outputs, images, candidates=candidates))
         targets, epsilon = self.label_targets.targets, annotator.epsilon
         votes = [targets(outputs, labels.to(outputs.device), candidates, epsilon=epsilon) for labels in answers]
         return Annotation(torch.stack(votes).mean(dim=0))
@@ -234,19 +234,10 @@ class FedDPSD(DataFreeDistillation):
         return "server" if isinstance(annotator, GradientAnnotator) and annotator.mechanism.of_ensemble else "client"
 
     def _question(
-        self,
-        outputs: torch.Tensor,
-        images: torch.Tensor,
-        *,
-        candidates: torch.Tensor | None = None,
-        size: int | None = None,
+        self, outputs: torch.Tensor, images: torch.Tensor, *, candidates: torch.Tensor | None = None
     ) -> Question:
         return Question(
-            number=self.steps_done,
-            images=images.detach().float(),
-            outputs=outputs.float(),
-            candidates=candidates,
-            size=size,
+            number=self.steps_done, images=images.detach().float(), outputs=outputs.float(), candidates=candidates
         )
 
     def _answers(self, question: Question) -> list[torch.Tensor]:
@@ -337,7 +328,6 @@ class FedDPSD(DataFreeDistillation):
             run=annotator.account.ledger.run,
             switch="label" if label else "data",
             noise_by=self.noise_by,
-            unit=self.unit,
             calls=self.run.plan.calls,
             batch_size=self.batch_size,
             num_classes=self.num_classes,

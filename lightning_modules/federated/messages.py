@@ -66,7 +66,6 @@ class Terms:
         switch: What is answered: gradients (`data`) or classes (`label`).
         noise_by: Who adds the noise: each client to what it sends, or the server to the sum, which it then has to be
             trusted with. Of labels it is always the clients.
-        unit: What the server's figures are about, `record` or `client`.
         calls: Questions that the run plans in all; None where no end is known.
         batch_size: B, images of one question.
         num_classes: c.
@@ -81,7 +80,6 @@ class Terms:
     run: str
     switch: Switch
     noise_by: Literal["client", "server"]
-    unit: Literal["record", "client"]
     calls: int | None
     batch_size: int
     num_classes: int
@@ -110,14 +108,12 @@ class Question:
         outputs: The student's logits, shape (B, c), float32.
         candidates: Of labels: which classes an answer is chosen from, shape (B, c), bool, by the student's outputs
             alone; None for gradients.
-        size: Candidates in every set, where that was fixed before the run.
     """
 
     number: int
     images: torch.Tensor
     outputs: torch.Tensor
     candidates: torch.Tensor | None = None
-    size: int | None = None
 
 
 @dataclass(frozen=True)

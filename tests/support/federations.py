@@ -79,7 +79,6 @@ def terms(**changed: Any) -> Terms:
             "run": "aa" * 16,
             "switch": "data",
             "noise_by": "client",
-            "unit": "record",
             "calls": 5,
             "batch_size": BATCH_SIZE,
             "num_classes": 10,

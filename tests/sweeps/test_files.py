@@ -73,8 +73,7 @@ def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.Mo
         write_cifar10(teachers / "data")
         write_medmnist(teachers / "data")
     # The files are small ones that were made here, and not those that were published.
-    monkeypatch.setattr("datamodules.cifar.require_md5", lambda *_: None)
-    monkeypatch.setattr("datamodules.medmnist.require_md5", lambda *_: None)
+    monkeypatch.setattr("datamodules.base.require_md5", lambda *_: None)
     monkeypatch.setitem(INFO["pneumoniamnist"], "n_samples", {"train": 60, "val": 20, "test": 30})
     config = yaml.safe_load(path.read_text())
     # A Poisson sample of 4 expected records is empty once in 55 times, and direct training then updates nothing.

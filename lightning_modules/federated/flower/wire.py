@@ -38,7 +38,7 @@ __all__ = [
 Scalar = bool | bytes | float | int | str
 """What one entry of a Flower configuration may be."""
 
-_VERSION = 3
+_VERSION = 4
 _TYPES = {torch.bool: "|b1", torch.float32: "<f4", torch.int64: "<i8"}
 _T = TypeVar("_T")
 
@@ -131,7 +131,7 @@ def _loss(given: Any) -> bool:
 
 
 INTRODUCE: Rules = {"num_classes": _whole(2), "image_shape": _shape}
-_ASK: Rules = {"number": _whole(0), "size": _or_null(_whole(1))}
+_ASK: Rules = {"number": _whole(0)}
 _INTRODUCTION: Rules = {
     "name": _text(r"[\w][\w .-]{0,99}"),
     "num_records": _or_null(_whole(1)),
@@ -145,7 +145,6 @@ _TERMS: Rules = {
     "run": _text("[0-9a-f]{32}"),
     "switch": _text("data|label"),
     "noise_by": _text("client|server"),
-    "unit": _text("record|client"),
     "calls": _or_null(_whole(0)),
     "batch_size": _whole(1),
     "num_classes": _whole(2),
@@ -186,7 +185,7 @@ def read_terms(values: Mapping[str, Any]) -> Terms:
 def pack_question(question: Question) -> tuple[list[bytes], dict[str, Scalar]]:
     """One round's question: images, outputs and, of labels, candidates; and its number."""
     tensors = [question.images, question.outputs, *([] if question.candidates is None else [question.candidates])]
-    return [to_bytes(tensor) for tensor in tensors], pack("ask", number=question.number, size=question.size)
+    return [to_bytes(tensor) for tensor in tensors], pack("ask", number=question.number)
 
 
 def read_question(arrays: Sequence[bytes], values: Mapping[str, Any], terms: Terms) -> Question:

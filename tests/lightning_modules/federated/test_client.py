@@ -42,10 +42,10 @@ def test_an_answer_is_charged_for_what_it_is() -> None:
 
 
 def test_classes_are_charged_as_so_many_responses_over_the_smallest_set() -> None:
-    """A server may say that a size was fixed beforehand; a client need not believe it."""
+    """Whatever their size: a server may choose it by what it was answered."""
     asked = client()
     asked.begin(terms(**LABELS))
-    answer = asked.answer(question(candidates=candidates(4), size=4))
+    answer = asked.answer(question(candidates=candidates(4)))
     assert answer.shape == (BATCH_SIZE,) and int(answer.max()) < 4
     ((charge, _),) = asked.annotator.account.counts().items()
     assert charge.release == Repeated(RandomizedResponse(1.0, 3), BATCH_SIZE)

@@ -55,7 +55,6 @@ def all_terms(draw: st.DrawFn) -> Terms:
         run=draw(RUNS),
         switch=draw(st.sampled_from(["data", "label"])),
         noise_by=draw(st.sampled_from(["client", "server"])),
-        unit=draw(st.sampled_from(["record", "client"])),
         calls=draw(st.none() | st.integers(0, 10**9)),
         batch_size=draw(st.integers(1, 4096)),
         num_classes=draw(st.integers(2, 1000)),
@@ -111,10 +110,10 @@ LABELS = {"switch": "label", "mechanism": {"epsilon": 1.0, "smallest": 3, "delta
 @pytest.mark.parametrize("label", [False, True])
 def test_questions_arrive(label: bool) -> None:
     candidates = torch.arange(10).expand(BATCH_SIZE, 10) < 3
-    asked = question(7, **({"candidates": candidates, "size": 3} if label else {}))
+    asked = question(7, **({"candidates": candidates} if label else {}))
     arrays, config = pack_question(asked)
     arrived = read_question(arrays, unpack(config)[1], terms(**(LABELS if label else {})))
-    assert (arrived.number, arrived.size) == (7, asked.size)
+    assert arrived.number == 7
     for name in ("images", "outputs", "candidates"):
         first, second = getattr(asked, name), getattr(arrived, name)
         assert (first is None and second is None) or torch.equal(first, second)
@@ -141,7 +140,6 @@ def test_damaged_messages_are_messages_or_refused(content: Any, version: int) ->
         ({"run": 3}, "run of a message"),
         ({"switch": "both"}, "switch of a message"),
         ({"noise_by": ["client"]}, "noise_by of"),
-        ({"unit": None}, "unit of"),
         ({"calls": -1}, "calls of"),
         ({"batch_size": True}, "batch_size of"),
         ({"num_classes": 1}, "num_classes of"),
@@ -194,15 +192,15 @@ def test_introductions_that_are_none_are_refused(changed: dict[str, Any]) -> Non
     [
         {},
         {"version": 99, "kind": "ask", "content": "{}"},
-        {"version": 3, "kind": 4, "content": "{}"},
-        {"version": 3, "kind": "ask", "content": "["},
-        {"version": 3, "kind": "ask", "content": "[" * 100_000},
-        {"version": 3, "kind": "ask", "content": "[]"},
-        {"version": 3, "kind": "ask", "content": b"{}"},
-        {"version": 3, "kind": "ask"},
-        {"version": 3, "kind": "ask", "content": '{"number": -1, "size": null}'},
-        {"version": 3, "kind": "ask", "content": '{"number": 1, "size": 0}'},
-        {"version": 3, "kind": "ask", "content": '{"number": 1}'},
+        {"version": 4, "kind": 4, "content": "{}"},
+        {"version": 4, "kind": "ask", "content": "["},
+        {"version": 4, "kind": "ask", "content": "[" * 100_000},
+        {"version": 4, "kind": "ask", "content": "[]"},
+        {"version": 4, "kind": "ask", "content": b"{}"},
+        {"version": 4, "kind": "ask"},
+        {"version": 4, "kind": "ask", "content": '{"number": -1}'},
+        {"version": 4, "kind": "ask", "content": '{"number": 1, "more": 0}'},
+        {"version": 4, "kind": "ask", "content": "{}"},
     ],
 )
 def test_questions_that_are_none_are_refused(config: dict[str, Any]) -> None:
@@ -231,7 +229,7 @@ CANDIDATES = torch.arange(10).expand(BATCH_SIZE, 10) < 3
     ],
 )
 def test_answers_that_cannot_be_used_are_refused(answer: torch.Tensor, reason: str) -> None:
-    asked = question() if answer.dim() == 2 else question(candidates=CANDIDATES, size=3)
+    asked = question() if answer.dim() == 2 else question(candidates=CANDIDATES)
     good = torch.ones(BATCH_SIZE, 10) if answer.dim() == 2 else torch.full((BATCH_SIZE,), 2)
     assert torch.equal(read_answer([to_bytes(good)], {"number": 0}, asked), good)
     with pytest.raises(WireError, match=reason):
@@ -314,7 +312,7 @@ def test_a_second_run_has_a_folder_of_its_own_and_composes(own: Path) -> None:
     [
         (pack("begin"), "a message must hold"),
         (pack("stop"), "must be introduce, begin, ask or end"),
-        ({"kind": "begin"}, "of version 3"),
+        ({"kind": "begin"}, "of version 4"),
         (_begin(num_classes=9), "introduced for other images or classes"),
         (_begin(noise_by="server"), "has not set trusts_server"),
         (_begin(mechanism={"scope": "run"}), "for its owner to set"),
