@@ -10,8 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import pickle
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -32,14 +31,13 @@ __all__ = ["ClippingTrial", "Extracts", "changed", "digests", "logits_after"]
 Extracts: TypeAlias = Literal["forward_features", "feature_extractor"]
 """The part of a network whose outputs are computed once, in eval mode."""
 
+#: Most that a sum may be off, in clipping norms for each record: the margins of the ways, and what float32 takes.
 _TOLERANCE: dict[Way, float] = {"flat": 1e-5, "linear": 1e-5, "ghost": 1e-3}
-"""Most that a sum may be off in float64, in clipping norms for each record: the ways' own margins."""
 _SINGLE_PRECISION = 2e-2
-"""The same in float32, and for TF32."""
+#: The last records, of almost no contrast.
 _FAINT = 3
-"""Records of almost no contrast, the last."""
+#: Numbers that are kept of a parameter's gradient: those of large networks would fill the memory.
 _BUCKETS = 2**14
-"""Numbers that are kept of a parameter's gradient: records of large networks would fill the memory."""
 _WHAT_TO_DO = (
     "DP-SGD bounds a record only where the network treats each image by itself: without statistics over a batch "
     "(GroupNorm in place of BatchNorm), without views or patches in the batch axis, with layers that Opacus has "
@@ -49,18 +47,12 @@ _WHAT_TO_DO = (
 
 def digests(network: nn.Module, *, trained: bool) -> dict[str, str]:
     """SHA-256 of each buffer, parameter and extra state; parameters that are trained only where asked for."""
-    values: dict[str, Any] = {
-        **network.state_dict(),
-        **dict(network.named_buffers()),
-        **dict(network.named_parameters()),
-    }
-    if not trained:
-        for name, parameter in network.named_parameters(remove_duplicate=False):
-            if parameter.requires_grad:
-                values.pop(name, None)
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    values: dict[str, Any] = {**network.state_dict(), **dict(network.named_buffers()), **parameters}
     return {
         name: hashlib.sha256(bytes_of(value) if isinstance(value, Tensor) else pickle.dumps(value)).hexdigest()
         for name, value in values.items()
+        if trained or name not in parameters or not parameters[name].requires_grad
     }
 
 
@@ -71,10 +63,9 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 def logits_after(network: Any, extracts: Extracts | None, inputs: Tensor) -> Tensor:
     """Logits of images, or of what `extracts` gave of them."""
-    if extracts is None:
-        logits: Tensor = network(inputs)
-    else:
-        logits = network.head(inputs) if extracts == "forward_features" else network.forward_extracted(inputs)
+    if extracts is not None:
+        network = network.head if extracts == "forward_features" else network.forward_extracted
+    logits: Tensor = network(inputs)
     return logits
 
 
@@ -109,9 +100,25 @@ class ClippingTrial:
         Raises:
             ValueError: None holds, the network draws at random in train mode, or writes into its own state.
         """
-        weight = next(parameter for parameter in network.parameters() if parameter.requires_grad)
-        with torch.random.fork_rng(devices=[weight.device] if weight.device.type == "cuda" else []):
-            return _settled(network, way, self)
+        device = next(parameter.device for parameter in network.parameters() if parameter.requires_grad)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            double = True
+            try:
+                tried = _Copy(network, self, double=True)
+                tried.logits(tried.batch([0])[0])
+            except (RuntimeError, TypeError):  # of a network, or a device, that knows float32 only
+                double = False
+                tried = _Copy(network, self, double=False)
+            _require_steady(tried)
+            reference = _referred(tried)
+            why = None
+            ways: tuple[Way, ...] = ("ghost", "flat") if way == "ghost" else (way,)
+            for candidate in ways:
+                problem = _problem(network, candidate, self, reference, double=double)
+                if problem is None:
+                    return candidate, why
+                why = problem
+        raise ValueError(f"model.network: {why}. {_WHAT_TO_DO}")
 
     def records(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Public records, extreme ones among them: images (R, K, C, H, W) of K views, and labels (R,)."""
@@ -153,6 +160,7 @@ class _Copy:
         weight = next(iter(self.trained.values()))
         images, self.labels = trial.records(weight.device)
         self.images = images.to(weight.dtype)
+        self._clipped: RecordClipping | None = None
 
     def batch(self, rows: list[int]) -> tuple[Tensor, Tensor]:
         """Inputs (N K, ...) and labels (N K,) of some records, as the training has them."""
@@ -174,6 +182,21 @@ class _Copy:
         loss = F.cross_entropy(adjusted(self.logits(inputs), log_prior), labels, label_smoothing=smoothing)
         found = torch.autograd.grad(loss, list(self.trained.values()), allow_unused=True, materialize_grads=True)
         return [gradient.double() for gradient in found]
+
+    def clipped(self, rows: list[int], way: Way, limit: float) -> list[Tensor]:
+        """Sum of the clipped gradients of some records, as the training computes it; of one way and limit a copy."""
+        trained = list(self.trained.values())
+        if self._clipped is None:
+            self._clipped = WAYS[way](self.network, max_grad_norm=limit, **self.trial.loss)
+        optimizer = self._clipped.optimizer(
+            torch.optim.SGD(trained), noise_multiplier=0.0, max_grad_norm=limit, expected_batch_size=1
+        )
+        optimizer.zero_grad()
+        inputs, labels = self.batch(rows)
+        self._clipped.add(inputs, labels, forward=self.logits, optimizer=optimizer, views=self.images.shape[1])
+        optimizer.signal_skip_step(do_skip=True)
+        optimizer.step()
+        return [parameter.summed_grad for parameter in trained]  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -212,26 +235,6 @@ def _norm(gradients: list[Tensor]) -> float:
     return float(torch.stack([gradient.norm() for gradient in gradients]).norm())
 
 
-def _settled(network: nn.Module, way: Way, trial: ClippingTrial) -> tuple[Way, str | None]:
-    double = True
-    try:
-        tried = _Copy(network, trial, double=True)
-        tried.logits(tried.batch([0])[0])
-    except (RuntimeError, TypeError):  # of a network, or a device, that knows float32 only
-        double = False
-        tried = _Copy(network, trial, double=False)
-    _require_steady(tried)
-    reference = _referred(tried)
-    why = None
-    candidates: tuple[Way, ...] = ("ghost", "flat") if way == "ghost" else (way,)
-    for candidate in candidates:
-        problem = _problem(network, candidate, trial, reference, double=double)
-        if problem is None:
-            return candidate, why
-        why = problem
-    raise ValueError(f"model.network: {why}. {_WHAT_TO_DO}")
-
-
 def _referred(tried: _Copy) -> _Reference:
     gradients, norms, used = [], [], dict.fromkeys(tried.trained, False)
     for record in range(len(tried.images)):
@@ -255,138 +258,102 @@ def _require_steady(tried: _Copy) -> None:
     """Refuses a network that draws at random, or writes into what is saved or read by the next batch."""
     before = digests(tried.network, trained=True)
     rows = list(range(len(tried.images)))
-    with _watched_draws(tried) as drawing, torch.no_grad():
+    drawing, handles = _watched_draws(tried)
+    with torch.no_grad():
         first, again = (tried.logits(tried.batch(rows)[0]) for _ in range(2))
+    for handle in handles:
+        handle.remove()
     if written := changed(before, digests(tried.network, trained=True)):
         raise ValueError(
             f"model.network: {written[0]!r} changes when images are passed through the network in train mode: it would "
             "keep, and publish without noise, something of private records. Take it out (of BatchNorm: take GroupNorm)"
         )
     if drawing or not torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True):
-        named = f"{drawing[0]} draws" if drawing else "it draws"
         raise ValueError(
-            f"model.network: {named} at random in train mode: a record's draw would depend on who else is in the batch "
-            "and on a seed that others may know. Set its probability (dropout, drop_path) to 0, or leave it out; "
-            "model.augmentation_multiplicity varies the images of a record instead"
+            f"model.network: {(drawing or ['it'])[0]} draws at random in train mode: a record's draw would depend on "
+            "who else is in the batch and on a seed that others may know. Set its probability (dropout, drop_path) to "
+            "0, or leave it out; model.augmentation_multiplicity varies the images of a record instead"
         )
 
 
-@contextmanager
-def _watched_draws(tried: _Copy) -> Iterator[list[str]]:
-    """Names of layers during which torch's generators moved, the innermost first."""
+def _watched_draws(tried: _Copy) -> tuple[list[str], list[Any]]:
+    """A list that gets the name of the first layer to move torch's generators, and the hooks that look for it."""
     device = tried.images.device
     found: list[str] = []
-    within: list[str] = []
 
     def state() -> list[Tensor]:
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
     start = state()
 
-    def look(name: str) -> None:
-        if not found and not all(map(torch.equal, state(), start)):
-            found.append(name)
-
-    def enter(name: str) -> Callable[..., None]:
+    def look(name: str) -> Callable[..., None]:
         def hook(*_: Any) -> None:
-            look(within[-1] if within else "it")
-            within.append(name)
+            if not found and not all(map(torch.equal, state(), start)):
+                found.append(name)
 
         return hook
 
     handles: list[Any] = []
     for name, module in tried.network.named_modules():
-        said = f"{type(module).__name__} {name!r}" if name else type(module).__name__
-        handles += [
-            module.register_forward_pre_hook(enter(said)),
-            module.register_forward_hook(lambda *_: look(within.pop())),
-        ]
-    try:
-        yield found
-        look("it")
-    finally:
-        for handle in handles:
-            handle.remove()
+        # What has moved before a layer begins is of none.
+        handles.append(module.register_forward_pre_hook(look("it")))
+        handles.append(module.register_forward_hook(look(f"{type(module).__name__} {name!r}" if name else "it")))
+    return found, handles
 
 
 def _problem(network: nn.Module, way: Way, trial: ClippingTrial, reference: _Reference, *, double: bool) -> str | None:
     """What is wrong with a way of clipping for a network, in words; None where it holds."""
     records = len(reference.norms)
     order = torch.randperm(records, generator=torch.Generator().manual_seed(3)).tolist()
-    tolerance = _TOLERANCE[way] if double else _SINGLE_PRECISION
-    clipping = _Clipping(network, way, trial, reference.limit, double=double)
+    tried = _Copy(network, trial, double=double)
     # All, all but one, and few: a difference of two sums is what one record contributes.
     for rows in (order, *([one for one in order if one != left] for left in order[:4]), order[:2]):
-        if (problem := clipping.compared(rows, reference, tolerance)) is not None:
+        problem = _compared(tried, rows, way, reference, _TOLERANCE[way] if double else _SINGLE_PRECISION)
+        if problem is not None:
             return problem
-    single = _Clipping(network, way, trial, reference.limit, double=False)
+    tried = _Copy(network, trial, double=False)
     # Without faint images, of which float32 gives other gradients than float64.
     picks = torch.randint(records - _FAINT, (trial.physical,), generator=torch.Generator().manual_seed(4)).tolist()
-    if (problem := single.compared(picks, reference, _SINGLE_PRECISION)) is not None:
+    if (problem := _compared(tried, picks, way, reference, _SINGLE_PRECISION)) is not None:
         return problem
     if way == "ghost":
         for row, norm in enumerate(reference.norms.tolist()):
             if norm > reference.limit:
-                found = _norm(single.total([row])) / reference.limit
+                found = _norm(tried.clipped([row], way, reference.limit)) / reference.limit
                 # Opacus divides by the norm and 1e-6.
                 if abs(found - (1 - GHOST_MARGIN) * norm / (norm + 1e-6)) > GHOST_MARGIN / 10:
                     return f"ghost clipping makes {found:.6f} C of a record's gradient, not {1 - GHOST_MARGIN:.4f} C"
     return None
 
 
-class _Clipping:
-    """One way to clip a copy of the network, as the training does."""
+def _compared(tried: _Copy, rows: list[int], way: Way, reference: _Reference, tolerance: float) -> str | None:
+    """What is wrong with the sum over some records; None where it is as it should be."""
+    try:
+        found = [_sketch(part).cpu() for part in tried.clipped(rows, way, reference.limit)]
+    except Exception as error:  # of anybody's network under hooks
+        return f"{way} clipping fails within a batch of {len(rows)}{_layer(tried, rows, reference)}: {error}"
+    off = _norm([one - other.cpu() for one, other in zip(found, reference.clipped(rows), strict=True)])
+    off /= len(rows) * reference.limit
+    if off <= tolerance:
+        return None
+    return (
+        f"what {way} clipping makes of a batch of {len(rows)} public images is off by {off:.2g} C for each from their "
+        f"clipped gradients, each in a batch of one{_layer(tried, rows, reference)}"
+    )
 
-    def __init__(self, network: nn.Module, way: Way, trial: ClippingTrial, limit: float, *, double: bool) -> None:
-        self.way, self.limit = way, limit
-        self.tried = _Copy(network, trial, double=double)
-        self._clipped: RecordClipping | None = None
 
-    def total(self, rows: list[int]) -> list[Tensor]:
-        """Sum of the clipped gradients of some records."""
-        trained = list(self.tried.trained.values())
-        if self._clipped is None:
-            self._clipped = WAYS[self.way](self.tried.network, max_grad_norm=self.limit, **self.tried.trial.loss)
-        optimizer = self._clipped.optimizer(
-            torch.optim.SGD(trained), noise_multiplier=0.0, max_grad_norm=self.limit, expected_batch_size=1
-        )
-        optimizer.zero_grad()
-        inputs, labels = self.tried.batch(rows)
-        views = self.tried.images.shape[1]
-        self._clipped.add(inputs, labels, forward=self.tried.logits, optimizer=optimizer, views=views)
-        optimizer.signal_skip_step(do_skip=True)
-        optimizer.step()
-        found: list[Tensor] = [parameter.summed_grad for parameter in trained]  # type: ignore[attr-defined]
-        return found
-
-    def compared(self, rows: list[int], reference: _Reference, tolerance: float) -> str | None:
-        """What is wrong with the sum over some records."""
-        try:
-            found = [_sketch(part) for part in self.total(rows)]
-        except Exception as error:  # of anybody's network under hooks
-            return f"{self.way} clipping fails within a batch of {len(rows)}{self._layer(rows, reference)}: {error}"
-        expected = reference.clipped(rows)
-        off = _norm([one.cpu() - other.cpu() for one, other in zip(found, expected, strict=True)])
-        off /= len(rows) * self.limit
-        if off <= tolerance:
-            return None
-        return (
-            f"what {self.way} clipping makes of a batch of {len(rows)} public images is off by {off:.2g} C for each "
-            f"from their clipped gradients, each in a batch of one{self._layer(rows, reference)}"
-        )
-
-    def _layer(self, rows: list[int], reference: _Reference) -> str:
-        """The parameter whose per-sample gradients are furthest from those in a batch of one, where they are kept."""
-        worst, text = 0.0, ""
-        for number, (name, parameter) in enumerate(self.tried.trained.items()):
-            each = getattr(parameter, "grad_sample", None)
-            if not isinstance(each, Tensor):
-                continue
-            if len(each) != len(rows):
-                return f" (the layer of {name!r} has {len(each)} rows for {len(rows)} records)"
-            wanted = [reference.gradients[row][number].cpu() for row in rows]
-            size = max(float(one.norm()) for one in wanted) or 1.0
-            off = max(float((_sketch(one).cpu() - two).norm()) for one, two in zip(each, wanted, strict=True)) / size
-            if off > worst:
-                worst, text = off, f" (first of all the layer of {name!r})"
-        return text
+def _layer(tried: _Copy, rows: list[int], reference: _Reference) -> str:
+    """The parameter whose per-sample gradients are furthest from those in a batch of one, where they are kept."""
+    worst, text = 0.0, ""
+    for number, (name, parameter) in enumerate(tried.trained.items()):
+        each = getattr(parameter, "grad_sample", None)
+        if not isinstance(each, Tensor):
+            continue
+        if len(each) != len(rows):
+            return f" (the layer of {name!r} has {len(each)} rows for {len(rows)} records)"
+        wanted = torch.stack([reference.gradients[row][number].cpu() for row in rows])
+        apart = torch.stack([_sketch(one).cpu() for one in each]) - wanted
+        off = float(apart.norm(dim=1).max()) / (float(wanted.norm(dim=1).max()) or 1.0)
+        if off > worst:
+            worst, text = off, f" (first of all the layer of {name!r})"
+    return text

@@ -231,10 +231,11 @@ def faint_contribution(teacher: DPSGDTeacher, way: Any) -> float:
     """Norm of what one faint image contributes at most, in clipping norms."""
     trial = ClippingTrial(image_shape=(1, 8, 8), num_classes=10, physical=1)
     reference = clipping_trial._referred(clipping_trial._Copy(teacher.network, trial, double=True))
-    clipping = clipping_trial._Clipping(teacher.network, way, trial, reference.limit, double=False)
+    tried = clipping_trial._Copy(teacher.network, trial, double=False)
     noise = torch.rand(300, 1, 1, 8, 8, generator=torch.Generator().manual_seed(0)) - 0.5
-    clipping.tried.images, clipping.tried.labels = 0.95 + noise / 500, torch.zeros(300, dtype=torch.int64)
-    return max(clipping_trial._norm(clipping.total([row])) for row in range(300)) / reference.limit
+    tried.images, tried.labels = 0.95 + noise / 500, torch.zeros(300, dtype=torch.int64)
+    sums = (tried.clipped([row], way, reference.limit) for row in range(300))
+    return max(map(clipping_trial._norm, sums)) / reference.limit
 
 
 def test_ghost_clipping_that_float32_breaks_gives_way_to_flat_and_stays_so_on_resume(

@@ -156,6 +156,7 @@ def test_a_fixed_front_sees_every_view(start: torch.Tensor, monkeypatch: pytest.
     monkeypatch.setattr(Scattering2d, "forward", watched)
     feature_extractor = linear_spec(scales=1, groups=9)
     settings: dict[str, Any] = {"network": feature_extractor, "same_coins": True, "steps": 2}
+    settings["physical_batch_size"] = 1024
     counts = []
     for views in (1, 3):
         seen.clear()
