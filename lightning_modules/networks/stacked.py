@@ -22,7 +22,6 @@ __all__ = [
     "in_threads",
     "one_thread",
     "stack_states",
-    "vectorised_call",
     "with_feature_extractor",
     "without_feature_extractor",
 ]
@@ -65,25 +64,6 @@ def stack_states(networks: Sequence[nn.Module]) -> dict[str, Tensor]:
     """Return weights and buffers of all networks, each (n, ...), as copies on the CPU; names as in a `state_dict`."""
     states = [network.state_dict() for network in networks]
     return {name: torch.stack([state[name].detach().cpu() for state in states]) for name in states[0]} if states else {}
-
-
-def vectorised_call(
-    template: nn.Module, *, randomness: str = "error", shared_images: bool
-) -> Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor], Tensor]:
-    """Return what asks n networks in one call: stacked parameters, stacked buffers, images → logits (n, N, c).
-
-    Args:
-        template: the architecture, in the mode that the networks are to be in; its own weights are not used.
-        randomness: `different` where the networks draw (dropout), `error` where they must not.
-        shared_images: images are (N, C, H, W), the same for all; else (n, N, C, H, W).
-    """
-
-    def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], images: Tensor) -> Tensor:
-        logits: Tensor = functional_call(template, (parameters, buffers), (images,))
-        return logits
-
-    call: Callable[..., Tensor] = torch.vmap(one, in_dims=(0, 0, None if shared_images else 0), randomness=randomness)
-    return call
 
 
 def without_feature_extractor(network: nn.Module) -> tuple[nn.Module, nn.Module | None]:
@@ -225,7 +205,11 @@ class NetworkStack:
                 return torch.stack(in_threads(ask, range(len(self)), pool=pool))
 
     def _by_vmap(self, pieces: list[Tensor]) -> Tensor:
-        call = vectorised_call(self._template, shared_images=True)
+        def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], images: Tensor) -> Tensor:
+            logits: Tensor = functional_call(self._template, (parameters, buffers), (images,))
+            return logits
+
+        call = torch.vmap(one, in_dims=(0, 0, None))
         chunks = self._on(pieces[0].device)
         return torch.cat([torch.cat([call(*chunk, piece) for piece in pieces], dim=1) for chunk in chunks])
 

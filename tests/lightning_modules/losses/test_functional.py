@@ -144,7 +144,7 @@ def test_soft_cross_entropy_is_its_definition_and_rows_are_apart() -> None:
     assert torch.equal(gradient(loss[0], logits)[1:], torch.zeros(5, 4))
 
 
-def test_generator_terms_move_the_way_the_papers_say() -> None:
+def test_terms_of_the_generators_loss_move_the_way_the_papers_say() -> None:
     certain, doubtful = torch.eye(4) * 20, torch.zeros(4, 4)
     assert one_hot_loss(certain) < 1e-6 < one_hot_loss(doubtful)
     assert class_balance(certain).item() == pytest.approx(-math.log(4), abs=1e-5)
