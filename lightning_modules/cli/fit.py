@@ -253,6 +253,7 @@ def command_line(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
         subclass_mode_data=True,
         save_config_callback=SaveConfig,
         seed_everything_default=0,
+        trainer_defaults={"num_sanity_val_steps": 0, "log_every_n_steps": 10},
         # Every method makes its own optimizers: `--optimizer` would replace them by a single one.
         auto_configure_optimizers=False,
         parser_class=UsageParser,

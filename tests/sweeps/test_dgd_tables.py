@@ -33,7 +33,7 @@ def cells(name: str, preset: str) -> list[Cell]:
 
 def settings(fit: Task) -> dict[str, Any]:
     """Dotted settings of a fit as the command line will have them, classes with their arguments beside the class."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"data.steps_per_epoch": 100, "data.batch_size": 256}  # as the code has them
 
     def flatten(values: Mapping[str, Any], prefix: str) -> None:
         for key, value in values.items():
