@@ -106,16 +106,17 @@ class Store:
         # Not in the fit's own folder, which loggers expect to be empty when a fit begins.
         return self.root / CLAIMS / f"{name}{ending}"
 
-    def resumable(self, name: str, *, digest: str, parents: Mapping[str, Any]) -> Path | None:
+    def resumable(self, task: Task, made: Mapping[str, Any]) -> Path | None:
         """The last checkpoint, also in the folder of a W&B run, where it is of this configuration and these parents."""
-        if _read(self._beside(name, ".json")) != {"digest": digest, "parents": dict(parents)}:
+        if _read(self._beside(task.name, ".json")) != {"digest": task.digest, "parents": dict(made)}:
             return None
-        found = [path for pattern in CHECKPOINTS for path in self.folder(name).glob(pattern) if path.is_file()]
+        found = [path for pattern in CHECKPOINTS for path in self.folder(task.name).glob(pattern) if path.is_file()]
         return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
 
-    def begin(self, name: str, *, digest: str, parents: Mapping[str, Any]) -> None:
+    def begin(self, task: Task, made: Mapping[str, Any]) -> None:
         """Notes what is begun, so that its checkpoint is known for what it is."""
-        write_atomically(self._beside(name, ".json"), json.dumps({"digest": digest, "parents": dict(parents)}))
+        note = {"digest": task.digest, "parents": dict(made)}
+        write_atomically(self._beside(task.name, ".json"), json.dumps(note))
 
     def clear(self, name: str) -> None:
         """Removes what must not be taken for the work of another configuration."""
@@ -181,26 +182,22 @@ class Order:
     """What a process has to know to make one fit.
 
     Attributes:
+        task: The fit.
         root: Of the store, from `workplace`.
-        name: Of its folder there.
-        digest: Its own.
-        parents: Which making of each parent it builds on.
-        fit: What is run.
-        places: Folder of each parent.
-        needs_record: See `Task`.
-        note: See `Task`.
+        made: Which making of each parent it builds on.
         workplace: Folder in which the command is given.
     """
 
+    task: Task
     root: str
-    name: str
-    digest: str
-    parents: Mapping[str, Any]
-    fit: Fit
-    places: Mapping[str, str]
-    needs_record: bool
-    note: Mapping[str, Any]
+    made: Mapping[str, Any]
     workplace: str = ""
+
+    def command(self, store: Store) -> list[str]:
+        """Its command line, which goes on where an interrupted one stopped."""
+        places = {alias: str(Path(self.root, name)) for alias, name in self.task.parents.items()}
+        resume = store.resumable(self.task, self.made)
+        return self.task.fit.command(Path(self.root, self.task.name), places, resume=resume)
 
 
 class Stopped(Exception):
@@ -242,17 +239,7 @@ class Plan:
 
     def order(self, name: str) -> Order:
         """What makes one of its fits."""
-        task = self.tasks[name]
-        return Order(
-            root=str(self.store.root),
-            name=name,
-            digest=task.digest,
-            parents=self.made_of(task),
-            fit=task.fit,
-            places={alias: str(self.store.folder(parent)) for alias, parent in task.parents.items()},
-            needs_record=task.needs_record,
-            note=task.note,
-        )
+        return Order(self.tasks[name], str(self.store.root), self.made_of(self.tasks[name]))
 
     def made_before(self) -> list[str]:
         """Lines that name what was made before of another configuration, and would be made and charged again."""
@@ -332,22 +319,21 @@ def make(order: Order, run: Callable[[Sequence[str], int], Any], *, strict: bool
         KeyboardInterrupt: Somebody wants everything to stop.
         SIGTERMException: The system does.
     """
-    store, name = Store(Path(order.workplace, order.root)), order.name
+    store, task, name = Store(Path(order.workplace, order.root)), order.task, order.task.name
+    mark = {"digest": task.digest, "parents": dict(order.made)}
     with store.claim(name) as claim:
         if claim is None:
             return None
-        note = store.done(name)
-        if note is not None and (note.get("digest"), note.get("parents")) == (order.digest, dict(order.parents)):
+        if mark.items() <= (store.done(name) or {}).items():
             return ""
-        resume = store.resumable(name, digest=order.digest, parents=order.parents)
-        if resume is None:
+        if store.resumable(task, order.made) is None:
             store.clear(name)
-        store.begin(name, digest=order.digest, parents=order.parents)
+        store.begin(task, order.made)
         # W&B writes elsewhere where the folder that it is given does not exist.
         store.folder(name).mkdir(parents=True, exist_ok=True)
         begun = time.monotonic()
         try:
-            run(order.fit.command(Path(order.root, name), order.places, resume=resume), claim)
+            run(order.command(store), claim)
         except Stopped:
             return None
         except KeyboardInterrupt:
@@ -366,11 +352,10 @@ def make(order: Order, run: Callable[[Sequence[str], int], Any], *, strict: bool
             return failure
         record = store.folder(name) / "result.json"
         measured = _read(record) or {}
-        if order.needs_record and not measured:
+        if task.needs_record and not measured:
             return store.fail(name, f"the fit ended without writing {record}")
         seconds = measured.get("wall_seconds") or time.monotonic() - begun
-        made = {"digest": order.digest, "parents": dict(order.parents), "made": uuid.uuid4().hex, "seconds": seconds}
-        store.finish(name, **order.note, **made)
+        store.finish(name, **task.note, **mark, made=uuid.uuid4().hex, seconds=seconds)
         return ""
 
 
@@ -382,7 +367,7 @@ class _ThisProcess(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        os.environ[MAKING] = args[0].name
+        os.environ[MAKING] = args[0].task.name
         try:
             future.set_result(make(args[0], self._fit, strict=self.strict))
         finally:
@@ -428,9 +413,7 @@ def run_plan(
     """
     if int(os.environ.get("LOCAL_RANK", "0")) > 0 and os.environ.get(MAKING) in plan.tasks:
         # Started by Lightning, by the same command line, for a fit on several devices; the first process has the claim.
-        order = plan.order(os.environ[MAKING])
-        resume = plan.store.resumable(order.name, digest=order.digest, parents=order.parents)
-        run(order.fit.command(plan.store.folder(order.name), order.places, resume=resume))
+        run(plan.order(os.environ[MAKING]).command(plan.store))
         return Progress(0, {}, 0, len(plan.tasks), None)
     for line in plan.made_before():
         say(f"[{plan.title}] {line}: it {AGAIN}")

@@ -104,18 +104,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Preset:
-    """How large everything is.
-
-    Attributes:
-        name: `smoke`, `cpu` or `paper`.
-        seeds: Seeds of each cell.
-        axes: Values kept of each axis, with what they change.
-        set: What the preset changes.
-        seconds: Estimated wall time of each fit.
-        note: What is not as in the paper.
-        exceptions: What combinations of values change, the spec's own first.
-        skip: Values of axes whose combination is left out.
-    """
+    """How large everything is, and what is not as in the paper; the spec's own exceptions and skips come first."""
 
     name: str
     seeds: Sequence[int]
@@ -129,25 +118,15 @@ class Preset:
 
 @dataclass(frozen=True)
 class Spec:
-    """A pipeline, a table or a figure.
+    """A pipeline, a table or a figure: what the module's example says, read and checked.
 
     Attributes:
         name: File name without its ending; `make table-<name>` or `make figure-<name>`.
-        title: Heading.
         kind: `pipeline`, `table` or `figure`.
-        folder: Of a pipeline, where its fits lie.
-        fits: Fits in order: configuration files and parameters.
-        paper: The paper's method.
         table: The table's name in `sweeps/reported`, or None.
         method: The method's name there.
-        note: Text below the heading.
-        presets: By name; a pipeline has none.
         figure: For figures of a grid: `x` (an axis of numbers), `log` and `label`.
-        seeded: Fits that take the cell's seed.
         compare_with: Rows of other tables to show with this one: `table`, `label`, and `cell`, labels to choose by.
-        value: Tables of a higher one are measured first; None is last.
-        unprinted: Values of axes whose combination the paper prints no figure of.
-        measures: Figures that are shown beside the accuracy, of `MEASURES`.
     """
 
     name: str

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from sweeps.runner.rendering import render_index, render_table
 from sweeps.runner.spec import Cell, Spec, list_specs
 from sweeps.runner.workers import Workers, add_worker_arguments, workers_of
 
-__all__ = ["Turn", "in_order", "measured_cells", "run_tables", "tables"]
+__all__ = ["Turn", "in_order", "run_tables", "tables"]
 
 TEACHER = "teacher_accuracy"
 """One of `MEASURES`: a record is without it unless its fit has looked at the teacher."""
@@ -135,39 +135,6 @@ def _write(record: Mapping[str, Any], spec: Spec, cell: Cell, *, preset: str, re
     write_atomically(path, json.dumps({**place, **record, **place}, indent=2, ensure_ascii=False) + "\n")
 
 
-def measured_cells(turns: Sequence[Turn], *, preset: str, results: Path, write: bool) -> list[Turn]:
-    """Leaves out what has a record of its current configuration, of any table, also where its fits were made elsewhere.
-
-    Args:
-        turns: What is to be measured.
-        preset: Its size.
-        results: Where the records are.
-        write: Give tables the records of those of their cells that another table has measured.
-
-    Returns:
-        What is left.
-    """
-    records = {}
-    for path in sorted(results.glob("*/*/records/*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if "digest" in record and "error" not in record:
-            records[str(record["digest"])] = record
-    for turn in turns if write else ():
-        new = False
-        for cell in turn.cells:
-            path = results / turn.spec.name / preset / "records" / f"{cell.name}.json"
-            record = records.get(cell.task.digest)
-            if record is not None and (
-                not path.is_file() or json.loads(path.read_text()).get("digest") != cell.task.digest
-            ):
-                _write(record, turn.spec, cell, preset=preset, results=results)
-                new = True
-        if new:
-            render_table(turn.spec, results=results)
-    left = [replace(turn, cells=[cell for cell in turn.cells if cell.task.digest not in records]) for turn in turns]
-    return [turn for turn in left if turn.cells]
-
-
 def tables(args: Sequence[str], *, run: Run) -> None:
     """The command `tables list | run | render`.
 
@@ -200,11 +167,6 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--results", default=RESULTS, help="Where records and rendered tables go.")
     add_worker_arguments(run.add_argument)
     run.add_argument("--dry-run", action="store_true", help="Show what would be run with its cost; run nothing.")
-    run.add_argument(
-        "--keep-records",
-        action="store_true",
-        help="Leave out cells of which --results has a record of their current configuration, of any table.",
-    )
     run.add_argument(
         "--hours", type=_hours, default=math.inf, help="Begin no fit that its estimate says would not end in that time."
     )
@@ -247,8 +209,6 @@ def _run(options: argparse.Namespace, run: Run) -> None:
     workers, until = workers_of(options), time.time() + 3600 * options.hours
     turns = in_order(_specs(options.names, options.preset), preset=options.preset, seeds=options.seeds)
     results = Path(options.results)
-    if options.keep_records:
-        turns = measured_cells(turns, preset=options.preset, results=results, write=not options.dry_run)
     if options.dry_run:
         _dry_run(turns, options)
         return

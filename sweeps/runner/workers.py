@@ -109,7 +109,7 @@ def make_in_a_process(
         See `make`.
     """
     taken = {"OMP_NUM_THREADS": "1", **os.environ, **environment, "PYTHONPATH": _sources()}
-    log = Path(workplace, order.root, f"{order.name}.log")
+    log = Path(workplace, order.root, f"{order.task.name}.log")
 
     def run(line: Sequence[str], claim: int) -> None:
         with log.open("wb") as output:

@@ -16,7 +16,7 @@ from support.sweep_fits import SPEC, Fits
 from lightning_modules.cli import main
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.spec import Spec, _locate, list_specs
-from sweeps.runner.tables import in_order, measured_cells, run_tables
+from sweeps.runner.tables import in_order, run_tables
 
 BY_VALUE = [
     "dpdfd-table1", "dpsd-table1", "labeldp-table1", "labeldp-table2", "dgd-table1", "dpsd-table3", "dpsd-table4",
@@ -165,26 +165,6 @@ def test_a_teachers_figure_is_its_own_fits_where_a_table_shows_it(specs: list[Sp
     measured([written("t", sizes=[1], measures=["teacher_accuracy"] if asked else [])], Better())
     found = record("t", "1_seed0")
     assert found["accuracy"] == 0.5 and found.get("teacher_accuracy") == (0.75 if asked else None)
-
-
-def test_cells_with_an_up_to_date_record_can_be_left_out_and_other_tables_get_them(specs: list[Spec]) -> None:
-    measured(specs[:2], Fits())
-
-    def left(*, write: bool = False) -> list[tuple[str, int, list[str]]]:
-        turns = in_order(specs, preset="smoke")
-        found = measured_cells(turns, preset="smoke", results=Path("results/tables"), write=write)
-        return [(turn.spec.name, turn.seed, [cell.labels["size"] for cell in turn.cells]) for turn in found]
-
-    # Size 2 was measured for another table, but not with seed 2.
-    others = [("high", 0, ["1"]), ("high", 1, ["1"]), ("high", 2, ["1", "2"])]
-    assert left() == others and records("high") == []
-    assert left(write=True) == others and records("high") == ["2_seed0", "2_seed1"]
-    shared, source = record("high", "2_seed1"), record("low", "2_seed1")
-    assert shared["table"] == "high" and {**shared, "table": "low"} == source
-    path = Path("results/tables/low/smoke/records/3_seed1.json")
-    for change in ({"digest": "of another configuration"}, {"error": "failed"}):
-        path.write_text(json.dumps({**record("low", "3_seed1"), **change}))
-        assert left() == [*others[:2], ("low", 1, ["3"]), others[2]]
 
 
 def test_dry_run_shows_order_and_cost_and_runs_nothing(specs: list[Spec], capsys: pytest.CaptureFixture[str]) -> None:
