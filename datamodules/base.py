@@ -75,6 +75,7 @@ class ImageDataModule(LightningDataModule, ABC):
         metrics: what is measured on held-out and test images: `accuracy`, and `auroc` where the field asks for it.
         official_validation: whether `read` has a part `validation`.
         states_bound: whether `num_records` is a bound that a user states, so that N itself is known to nobody.
+        subfolder: of `root`, where the files are expected.
         site: where the files can be had, for messages.
         downloadable: whether `download` can fetch them.
         kept_classes: positions among the official classes of those that `classes` keeps, in its order; None keeps all.
@@ -90,6 +91,7 @@ class ImageDataModule(LightningDataModule, ABC):
     metrics: tuple[str, ...] = ("accuracy",)
     official_validation: bool = False
     states_bound: bool = False
+    subfolder: str = ""
     site: str = ""
     downloadable: bool = True
 
@@ -184,6 +186,7 @@ class ImageDataModule(LightningDataModule, ABC):
 
         Raises:
             MissingDataError: Its files are not there.
+            ValueError: A file is not the published one, or not what its name says.
         """
 
     def records(self, part: Part) -> ImageDataset:
@@ -216,7 +219,7 @@ class ImageDataModule(LightningDataModule, ABC):
     @property
     def folder(self) -> Path:
         """Where the files are expected."""
-        return self.root
+        return self.root / self.subfolder
 
     def files(self, part: Part) -> dict[str, str | None]:
         """Names in `folder` of the files of one official part, each with the published MD5 sum to compare, if any."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -44,6 +43,7 @@ class CelebA(ImageDataModule):
     num_records = 162_770  # CelebA-H has fewer
     official_validation = True
     private_name = "CelebA"
+    subfolder = str(datasets.CelebA.base_folder)
     site = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 
     def __init__(
@@ -83,18 +83,8 @@ class CelebA(ImageDataModule):
         super().__init__(**settings)
         cache_folder(cache, beside=self.folder)
 
-    @property
-    def folder(self) -> Path:
-        """Where the files are expected."""
-        return self.root / str(datasets.CelebA.base_folder)
-
     def read(self, part: Part) -> ImageDataset:
-        """Decodes the pictures of one part, in threads, and takes those that the task has a class for.
-
-        Raises:
-            MissingDataError: Files are not there.
-            ValueError: A file is not the published one, or not what its name says.
-        """
+        """Decodes the pictures of one part, in threads, and takes those that the task has a class for."""
         if not (self.folder / _PICTURES).is_dir():
             raise self.missing_data([*missing_files(self.folder, self.files(part)), f"{_PICTURES}/"])
         self.require_files(part)

@@ -43,12 +43,7 @@ class CIFAR10(ImageDataModule):
         return self.root / str(self.source.base_folder)
 
     def read(self, part: Part) -> ImageDataset:
-        """Reads the files of one part.
-
-        Raises:
-            MissingDataError: A file is not there.
-            ValueError: A file is not the published one, or not what its name says.
-        """
+        """Reads the files of one part."""
         images, labels, names = [], [], []
         for path in self.require_files(part):
             content = _read_pickle(path)

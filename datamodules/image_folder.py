@@ -91,12 +91,7 @@ class ImageFolder(ImageDataModule):
         return {**super().partition, "place": place}
 
     def read(self, part: Part) -> ImageDataset:
-        """Decodes the pictures of one part, in threads.
-
-        Raises:
-            MissingDataError: Its folder is not there.
-            ValueError: A file is no picture that can be read, or the part has none.
-        """
+        """Decodes the pictures of one part, in threads."""
         listing = self._listing(part)
         if not len(listing):
             raise ValueError(f"{self.root} has no pictures for its {part} part: add some, or change test_fraction")

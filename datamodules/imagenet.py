@@ -80,12 +80,7 @@ class ImageNet(ImageDataModule):
         return self.root / self._folder
 
     def read(self, part: Part) -> ImageDataset:
-        """Decodes the pictures of one part, in threads, of the chosen classes alone.
-
-        Raises:
-            MissingDataError: Folders are not there.
-            ValueError: A file is no picture that can be read.
-        """
+        """Decodes the pictures of one part, in threads, of the chosen classes alone."""
         kept = range(len(self.wnids)) if self.kept_classes is None else sorted(self.kept_classes)
         place = self.folder / _FOLDERS[part]
         missing = [self.wnids[label] for label in kept if not (place / self.wnids[label]).is_dir()]

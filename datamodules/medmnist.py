@@ -37,6 +37,7 @@ class MedMNIST(ImageDataModule):
     same name, and one ledger.
     """
 
+    subfolder = "medmnist"
     metrics = ("accuracy", "auroc")
     official_validation = True
 
@@ -79,11 +80,6 @@ class MedMNIST(ImageDataModule):
         super().__init__(**settings)
 
     @property
-    def folder(self) -> Path:
-        """Where the file is expected."""
-        return self.root / "medmnist"
-
-    @property
     def file(self) -> Path:
         """The file of all parts."""
         return self.folder / f"{self.subset}{self._suffix}.npz"
@@ -93,10 +89,6 @@ class MedMNIST(ImageDataModule):
 
         The checksum is of the whole file, so that it is compared where the training part is read. The test part alone
         has the checksums of its own arrays in the file, and the official number of images.
-
-        Raises:
-            MissingDataError: The file is not there.
-            ValueError: It is not the published one, or not what its name says.
         """
         self.require_files(part)
         key = _KEYS[part]

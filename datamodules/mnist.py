@@ -39,12 +39,7 @@ class MNIST(ImageDataModule):
         return self.root / str(self.source.__name__) / "raw"
 
     def read(self, part: Part) -> ImageDataset:
-        """Reads the two files of one part.
-
-        Raises:
-            MissingDataError: A file is not there.
-            ValueError: A file is not what its name says.
-        """
+        """Reads the two files of one part."""
         image_file, label_file = self.require_files(part)
         images = _parse(read_image_file, image_file)
         labels = _parse(read_label_file, label_file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -35,6 +34,7 @@ class COVIDx(ImageDataModule):
     num_records = 21_165  # all of them, which the private part is less than
     class_names = ("COVID", "Lung_Opacity", "Normal", "Viral Pneumonia")
     metrics = ("accuracy", "auroc")
+    subfolder = "COVID-19_Radiography_Dataset"
     site = "https://www.kaggle.com/datasets/tawsifurrahman/covid19-radiography-database"
     downloadable = False
 
@@ -58,18 +58,8 @@ class COVIDx(ImageDataModule):
         super().__init__(**settings)
         cache_folder(cache, beside=self.folder)
 
-    @property
-    def folder(self) -> Path:
-        """Where the files are expected."""
-        return self.root / "COVID-19_Radiography_Dataset"
-
     def read(self, part: Part) -> ImageDataset:
-        """Decodes the pictures of one part, in threads, of the chosen classes alone.
-
-        Raises:
-            MissingDataError: Folders are not there.
-            ValueError: A file is no picture that can be read.
-        """
+        """Decodes the pictures of one part, in threads, of the chosen classes alone."""
         official = type(self).class_names
         kept = range(len(official)) if self.kept_classes is None else sorted(self.kept_classes)
         folders = [(label, self.folder / official[label] / "images") for label in kept]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -30,20 +29,11 @@ class SVHN(ImageDataModule):
     image_shape = (3, 32, 32)
     num_records = 73_257
     class_names = tuple("0123456789")
+    subfolder = "SVHN"
     site = datasets.SVHN.split_list["train"][0]
 
-    @property
-    def folder(self) -> Path:
-        """Where the files are expected."""
-        return self.root / "SVHN"
-
     def read(self, part: Part) -> ImageDataset:
-        """Reads the file of one part.
-
-        Raises:
-            MissingDataError: It is not there.
-            ValueError: It is not the published one, or not what its name says.
-        """
+        """Reads the file of one part."""
         (path,) = self.require_files(part)
         try:
             content = loadmat(path, variable_names=["X", "y"])

@@ -128,14 +128,8 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         if network is None:
             self.hparams["network"] = {"class_path": f"{TwoConvNet.__module__}.{TwoConvNet.__name__}"}
         self.networks = EnsembleNetworks(network or TwoConvNet, num_classes=num_classes, image_shape=self.image_shape)
-        if shift and self.networks.feature_extractor is not None:
-            raise ValueError(
-                f"shift={shift} moves images anew in each step, and the fixed features of model.network are computed "
-                "once: set shift to 0"
-            )
-        if ridge is not None:
-            check_linear(self.networks.fresh(seed=0, teacher=0))
-            _check_unused(ridge, optimizer=optimizer, schedule=schedule, label_smoothing=label_smoothing)
+        defaults = optimizer is None and schedule == "one_cycle" and not label_smoothing
+        _check_combination(self.networks, shift=shift, ridge=ridge, defaults=defaults)
         self.steps = steps
         self.teachers_at_once = teachers_at_once
         self.optimizer_factory = optimizer
@@ -352,7 +346,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             )
 
     def teardown(self, stage: str) -> None:
-        """Ends the threads, and frees the records or their features."""
+        """See `_close`; frees the records or their features as well."""
         self._close()
         self._records = None
 
@@ -464,8 +458,16 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.trained = self.networks.restored(unstacked(self._restored.pop("weights")))
 
 
-def _check_unused(ridge: float, *, optimizer: object, schedule: Schedule, label_smoothing: float) -> None:
-    if optimizer is not None or schedule != "one_cycle" or label_smoothing:
+def _check_combination(networks: EnsembleNetworks, *, shift: int, ridge: float | None, defaults: bool) -> None:
+    if shift and networks.feature_extractor is not None:
+        raise ValueError(
+            f"shift={shift} moves images anew in each step, and the fixed features of model.network are computed once: "
+            "set shift to 0"
+        )
+    if ridge is None:
+        return
+    check_linear(networks.fresh(seed=0, teacher=0))
+    if not defaults:
         raise ValueError(
             f"ridge={ridge} solves for the teachers at once: optimizer, schedule and label_smoothing would have no "
             "effect. Leave them out, or set ridge to null to train"
