@@ -103,7 +103,7 @@ def test_the_agent_runs_the_real_command_and_leaves_what_wandb_sync_accepts(mnis
     assert cli.trainer.optimizers[0].param_groups[0]["lr"] == point["model.optimizers.student.lr"]
     end_wandb_run()
     wandb.teardown()  # as at the end of a process: W&B's own writes what it still holds
-    (folder,) = Path("runs/wandb").glob("offline-run-*")
+    (folder,) = Path().rglob("offline-run-*")
     (file,) = folder.glob("run-*.wandb")
     records = list(datastore(file))
     kinds = {record.WhichOneof("record_type") for record in records}
