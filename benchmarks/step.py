@@ -39,6 +39,8 @@ from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
 from lightning_modules.runtime.runs import commit, hardware, versions
+from lightning_modules.student import StudentConfig
+from lightning_modules.teachers.source import TeacherConfig
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 
 # As sweeps/dpdfd_mnist.yaml, dpsd_mnist.yaml and dpsd_label_mnist.yaml have it. The budget lasts for any number of
@@ -70,16 +72,16 @@ def _prior() -> Images:
 METHODS: dict[str, Callable[..., LightningModule]] = {
     "DPDFD": lambda **given: DPDFD(annotator=GradientAnnotator(**GRADIENTS), images=_prior(), **given),
     "DPSD, gradients": lambda **given: DPSD(
-        annotator=GradientAnnotator(top_k=3, **GRADIENTS), images=_prior(), privacy="data", **given
+        annotator=GradientAnnotator(top_k=3, **GRADIENTS), images=_prior(), **given
     ),
     "DPSD, labels": lambda **given: DPSD(
-        annotator=LabelAnnotator(smallest=3, epsilon=2.0, **BUDGET), images=_prior(), privacy="label", **given
+        annotator=LabelAnnotator(smallest=3, epsilon=2.0, **BUDGET), images=_prior(), **given
     ),
     "plain distillation": lambda **given: PlainDistillation(
         annotator=GradientAnnotator(**GRADIENTS), images=_prior(), **given
     ),
     "DPDFD, group norm": lambda **given: DPDFD(
-        annotator=GradientAnnotator(**GRADIENTS), images=_prior(), student=_group_norm, **given
+        annotator=GradientAnnotator(**GRADIENTS), images=_prior(), student=StudentConfig(network=_group_norm), **given
     ),
 }  # fmt: skip
 """By name: what builds the module that `Trainer.fit` is given."""
@@ -118,9 +120,7 @@ def module_of(name: str, options: argparse.Namespace, *, folder: Path) -> Lightn
         num_classes=options.classes,
         image_shape=shape,
         batch_size=options.batch_size,
-        private_data=f"benchmark {name} {time.monotonic_ns()}",
-        teacher=str(file),
-        teacher_network=SmallCNN,
+        teacher=TeacherConfig(path=str(file), network=SmallCNN, private_data=f"benchmark {name} {time.monotonic_ns()}"),
     )
 
 

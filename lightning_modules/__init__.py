@@ -12,7 +12,9 @@ from lightning_modules.dpsd import DPSD
 from lightning_modules.feddpsd import FedDPSD
 from lightning_modules.labeldp import LabelDP
 from lightning_modules.publishing import load_student
+from lightning_modules.student import StudentConfig
 from lightning_modules.teachers import DPSGDTeacher, Teacher, TeacherEnsemble
+from lightning_modules.teachers.source import TeacherConfig
 
 __all__ = [
     "DGD",
@@ -26,7 +28,9 @@ __all__ = [
     "FedDPSD",
     "FedDistillation",
     "LabelDP",
+    "StudentConfig",
     "Teacher",
+    "TeacherConfig",
     "TeacherEnsemble",
     "load_student",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -16,14 +16,12 @@ from torch import nn
 from datamodules.partition import require_partition
 from lightning_modules.callbacks.defaults import default_callbacks
 from lightning_modules.evaluation import Evaluation
-from lightning_modules.images.replay import Replay, ReplayMemory
+from lightning_modules.images.replay import ReplayMemory
 from lightning_modules.images.source import ImageSettings
 from lightning_modules.losses.functional import joined, soft_cross_entropy
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.moving_average import moving_average
-from lightning_modules.optimizers import Optimizers, adam
 from lightning_modules.private_run import PrivateRun, steps_of_fit
 from lightning_modules.runtime.checkpoint_io import take_back_unfinished_step
 from lightning_modules.runtime.hyperparameters import (
@@ -42,11 +40,10 @@ from lightning_modules.runtime.processes import (
 )
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.runtime.runs import datamodule_of
-from lightning_modules.setting_checks import check_number, check_whole_number
-from lightning_modules.teachers.checks import CHECKS, TeacherChecks, show_accuracy, try_foreign
+from lightning_modules.student import StudentConfig, adam
+from lightning_modules.teachers.checks import show_accuracy, try_foreign
 from lightning_modules.teachers.private_model import PrivateModel
-from lightning_modules.teachers.source import TeacherSource
-from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs, check_outputs
+from lightning_modules.teachers.source import TeacherConfig, TeacherSource
 from privacy.annotators import Annotator
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
@@ -67,31 +64,22 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         image_shape: (C, H, W); linked from the data.
         batch_size: B, images per step, of all processes together; linked from the data.
         annotator: Mechanism, noise and budget: all that leaves the teacher passes it.
-        teacher: The teacher's checkpoint, or a network in a script.
-        teacher_network: Builds the teacher where its file holds nothing but weights.
-        private_data: Public name of the teacher's training data where its file does not say.
-        teacher_input: What the teacher takes, where it is not images in [-1, 1] of the data's size and channels.
-        teacher_outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
-        teacher_checks: What is found out about the teacher besides what is charged.
-        student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
-            `SmallCNN`.
+        teacher: See `TeacherConfig`.
+        student: See `StudentConfig`.
         images: Where images come from.
-        optimizers: Optimizers and schedules of student and generator.
-        generator_steps: Updates of the generator in each step of a method that calls `update_generator_again`.
-        student_ema: Decay of a moving average of the student's weights, which is then evaluated and published in its
-            place.
-        replay: Steps of the student on earlier images and what was released about them.
 
     Raises:
         ValueError: A setting that has no meaning.
 
     Attributes:
         paper: Letter of the paper in this project's documents.
+        unused: Settings of `student` and `images` that the method has no use for, which are refused.
         published_artefacts: What a subclass computes from released values and may publish.
         run: The course of a run that is charged, and its uncharged queries.
     """
 
     paper: ClassVar[str] = ""
+    unused: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -100,22 +88,14 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         image_shape: tuple[int, int, int],
         batch_size: int,
         annotator: Annotator,
-        teacher: str | nn.Module,
+        teacher: TeacherConfig | str | nn.Module,
+        student: StudentConfig | str,
         images: ImageSettings,
-        teacher_network: Callable[..., nn.Module] | None = None,
-        private_data: str | None = None,
-        teacher_input: TeacherInput = OURS,
-        teacher_outputs: TeacherOutputs = "logits",
-        teacher_checks: TeacherChecks = CHECKS,
-        student: Callable[..., nn.Module] | None = None,
-        optimizers: Optimizers | None = None,
-        generator_steps: int = 1,
-        student_ema: float | None = None,
-        replay: Replay = Replay(),
     ) -> None:
         super().__init__()
+        config = settings_of(TeacherConfig, teacher, name="teacher", short="path")
         # A network is neither a hyperparameter nor saved; Lightning would warn that it is.
-        self.save_hyperparameters(ignore=["teacher"] if isinstance(teacher, nn.Module) else [])
+        self.save_hyperparameters(ignore=["teacher"] if isinstance(config.path, nn.Module) else [])
         self._objects_given = keep_plain_hyperparameters(self)
         self.automatic_optimization = False
         self.num_classes = num_classes
@@ -124,44 +104,35 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self.annotator = annotator
         self.annotator.bind(batch_size=batch_size, num_classes=num_classes, paper=self.paper or None)
         self.run = PrivateRun(annotator)
-        self._teacher_source = TeacherSource(
-            teacher,
-            network=teacher_network,
-            private_data=private_data,
-            num_classes=num_classes,
-            image_shape=self.image_shape,
-            inputs=settings_of(TeacherInput, teacher_input, name="teacher_input"),
-            outputs=check_outputs(teacher_outputs, name="teacher_outputs"),
-        )
-        self.teacher_checks = settings_of(TeacherChecks, teacher_checks, name="teacher_checks")
+        self.teacher_source = TeacherSource(config, num_classes=num_classes, image_shape=self.image_shape)
         self._teacher: PrivateModel | None = None
-        self.student = build_network(
-            student or SmallCNN, num_classes=num_classes, image_shape=self.image_shape, name="model.student"
-        )
+        self.student_settings = settings_of(StudentConfig, student, name="student", short="network")
+        self.image_settings = images
+        self._refuse_unused()
+        self.student = self.student_settings.build(num_classes=num_classes, image_shape=self.image_shape)
         self.student.to(memory_format=torch.channels_last)  # a CPU pools several times as fast
-        check_number("student_ema", student_ema, least=0, below=1, null="no average")
-        self.student_average = None if student_ema is None else moving_average(self.student, decay=student_ema)
+        decay = self.student_settings.ema
+        self.student_average = None if decay is None else moving_average(self.student, decay=decay)
         # After the student: the order decides which initial weights a seed gives.
         self.images = images.build(image_shape=self.image_shape, batch_size=batch_size)
         self.generator = self.images.generator  # a submodule of this one, trained and saved with it
         if self.generator is not None:
             self.generator.to(memory_format=torch.channels_last)
-        check_whole_number("generator_steps", generator_steps, least=1)
-        if generator_steps > 1 and self.generator is None:
-            raise ValueError(
-                f"generator_steps must be 1 for images.source={self.images.kind!r}, which has no generator, got "
-                f"{generator_steps}"
-            )
-        self.generator_steps = generator_steps
-        self.memory = settings_of(Replay, replay, name="replay").build(batch_size=batch_size)
+        self.memory = self.student_settings.replay.build(batch_size=batch_size)
         self.published_artefacts: tuple[str, ...] = ("student", *self.images.published)
-        self.optimizer_settings = settings_of(Optimizers, optimizers or Optimizers(), name="optimizers")
         self.evaluation = Evaluation(num_classes)
         self.steps_done = 0
         self.draw_seed: int | None = None
         self._schedules: dict[str, Any] = {}
         self._steps_before_batch = -1
         self._generator_is_warm = False
+
+    def _refuse_unused(self) -> None:
+        for name in self.unused:
+            group, _, field = name.partition(".")
+            settings = self.student_settings if group == "student" else self.image_settings
+            if (given := getattr(settings, field)) != getattr(type(settings), field):
+                raise ValueError(f"{name} must be left out for {type(self).__name__}, which has no use for it: {given}")
 
     # --- what a method fills ---
 
@@ -259,12 +230,12 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self.log_in_step("train/generator_loss", loss.detach())
 
     def update_generator_again(self) -> None:
-        """The updates of `generator_steps` after the first, on images not sent to the teacher.
+        """The updates of `images.generator_steps` after the first, on images not sent to the teacher.
 
         They have no targets, and the student's loss on targets is none of their terms. The generator's schedule does
         not count them.
         """
-        for turn in range(1, self.generator_steps):
+        for turn in range(1, self.image_settings.generator_steps):
             latents = self.draw_latents(self.steps_done, turn=turn)
             assert latents is not None
             self.update_generator(latents, torch.empty(0, self.num_classes, device=self.device), scheduled=False)
@@ -327,12 +298,12 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
 
     def optimized(self) -> dict[str, tuple[Iterable[nn.Parameter], Any, Any]]:
         """By name: parameters, and what makes their optimizer and its schedule (None: Adam, and none)."""
-        settings = self.optimizer_settings
+        student, images = self.student_settings, self.image_settings
         found: dict[str, tuple[Iterable[nn.Parameter], Any, Any]] = {
-            "student": (self.student.parameters(), settings.student, settings.student_lr_scheduler)
+            "student": (self.student.parameters(), student.optimizer, student.lr_scheduler)
         }
         if self.generator is not None:
-            found["generator"] = (self.generator_parameters(), settings.generator, settings.generator_lr_scheduler)
+            found["generator"] = (self.generator_parameters(), images.optimizer, images.lr_scheduler)
         return found
 
     def generator_parameters(self) -> Iterator[nn.Parameter]:
@@ -396,7 +367,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
             self.memory.require_shares(self.processes.size)
         if self._teacher is None:
             teacher = self.read_teacher()
-            self.try_teacher(teacher, named="model.teacher_input")
+            self.try_teacher(teacher, self.teacher_source, named="model.teacher.input")
             self.run.keep_partitions(teacher.partitions)
             self._teacher = teacher
 
@@ -406,15 +377,14 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         Raises:
             TeacherError: The file is missing, or holds nothing of use.
         """
-        source = self._teacher_source
-        teacher = source.load_ensemble() if self.of_ensemble else source.load_teacher()
+        teacher = self.teacher_source.load(ensemble=self.of_ensemble)
         if self.needs_gradients_of_teacher is not None:
             teacher.require_gradients(reason=self.needs_gradients_of_teacher)
         return teacher
 
-    def try_teacher(self, teacher: PrivateModel, *, named: str) -> None:
+    def try_teacher(self, teacher: PrivateModel, source: TeacherSource, *, named: str) -> None:
         """Tries a teacher that was not trained here, see `TeacherChecks`; `named` is the setting of its input."""
-        if self.teacher_checks.trial:
+        if source.checks.trial:
             prior = getattr(self.images, "prior", None)
             try_foreign(teacher, self.run, image_shape=self.image_shape, prior=prior, named=named)
 
@@ -433,7 +403,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         )
         if not by_all(self.processes, lambda: self.run.require_calls(self.next_calls, steps_done=self.steps_done)):
             self.trainer.should_stop = True
-        if self.teacher_checks.accuracy:
+        if self.teacher_source.checks.accuracy:
             show_accuracy(self.teacher, self.run, self.trainer, self.device)
 
     def on_train_start(self) -> None:

@@ -5,7 +5,8 @@ Also its peers of its Fig. 7: DGD+ (Gaussian votes), PATE and PATE+ (a public po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -22,17 +23,16 @@ from lightning_modules.losses.tangent_normal import TangentNormalLoss, distort, 
 from lightning_modules.networks import ConvVAE, logits_and_statistics
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.generators import negative_elbo, sample_codes
-from lightning_modules.optimizers import Optimizers
 from lightning_modules.query_rounds import QueryRounds
 from lightning_modules.query_set import QuerySet
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import stream
 from lightning_modules.runtime.runs import datamodule_of
-from lightning_modules.teachers.checks import CHECKS, TeacherChecks
+from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
-from lightning_modules.teachers.private_teacher import PrivateTeacher
-from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs
+from lightning_modules.teachers.private_model import PrivateModel
+from lightning_modules.teachers.source import TeacherConfig, TeacherSource
 from privacy.annotators import VoteAnnotator
 from privacy.processes import by_all
 
@@ -70,29 +70,22 @@ class DGD(DataFreeDistillation):
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
         batch_size: B, images in each step of every phase; linked from the data.
-        teacher: The ensemble's file, or networks (an `nn.ModuleList`) in a script.
+        teacher: See `TeacherConfig`.
         annotator: Mechanism, noise and budget of the votes. Default: `VoteAnnotator`, Laplace of scale 40.
-        teacher_network: Builds one teacher where the ensemble's file does not say.
-        private_data: Public name of what ensemble and baseline were trained on, where their files do not say.
-        teacher_input: What the ensemble's teachers take, where it is not images in [-1, 1] of the data's size and
-            channels.
-        teacher_outputs: What they give: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
-        teacher_checks: What is found out about the teacher besides what is charged.
-        student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
-            `SmallCNN`.
+        student: See `StudentConfig`.
         images: Where images come from.
         generator_phase: The generator against a fixed classifier.
         vae_phase: The variational autoencoder on synthetic images.
         query_phase: The queries to the ensemble.
         student_phase: What the student is fitted to besides the queried labels.
         tangent_normal: The student's terms on the VAE's triples.
-        optimizers: Optimizers and schedules of student and generator.
 
     Raises:
         ValueError: A setting that has no meaning.
     """
 
     paper: ClassVar[str] = "B"
+    unused = ("student.ema", "student.replay")
     annotator: VoteAnnotator
 
     def training_step(self, batch: int, batch_idx: int) -> None:
@@ -124,21 +117,15 @@ class DGD(DataFreeDistillation):
         num_classes: int,
         image_shape: tuple[int, int, int],
         batch_size: int,
-        teacher: str | nn.ModuleList,
+        teacher: TeacherConfig | str | nn.Module,
         annotator: VoteAnnotator | None = None,
-        teacher_network: Callable[..., nn.Module] | None = None,
-        private_data: str | None = None,
-        teacher_input: TeacherInput = OURS,
-        teacher_outputs: TeacherOutputs = "logits",
-        teacher_checks: TeacherChecks = CHECKS,
-        student: Callable[..., nn.Module] | None = None,
-        images: DGDImages = DGDImages(),
+        student: StudentConfig | str = StudentConfig(),
+        images: DGDImages | str = DGDImages(),
         generator_phase: GeneratorPhase = GeneratorPhase(),
         vae_phase: VAEPhase = VAEPhase(),
         query_phase: QueryPhase = QueryPhase(),
         student_phase: StudentPhase = StudentPhase(),
         tangent_normal: TangentNormalLoss = TangentNormalLoss(),
-        optimizers: Optimizers = Optimizers(),
     ) -> None:
         shape = (image_shape[0], image_shape[1], image_shape[2])
         super().__init__(
@@ -147,14 +134,8 @@ class DGD(DataFreeDistillation):
             batch_size=batch_size,
             annotator=annotator or VoteAnnotator(),
             teacher=teacher,
-            teacher_network=teacher_network,
-            private_data=private_data,
-            teacher_input=teacher_input,
-            teacher_outputs=teacher_outputs,
-            teacher_checks=teacher_checks,
             student=student,
-            images=settings_of(DGDImages, images, name="images"),
-            optimizers=optimizers,
+            images=settings_of(DGDImages, images, name="images", short="source"),
         )
         if not isinstance(self.annotator, VoteAnnotator):
             raise ValueError(f"annotator must be a VoteAnnotator, got {type(self.annotator).__name__}")
@@ -176,7 +157,7 @@ class DGD(DataFreeDistillation):
         self.published_artefacts = (*self.published_artefacts, "noisy labels of the queried images")
         if self.vae is not None:
             self.published_artefacts = (*self.published_artefacts, "VAE")
-        self._baseline: PrivateTeacher | None = None
+        self._baseline: PrivateModel | None = None
         #: Position in PHASES, and steps made in that phase.
         self.phase_index = self.phase_step = 0
         self.query_set = QuerySet(shape)
@@ -415,19 +396,15 @@ class DGD(DataFreeDistillation):
         if loaded:
             return
         baseline, private_data = self.generator_phase.baseline, self.teacher.private_data
-        if self._length("generator") and baseline not in (None, "student"):
-            settings = self.generator_phase
-            assert baseline is not None
-            found = self._teacher_source.read_teacher(
-                baseline,
-                network=settings.baseline_network,
-                inputs=settings.baseline_input,
-                outputs=settings.baseline_outputs,
+        if self._length("generator") and isinstance(baseline, TeacherConfig):
+            named = baseline.private_data or self.teacher_source.private_data
+            source = TeacherSource(
+                replace(baseline, private_data=named), num_classes=self.num_classes, image_shape=self.image_shape
             )
-            found.require_gradients(reason="the generator is trained against generator_phase.baseline")
-            self.try_teacher(found, named="model.generator_phase.baseline_input")
-            self.run.keep_partitions(found.partitions)
-            self._baseline = found
+            self._baseline = source.load(ensemble=False)
+            self._baseline.require_gradients(reason="the generator is trained against generator_phase.baseline")
+            self.try_teacher(self._baseline, source, named="model.generator_phase.baseline.input")
+            self.run.keep_partitions(self._baseline.partitions)
             if self._baseline.private_data != private_data:
                 raise ValueError(
                     f"teacher is of {private_data!r} and generator_phase.baseline of {self._baseline.private_data!r}: "

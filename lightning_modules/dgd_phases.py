@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
-from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 
 from datamodules import ImageDataModule
@@ -17,7 +17,7 @@ from lightning_modules.networks import ConvVAE
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
-from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs, check_outputs
+from lightning_modules.teachers.source import TeacherConfig
 
 __all__ = ["DGDImages", "GeneratorPhase", "QueryPhase", "StudentPhase", "VAEPhase"]
 
@@ -27,7 +27,7 @@ Selection = Literal["random", "spread", "confident"]
 
 @dataclass(frozen=True, kw_only=True)
 class DGDImages:
-    """Where DGD's images come from.
+    """Where DGD's images come from; a string stands for the `source`.
 
     Attributes:
         source: `generator`, `prior`, `both` (half of each batch), or `pool`.
@@ -38,6 +38,8 @@ class DGDImages:
             stand for public data, voids the guarantee.
         pixel_mean: Mean of the generator's pixels; see `Images`.
         pixel_std: Standard deviation of the generator's pixels; see `Images`.
+        optimizer: Of the generator; see `Images`.
+        lr_scheduler: Of the generator; see `Images`.
     """
 
     source: Source = "generator"
@@ -47,6 +49,9 @@ class DGDImages:
     pool_part: Literal["test", "train"] = "test"
     pixel_mean: float | list[float] | None = None
     pixel_std: float | list[float] | None = None
+    optimizer: OptimizerCallable | None = None
+    lr_scheduler: LRSchedulerCallable | None = None
+    generator_steps: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.source not in get_args(Source):
@@ -83,11 +88,9 @@ class GeneratorPhase:
     """The generator, trained against a fixed classifier (Eq. 2).
 
     Attributes:
-        baseline: What the generator is trained against: the file of a private classifier, or `student`, which is free
-            and is trained with the generator in turn. Needed where `images.source` asks for a generator.
-        baseline_network: Builds the baseline where its file holds nothing but weights.
-        baseline_input: What the baseline takes, where it is not images in [-1, 1] of the data's size and channels.
-        baseline_outputs: What it gives: `logits`, `probabilities` or `log_probabilities`.
+        baseline: What the generator is trained against: a private classifier (see `TeacherConfig`) on the ensemble's
+            data, or `student`, which is free and is trained with the generator in turn. Needed where `images.source`
+            asks for a generator.
         steps: Of this phase; 0 leaves the generator as it is made.
         one_hot_weight: Weight of the cross-entropy to the baseline's own decision.
         balance_weight: α, of the negative entropy of the mean prediction.
@@ -95,10 +98,7 @@ class GeneratorPhase:
         statistics_weight: Of the distance to the baseline's BatchNorm statistics (LabelDP Eq. 2); none in DGD.
     """
 
-    baseline: str | None = None
-    baseline_network: Callable[..., nn.Module] | None = None
-    baseline_input: TeacherInput = OURS
-    baseline_outputs: TeacherOutputs = "logits"
+    baseline: TeacherConfig | str | None = None
     steps: int = 200
     one_hot_weight: float = 1.0
     balance_weight: float = 5.0
@@ -106,10 +106,9 @@ class GeneratorPhase:
     statistics_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        # Of a checkpoint of a script it is plain values.
-        inputs = settings_of(TeacherInput, self.baseline_input, name="generator_phase.baseline_input")
-        object.__setattr__(self, "baseline_input", inputs)
-        check_outputs(self.baseline_outputs, name="generator_phase.baseline_outputs")
+        if self.baseline not in (None, "student"):
+            config = settings_of(TeacherConfig, self.baseline, name="generator_phase.baseline", short="path")
+            object.__setattr__(self, "baseline", config)
         check_whole_number("generator_phase.steps", self.steps, least=0)
         for name in ("one_hot_weight", "balance_weight", "activation_weight", "statistics_weight"):
             check_number(f"generator_phase.{name}", getattr(self, name))

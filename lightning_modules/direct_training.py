@@ -59,8 +59,7 @@ class DirectTraining(Teacher):
         batch_size: B, nominal size of a batch; linked from the data.
         network: Builds the classifier. Default: `SmallCNN`. BatchNorm is no harm: it mixes images, not labels.
         annotator: `DirectGradientAnnotator` for the data switch, `DirectLabelAnnotator` for the label switch. Default:
-            the one that `privacy` names.
-        privacy: The switch; None takes what the annotator is for.
+            gradients.
         gamma: γ, length of a step along the noisy gradient; null is 1/norm_bound.
         student_target: Fit the model to `targets` y_s = softmax(logits − γ·g̃), as printed, or propagate the released
             `gradients` themselves.
@@ -83,7 +82,6 @@ class DirectTraining(Teacher):
         batch_size: int,
         network: Callable[..., nn.Module] | None = None,
         annotator: DirectGradientAnnotator | DirectLabelAnnotator | None = None,
-        privacy: Literal["data", "label"] | None = None,
         gamma: float | None = None,
         student_target: Literal["targets", "gradients"] = "targets",
         label_targets: LabelTargets = LabelTargets(),
@@ -99,7 +97,7 @@ class DirectTraining(Teacher):
         )
         self.automatic_optimization = False
         self.batch_size = batch_size
-        self.annotator = _annotator(annotator, privacy)
+        self.annotator = annotator or DirectGradientAnnotator()
         self.annotator.bind(batch_size=batch_size, num_classes=num_classes, paper=self.paper)
         check_choice("student_target", student_target, ("targets", "gradients"))
         self.gradient_targets = GradientTargets(gamma=gamma, student_target=student_target)
@@ -320,19 +318,3 @@ class DirectTraining(Teacher):
         self._kept = state["kept"]
         self.steps_done = int(state["steps_done"])
         self.run.load(state)
-
-
-def _annotator(
-    given: DirectGradientAnnotator | DirectLabelAnnotator | None, privacy: Literal["data", "label"] | None
-) -> DirectGradientAnnotator | DirectLabelAnnotator:
-    if privacy is not None:
-        check_choice("privacy", privacy, ("data", "label"))
-    if given is None:
-        return DirectLabelAnnotator() if privacy == "label" else DirectGradientAnnotator()
-    fits = "data" if isinstance(given, DirectGradientAnnotator) else "label"
-    if privacy not in (fits, None):
-        raise ValueError(
-            f"privacy={privacy!r} does not go with the annotator {type(given).__name__}, which is for {fits}: take "
-            f"Direct{'Label' if privacy == 'label' else 'Gradient'}Annotator, or leave one of the two out"
-        )
-    return given

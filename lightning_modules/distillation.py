@@ -15,14 +15,13 @@ from lightning_modules.images.source import Images, SyntheticSource
 from lightning_modules.losses.functional import informativeness, joined, kd, logit_distance
 from lightning_modules.losses.regression import fit_noisy_responses
 from lightning_modules.networks import LinearOnFeatures, build_network, logits_and_features
-from lightning_modules.optimizers import Optimizers
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_number
-from lightning_modules.teachers.checks import CHECKS, TeacherChecks
+from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
 from lightning_modules.teachers.private_teacher import PrivateTeacher
-from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs
+from lightning_modules.teachers.source import TeacherConfig
 from privacy.annotators import MeanResponseAnnotator, ResponseAnnotator
 from privacy.identity import CheckpointError
 
@@ -52,16 +51,10 @@ class Distillation(DataFreeDistillation):
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
         batch_size: Images per step, and in each call of the annotator; linked from the data.
-        teacher: The teacher's checkpoint, or a network in a script; for `MeanResponseAnnotator` the file of a
-            `TeacherEnsemble`.
+        teacher: See `TeacherConfig`.
         annotator: Budget and ledger. Default: `ResponseAnnotator`.
-        teacher_network: Builds the teacher where its file holds nothing but weights.
-        private_data: Public name of the teacher's training data where its file does not say.
-        teacher_input: What the teacher takes, where it is not images in [-1, 1] of the data's size and channels.
-        teacher_outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
-        teacher_checks: What is found out about the teacher besides what is charged.
-        student: Builds the student. Default: `SmallCNN`. Of one with a fixed `feature_extractor` and
-            `forward_extracted` (such as `LinearOnFeatures`) the features are computed once.
+        student: See `StudentConfig`. Of a network with a fixed `feature_extractor` and `forward_extracted` (such as
+            `LinearOnFeatures`) the features are computed once.
         prior: Where the images come from. Default: `StrokePrior`.
         pool_size: Images with an answer that the student is fitted to, rounded up to whole batches.
         queries: Images that an ensemble is asked about, rounded up to whole batches; None for one teacher.
@@ -70,12 +63,12 @@ class Distillation(DataFreeDistillation):
         loss: `logits`, squared distance of logits up to a constant of each row; or `kl`, of the classes' probabilities.
         temperature: Of `kl`: both sides' logits are divided by it. A teacher whose logits are large is sure of nearly
             everything, and its probabilities say nothing of the other classes at temperature 1.
-        optimizers: Optimizer and schedule of the student.
 
     Raises:
         ValueError: A setting that has no meaning.
     """
 
+    unused = ("student.ema", "student.replay")
     annotator: ResponseAnnotator | MeanResponseAnnotator
 
     def __init__(
@@ -84,21 +77,15 @@ class Distillation(DataFreeDistillation):
         num_classes: int,
         image_shape: tuple[int, int, int],
         batch_size: int,
-        teacher: str | nn.Module,
+        teacher: TeacherConfig | str | nn.Module,
         annotator: ResponseAnnotator | MeanResponseAnnotator | None = None,
-        teacher_network: Callable[..., nn.Module] | None = None,
-        private_data: str | None = None,
-        teacher_input: TeacherInput = OURS,
-        teacher_outputs: TeacherOutputs = "logits",
-        teacher_checks: TeacherChecks = CHECKS,
-        student: Callable[..., nn.Module] | None = None,
+        student: StudentConfig | str = StudentConfig(),
         prior: ImagePrior | None = None,
         pool_size: int = 50_000,
         queries: int | None = None,
         balance: float = 0.5,
         loss: Literal["logits", "kl"] = "logits",
         temperature: float = 1.0,
-        optimizers: Optimizers = Optimizers(),
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -106,14 +93,8 @@ class Distillation(DataFreeDistillation):
             batch_size=batch_size,
             annotator=annotator or ResponseAnnotator(),
             teacher=teacher,
-            teacher_network=teacher_network,
-            private_data=private_data,
-            teacher_input=teacher_input,
-            teacher_outputs=teacher_outputs,
-            teacher_checks=teacher_checks,
             student=student,
             images=Images(source="prior", prior=prior),
-            optimizers=optimizers,
         )
         if not isinstance(self.annotator, ResponseAnnotator | MeanResponseAnnotator):
             raise ValueError(

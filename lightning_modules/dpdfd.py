@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.images.replay import Replay
 from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets
-from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
-from lightning_modules.teachers.checks import CHECKS, TeacherChecks
-from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs
+from lightning_modules.student import StudentConfig
+from lightning_modules.teachers.source import TeacherConfig
 from privacy.annotators import GradientAnnotator
 
 __all__ = ["DPDFD"]
@@ -47,26 +43,12 @@ class DPDFD(DataFreeDistillation):
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
         batch_size: B, synthetic images per step and teacher queries charged for it; linked from the data.
-        teacher: The private teacher's checkpoint, or a network in a script; for `release: ensemble` the file of a
-            `TeacherEnsemble`, or an `nn.ModuleList` in a script.
+        teacher: See `TeacherConfig`.
         annotator: Mechanism, noise and budget. Default: `GradientAnnotator` with C=1e-3, σ=100, `per_sample`.
-        teacher_network: Builds the teacher where its file holds nothing but weights.
-        private_data: Public name of the teacher's training data where its file does not say.
-        teacher_input: What the teacher takes, where it is not images in [-1, 1] of the data's size and channels.
-        teacher_outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
-        teacher_checks: What is found out about the teacher besides what is charged.
-        student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
-            `SmallCNN`.
+        student: See `StudentConfig`.
         images: Where synthetic images come from.
         gradient_targets: The distillation loss, and what the student makes of its noisy gradient.
         generator_loss: The generator's loss.
-        optimizers: Optimizers and schedules of student and generator.
-        generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
-            nobody is asked about: they cost nothing, and their loss is without L_S.
-        student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
-            is evaluated and published in place of the student; null for none. It costs nothing.
-        replay: Steps of the student on earlier images and what was released about them, which cost nothing; off unless
-            it is given a capacity.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -81,21 +63,12 @@ class DPDFD(DataFreeDistillation):
         num_classes: int,
         image_shape: tuple[int, int, int],
         batch_size: int,
-        teacher: str | nn.Module,
+        teacher: TeacherConfig | str | nn.Module,
         annotator: GradientAnnotator | None = None,
-        teacher_network: Callable[..., nn.Module] | None = None,
-        private_data: str | None = None,
-        teacher_input: TeacherInput = OURS,
-        teacher_outputs: TeacherOutputs = "logits",
-        teacher_checks: TeacherChecks = CHECKS,
-        student: Callable[..., nn.Module] | None = None,
-        images: Images = Images(),
+        student: StudentConfig | str = StudentConfig(),
+        images: Images | str = Images(),
         gradient_targets: GradientTargets = GradientTargets(),
         generator_loss: GeneratorLoss = GeneratorLoss(),
-        optimizers: Optimizers = Optimizers(),
-        generator_steps: int = 1,
-        student_ema: float | None = None,
-        replay: Replay = Replay(),
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -103,21 +76,12 @@ class DPDFD(DataFreeDistillation):
             batch_size=batch_size,
             annotator=annotator or GradientAnnotator(),
             teacher=teacher,
-            teacher_network=teacher_network,
-            private_data=private_data,
-            teacher_input=teacher_input,
-            teacher_outputs=teacher_outputs,
-            teacher_checks=teacher_checks,
             student=student,
-            images=settings_of(Images, images, name="images"),
-            optimizers=optimizers,
-            generator_steps=generator_steps,
-            student_ema=student_ema,
-            replay=replay,
+            images=settings_of(Images, images, name="images", short="source"),
         )
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
-        self.generator_criterion.check_for(self.student, steps=generator_steps)
+        self.generator_criterion.check_for(self.student, steps=self.image_settings.generator_steps)
 
     @property
     def of_ensemble(self) -> bool:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
 from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.images.replay import Replay
 from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, LinearCandidates
-from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
-from lightning_modules.teachers.checks import CHECKS, TeacherChecks
-from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs
+from lightning_modules.student import StudentConfig
+from lightning_modules.teachers.source import TeacherConfig
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.mechanisms.randomized_response import top_k_candidates
 
@@ -46,17 +44,11 @@ class DPSD(DataFreeDistillation):
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
         batch_size: b, synthetic images per step and teacher queries charged for it; linked from the data.
-        teacher: The private teacher's checkpoint, or a network in a script.
+        teacher: See `TeacherConfig`.
         annotator: `GradientAnnotator` for the data switch, `LabelAnnotator` for the label switch, whose `top_k` and
-            `smallest` are the paper's k. Default: the one that `privacy` names, with k = 3 (or c where that is less).
-        privacy: The paper's switch; None takes what the annotator is for.
-        teacher_network: Builds the teacher where its file holds nothing but weights.
-        private_data: Public name of the teacher's training data where its file does not say.
-        teacher_input: What the teacher takes, where it is not images in [-1, 1] of the data's size and channels.
-        teacher_outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
-        teacher_checks: What is found out about the teacher besides what is charged.
-        student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
-            `SmallCNN`.
+            `smallest` are the paper's k. Default: gradients,
+            with k = 3 (or c where that is less).
+        student: See `StudentConfig`.
         images: Where synthetic images come from.
         discriminator: What the generator is trained against. `teacher` is the paper's DPSD-T: nothing bounds what its
             images, and a student trained on them, reveal, unless the teacher was trained by DP-SGD.
@@ -65,14 +57,6 @@ class DPSD(DataFreeDistillation):
         gradient_targets: Of the data switch: the distillation loss, and what the student makes of its noisy gradient.
         label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
         generator_loss: The generator's loss.
-        optimizers: Optimizers and schedules of student and generator; the generator's steps Z as well.
-        generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
-            nobody is asked about, and their loss is without L_s. They cost nothing; with the discriminator `teacher`
-            they are further gradients of it without noise, as the first is.
-        student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
-            is evaluated and published in place of the student; null for none. It costs nothing.
-        replay: Steps of the student on earlier images and what was released about them, which cost nothing; off unless
-            it is given a capacity.
 
     Raises:
         ValueError: A setting that has no meaning, or an annotator that is not for the switch.
@@ -87,43 +71,24 @@ class DPSD(DataFreeDistillation):
         num_classes: int,
         image_shape: tuple[int, int, int],
         batch_size: int,
-        teacher: str | nn.Module,
+        teacher: TeacherConfig | str | nn.Module,
         annotator: GradientAnnotator | LabelAnnotator | None = None,
-        privacy: Literal["data", "label"] | None = None,
-        teacher_network: Callable[..., nn.Module] | None = None,
-        private_data: str | None = None,
-        teacher_input: TeacherInput = OURS,
-        teacher_outputs: TeacherOutputs = "logits",
-        teacher_checks: TeacherChecks = CHECKS,
-        student: Callable[..., nn.Module] | None = None,
-        images: Images = Images(),
+        student: StudentConfig | str = StudentConfig(),
+        images: Images | str = Images(),
         discriminator: Literal["student", "teacher"] = "student",
         fresh_latents: bool = False,
         gradient_targets: GradientTargets = GradientTargets(),
         label_targets: LabelTargets = LabelTargets(),
         generator_loss: GeneratorLoss = GeneratorLoss(),
-        optimizers: Optimizers = Optimizers(),
-        generator_steps: int = 1,
-        student_ema: float | None = None,
-        replay: Replay = Replay(),
     ) -> None:
         super().__init__(
             num_classes=num_classes,
             image_shape=image_shape,
             batch_size=batch_size,
-            annotator=_annotator(annotator, privacy, k=min(3, num_classes)),
+            annotator=_annotator(annotator, k=min(3, num_classes)),
             teacher=teacher,
-            teacher_network=teacher_network,
-            private_data=private_data,
-            teacher_input=teacher_input,
-            teacher_outputs=teacher_outputs,
-            teacher_checks=teacher_checks,
             student=student,
-            images=settings_of(Images, images, name="images"),
-            optimizers=optimizers,
-            generator_steps=generator_steps,
-            student_ema=student_ema,
-            replay=replay,
+            images=settings_of(Images, images, name="images", short="source"),
         )
         if discriminator not in ("student", "teacher"):
             raise ValueError(f"discriminator must be student or teacher, got {discriminator!r}")
@@ -141,7 +106,7 @@ class DPSD(DataFreeDistillation):
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
-        self.generator_criterion.check_for(self.student, steps=generator_steps)
+        self.generator_criterion.check_for(self.student, steps=self.image_settings.generator_steps)
         if self.generator_criterion.statistics_weight and discriminator != "student":
             raise ValueError(
                 "generator_loss.statistics_weight must be 0 for discriminator='teacher': the term is of the student's "
@@ -227,23 +192,13 @@ class DPSD(DataFreeDistillation):
             yield self.latents
 
 
-def _annotator(
-    given: GradientAnnotator | LabelAnnotator | None, privacy: Literal["data", "label"] | None, *, k: int
-) -> GradientAnnotator | LabelAnnotator:
-    if privacy not in ("data", "label", None):
-        raise ValueError(f"privacy must be data or label, got {privacy!r}")
+def _annotator(given: GradientAnnotator | LabelAnnotator | None, *, k: int) -> GradientAnnotator | LabelAnnotator:
     if given is None:
-        return LabelAnnotator(smallest=k) if privacy == "label" else GradientAnnotator(top_k=k)
+        return GradientAnnotator(top_k=k)
     if isinstance(given, GradientAnnotator) and given.mechanism.of_ensemble:
         raise ValueError("annotator.release must not be ensemble for DPSD, which has one teacher; DPDFD takes many")
     if isinstance(given, LabelAnnotator) and given.labels != "hard":
         raise ValueError(
             f"annotator.labels must be hard for DPSD, whose Eq. 5 returns one-hot vectors, got {given.labels!r}"
-        )
-    fits = "data" if isinstance(given, GradientAnnotator) else "label"
-    if privacy not in (fits, None):
-        raise ValueError(
-            f"privacy={privacy!r} does not go with the annotator {type(given).__name__}, which is for {fits}: take "
-            f"{'LabelAnnotator' if privacy == 'label' else 'GradientAnnotator'}, or leave one of the two out"
         )
     return given

@@ -5,25 +5,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable
 from itertools import combinations
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import nn
 
 from datamodules.partition import disjoint
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.federated import Absence, ClientConnection, Federation, FederationError, Question, Terms
-from lightning_modules.images.replay import Replay
 from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, LinearCandidates
-from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.setting_checks import check_choice, check_whole_number
+from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.private_model import PrivateModel
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.events import Gaussian
@@ -32,7 +29,7 @@ from privacy.mechanisms.randomized_response import top_k_candidates
 from privacy.plan import unmade
 from privacy.processes import ProcessesError
 
-__all__ = ["FedDPSD"]
+__all__ = ["FedDPSD", "FederationConfig"]
 
 _ABSENT = (
     "which clients answer in a round is decided by nothing in anybody's records (networks and machines fail), and is "
@@ -54,6 +51,32 @@ _STATED = (
 )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FederationConfig:
+    """What the clients hold together; a string stands for its `name`.
+
+    Attributes:
+        name: Public, by which the server's ledger is found. Of the one file of a `TeacherEnsemble` it is that of its
+            data.
+        unit: What figures are about: one `record`, or one `client` with all of its records.
+        num_records: Public number of records of all clients together, below one over which δ must lie; null is the sum
+            of what they state, each of which may be a bound (as that of `ClientRecords` is).
+        min_clients: Fewest answers that a round is made of.
+    """
+
+    name: str = "federation"
+    unit: Literal["record", "client"] = "record"
+    num_records: int | None = None
+    min_clients: int = 1
+
+    def __post_init__(self) -> None:
+        check_choice("federation.unit", self.unit, ("record", "client"))
+        check_whole_number("federation.min_clients", self.min_clients, least=1)
+        check_whole_number("federation.num_records", self.num_records, least=1, null="the sum of what clients state")
+        if not self.name.strip():
+            raise ValueError("federation.name must name what the clients hold together, got an empty name")
+
+
 class FedDPSD(DataFreeDistillation):
     """Liu et al., *Privacy-Preserving Model Transcription with Differentially Private Synthetic Distillation*, Alg. 2.
 
@@ -69,8 +92,8 @@ class FedDPSD(DataFreeDistillation):
     | `per_sample_full`, `per_sample` | by each client: σC/√m, or σC/(B√m), on the mean | the server as well |
 
     The price is the same for both: one record, or all records of one client, move that client's rows alone. With
-    `unit: client` the figures are about a whole client whose data are replaced. Of the label switch every client
-    answers by itself, and the price is that of its own B responses.
+    `federation.unit: client` the figures are about a whole client whose data are replaced. Of the label switch every
+    client answers by itself, and the price is that of its own B responses.
 
     Where the paper leaves a choice:
 
@@ -86,27 +109,13 @@ class FedDPSD(DataFreeDistillation):
         batch_size: b, synthetic images of a round; linked from the data.
         clients: How they are reached: `LocalClients` in this process, `FlowerClients` on other machines.
         annotator: `GradientAnnotator` with `release: ensemble`, `per_sample_full` or `per_sample` for the data switch,
-            `LabelAnnotator` for the label switch. Default: the one that `privacy` names, for gradients `ensemble`.
-        privacy: The paper's switch; None takes what the annotator is for.
-        unit: What figures are about: one `record`, or one `client` with all of its records.
-        federation: Public name of what the clients hold together, by which the server's ledger is found. Of the one
-            file of a `TeacherEnsemble` it is that of its data.
-        num_records: Public number of records of all clients together, below one over which δ must lie; null is the sum
-            of what they state, each of which may be a bound (as that of `ClientRecords` is).
-        min_clients: Fewest answers that a round is made of.
-        student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
-            `SmallCNN`.
+            `LabelAnnotator` for the label switch. Default: gradients by `ensemble`.
+        federation: What the clients hold together, and what is stated of it.
+        student: See `StudentConfig`.
         images: Where synthetic images come from.
         gradient_targets: Of the data switch: the distillation loss, and what the student makes of its noisy gradient.
         label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
         generator_loss: The generator's loss.
-        optimizers: Optimizers and schedules of student and generator.
-        generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
-            nobody is asked about: they cost nothing, and their loss is without L_S.
-        student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
-            is evaluated and published in place of the student; null for none. It costs nothing.
-        replay: Steps of the student on earlier images and what was released about them, which cost nothing; off unless
-            it is given a capacity.
 
     Raises:
         ValueError: A setting that has no meaning, or an annotator that is not for the switch.
@@ -123,48 +132,28 @@ class FedDPSD(DataFreeDistillation):
         batch_size: int,
         clients: ClientConnection,
         annotator: GradientAnnotator | LabelAnnotator | None = None,
-        privacy: Literal["data", "label"] | None = None,
-        unit: Literal["record", "client"] = "record",
-        federation: str = "federation",
-        num_records: int | None = None,
-        min_clients: int = 1,
-        student: Callable[..., nn.Module] | None = None,
-        images: Images = Images(),
+        federation: FederationConfig | str = FederationConfig(),
+        student: StudentConfig | str = StudentConfig(),
+        images: Images | str = Images(),
         gradient_targets: GradientTargets = GradientTargets(),
         label_targets: LabelTargets = LabelTargets(),
         generator_loss: GeneratorLoss = GeneratorLoss(),
-        optimizers: Optimizers = Optimizers(),
-        generator_steps: int = 1,
-        student_ema: float | None = None,
-        replay: Replay = Replay(),
     ) -> None:
-        check_choice("unit", unit, ("record", "client"))
-        check_whole_number("min_clients", min_clients, least=1)
-        check_whole_number("num_records", num_records, least=1, null="the sum of what clients state")
-        if not federation.strip():
-            raise ValueError("federation must name what the clients hold together, got an empty name")
         super().__init__(
             num_classes=num_classes,
             image_shape=image_shape,
             batch_size=batch_size,
-            annotator=_annotator(annotator, privacy, k=min(3, num_classes)),
+            annotator=_annotator(annotator),
             teacher="at the clients",
             student=student,
-            images=settings_of(Images, images, name="images"),
-            optimizers=optimizers,
-            generator_steps=generator_steps,
-            student_ema=student_ema,
-            replay=replay,
+            images=settings_of(Images, images, name="images", short="source"),
         )
         if not isinstance(clients, ClientConnection):
             raise ValueError(f"clients must be LocalClients or another way to reach them, got {type(clients).__name__}")
         self.clients = clients
-        self.unit: Literal["record", "client"] = unit
-        if unit == "client":
+        self.federation = settings_of(FederationConfig, federation, name="federation", short="name")
+        if self.federation.unit == "client":
             self.annotator.protect_clients()
-        self.federation = federation
-        self.num_records = num_records
-        self.min_clients = min_clients
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         if self.gradient_targets.student_target == "gradients" and isinstance(self.annotator, LabelAnnotator):
             raise ValueError(
@@ -173,7 +162,7 @@ class FedDPSD(DataFreeDistillation):
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
-        self.generator_criterion.check_for(self.student, steps=generator_steps)
+        self.generator_criterion.check_for(self.student, steps=self.image_settings.generator_steps)
         #: In how many rounds each client was left out.
         self.absences: Counter[str] = Counter()
         self._told: set[tuple[str, str]] = set()
@@ -255,11 +244,11 @@ class FedDPSD(DataFreeDistillation):
                 rank_zero_warn(f"Round {question.number} goes on without {name}: {absence.reason}")
         answers = [found[name] for name in sorted(found) if name not in absent]
         self.log_in_step("federation/answers", float(len(answers)))
-        if len(answers) < self.min_clients:
+        if len(answers) < self.federation.min_clients:
             why = "; ".join(f"{name}: {absence.reason}" for name, absence in sorted(absent.items()))
             raise FederationError(
-                f"round {question.number} has {len(answers)} answers, and min_clients is {self.min_clients} ({why}). "
-                "What was charged stays charged; go on from the last checkpoint when they are back"
+                f"round {question.number} has {len(answers)} answers, and min_clients is {self.federation.min_clients} "
+                f"({why}). What was charged stays charged; go on from the last checkpoint when they are back"
             )
         return [answer for answer in answers if isinstance(answer, torch.Tensor)]
 
@@ -275,8 +264,8 @@ class FedDPSD(DataFreeDistillation):
 
     def read_teacher(self) -> PrivateModel:
         known = self.clients.introductions(num_classes=self.num_classes, image_shape=self.image_shape)
-        if len(known) < self.min_clients:
-            raise FederationError(f"min_clients is {self.min_clients}, and there are {len(known)} clients")
+        if len(known) < self.federation.min_clients:
+            raise FederationError(f"min_clients is {self.federation.min_clients}, and there are {len(known)} clients")
         twice = Counter(client.training for client in known if client.training)
         if alike := [client.name for client in known if twice[client.training] > 1]:
             raise FederationError(
@@ -297,9 +286,9 @@ class FedDPSD(DataFreeDistillation):
             raise FederationError(f"the noise of {insecure} can be drawn again by whoever knows its seed")
         return Federation(
             known,
-            private_data=f"{self.federation}/clients",
-            num_records=self.num_records,
-            of_clients=self.unit == "client",
+            private_data=f"{self.federation.name}/clients",
+            num_records=self.federation.num_records,
+            of_clients=self.federation.unit == "client",
             ensemble=getattr(self.clients, "ensemble", None),
             durable=not is_dev_run(self.trainer),
         )
@@ -310,9 +299,9 @@ class FedDPSD(DataFreeDistillation):
         folder = None if is_dev_run(self.trainer) else run_folder(self.trainer) / "clients"
         out = self.clients.begin(self.terms(), folder=folder)
         left = len(self.teacher_names) - len(out)
-        if left < self.min_clients:
+        if left < self.federation.min_clients:
             why = "; ".join(f"{name}: {absence.reason}" for name, absence in sorted(out.items()))
-            raise FederationError(f"{left} clients take part, and min_clients is {self.min_clients} ({why})")
+            raise FederationError(f"{left} clients take part, and min_clients is {self.federation.min_clients} ({why})")
 
     @property
     def teacher_names(self) -> tuple[str, ...]:
@@ -403,13 +392,9 @@ def _mechanism(annotator: GradientAnnotator | LabelAnnotator) -> dict[str, Any]:
     }
 
 
-def _annotator(
-    given: GradientAnnotator | LabelAnnotator | None, privacy: Literal["data", "label"] | None, *, k: int
-) -> GradientAnnotator | LabelAnnotator:
-    if privacy not in ("data", "label", None):
-        raise ValueError(f"privacy must be data or label, got {privacy!r}")
+def _annotator(given: GradientAnnotator | LabelAnnotator | None) -> GradientAnnotator | LabelAnnotator:
     if given is None:
-        return LabelAnnotator(smallest=k) if privacy == "label" else GradientAnnotator(release="ensemble")
+        return GradientAnnotator(release="ensemble")
     if isinstance(given, GradientAnnotator):
         if given.release not in ("ensemble", "per_sample_full", "per_sample"):
             raise ValueError(
@@ -419,11 +404,5 @@ def _annotator(
     elif given.labels != "hard":
         raise ValueError(
             f"annotator.labels must be hard for FedDPSD, whose clients send one-hot vectors, got {given.labels!r}"
-        )
-    fits = "data" if isinstance(given, GradientAnnotator) else "label"
-    if privacy not in (fits, None):
-        raise ValueError(
-            f"privacy={privacy!r} does not go with the annotator {type(given).__name__}, which is for {fits}: take "
-            f"{'LabelAnnotator' if privacy == 'label' else 'GradientAnnotator'}, or leave one of the two out"
         )
     return given

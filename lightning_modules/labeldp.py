@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -23,12 +22,11 @@ from lightning_modules.losses.functional import (
 )
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.batchnorm import logits_and_statistics
-from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
-from lightning_modules.teachers.checks import CHECKS, TeacherChecks
-from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs
+from lightning_modules.student import StudentConfig
+from lightning_modules.teachers.source import TeacherConfig
 from privacy.account import BudgetExceeded
 from privacy.annotators import LabelAnnotator
 from privacy.identity import CheckpointError
@@ -121,31 +119,20 @@ class LabelDP(DataFreeDistillation):
         image_shape: (C, H, W); linked from the data.
         batch_size: Images per step; a stage has as many batches as an epoch has steps, over `stages.passes`. Linked
             from the data.
-        teacher: The private teacher's checkpoint, or a network in a script.
+        teacher: See `TeacherConfig`.
         annotator: ε of one label and budget. Default: `LabelAnnotator` with ε=1, charged for two candidates, the
             fewest that a threshold leaves.
-        teacher_network: Builds the teacher where its file holds nothing but weights.
-        private_data: Public name of the teacher's training data where its file does not say.
-        teacher_input: What the teacher takes, where it is not images in [-1, 1] of the data's size and channels.
-        teacher_outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
-        teacher_checks: What is found out about the teacher besides what is charged.
-        student: Builds the student, called with those of `num_classes` and `image_shape` that it accepts. Default:
-            `SmallCNN`.
+        student: See `StudentConfig`.
         images: Where synthetic images come from.
         stages: How a stage's images are labelled, and what its student is fitted to.
         generator_training: What the generator is trained against, and its loss.
-        optimizers: Optimizers and schedules of student and generator.
-        generator_steps: Updates of the generator for each of the student's. Those after the first are of images that
-            no label is drawn for, and their loss is without the student's loss. Against the student they cost nothing;
-            against the teacher they are further gradients of it without noise, as the first is.
-        student_ema: Decay of an exponential moving average of the student's weights and statistics, such as 0.99, which
-            is evaluated and published in place of the student; null for none. It costs nothing.
 
     Raises:
         ValueError: A setting that has no meaning.
     """
 
     paper = "A"
+    unused = ("student.replay",)
     annotator: LabelAnnotator
 
     def __init__(
@@ -154,20 +141,12 @@ class LabelDP(DataFreeDistillation):
         num_classes: int,
         image_shape: tuple[int, int, int],
         batch_size: int,
-        teacher: str | nn.Module,
+        teacher: TeacherConfig | str | nn.Module,
         annotator: LabelAnnotator | None = None,
-        teacher_network: Callable[..., nn.Module] | None = None,
-        private_data: str | None = None,
-        teacher_input: TeacherInput = OURS,
-        teacher_outputs: TeacherOutputs = "logits",
-        teacher_checks: TeacherChecks = CHECKS,
-        student: Callable[..., nn.Module] | None = None,
-        images: Images = Images(),
+        student: StudentConfig | str = StudentConfig(),
+        images: Images | str = Images(),
         stages: Stages = Stages(),
         generator_training: GeneratorTraining = GeneratorTraining(),
-        optimizers: Optimizers = Optimizers(),
-        generator_steps: int = 1,
-        student_ema: float | None = None,
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -175,16 +154,8 @@ class LabelDP(DataFreeDistillation):
             batch_size=batch_size,
             annotator=annotator or LabelAnnotator(),
             teacher=teacher,
-            teacher_network=teacher_network,
-            private_data=private_data,
-            teacher_input=teacher_input,
-            teacher_outputs=teacher_outputs,
-            teacher_checks=teacher_checks,
             student=student,
-            images=settings_of(Images, images, name="images"),
-            optimizers=optimizers,
-            generator_steps=generator_steps,
-            student_ema=student_ema,
+            images=settings_of(Images, images, name="images", short="source"),
         )
         if not isinstance(self.annotator, LabelAnnotator):
             raise ValueError(f"annotator must be a LabelAnnotator, got {type(self.annotator).__name__}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -21,10 +20,11 @@ from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.batchnorm import evaluating
-from lightning_modules.optimizers import Optimizers
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice
+from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+from lightning_modules.teachers.source import TeacherConfig
 from privacy.annotators import ResponseAnnotator
 
 __all__ = ["FedDistillation"]
@@ -50,9 +50,9 @@ class FedDistillation(DataFreeDistillation):
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
         batch_size: Images per step; linked from the data.
-        teacher: The file of a `TeacherEnsemble` on `Clients`, or an `nn.ModuleList` in a script.
+        teacher: See `TeacherConfig`.
         annotator: Budget and ledger. Default: `ResponseAnnotator`.
-        student: Builds the student. Default: `SmallCNN`.
+        student: See `StudentConfig`.
         initial_weights: Where the student begins: `average` of the clients' weights, as FedDF has it, which needs their
             architecture; or `random`. Clients that began at weights of their own, as those of a `TeacherEnsemble` do,
             have no average of use.
@@ -60,12 +60,12 @@ class FedDistillation(DataFreeDistillation):
         generator_loss: DAFL's terms, of the clients' models; null trains no generator in each step. Weights of 1, 5 and
             0.1 are the published code's, whose entropy is in decimal logarithms (`balance_logarithm`).
         image_terms: The loss by which images are optimised in turns with the student; null draws new ones in each step.
-        optimizers: Optimizers and schedules of student and generator.
 
     Raises:
         ValueError: A setting that has no meaning.
     """
 
+    unused = ("student.ema", "student.replay", "images.generator_steps")
     annotator: ResponseAnnotator
 
     def __init__(
@@ -74,14 +74,13 @@ class FedDistillation(DataFreeDistillation):
         num_classes: int,
         image_shape: tuple[int, int, int],
         batch_size: int,
-        teacher: str | nn.Module,
+        teacher: TeacherConfig | str | nn.Module,
         annotator: ResponseAnnotator | None = None,
-        student: Callable[..., nn.Module] | None = None,
+        student: StudentConfig | str = StudentConfig(),
         initial_weights: Literal["random", "average"] = "random",
-        images: Images = Images(),
+        images: Images | str = Images(),
         generator_loss: GeneratorLoss | None = None,
         image_terms: ImageTerms | None = None,
-        optimizers: Optimizers = Optimizers(),
     ) -> None:
         super().__init__(
             num_classes=num_classes,
@@ -90,8 +89,7 @@ class FedDistillation(DataFreeDistillation):
             annotator=annotator or ResponseAnnotator(),
             teacher=teacher,
             student=student,
-            images=settings_of(Images, images, name="images"),
-            optimizers=optimizers,
+            images=settings_of(Images, images, name="images", short="source"),
         )
         if not isinstance(self.annotator, ResponseAnnotator):
             raise ValueError(f"annotator must be a ResponseAnnotator, got {type(self.annotator).__name__}")
@@ -140,8 +138,8 @@ class FedDistillation(DataFreeDistillation):
             self.student.load_state_dict(weighted_mean([one.state_dict() for one in clients], [1.0] * len(clients)))
         except RuntimeError as error:
             raise ValueError(
-                "initial_weights='average' needs a student of the clients' architecture: set model.student to their "
-                f"model.network, or initial_weights to random ({error})"
+                "initial_weights='average' needs a student of the clients' architecture: set model.student.network to "
+                f"their model.network, or initial_weights to random ({error})"
             ) from error
 
     def training_step(self, batch: int, batch_idx: int) -> None:

@@ -53,10 +53,10 @@ _OF_FIT = ("config", "data", "model", "seed_everything", "trainer")
 
 # What messages of `fit` call what this command calls otherwise.
 _OWN_WORDS = (
-    (r"\bmodel\.optimizers\.student_lr_scheduler\.T_max\b", "--steps"),
-    (r"\bmodel\.teacher_network\b(?!\.)", "--network"),
-    (r"\bmodel\.teacher\b(?!\.)", "--teacher"),
-    (r"\bmodel\.student\b(?!\.)", "--student"),
+    (r"\bmodel\.student\.lr_scheduler\.T_max\b", "--steps"),
+    (r"\bmodel\.teacher\.network\b(?!\.)", "--network"),
+    (r"\bmodel\.teacher(\.path)?\b(?!\.)", "--teacher"),
+    (r"\bmodel\.student(\.network)?\b(?!\.)", "--student"),
     (r"\bmodel\.(images\.)?prior\b(?!\.)", "--prior"),
     (r"\bmodel\.annotator\.noise_multiplier\b", "--noise-multiplier"),
     (r"\bmodel\.annotator\.delta\b", "--delta"),
@@ -95,20 +95,16 @@ def configuration(
     dataset: dict[str, Any] = {"class_path": name, **({"init_args": {"root": place}} if place else {})}
     prior = {"class_path": options.prior} if options.prior else prior_for(name.rpartition(".")[2])
     student = {"class_path": options.student} if options.student else None
-    optimizers = {
-        "student": {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}},
-        "student_lr_scheduler": {
-            "class_path": "torch.optim.lr_scheduler.CosineAnnealingLR",
-            "init_args": {"T_max": steps},
-        },
+    training = {
+        "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}},
+        "lr_scheduler": {"class_path": "torch.optim.lr_scheduler.CosineAnnealingLR", "init_args": {"T_max": steps}},
     }
-    common: dict[str, Any] = {"teacher": options.teacher, "optimizers": optimizers}
-    if options.network:
-        common["teacher_network"] = {"class_path": options.network}
+    teacher = {"path": options.teacher, **({"network": {"class_path": options.network}} if options.network else {})}
+    common: dict[str, Any] = {"teacher": teacher}
     if bounded is not None:
         method = "Distillation"
         special = {
-            "student": student or network or {"class_path": "SmallCNN"},
+            "student": {"network": student or network or {"class_path": "SmallCNN"}, **training},
             "prior": prior,
             "annotator": {"class_path": "ResponseAnnotator", "init_args": {"delta": options.delta}},
         }
@@ -116,7 +112,7 @@ def configuration(
         method = "DPDFD"
         gradients = {"norm_bound": 1e-3, "stability": 0.3, "noise_multiplier": options.noise_multiplier}
         special = {
-            "student": student or {"class_path": "SmallCNN"},
+            "student": {"network": student or {"class_path": "SmallCNN"}, **training},
             "images": {"source": "prior", "prior": prior},
             "gradient_targets": {"student_target": "gradients"},
             "annotator": {
@@ -255,11 +251,11 @@ def _in_own_words(act: Callable[[], Any]) -> Any:
 def _announcement(config: Mapping[str, Any], training: Training | None, *, delta: float) -> str:
     settings = config["model"]["init_args"]
     prior = (settings.get("prior") or settings["images"]["prior"])["class_path"]
-    steps = settings["optimizers"]["student_lr_scheduler"]["init_args"]["T_max"]
+    steps = settings["student"]["lr_scheduler"]["init_args"]["T_max"]
     size = config["data"]["init_args"]["batch_size"]
     lines = [
-        f"Student {settings['student']['class_path']}, by {config['model']['class_path']}, in {steps:,} steps of "
-        f"{size} procedural images of {prior} (--prior names another).",
+        f"Student {settings['student']['network']['class_path']}, by {config['model']['class_path']}, in {steps:,} "
+        f"steps of {size} procedural images of {prior} (--prior names another).",
         f"Run folder: {config['trainer']['default_root_dir']}; the same command goes on in it.",
     ]
     if training is not None:
@@ -283,7 +279,7 @@ def _parser() -> OptionParser:
         prog="LightningCLI distill",
         description=__doc__,
         epilog="Settings of `fit` may follow, such as --data.dataset.size 32 --data.dataset.channels 1, "
-        "--model.teacher_network.width 32, --model.teacher_input.range '[0, 1]' or --model.teacher_outputs "
+        "--model.teacher.network.width 32, --model.teacher.input.range '[0, 1]' or --model.teacher.outputs "
         "probabilities.",
     )
     add = parser.add_argument

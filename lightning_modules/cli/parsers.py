@@ -98,6 +98,8 @@ def explain(message: str, *, options: Iterable[str] = ()) -> str:
             for pattern, words in _WORDS:
                 text = re.sub(pattern, words, text)
             found[text] = None
+    if len(found) > 1:  # the short form of a group, which was not meant
+        found.pop("must be str", None)
     said = []
     for text in found:
         if match := re.match(r"there is no (class|setting) (\S+)$", text):

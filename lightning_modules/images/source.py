@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
 import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 
 from lightning_modules.networks import DAFLGenerator, Refiner, ScaledOutput
@@ -35,7 +36,7 @@ _Source = Literal["generator", "prior", "both", "refined"]
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """Where synthetic images come from.
+    """Where synthetic images come from; a string stands for the `source`.
 
     Attributes:
         source: `generator`, `prior`, `both` (half of each batch), or `refined` (images of the prior, changed by a small
@@ -54,6 +55,11 @@ class Images:
             they have where both settings are null; else their images are standardised first. Neither number is noised
             or charged for: take those of the public pre-processing, and do not measure them on the private data. The
             guarantee says that this is assumed.
+        generator_steps: Updates of the generator for each of the student's. Those after the first are on images not
+            sent to the teacher: they cost nothing, and their loss is without the student's loss on released targets.
+            Against a private teacher they are further gradients of it without noise, as the first is.
+        optimizer: Builds the optimizer of the generator or the refiner; null is Adam at 1e-3.
+        lr_scheduler: Builds its schedule, stepped once for each of the student's steps; null is none.
     """
 
     source: _Source = "generator"
@@ -63,6 +69,9 @@ class Images:
     reset_every: int | None = None
     pixel_mean: float | list[float] | None = None
     pixel_std: float | list[float] | None = None
+    generator_steps: int = 1
+    optimizer: OptimizerCallable | None = None
+    lr_scheduler: LRSchedulerCallable | None = None
 
     def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
         """The source that these settings describe, for images (C, H, W) in batches of `batch_size`.
@@ -87,7 +96,22 @@ def require_no_pixel_statistics(settings: Any) -> None:
 
 
 class ImageSettings(Protocol):
-    """Settings of some source of images."""
+    """Settings of some source of images, see `Images`."""
+
+    @property
+    def generator_steps(self) -> int:
+        """Updates of the generator for each of the student's."""
+        ...
+
+    @property
+    def optimizer(self) -> OptimizerCallable | None:
+        """Of the generator."""
+        ...
+
+    @property
+    def lr_scheduler(self) -> LRSchedulerCallable | None:
+        """Of the generator."""
+        ...
 
     def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
         """The source."""
@@ -197,6 +221,7 @@ class SyntheticSource(ImageSource):
         self._check_warm_start()
         self.reset_every = settings.reset_every
         self._check_reset()
+        self._check_steps(settings.generator_steps)
         given = [f"images.{name}" for name in ("pixel_mean", "pixel_std") if getattr(settings, name) is not None]
         if given:
             self.assumptions = (
@@ -276,6 +301,13 @@ class SyntheticSource(ImageSource):
             raise ValueError(
                 f"images.reset_every={every} needs a generator that begins with random weights: images.source must not "
                 f"be prior, and images.warm_start_steps must be 0, got {self.kind!r} and {self.warm_start_steps}"
+            )
+
+    def _check_steps(self, steps: int) -> None:
+        check_whole_number("images.generator_steps", steps, least=1)
+        if steps > 1 and self.generator is None:
+            raise ValueError(
+                f"images.generator_steps must be 1 for images.source={self.kind!r}, which has no generator, got {steps}"
             )
 
     @property

@@ -86,7 +86,8 @@ class GeneratorLoss:
         others = (self.one_hot_weight, self.balance_weight, self.activation_weight, self.statistics_weight)
         if steps > 1 and not any(others):
             raise ValueError(
-                f"generator_steps must be 1 where generator_loss has no term but the student's loss, got {steps}: "
+                "images.generator_steps must be 1 where generator_loss has no term but the student's loss, got "
+                f"{steps}: "
                 "updates after the first have no released targets"
             )
 

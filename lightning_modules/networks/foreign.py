@@ -92,7 +92,7 @@ def _build(
 def _how_to_give(argument: str) -> str:
     return (
         f"add to its init_args, such as {argument}: ..., or to the command, such as "
-        f"--model.teacher_network.{argument} ... of a teacher and --model.student.{argument} ... of a student"
+        f"--model.teacher.network.{argument} ... of a teacher and --model.student.network.{argument} ... of a student"
     )
 
 

@@ -40,7 +40,7 @@ def image_source(run: FinishedRun) -> DataFreeDistillation:
         raise ExportError(f"--synthetic-images: PNG has 1 or 3 channels, and images are of shape {run.image_shape}")
     settings = run.content.get("hyper_parameters", {})
     try:
-        unused = {"teacher_network": None} if "teacher_network" in settings else {}
+        unused = {"teacher": "not loaded"}
         require_known_checkpoint(run.content, where=str(run.checkpoint), named=run.named, given=unused)
         require_given(run.content["distillation"].get("objects", ()), (), checkpoint=str(run.checkpoint))
         module, _, name = str(settings["_class_path"]).rpartition(".")

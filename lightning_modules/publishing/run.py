@@ -18,6 +18,7 @@ from jsonargparse import ArgumentParser
 from lightning import LightningDataModule
 from torch import nn
 
+from lightning_modules import networks
 from lightning_modules.networks import SmallCNN
 from lightning_modules.networks.named_code import require_known_code, texts_in
 from lightning_modules.publishing.architecture import build, with_all_arguments
@@ -33,7 +34,7 @@ from privacy.identity import Training
 
 __all__ = ["FinishedRun", "read_run"]
 
-#: What stands before the names of a student's averaged weights in a checkpoint of a run with `student_ema`.
+#: What stands before the names of a student's averaged weights in a checkpoint of a run with `student.ema`.
 _AVERAGE = "student_average.module."
 
 
@@ -287,18 +288,23 @@ def _architecture(
     given: str | None,
     named: Collection[str],
 ) -> Any:
-    name = "student" if role == "student" else "network"
-    if name in settings and isinstance(settings[name], Mapping) and given in (None, *texts_in(settings[name])):
+    name = "student.network" if role == "student" else "network"
+    stated = settings.get("student") if role == "student" else settings
+    spec = stated.get("network") if isinstance(stated, Mapping) else stated
+    if isinstance(spec, str):  # of a script
+        spec = with_networks({"network": spec if "." in spec else f"{networks.__name__}.{spec}"})["network"]
+        spec = {"class_path": spec} if isinstance(spec, str) else spec
+    if isinstance(spec, Mapping) and given in (None, *texts_in(spec)):
         try:
-            require_known_code(settings[name], named=named)
+            require_known_code(spec, named=named)
         except ValueError as error:
             raise ExportError(
                 f"the checkpoint's model.{name} is not built: {error}. Where you trust it, add --network CLASS_PATH"
             ) from error
-        return settings[name]
+        return spec
     if given is not None:
         return with_networks({"network": {"class_path": given}})["network"]
-    was_object = name in content.get("distillation", {}).get("objects", ())
+    was_object = {name, name.partition(".")[0]} & {*content.get("distillation", {}).get("objects", ())}
     if was_object or (role == "teacher" and name not in settings):
         raise ExportError(
             f"a script gave model.{name} as an object, so that the checkpoint does not say of which class it is: add "

@@ -12,8 +12,8 @@ __all__ = ["prepare_arguments"]
 
 _GROUPS = frozenset(
     (
-        *("images", "optimizers", "gradient_targets", "label_targets", "generator_loss", "tangent_normal", "stages"),
-        *("generator_training", "generator_phase", "vae_phase", "query_phase", "student_phase"),
+        *("teacher", "student", "images", "gradient_targets", "label_targets", "generator_loss", "tangent_normal"),
+        *("stages", "generator_training", "generator_phase", "vae_phase", "query_phase", "student_phase", "federation"),
     )
 )
 

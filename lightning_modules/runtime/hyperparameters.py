@@ -10,6 +10,7 @@ from typing import IO, Any, TypeVar
 
 from lightning import LightningModule
 from lightning.fabric.utilities.cloud_io import _load as read_anywhere
+from torch import nn
 
 from lightning_modules.networks.named_code import require_known_code
 from privacy.identity import CheckpointError
@@ -157,13 +158,14 @@ def _plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def settings_of(kind: type[_Settings], given: Any, *, name: str) -> _Settings:
+def settings_of(kind: type[_Settings], given: Any, *, name: str, short: str | None = None) -> _Settings:
     """Settings as an object, where a checkpoint of a script holds them as plain values.
 
     Args:
         kind: A frozen dataclass of settings.
         given: One of these, or a mapping of its fields.
         name: Of the argument, for messages.
+        short: The field that a string, or a network, stands for.
 
     Raises:
         TypeError: It is neither.
@@ -172,4 +174,6 @@ def settings_of(kind: type[_Settings], given: Any, *, name: str) -> _Settings:
         return given
     if isinstance(given, Mapping):
         return kind(**given)
+    if short is not None and isinstance(given, (str, nn.Module)):
+        return kind(**{short: given})
     raise TypeError(f"{name} must be {kind.__name__}(...), got {given!r}")

@@ -1,4 +1,4 @@
-"""Networks of anyone's on the command line: any class, function or file by its name, with all its arguments.
+"""A model's settings as the parser takes them: short forms written out, and networks that it cannot build itself.
 
 jsonargparse takes a factory's first argument for one that the caller gives, so that it can never be set, takes no
 untyped ones, and knows no arguments of functions. What it cannot take is handed on as a `ForeignNetwork`.
@@ -20,14 +20,17 @@ from lightning_modules.networks.foreign import ForeignNetwork, named_object
 
 __all__ = ["NETWORKS", "find_networks", "with_networks"]
 
-NETWORKS = (
-    "teacher_network",
-    "student",
-    "network",
-    "images.generator",
-    "generator_phase.baseline_network",
-)
+NETWORKS = ("teacher.network", "student.network", "network", "images.generator", "generator_phase.baseline.network")
 """Settings of models that build networks, as dotted names."""
+
+_SHORT = {
+    "teacher": "path",
+    "student": "network",
+    "images": "source",
+    "generator_phase.baseline": "path",
+    "federation": "name",
+}
+"""The field that a string stands for. Written out, a later setting of another field adds to it and does not lose it."""
 
 _FOREIGN = f"{ForeignNetwork.__module__}.{ForeignNetwork.__name__}"
 
@@ -66,21 +69,33 @@ def find_networks(args: Sequence[str]) -> list[str]:
 
 
 def with_networks(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's settings in which networks of anyone's are `ForeignNetwork`."""
+    """A model's settings with short forms written out, in which networks of anyone's are `ForeignNetwork`."""
     found = dict(settings)
+    for path, field in _SHORT.items():
+        if _is_short(path, value := _at(found, path)):
+            found = _with(found, path, {field: value})
     for path in NETWORKS:
-        group, _, name = path.rpartition(".")
-        inner = found.get(group) if group else found
-        if not isinstance(inner, Mapping) or name not in inner:
-            continue
-        spec = _foreign(inner[name])
-        if spec is None:
-            continue
-        if group:
-            found[group] = {**inner, name: spec}
-        else:
-            found[name] = spec
+        if (spec := _foreign(_at(found, path))) is not None:
+            found = _with(found, path, spec)
     return found
+
+
+def _is_short(path: str, value: Any) -> bool:
+    return isinstance(value, str) and (path, value) != ("generator_phase.baseline", "student")
+
+
+def _at(settings: Any, path: str) -> Any:
+    """The value of a dotted name; None where there is none."""
+    for name in path.split("."):
+        settings = settings.get(name) if isinstance(settings, Mapping) else None
+    return settings
+
+
+def _with(settings: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy with another value of a dotted name."""
+    name, _, rest = path.partition(".")
+    inner = settings.get(name)
+    return {**settings, name: _with(inner if isinstance(inner, Mapping) else {}, rest, value) if rest else value}
 
 
 def _content(flag: str, value: str, known: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -101,10 +116,8 @@ def _content(flag: str, value: str, known: dict[str, dict[str, Any]]) -> dict[st
     given = model["init_args"] if inside else model
     settings = with_networks(given)
     for path in NETWORKS:
-        group, _, name = path.rpartition(".")
-        inner = settings.get(group) if group else settings
-        if isinstance(inner, Mapping) and name in inner:
-            _note(known, path, inner[name])
+        if (spec := _at(settings, path)) is not None:
+            _note(known, path, spec)
     if settings == given:
         return None
     changed = {**content, "model": {**model, "init_args": settings} if inside else settings}
@@ -112,8 +125,11 @@ def _content(flag: str, value: str, known: dict[str, dict[str, Any]]) -> dict[st
 
 
 def _flag(flag: str, value: str, known: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """A configuration in place of a flag about a network of anyone's; None for every other flag."""
+    """A configuration in place of a short form, or of a flag about a network of anyone's; None for every other flag."""
     name = flag.removeprefix("--model.").removeprefix("init_args.")
+    if flag.startswith("--model.") and name in _SHORT and not value.lstrip().startswith("{") and _is_short(name, value):
+        long = f"{name}.{_SHORT[name]}"
+        return _flag(f"--model.{long}", value, known) or _placed(long, value)
     path = next((path for path in NETWORKS if name == path or name.startswith(f"{path}.")), None)
     if path is None or not flag.startswith("--model."):
         return None
@@ -136,11 +152,8 @@ def _flag(flag: str, value: str, known: dict[str, dict[str, Any]]) -> dict[str, 
     return _placed(path, known[path])
 
 
-def _placed(path: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    settings: dict[str, Any] = dict(spec)
-    for name in reversed(path.split(".")):
-        settings = {name: settings}
-    return {"model": {"init_args": settings}}
+def _placed(path: str, value: Any) -> dict[str, Any]:
+    return {"model": {"init_args": _with({}, path, value)}}
 
 
 def _note(known: dict[str, dict[str, Any]], path: str, spec: Any) -> None:

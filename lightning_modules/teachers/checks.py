@@ -96,7 +96,7 @@ def show_accuracy(teacher: PrivateModel, run: PrivateRun, trainer: Trainer, devi
     data = datamodule_of(trainer)
     if data is None:
         raise ValueError(
-            "teacher_checks.accuracy is measured on the test split of a data module: fit with datamodule=..., or leave "
+            "teacher.checks.accuracy is measured on the test split of a data module: fit with datamodule=..., or leave "
             "it out"
         )
     if not trainer.is_global_zero:

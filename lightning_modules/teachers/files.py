@@ -51,7 +51,7 @@ def read_file(file: Path) -> Any:
             "made it:\n"
             f'    network = torch.jit.load("{file}")\n'
             '    torch.save(network.state_dict(), "weights.pt")\n'
-            "and give weights.pt, with model.teacher_network for its architecture"
+            "and give weights.pt, with model.teacher.network for its architecture"
         )
     if is_exported(names):
         try:
@@ -62,7 +62,7 @@ def read_file(file: Path) -> Any:
                 "and its loader runs what is in the file. Convert it where you trust who made it:\n"
                 f'    program = torch.export.load("{file}")\n'
                 '    torch.save(program.state_dict, "weights.pt")\n'
-                "and give weights.pt, with model.teacher_network for its architecture"
+                "and give weights.pt, with model.teacher.network for its architecture"
             ) from error
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
@@ -97,7 +97,7 @@ def _unreadable(file: Path, error: Exception, names: list[str]) -> str:
             f"would run code. Convert it ({_TRUST}):\n"
             f'    network = torch.load("{file}", weights_only=False)\n'
             '    torch.save(network.state_dict(), "weights.pt")\n'
-            "and give weights.pt, with model.teacher_network for its architecture"
+            "and give weights.pt, with model.teacher.network for its architecture"
         )
     if kind == "mapping" and made_of:
         return (
@@ -105,7 +105,7 @@ def _unreadable(file: Path, error: Exception, names: list[str]) -> str:
             f"here: that would run code. Convert it ({_TRUST}):\n"
             f'    content = torch.load("{file}", weights_only=False)\n'
             '    torch.save(content["state_dict"], "weights.pt")   # or under which name it has its weights\n'
-            "and give weights.pt, with model.teacher_network for its architecture"
+            "and give weights.pt, with model.teacher.network for its architecture"
         )
     return (
         f"teacher {file} cannot be read as plain weights ({type(error).__name__}: {str(error)[:300]}). Give a "

@@ -185,7 +185,7 @@ class PrivateEnsemble(PrivateModel):
         except RuntimeError as error:
             raise TeacherError(
                 f"the weights in {file} do not fit the architecture {type(template).__name__} with "
-                f"num_classes={num_classes} and image_shape={image_shape}: {error}. Set model.teacher_network to the "
+                f"num_classes={num_classes} and image_shape={image_shape}: {error}. Set model.teacher.network to the "
                 "class that the teachers were trained with, or take the data set that they were trained on"
             ) from error
         records = content.get("num_records")

@@ -165,7 +165,7 @@ class PrivateModel(ABC):
             Warnings that name what to set.
 
         Raises:
-            TeacherError: Its outputs are not what `teacher_outputs` states.
+            TeacherError: Its outputs are not what `teacher.outputs` states.
         """
         network = self._network_of(0)
         inputs, outputs = OURS, self.outputs
@@ -193,7 +193,7 @@ def _require_gradients(network: nn.Module, *, whose: str, reason: str) -> None:
         raise TeacherError(
             f"{whose} is in ONNX, which gives outputs and no gradients, and they are needed: {reason}. Train the "
             "generator against the student (discriminator: student, baseline: student), take images.source: prior, or "
-            "give the teacher as weights with model.teacher_network"
+            "give the teacher as weights with model.teacher.network"
         )
 
 

@@ -230,7 +230,7 @@ def _read_network(
         listed = " ".join(str(error).split())  # torch lists weights in lines of their own
         raise TeacherError(
             f"the weights in teacher {file} do not fit the architecture {type(built).__name__} with "
-            f"num_classes={num_classes} and image_shape={image_shape}: {listed}. Set model.teacher_network to the "
+            f"num_classes={num_classes} and image_shape={image_shape}: {listed}. Set model.teacher.network to the "
             "class that the teacher was trained with, and its arguments, or take the data set that it was trained on"
         ) from error
     return built, weights
@@ -280,7 +280,7 @@ def architecture(
             network or _factory(spec, file),
             num_classes=num_classes,
             image_shape=image_shape,
-            name="model.teacher_network",
+            name="model.teacher.network",
         )
     except TeacherError:
         raise
@@ -289,7 +289,7 @@ def architecture(
         if "images of" in str(error):
             hint = (
                 ". Where it was made for images of another size or other channels than the data's, state "
-                "model.teacher_input.size and channels; where it is the data that are not as they should be, set "
+                "model.teacher.input.size and channels; where it is the data that are not as they should be, set "
                 "theirs (of ImageFolder --data.dataset.channels 1 for grey pictures, and size)"
             )
         raise TeacherError(f"the architecture of {whose} cannot be built: {error}{hint}") from error
@@ -311,14 +311,14 @@ def _missing(file: Path) -> str:
 def _factory(spec: Any, file: Path) -> Callable[..., nn.Module]:
     if not isinstance(spec, dict):
         raise TeacherError(
-            f"{file} does not say which architecture it holds: set model.teacher_network, for example to "
+            f"{file} does not say which architecture it holds: set model.teacher.network, for example to "
             "lightning_modules.networks.ResNet34, torchvision.models.resnet18 or path/to/my.py:Net"
         )
     try:
         require_known_code(spec)
     except ValueError as error:
         raise TeacherError(
-            f"the architecture in {file} is not built: {error}. Set model.teacher_network, with the arguments that it "
+            f"the architecture in {file} is not built: {error}. Set model.teacher.network, with the arguments that it "
             "was trained with"
         ) from error
     parser = ArgumentParser(exit_on_error=False)

@@ -42,34 +42,34 @@ class TeacherInput:
 
     def __post_init__(self) -> None:
         if self.range is not None and (self.mean is not None or self.std is not None):
-            raise ValueError("teacher_input takes either range, or mean and std, got both")
+            raise ValueError("teacher.input takes either range, or mean and std, got both")
         if (self.mean is None) != (self.std is None):
-            raise ValueError(f"teacher_input.mean and std belong together, got {self.mean} and {self.std}")
+            raise ValueError(f"teacher.input.mean and std belong together, got {self.mean} and {self.std}")
         if self.range is not None and (
             len(self.range) != 2 or not all(map(math.isfinite, self.range)) or self.range[0] >= self.range[1]
         ):
             raise ValueError(
-                f"teacher_input.range must be a lowest and a highest value, such as [0, 1], got {self.range}"
+                f"teacher.input.range must be a lowest and a highest value, such as [0, 1], got {self.range}"
             )
         for name in ("mean", "std"):
             values = getattr(self, name)
             if values is not None and (not values or not all(map(math.isfinite, values))):
                 raise ValueError(
-                    f"teacher_input.{name} must be one finite number or one for each channel, got {values}"
+                    f"teacher.input.{name} must be one finite number or one for each channel, got {values}"
                 )
         if self.std is not None and min(self.std) <= 0:
-            raise ValueError(f"teacher_input.std must be above 0, got {self.std}")
+            raise ValueError(f"teacher.input.std must be above 0, got {self.std}")
         if self.mean is not None and self.std is not None and len(self.mean) != len(self.std):
-            raise ValueError(f"teacher_input.mean and std must be equally many, got {self.mean} and {self.std}")
+            raise ValueError(f"teacher.input.mean and std must be equally many, got {self.mean} and {self.std}")
         sides = self.size if isinstance(self.size, list) else [self.size]
         if self.size is not None and (
             len(sides) not in (1, 2) or any(type(one) is not int or one < 1 for one in sides)
         ):
             raise ValueError(
-                f"teacher_input.size must be a side of 1 or more pixels, or height and width, got {self.size}"
+                f"teacher.input.size must be a side of 1 or more pixels, or height and width, got {self.size}"
             )
         if self.channels not in (None, 1, 3):
-            raise ValueError(f"teacher_input.channels must be 1 or 3, got {self.channels}")
+            raise ValueError(f"teacher.input.channels must be 1 or 3, got {self.channels}")
 
     def shape(self, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """(C, H, W) of what the teacher is given, for images (C, H, W) of the run.
@@ -80,7 +80,7 @@ class TeacherInput:
         channels, height, width = image_shape
         if self.channels not in (None, channels) and channels not in (1, 3):
             raise ValueError(
-                f"teacher_input.channels={self.channels} can be made of images with 1 or 3 channels, and these have "
+                f"teacher.input.channels={self.channels} can be made of images with 1 or 3 channels, and these have "
                 f"{channels}"
             )
         channels = self.channels or channels
@@ -88,7 +88,7 @@ class TeacherInput:
             values = getattr(self, name)
             if values is not None and len(values) not in (1, channels):
                 raise ValueError(
-                    f"teacher_input.{name} must be one number or one for each of {channels} channels, got {values}"
+                    f"teacher.input.{name} must be one number or one for each of {channels} channels, got {values}"
                 )
         if isinstance(self.size, list):
             return channels, self.size[0], self.size[-1]

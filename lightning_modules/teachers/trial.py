@@ -155,9 +155,7 @@ def _distance(layer: Any, inputs: torch.Tensor) -> float:
 
 
 def _require_stated(raw: torch.Tensor, stated: TeacherOutputs, *, whose: str, named: str) -> None:
-    setting = named.rpartition(".")[0] + (
-        ".baseline_outputs" if named.endswith("baseline_input") else ".teacher_outputs"
-    )
+    setting = f"{named.rpartition('.')[0]}.outputs"
     finite = raw[torch.isfinite(raw).all(dim=1)]
     if not len(finite):
         return

@@ -230,7 +230,6 @@ def test_the_target_of_the_paper_ends_a_run() -> None:
         ({"annotator": {"release": "ensemble"}}, "release must not be ensemble"),
         ({"annotator": {"target_epsilon": 1.0}}, "needs accounting='published'"),
         ({"annotator": {"delta": 0.1}}, "delta must lie below 1/N"),
-        ({"privacy": "label"}, "does not go with the annotator DirectGradientAnnotator"),
         ({"student_target": "outputs"}, "student_target"),
     ],
 )
@@ -267,5 +266,5 @@ def test_a_checkpoint_of_a_plain_teacher_is_not_gone_on_from() -> None:
 def test_it_is_made_from_python_with_defaults() -> None:
     model = DirectTraining(num_classes=10, image_shape=(1, 8, 8), batch_size=16)
     assert isinstance(model.annotator, DirectGradientAnnotator)
-    labels = DirectTraining(num_classes=10, image_shape=(1, 8, 8), batch_size=16, privacy="label")
+    labels = DirectTraining(num_classes=10, image_shape=(1, 8, 8), batch_size=16, annotator=DirectLabelAnnotator())
     assert isinstance(labels.annotator, DirectLabelAnnotator)

@@ -13,12 +13,14 @@ import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
 from support.runs import BATCH_SIZE, checkpoint, fit
+from support.short_names import grouped
 from torch import nn
 
 from datamodules import Digits, SyntheticSteps
 from lightning_modules import Distillation
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.networks import LinearOnFeatures
+from lightning_modules.student import StudentConfig
 from privacy import BudgetExceeded
 from privacy.annotators import GradientAnnotator
 
@@ -38,7 +40,7 @@ def configuration(folder: str = "run", *, steps: int = 3, epochs: int = 1, **mod
             "num_sanity_val_steps": 0,
             "default_root_dir": folder,
         },
-        "model": {"class_path": "Distillation", "init_args": settings},
+        "model": {"class_path": "Distillation", "init_args": grouped("Distillation", **settings)},
         "data": {
             "class_path": "SyntheticSteps",
             "init_args": {"dataset": {"class_path": "Digits"}, "steps_per_epoch": steps, "batch_size": BATCH_SIZE},
@@ -135,7 +137,7 @@ def test_rare_answers_are_drawn_more_often(balance: float, share: float) -> None
 
 def test_a_fixed_front_is_computed_once_and_gives_the_same_logits() -> None:
     network = LinearOnFeatures
-    module = _module(student=network)
+    module = _module(student=StudentConfig(network=network))
     features, _, _ = module.answer_pool()
     images = torch.cat([module.draw_images(call, None).half().float() for call in range(3)])
     assert features.shape == (300, *network(num_classes=10, image_shape=(1, 8, 8)).feature_extractor.output_shape)
@@ -167,7 +169,7 @@ def test_features_of_what_is_evaluated_are_computed_once_in_a_fit(
     torch.manual_seed(0)
     module = Distillation(
         num_classes=10, image_shape=(1, 8, 8), batch_size=BATCH_SIZE, teacher="teachers/digits.ckpt", pool_size=30,
-        student=LinearOnFeatures,
+        student=StudentConfig(network=LinearOnFeatures),
     )  # fmt: skip
     extractor = module.student.feature_extractor
     assert isinstance(extractor, nn.Module)

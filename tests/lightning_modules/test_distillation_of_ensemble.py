@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.runs import BATCH_SIZE, QUIET, checkpoint, equal, fit, leaks, networks
 from support.seeded import Seeded
+from support.short_names import grouped
 from torch import Tensor, nn
 
 from lightning_modules import Distillation
@@ -81,14 +82,17 @@ def configuration(
         },
         "model": {
             "class_path": "Distillation",
-            "init_args": {
-                "teacher": "teachers/digits_linear_ensemble.ckpt",
-                "student": SMALL,
-                "pool_size": 30,
-                "queries": QUERIES,
-                "annotator": {"class_path": "MeanResponseAnnotator", "init_args": settings},
-                **model,
-            },
+            "init_args": grouped(
+                "Distillation",
+                **{
+                    "teacher": "teachers/digits_linear_ensemble.ckpt",
+                    "student": SMALL,
+                    "pool_size": 30,
+                    "queries": QUERIES,
+                    "annotator": {"class_path": "MeanResponseAnnotator", "init_args": settings},
+                    **model,
+                },
+            ),
         },
         "data": {
             "class_path": "SyntheticSteps",

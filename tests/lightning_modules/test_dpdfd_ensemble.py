@@ -261,7 +261,7 @@ def script(teachers: list[nn.Module], *, kind: type[DPDFD] = DPDFD, steps: int =
     seed_everything(5, verbose=False)
     module = Looking(
         num_classes=10, image_shape=SHAPE, batch_size=BATCH_SIZE, teacher=nn.ModuleList(teachers), images=PRIOR,
-        annotator=Watching(release="ensemble", noise_multiplier=0.0), student=SmallCNN,
+        annotator=Watching(release="ensemble", noise_multiplier=0.0),
         gradient_targets=GradientTargets(dkd_alpha=0.7, dkd_beta=3.0),
     )  # fmt: skip
     trainer = Trainer(

@@ -52,7 +52,7 @@ def _module(**settings: Any) -> DPSD:
 def test_labels_have_no_gradients_to_follow() -> None:
     assert _module(student_follows="gradients").gradient_targets.student_target == "gradients"
     with pytest.raises(ValueError, match="needs the data switch"):
-        _module(privacy="label", student_follows="gradients")
+        _module(annotator=LabelAnnotator(), student_follows="gradients")
 
 
 @pytest.mark.parametrize(
@@ -68,18 +68,14 @@ def test_each_switch_runs_on_each_kind_of_images(folder: Path, annotator: Any, c
     assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
 
 
-def test_the_switch_chooses_the_annotator_and_refuses_the_other_one() -> None:
-    assert isinstance(_module(privacy="label").annotator, LabelAnnotator)
-    assert _module(privacy="data").annotator.top_k == _module(privacy="label").annotator.smallest == 3
-    for privacy, annotator in (("label", GradientAnnotator()), ("data", LabelAnnotator())):
-        with pytest.raises(ValueError, match=f"privacy='{privacy}' does not go with the annotator"):
-            _module(privacy=privacy, annotator=annotator)
+def test_gradients_are_released_unless_the_annotator_is_of_labels() -> None:
+    annotator = _module().annotator
+    assert isinstance(annotator, GradientAnnotator) and annotator.top_k == 3
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"privacy": "images"}, "privacy must be data or label"),
         ({"discriminator": "nobody"}, "discriminator must be student or teacher"),
         ({"distillation": "none"}, "gradient_targets.loss must be kd, dkd or dkd_as_printed"),
         ({"gamma": 0.0}, "gradient_targets.gamma must be above 0 and finite, or null for 1/norm_bound, got 0.0"),

@@ -460,12 +460,10 @@ def test_teachers_by_dp_sgd_bound_what_is_sent_without_noise(tmp_path: Path) -> 
     [
         ({"annotator": GradientAnnotator(release="batch_mean")}, "annotator.release must be ensemble"),
         ({"annotator": LabelAnnotator(labels="soft")}, "annotator.labels must be hard"),
-        ({"annotator": LabelAnnotator(), "privacy": "data"}, "does not go with the annotator LabelAnnotator"),
         ({"unit": "label"}, "unit must be"),
         ({"min_clients": 0}, "min_clients"),
         ({"num_records": 0}, "num_records"),
-        ({"federation": " "}, "federation must name"),
-        ({"privacy": "neither"}, "privacy must be data or label"),
+        ({"federation": " "}, "federation.name must name"),
         (
             {"annotator": LabelAnnotator(), "gradient_targets": GradientTargets(student_target="gradients")},
             "needs the data switch",

@@ -20,6 +20,7 @@ from datamodules import Digits, PoissonSampled, Shards, SyntheticSteps
 from lightning_modules import Distillation, DPSGDTeacher, TeacherEnsemble
 from lightning_modules.cli import run
 from lightning_modules.networks import SmallCNN
+from lightning_modules.student import StudentConfig
 from sweeps.runner.pipeline import run_pipeline
 from sweeps.runner.spec import Spec
 
@@ -46,7 +47,12 @@ def teacher() -> tuple[LightningModule, LightningDataModule, Callable[[Any], Any
 
 def student() -> tuple[LightningModule, LightningDataModule, Callable[[Any], Any]]:
     module = Distillation(
-        num_classes=10, image_shape=SHAPE, batch_size=8, teacher="teachers/digits.ckpt", pool_size=30, student=coarse
+        num_classes=10,
+        image_shape=SHAPE,
+        batch_size=8,
+        teacher="teachers/digits.ckpt",
+        pool_size=30,
+        student=StudentConfig(network=coarse),
     )
     return (
         module,

@@ -19,10 +19,11 @@ from torch.nn import functional as F
 from lightning_modules import DGD, DPDFD
 from lightning_modules.cli import main
 from lightning_modules.dgd_phases import DGDImages, GeneratorPhase
-from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
+from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.teachers.checks import TRIAL_ACCESS
 from lightning_modules.teachers.private_teacher import TeacherError
+from lightning_modules.teachers.source import TeacherConfig
 from lightning_modules.teachers.teacher_input import TeacherInput
 from privacy.identity import CheckpointError
 
@@ -96,7 +97,9 @@ def test_a_softmax_is_refused_and_served_where_it_is_stated(place: Path) -> None
     torch.save(network.state_dict(), "teacher.pt")
     given = settings(place)
     given["teacher_network"]["init_args"]["softmax"] = True
-    with pytest.raises(TeacherError, match=r"teacher\.pt gives probabilities, .*model\.teacher_outputs: probabilities"):
+    with pytest.raises(
+        TeacherError, match=r"teacher\.pt gives probabilities, .*model\.teacher\.outputs: probabilities"
+    ):
         distil("refused", model=given)
     assert not Path("refused/public/guarantee.json").exists()
     served = distil("served", model={**given, "teacher_outputs": "probabilities"})
@@ -105,7 +108,7 @@ def test_a_softmax_is_refused_and_served_where_it_is_stated(place: Path) -> None
     assert torch.allclose(
         served.model.teacher.logits(images).softmax(1), plain.model.teacher.logits(images).softmax(1), atol=1e-5
     )
-    assert checkpoint("served")["hyper_parameters"]["teacher_outputs"] == "probabilities"
+    assert checkpoint("served")["hyper_parameters"]["teacher"]["outputs"] == "probabilities"
 
 
 def test_another_range_is_warned_of_and_right_where_it_is_stated(place: Path, said: list[str]) -> None:
@@ -118,7 +121,7 @@ def test_another_range_is_warned_of_and_right_where_it_is_stated(place: Path, sa
     distil("silent", model={**own, "teacher_checks": {"trial": False, **checks}})
     assert said == []
     distil("unstated", model={**own, "teacher_checks": checks})
-    assert len(said) == 1 and "model.teacher_input.range: [0, 1] its decisions" in said[0]
+    assert len(said) == 1 and "model.teacher.input.range: [0, 1] its decisions" in said[0]
     said.clear()
     stated = distil("stated", model={**own, "teacher_input": {"range": [0, 1]}, "teacher_checks": checks})
     assert said == []
@@ -187,10 +190,10 @@ def test_what_it_takes_is_compared_on_resuming(place: Path) -> None:
     again = {"model": begun, "epochs": 2}
     resume = "--ckpt_path=run/checkpoints/last.ckpt"
     for name, changed in (
-        ("teacher_input.range", {"teacher_input": {"range": [0, 255]}}),
-        ("teacher_input.range", {"teacher_input": {}}),
-        ("teacher_outputs", {"teacher_outputs": "log_probabilities"}),
-        ("teacher_network.arguments", {"teacher_network": _with(begun["teacher_network"], softmax=True)}),
+        ("teacher.input.range", {"teacher_input": {"range": [0, 255]}}),
+        ("teacher.input.range", {"teacher_input": {}}),
+        ("teacher.outputs", {"teacher_outputs": "log_probabilities"}),
+        ("teacher.network.arguments", {"teacher_network": _with(begun["teacher_network"], softmax=True)}),
     ):
         with pytest.raises(CheckpointError, match=rf"model\.{name} was "):
             distil("run", resume, model={**begun, **changed}, epochs=2)
@@ -207,17 +210,17 @@ def _with(network: dict[str, Any], **arguments: Any) -> dict[str, Any]:
 def test_a_script_saves_and_takes_what_it_stated() -> None:
     stated = TeacherInput(range=[0, 1], channels=3)
     given: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 4}
-    module = DPDFD(**given, teacher="x", teacher_input=stated, images=Images(source="prior"))
+    module = DPDFD(**given, teacher=TeacherConfig(path="x", input=stated), images="prior")
     fields = {"range": [0, 1], "mean": None, "std": None, "size": None, "channels": 3}
-    assert module.hparams["teacher_input"] == fields
-    assert DPDFD(**given, teacher="x", teacher_input=fields)._teacher_source.inputs == stated  # type: ignore[arg-type]
-    phase = GeneratorPhase(baseline="x", baseline_input=stated)
+    assert module.hparams["teacher"]["input"] == fields
+    assert settings_of(TeacherConfig, module.hparams["teacher"], name="teacher").input == stated
+    phase = GeneratorPhase(baseline=TeacherConfig(path="x", input=stated))
     nested = DGD(**given, teacher="x", images=DGDImages(), generator_phase=phase)
-    assert nested.hparams["generator_phase"]["baseline_input"] == fields
+    assert nested.hparams["generator_phase"]["baseline"]["input"] == fields
     again = DGD(**given, teacher="x", generator_phase=nested.hparams["generator_phase"])
-    assert again.generator_phase.baseline_input == stated
-    with pytest.raises(ValueError, match=r"teacher_outputs must be logits, .* got 'softmax'"):
-        DPDFD(**given, teacher="x", teacher_outputs="softmax")  # type: ignore[arg-type]
+    assert again.generator_phase.baseline == phase.baseline
+    with pytest.raises(ValueError, match=r"teacher.outputs must be logits, .* got 'softmax'"):
+        TeacherConfig(path="x", outputs="softmax")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -230,10 +233,10 @@ def test_a_classifier_of_ones_own_by_settings_alone(
     network = network_of(place, channels, pixels, classes)
     torch.save({"model_state_dict": {f"module.{name}": value for name, value in network.state_dict().items()}}, "t.pt")
     arguments = [
-        "fit", "--model=DPDFD", "--model.teacher=t.pt", "--model.private_data=theirs", "--model.images.source=prior",
-        "--model.teacher_network=../theirs/net.py:Net", f"--model.teacher_network.channels={channels}",
-        f"--model.teacher_network.pixels={pixels}", f"--model.teacher_network.classes={classes}",
-        "--model.teacher_input.mean=[0.5]", "--model.teacher_input.std=[0.25]",
+        "fit", "--model=DPDFD", "--model.teacher=t.pt", "--model.teacher.private_data=theirs", "--model.images=prior",
+        "--model.teacher.network=../theirs/net.py:Net", f"--model.teacher.network.channels={channels}",
+        f"--model.teacher.network.pixels={pixels}", f"--model.teacher.network.classes={classes}",
+        "--model.teacher.input.mean=[0.5]", "--model.teacher.input.std=[0.25]",
         "--data=SyntheticSteps", f"--data.dataset=support.random_images.{dataset}", "--data.batch_size=4",
         "--data.steps_per_epoch=2", "--trainer.max_epochs=1", "--trainer.default_root_dir=run", *QUIET,
     ]  # fmt: skip

@@ -149,7 +149,7 @@ def test_further_updates_of_the_generator_have_images_of_their_own(
 
     monkeypatch.setattr(DataFreeDistillation, "update_generator", watched)
     schedule = {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 1, "gamma": 0.5}}
-    options = {"optimizers": {"generator_lr_scheduler": schedule}, "student_loss_weight": 1.0}
+    options = {"generator_lr_scheduler": schedule, "student_loss_weight": 1.0}
     made = run(name, "run", generator_steps=3, **options).model
     assert [targets for _, targets in seen] == [8, 0, 0] * STEPS
     # DPSD's own latent inputs are moved by every update, so that they differ as well.
@@ -196,11 +196,14 @@ def test_a_student_learns_as_it_does_without_an_average(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"student_ema": 1.0}, "student_ema must be 0 or more and below 1, or null for no average, got 1.0"),
-        ({"student_ema": -0.1}, "student_ema must be 0 or more and below 1, or null for no average, got -0.1"),
-        ({"generator_steps": 0}, "generator_steps must be 1 or more and a whole number, got 0"),
-        ({"generator_steps": 1.5}, "generator_steps must be 1 or more and a whole number, got 1.5"),
-        ({"generator_steps": 2, "images": "prior"}, "generator_steps must be 1 for images.source='prior'.* got 2"),
+        ({"student_ema": 1.0}, "student.ema must be 0 or more and below 1, or null for no average, got 1.0"),
+        ({"student_ema": -0.1}, "student.ema must be 0 or more and below 1, or null for no average, got -0.1"),
+        ({"generator_steps": 0}, "images.generator_steps must be 1 or more and a whole number, got 0"),
+        ({"generator_steps": 1.5}, "images.generator_steps must be 1 or more and a whole number, got 1.5"),
+        (
+            {"generator_steps": 2, "images": "prior"},
+            "images.generator_steps must be 1 for images.source='prior'.* got 2",
+        ),
         (
             {
                 "generator_steps": 2,
@@ -211,7 +214,7 @@ def test_a_student_learns_as_it_does_without_an_average(folder: Path) -> None:
                     "student_loss_weight": 1.0,
                 },
             },
-            "generator_steps must be 1 where generator_loss has no term but the student's loss, got 2",
+            "images.generator_steps must be 1 where generator_loss has no term but the student's loss, got 2",
         ),
     ],
 )

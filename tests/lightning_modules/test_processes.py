@@ -281,7 +281,7 @@ def test_a_refusal_ends_every_process_with_one_message(place: Path) -> None:
         refused("fsdp", config, "--trainer.strategy=fsdp")
         refused("batch", config, "--data.batch_size=7")
         refused("budget", config, "--model.annotator.target_epsilon=0.01")
-        config["model"]["init_args"]["teacher"] += os.environ["LOCAL_RANK"].strip("0")  # of one process alone
+        config["model"]["init_args"]["teacher"]["path"] += os.environ["LOCAL_RANK"].strip("0")  # of one process alone
         refused("teacher", config)
 
     ended = in_processes(act, seconds=120)

@@ -57,7 +57,7 @@ def _broken_yaml() -> None:
 
 MNIST = ("--config", "sweeps/teacher_mnist.yaml", "--trainer.max_epochs=1")
 DPSD = ("fit", "--config", "sweeps/methods/dpsd_digits.yaml", "--trainer.max_epochs=1")
-SMALL = ("--model.teacher_network=SmallCNN",)
+SMALL = ("--model.teacher.network=SmallCNN",)
 ANNOTATOR = "--model.annotator"
 
 BAD: list[Bad] = [
@@ -133,7 +133,7 @@ BAD: list[Bad] = [
         "a network spelt wrong",
         _fit("--model.student=SmalCNN"),
         None,
-        "model.student: there is no class SmalCNN (did you mean SmallCNN?)",
+        "model.student.network: there is no class SmalCNN (did you mean SmallCNN?)",
     ),
     ("a prior spelt wrong", _fit("--model.images.prior=StrokPrior"), None, "model.images.prior"),
     (
@@ -147,7 +147,7 @@ BAD: list[Bad] = [
         "a setting spelt wrong",
         _fit("--model.images.sorce=prior"),
         None,
-        "there is no setting images.sorce (did you mean images.source?)",
+        "model.images: there is no setting sorce (did you mean source?)",
     ),
     (
         "a group of settings spelt wrong",
@@ -157,9 +157,9 @@ BAD: list[Bad] = [
     ),
     (
         "a network's setting spelt wrong",
-        _fit("--model.student.widht=3"),
+        _fit("--model.student.network.widht=3"),
         None,
-        "model.student: there is no setting widht (did you mean width?)",
+        "model.student.network: there is no setting widht (did you mean width?)",
     ),
     (
         "a setting of the data spelt wrong",

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from lightning import Trainer, seed_everything
+from support.short_names import grouped
 from torch import nn
 
 from datamodules import Digits, SyntheticSteps
 from lightning_modules import FedDPSD
 from lightning_modules.federated import FederatedClient, LocalClients, Question, Terms
-from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
@@ -37,6 +37,10 @@ def reproducible(number: int) -> NoiseSource:
     return ReproducibleNoise(seed=100 + number)
 
 
+def _small_student(**shape: Any) -> SmallCNN:
+    return SmallCNN(width=4, hidden=16, **shape)
+
+
 def federated(
     clients: LocalClients | list[nn.Module],
     *,
@@ -53,8 +57,7 @@ def federated(
         image_shape=SHAPE,
         batch_size=BATCH_SIZE,
         clients=reached,
-        student=lambda **shape: SmallCNN(width=4, hidden=16, **shape),
-        **{"images": Images(source="prior"), **model},
+        **grouped(FedDPSD, **{"student": _small_student, "images": "prior", **model}),
     )
     data = SyntheticSteps(dataset=Digits(), steps_per_epoch=steps, batch_size=BATCH_SIZE)
     quiet: dict[str, Any] = {

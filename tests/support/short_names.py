@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
+
+from lightning_modules.images import Images
+from lightning_modules.student import StudentConfig
+from lightning_modules.teachers.source import TeacherConfig
 
 __all__ = ["SHORT", "grouped"]
 
 _IMAGES = {"images": "images.source", "prior": "images.prior", "generator": "images.generator"}
 _WARM = {"generator_warm_start": "images.warm_start_steps"}
-_OPTIMIZERS = {
-    "student_optimizer": "optimizers.student",
-    "student_lr_scheduler": "optimizers.student_lr_scheduler",
-    "generator_optimizer": "optimizers.generator",
+_STUDENT = {
+    "student": "student.network",
+    "student_ema": "student.ema",
+    "replay": "student.replay",
+    "student_optimizer": "student.optimizer",
+    "student_lr_scheduler": "student.lr_scheduler",
 }
+_TEACHER = {
+    "teacher": "teacher.path",
+    "teacher_network": "teacher.network",
+    "private_data": "teacher.private_data",
+    "teacher_input": "teacher.input",
+    "teacher_outputs": "teacher.outputs",
+    "teacher_checks": "teacher.checks",
+}
+_GENERATOR = {
+    "generator_optimizer": "images.optimizer",
+    "generator_lr_scheduler": "images.lr_scheduler",
+    "generator_steps": "images.generator_steps",
+}
+_GROUPS = {**_STUDENT, **_TEACHER, **_GENERATOR}
 _TARGETS = {
     "gamma": "gradient_targets.gamma",
     "student_follows": "gradient_targets.student_target",
@@ -38,11 +59,11 @@ _TANGENT_NORMAL = {
 }
 
 SHORT: Mapping[str, Mapping[str, str]] = {
-    "DPDFD": {**_IMAGES, **_WARM, **_OPTIMIZERS, **_TARGETS, **_TERMS},
+    "DPDFD": {**_IMAGES, **_WARM, **_GROUPS, **_TARGETS, **_TERMS},
     "DPSD": {
         **_IMAGES,
         **_WARM,
-        **_OPTIMIZERS,
+        **_GROUPS,
         **_TARGETS,
         **_TERMS,
         "distillation": "gradient_targets.loss",
@@ -52,7 +73,7 @@ SHORT: Mapping[str, Mapping[str, str]] = {
     "LabelDP": {
         **_IMAGES,
         **_WARM,
-        **_OPTIMIZERS,
+        **_GROUPS,
         **{name: f"stages.{name}" for name in ("threshold", "noise_correction", "train_on")},
         **{
             name: f"generator_training.{name}"
@@ -68,13 +89,11 @@ SHORT: Mapping[str, Mapping[str, str]] = {
     },
     "DGD": {
         **_IMAGES,
-        **_OPTIMIZERS,
+        **_GROUPS,
         **_TANGENT_NORMAL,
         "pool": "images.pool",
         "pool_part": "images.pool_part",
-        "generator_lr_scheduler": "optimizers.generator_lr_scheduler",
         "baseline": "generator_phase.baseline",
-        "baseline_network": "generator_phase.baseline_network",
         "generator_steps": "generator_phase.steps",
         "one_hot_weight": "generator_phase.one_hot_weight",
         "balance_weight": "generator_phase.balance_weight",
@@ -91,12 +110,26 @@ SHORT: Mapping[str, Mapping[str, str]] = {
             for name in ("pseudo_label_weight", "pseudo_label_threshold", "distortion", "query_distortion")
         },
     },
-    "Distillation": {
-        "student_optimizer": "optimizers.student",
-        "student_lr_scheduler": "optimizers.student_lr_scheduler",
+    "FedDPSD": {
+        **_IMAGES,
+        **_STUDENT,
+        **_GENERATOR,
+        **_TARGETS,
+        **_TERMS,
+        **{name: f"federation.{name}" for name in ("unit", "num_records", "min_clients")},
     },
+    "FedDistillation": {**_IMAGES, **_GROUPS},
+    "Distillation": {**_STUDENT, **_TEACHER},
 }
 """For each class, from a short name to the setting in its group."""
+
+
+_SHORTEST = {"federation": "name"}
+
+
+def _is_group(value: Any) -> bool:
+    """Whether a value is of the group itself, and not of the field that the short name stands for."""
+    return isinstance(value, Mapping) and "class_path" not in value
 
 
 def grouped(kind: str | type, **settings: Any) -> dict[str, Any]:
@@ -105,13 +138,16 @@ def grouped(kind: str | type, **settings: Any) -> dict[str, Any]:
     A subclass in `support` is named `<what it does><method>`.
     """
     name = kind if isinstance(kind, str) else kind.__name__
-    method = next((known for known in SHORT if name.rsplit(".", 1)[-1].endswith(known)), name)
+    method = max((known for known in SHORT if name.rsplit(".", 1)[-1].endswith(known)), key=len, default=name)
     found: dict[str, Any] = {}
     for name, value in settings.items():
+        if isinstance(value, Images | StudentConfig | TeacherConfig):
+            value = {field.name: getattr(value, field.name) for field in fields(value)}
         long = SHORT.get(method, {}).get(name)
-        if long is None or (name == "images" and isinstance(value, Mapping)):
+        if long is None or (name == long.partition(".")[0] and _is_group(value)):
             found[name] = {**found.get(name, {}), **value} if isinstance(value, Mapping) else value
             continue
         group, _, field = long.partition(".")
-        found[group] = {**found.get(group, {}), field: value}
+        inner = found.get(group, {})
+        found[group] = {**(inner if isinstance(inner, Mapping) else {_SHORTEST[group]: inner}), field: value}
     return found

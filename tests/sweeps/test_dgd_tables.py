@@ -78,9 +78,9 @@ def student_steps(found: Mapping[str, Any]) -> int:
 
 def schedule(found: Mapping[str, Any]) -> tuple[str, int]:
     """Its class, and the steps after which it is at its lowest."""
-    kind = found["model.optimizers.student_lr_scheduler"].rsplit(".", 1)[1]
+    kind = found["model.student.lr_scheduler"].rsplit(".", 1)[1]
     key = {"CosineAnnealingLR": "T_max", "LinearLR": "total_iters"}[kind]
-    return kind, int(found[f"model.optimizers.student_lr_scheduler.{key}"])
+    return kind, int(found[f"model.student.lr_scheduler.{key}"])
 
 
 def fits_of(tables: Iterable[tuple[str, str]], name: str) -> list[tuple[Cell, Task]]:

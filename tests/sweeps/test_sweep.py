@@ -100,7 +100,7 @@ def test_the_agent_runs_the_real_command_and_leaves_what_wandb_sync_accepts(mnis
     assert program == "LightningCLI"
     cli = main([*arguments, *TINY, *QUIET])
     assert cli is not None and cli.model.images.kind == point["model.images.source"]
-    assert cli.trainer.optimizers[0].param_groups[0]["lr"] == point["model.optimizers.student.lr"]
+    assert cli.trainer.optimizers[0].param_groups[0]["lr"] == point["model.student.optimizer.lr"]
     end_wandb_run()
     wandb.teardown()  # as at the end of a process: W&B's own writes what it still holds
     (folder,) = Path().rglob("offline-run-*")
@@ -295,5 +295,5 @@ def test_nothing_is_selected_by_private_records(tmp_path: Path, way: str) -> Non
 def test_every_logger_is_told_the_optimizers_that_a_method_filled_in(folder: Path) -> None:
     distil(model={"images": "prior", "generator": None})
     logged = yaml.unsafe_load(Path("run/hparams.yaml").read_text())
-    assert logged["model"]["init_args"]["optimizers"]["student"] is None
+    assert logged["model"]["init_args"]["student"].get("optimizer") is None
     assert logged["optimizers"] == [{**logged["optimizers"][0], "class": "Adam", "lr": 0.001}]

@@ -20,6 +20,7 @@ from lightning_modules.cli import main
 from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.networks import DAFLGenerator, SmallCNN
+from lightning_modules.student import StudentConfig
 from privacy import BudgetExceeded
 from privacy.annotators import GradientAnnotator
 
@@ -109,7 +110,7 @@ def module_of(*, teacher: nn.Module | None = None, images: Images | None = None,
         image_shape=SHAPE,
         batch_size=16,
         teacher=teacher or networks(),
-        student=lambda: SmallCNN(image_shape=SHAPE, width=4, hidden=8),
+        student=StudentConfig(network=lambda: SmallCNN(image_shape=SHAPE, width=4, hidden=8)),
         images=images or Images(generator=lambda image_shape: small_generator(image_shape)),
         **settings,
     )

@@ -43,7 +43,7 @@ STUDENT: dict[str, Any] = {
         "class_path": "Distillation",
         "init_args": {
             "teacher": "teachers/nowhere.ckpt",
-            "student": NETWORK,
+            "student": {"network": NETWORK},
             "pool_size": 8,
             "annotator": {"class_path": "ResponseAnnotator", "init_args": {"accounting": "record"}},
         },

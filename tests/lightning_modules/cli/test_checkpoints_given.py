@@ -59,7 +59,7 @@ def dgd() -> dict[str, Any]:
 
 def distillation() -> dict[str, Any]:
     config = configuration(class_path="Distillation")
-    given = {"teacher": "teachers/digits.ckpt", "student": {**SMALL}, "pool_size": 30}
+    given = {"teacher": "teachers/digits.ckpt", "student": {"network": {**SMALL}}, "pool_size": 30}
     config["model"]["init_args"] = given
     return config
 
@@ -69,7 +69,7 @@ STUDENT: dict[str, Any] = {
     "seed_everything": 4,
     "data.init_args.dataset.class_path": "support.dp_teachers.OtherDigits",
     "data.init_args.dataset.init_args.val_fraction": 0.2,
-    f"{INSIDE}student.init_args.width": 3,
+    f"{INSIDE}student.network.init_args.width": 3,
 }
 PRIVATE: dict[str, Any] = {"seed_everything": 4, f"{INSIDE}network.init_args.width": 3}
 
@@ -211,8 +211,10 @@ def test_what_is_measured_is_named_and_is_what_was_trained(tested: Path) -> None
     ):
         with pytest.raises(CheckpointError, match=message):
             main(["test", *GIVEN, f"--ckpt_path={given}"])
-    with pytest.raises(CheckpointError, match=r"model\.student\.width was 4 and is 8: test measures what was trained"):
-        main(["test", *GIVEN, LAST, "--model.student.width=8"])
+    with pytest.raises(
+        CheckpointError, match=r"model\.student\.network\.width was 4 and is 8: test measures what was trained"
+    ):
+        main(["test", *GIVEN, LAST, "--model.student.network.width=8"])
     measured = main(["test", *GIVEN, "--ckpt_path=last", "--model.annotator.noise_multiplier=50"])
     assert measured is not None
     record = json.loads(Path("run/result.json").read_text())
@@ -225,7 +227,15 @@ def test_a_checkpoint_of_other_weights_is_refused(tested: Path) -> None:
     torch.save(content, "script.ckpt")
     for command in ("fit", "test"):
         with pytest.raises(CheckpointError, match=r"script\.ckpt holds other weights than DPDFD as it is configured"):
-            main([command, *GIVEN, "--ckpt_path=script.ckpt", "--model.student.width=8", "--trainer.max_epochs=2"])
+            main(
+                [
+                    command,
+                    *GIVEN,
+                    "--ckpt_path=script.ckpt",
+                    "--model.student.network.width=8",
+                    "--trainer.max_epochs=2",
+                ]
+            )
     del content["distillation"]
     torch.save(content, "script.ckpt")
     with pytest.raises(CheckpointError, match="says nothing of what its run was charged"):

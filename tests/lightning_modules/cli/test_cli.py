@@ -32,8 +32,8 @@ def test_short_names_and_short_options(folder: Path) -> None:
         [
             *("fit", "--model", "DPDFD", "--model.teacher", "teachers/digits.ckpt", "--model.images.source", "prior"),
             *("--model.annotator.target_epsilon", "1", "--model.annotator.accounting", "published"),
-            *("--model.student", "SmallCNN", "--model.student.width", "4"),
-            *("--model.optimizers.student", "Adam", "--model.optimizers.student.lr", "0.01"),
+            *("--model.student", "SmallCNN", "--model.student.network.width", "4"),
+            *("--model.student.optimizer", "Adam", "--model.student.optimizer.lr", "0.01"),
             *(
                 "--data",
                 "SyntheticSteps",

@@ -13,6 +13,7 @@ from support.variants import MoodyTeacher
 from lightning_modules import DPDFD
 from lightning_modules.images.replay import Replay, ReplayMemory
 from lightning_modules.losses.targets import Annotation, GradientTargets
+from lightning_modules.student import StudentConfig
 from privacy.identity import CheckpointError
 
 CAPACITY = 20
@@ -113,7 +114,7 @@ def test_the_student_takes_steps_on_released_pairs_of_earlier_steps(
     monkeypatch.setattr(DPDFD, "annotate", watched)
     monkeypatch.setattr(ReplayMemory, "draw", drawn)
     schedule = {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 1, "gamma": 0.5}}
-    settings = {"optimizers": {"student_lr_scheduler": schedule}, "student_follows": "gradients"}
+    settings = {"student_lr_scheduler": schedule, "student_follows": "gradients"}
     model = distil(model={"replay": {"capacity": 24, "steps": steps, "batch_size": 5}, **settings}, steps=4).model
     assert len(released) == 4 and len(replayed) == 3 * steps  # none in the first step
     assert len({tuple(images.flatten().tolist()) for images, _ in replayed}) == 3 * steps
@@ -145,4 +146,10 @@ def test_nothing_is_kept_where_it_is_off(folder: Path) -> None:
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), replay=Replay(**settings))
+        DPDFD(
+            num_classes=10,
+            image_shape=(1, 8, 8),
+            batch_size=6,
+            teacher=MoodyTeacher(),
+            student=StudentConfig(replay=Replay(**settings)),
+        )

@@ -47,7 +47,7 @@ def build(name: str, shape: tuple[int, int, int] = (1, 8, 8), classes: int = 5, 
     def factory(*, num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
         return ForeignNetwork(name=name, arguments=arguments, num_classes=num_classes, image_shape=image_shape)
 
-    return build_network(factory, num_classes=classes, image_shape=shape, name="model.teacher_network")
+    return build_network(factory, num_classes=classes, image_shape=shape, name="model.teacher.network")
 
 
 def test_a_class_of_a_file_gets_all_its_arguments(file: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_file_that_was_changed_is_read_again(file: Path) -> None:
     ("name", "arguments", "message"),
     [
         ("{file}:Ned", {}, r"my\.py:Ned: there is no Ned in it\. Did you mean Net\?"),
-        ("{file}:Net", {}, r"needs n_out: add to its init_args, such as n_out: .*--model.teacher_network.n_out"),
+        ("{file}:Net", {}, r"needs n_out: add to its init_args, such as n_out: .*--model.teacher.network.n_out"),
         ("{file}:Net", {"n_out": 5, "widht": 3}, r"takes no argument 'widht'; it takes .* Did you mean width\?"),
         ("{file}:number", {}, r"must build a torch\.nn\.Module, got int"),
         ("{file}:THREE", {}, "is no class or function, got int"),

@@ -254,7 +254,7 @@ def test_images_of_a_pool_are_somebodys(runs: Path) -> None:
     settings = configuration("pool", class_path="DGD", epochs=2)
     settings["model"]["init_args"] = {
         "teacher": "teachers/four.ckpt",
-        "student": {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}},
+        "student": {"network": {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}},
         "images": {"source": "pool", "pool": {"class_path": "Digits"}},
         "query_phase": {"queries": 8},
     }

@@ -92,7 +92,7 @@ def export(*more: str) -> None:
 
 
 def of_student() -> None:
-    changed(STUDENT, student=SYSTEM)
+    changed(STUDENT, student={"network": SYSTEM})
     export()
 
 
@@ -115,13 +115,13 @@ def evaluated(command: str) -> None:
 
 
 def loaded() -> None:
-    changed(STUDENT, student=SYSTEM)
+    changed(STUDENT, student={"network": SYSTEM})
     DPDFD.load_from_checkpoint(STUDENT, map_location="cpu")
 
 
 def under_another_section() -> None:
     content = torch.load(STUDENT, weights_only=True)
-    content["hparams"] = {"student": SYSTEM}
+    content["hparams"] = {"student": {"network": SYSTEM}}
     content["hyper_parameters"].pop("student", None)
     torch.save(content, STUDENT)
     DPDFD.load_from_checkpoint(STUDENT, map_location="cpu")
@@ -180,7 +180,7 @@ def test_nothing_that_a_file_names_is_run(place: Path, monkeypatch: pytest.Monke
 
 
 def test_resuming_builds_what_the_configuration_says(place: Path) -> None:
-    changed(STUDENT, student=SYSTEM, annotator={"class_path": "theirs.GradientAnnotator"})
+    changed(STUDENT, student={"network": SYSTEM}, annotator={"class_path": "theirs.GradientAnnotator"})
     with pytest.raises((ValueError, SystemExit), match=r"model\.student"):
         main(["fit", "--config", "bounded/config.yaml", "--ckpt_path", str(STUDENT)])
     assert not MARKER.exists() and "theirs" not in sys.modules
@@ -193,9 +193,9 @@ def test_no_folder_of_this_machine_is_published(place: Path, monkeypatch: pytest
     (place / "nets").mkdir()
     (place / "nets" / "own.py").write_text("from lightning_modules.networks import SmallCNN as Net\n")
     name = f"{place}/nets/own.py:Net"
-    built = torch.load(STUDENT, weights_only=True)["hyper_parameters"]["student"]["init_args"]
+    built = torch.load(STUDENT, weights_only=True)["hyper_parameters"]["student"]["network"]["init_args"]
     own = {key: value for key, value in built.items() if key not in SHAPE}
-    changed(STUDENT, student=told(name, **own))
+    changed(STUDENT, student={"network": told(name, **own)})
     export("--network", name)
     files = [file for folder in ("bounded/public", "out") for file in Path(folder).rglob("*") if file.is_file()]
     assert any(str(place).encode() in file.read_bytes() for file in files) is broken

@@ -14,6 +14,7 @@ from lightning_modules.dgd_phases import DGDImages, VAEPhase
 from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
+from lightning_modules.student import StudentConfig
 from privacy import GradientAnnotator, VoteAnnotator
 from privacy.identity import CheckpointError
 
@@ -36,6 +37,9 @@ def saved(module: Any, file: Path) -> Path:
     return file
 
 
+STUDENT = StudentConfig(network=lambda **_: small())
+
+
 @pytest.fixture
 def of_script(tmp_path: Path) -> Path:
     votes = VoteAnnotator(mechanism="gaussian", scale=200.0, target_epsilon=0.5)
@@ -43,7 +47,7 @@ def of_script(tmp_path: Path) -> Path:
         **SHAPE,
         teacher=nn.ModuleList([small(), small()]),
         annotator=votes,
-        student=lambda **_: small(),
+        student=STUDENT,
         images=IMAGES,
         vae_phase=VAEPhase(steps=0),
     )
@@ -66,12 +70,12 @@ def test_the_plain_ones_of_a_group_stay() -> None:
 
 
 def test_what_is_not_given_again_is_refused_by_name(of_script: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"images\.prior.*student.*annotator|annotator.*student"):
+    with pytest.raises(CheckpointError, match=r"images\.prior.*student\.network.*annotator|annotator.*student"):
         loaded(of_script)
     with pytest.raises(CheckpointError, match=r"gave annotator as objects.*\(annotator=\.\.\.\)"):
-        loaded(of_script, images=IMAGES, student=lambda **_: small())
+        loaded(of_script, images=IMAGES, student=STUDENT)
     again = VoteAnnotator(mechanism="gaussian", scale=200.0, target_epsilon=0.5)
-    module = loaded(of_script, images=IMAGES, student=lambda **_: small(), annotator=again)
+    module = loaded(of_script, images=IMAGES, student=STUDENT, annotator=again)
     assert module.annotator is again and module.vae is None
     with of_script.open("rb") as file, pytest.raises(CheckpointError, match="annotator"):
         DGD.load_from_checkpoint(file)
@@ -80,5 +84,5 @@ def test_what_is_not_given_again_is_refused_by_name(of_script: Path) -> None:
 def test_without_that_the_budget_is_lost(of_script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: Laplace noise of scale 40 without a target, in the place of Gaussian 200 and ε = 0.5."""
     monkeypatch.setattr("lightning_modules.base.require_given", lambda *_, **__: None)
-    votes = loaded(of_script, images=IMAGES, student=lambda **_: small()).annotator
+    votes = loaded(of_script, images=IMAGES, student=STUDENT).annotator
     assert (votes.mechanism, votes.scale, votes.target_epsilon) == ("laplace", 40.0, None)

@@ -37,34 +37,48 @@ def spec(name: str, **arguments: Any) -> dict[str, Any]:
 
 def test_flags_become_one_network() -> None:
     found = find_networks(
-        ["fit", "--model.teacher_network", "their_net.Net", "--model.teacher_network.n=3", "--model.batch_size", "4",
-         "--model.teacher_network.init_args.w", "[1, 2]"]
+        ["fit", "--model.teacher.network", "their_net.Net", "--model.teacher.network.n=3", "--model.batch_size", "4",
+         "--model.teacher.network.init_args.w", "[1, 2]"]
     )  # fmt: skip
-    assert model(found)[-1] == {"init_args": {"teacher_network": spec("their_net.Net", n=3, w=[1, 2])}}
-    assert "--model.batch_size" in found and not any(one.startswith("--model.teacher_network") for one in found)
+    assert model(found)[-1] == {"init_args": {"teacher": {"network": spec("their_net.Net", n=3, w=[1, 2])}}}
+    assert "--model.batch_size" in found and not any(one.startswith("--model.teacher.network") for one in found)
 
 
 def test_files_and_flags_together() -> None:
     Path("nets").mkdir()
     Path("nets/n.py").write_text(Path("their_net.py").read_text())
     network = {"class_path": "nets/n.py:Net", "init_args": {"n": 1}}
-    given = {"model": {"class_path": "DPDFD", "init_args": {"teacher_network": network, "teacher": "x"}}}
+    given = {"model": {"class_path": "DPDFD", "init_args": {"teacher": {"network": network, "path": "x"}}}}
     Path("given.json").write_text(json.dumps(given))
-    found = find_networks(["fit", "--config", "given.json", "--model.teacher_network.w", "5"])
+    found = find_networks(["fit", "--config", "given.json", "--model.teacher.network.w", "5"])
     first, second = model(found)
-    assert first["init_args"] == {"teacher_network": spec("nets/n.py:Net", n=1), "teacher": "x"}
-    assert second["init_args"]["teacher_network"] == spec("nets/n.py:Net", n=1, w=5)
-    assert with_networks({"student": "their_net.First"})["student"] == spec("their_net.First")
-    baseline = {"generator_phase": {"baseline_network": "torchvision.models.resnet18"}}
-    assert with_networks(baseline)["generator_phase"]["baseline_network"] == spec("torchvision.models.resnet18")
+    assert first["init_args"] == {"teacher": {"network": spec("nets/n.py:Net", n=1), "path": "x"}}
+    assert second["init_args"]["teacher"]["network"] == spec("nets/n.py:Net", n=1, w=5)
+    assert with_networks({"student": "their_net.First"})["student"]["network"] == spec("their_net.First")
+    baseline = {"generator_phase": {"baseline": {"network": "torchvision.models.resnet18"}}}
+    assert with_networks(baseline)["generator_phase"]["baseline"]["network"] == spec("torchvision.models.resnet18")
+
+
+def test_short_forms_are_written_out_so_that_later_settings_add_to_them() -> None:
+    found = find_networks(["fit", "--model.teacher", "a.ckpt", "--model.images=prior", "--model.student", "SmallCNN"])
+    assert [one["init_args"] for one in model(found)] == [
+        {"teacher": {"path": "a.ckpt"}}, {"images": {"source": "prior"}}, {"student": {"network": "SmallCNN"}},
+    ]  # fmt: skip
+    phase = {"baseline": "student"}
+    assert with_networks({"teacher": "a.ckpt", "generator_phase": phase}) == {
+        "teacher": {"path": "a.ckpt"}, "generator_phase": phase,
+    }  # fmt: skip
+    assert with_networks({"generator_phase": {"baseline": "b.ckpt"}})["generator_phase"]["baseline"] == {
+        "path": "b.ckpt"
+    }
 
 
 @pytest.mark.parametrize(
     "args",
     [
-        ["fit", "--model.student", "SmallCNN", "--model.student.width", "3"],
-        ["fit", "--model.student=lightning_modules.networks.SmallCNN"],
-        ["fit", "--model.student", "their_net.Plain"],
+        ["fit", "--model.student.network", "SmallCNN", "--model.student.network.width", "3"],
+        ["fit", "--model.student.network=lightning_modules.networks.SmallCNN"],
+        ["fit", "--model.student.network", "their_net.Plain"],
         ["fit", "--model.annotator", "privacy.annotators.GradientAnnotator", "--model.annotator.delta=1e-5"],
         ["fit", "--config", "missing.yaml", "--model", "DPDFD"],
     ],

@@ -17,6 +17,7 @@ from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers import onnx_network
 from lightning_modules.teachers.private_teacher import PrivateTeacher, TeacherError
+from lightning_modules.teachers.source import TeacherConfig
 from lightning_modules.teachers.teacher_input import TeacherInput
 from privacy.identity import UnnamedTraining
 
@@ -105,7 +106,7 @@ def test_gradients_are_refused_when_it_is_loaded(network: nn.Module) -> None:
         assert outputs.teacher.logits(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
     phase = GeneratorPhase(baseline="teacher.onnx")
     ensemble = nn.ModuleList([SmallCNN(**SHAPE) for _ in range(2)])
-    module = DGD(**{**given, "teacher": ensemble}, images=DGDImages(), generator_phase=phase,
-                 private_data="training data of teacher.onnx")  # fmt: skip
+    teacher = TeacherConfig(path=ensemble, private_data="training data of teacher.onnx")
+    module = DGD(**{**given, "teacher": teacher}, images=DGDImages(), generator_phase=phase)
     with pytest.raises(TeacherError, match=r"against generator_phase\.baseline"):
         module.setup("fit")

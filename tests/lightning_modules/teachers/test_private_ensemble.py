@@ -188,7 +188,7 @@ def test_an_unfinished_ensemble_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_other_architecture_and_other_class_count_are_told(file: Path) -> None:
-    with pytest.raises(TeacherError, match=r"(?s)do not fit the architecture TwoConvNet.*model\.teacher_network"):
+    with pytest.raises(TeacherError, match=r"(?s)do not fit the architecture TwoConvNet.*model\.teacher\.network"):
         load(file, network=TwoConvNet)
     with pytest.raises(TeacherError, match=r"(?s)num_classes=2 .*size mismatch"):
         load(file, num_classes=2)

@@ -39,7 +39,7 @@ def test_a_checkpoint_knows_its_architecture_and_its_data(folder: Path) -> None:
 
 
 def test_other_architecture_and_other_class_count_are_told(folder: Path) -> None:
-    with pytest.raises(TeacherError, match=r"(?s)do not fit the architecture TwoConvNet.*model\.teacher_network"):
+    with pytest.raises(TeacherError, match=r"(?s)do not fit the architecture TwoConvNet.*model\.teacher\.network"):
         load(network=TwoConvNet)
     with pytest.raises(TeacherError, match=r"(?s)num_classes=2 .*size mismatch"):
         load(num_classes=2)
@@ -49,7 +49,7 @@ def test_other_architecture_and_other_class_count_are_told(folder: Path) -> None
 
 def test_plain_weights_need_the_architecture(folder: Path) -> None:
     torch.save(SmallCNN(image_shape=SHAPE).state_dict(), "weights.pt")
-    with pytest.raises(TeacherError, match=r"does not say which architecture .*model\.teacher_network"):
+    with pytest.raises(TeacherError, match=r"does not say which architecture .*model\.teacher\.network"):
         load("weights.pt")
     assert load("weights.pt", network=SmallCNN).logits(torch.zeros(1, *SHAPE)).shape == (1, 10)
 

@@ -66,7 +66,7 @@ def test_sizes_and_channels_are_torchvisions() -> None:
     ],
 )
 def test_what_has_no_meaning_is_named(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=rf"teacher_input.*{message}|{message}"):
+    with pytest.raises(ValueError, match=rf"teacher.input.*{message}|{message}"):
         TeacherInput(**given)
 
 

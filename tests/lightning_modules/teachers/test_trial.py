@@ -45,7 +45,7 @@ def trained(kind: type[nn.Module], inputs: str) -> nn.Module:
 def tried(network: nn.Module, inputs: TeacherInput = OURS, outputs: Any = "logits") -> list[str]:
     return try_teacher(
         network.eval(), trial_images(SHAPE, None), inputs=inputs, outputs=outputs, whose="teacher x",
-        named="model.teacher_input",
+        named="model.teacher.input",
     )  # fmt: skip
 
 
@@ -58,9 +58,9 @@ def test_the_range_that_it_was_trained_with_is_not_warned_of(kind: type[nn.Modul
 @pytest.mark.parametrize(
     ("inputs", "named"),
     [
-        ("[0, 1]", "with model.teacher_input.range: [0, 1] its decisions"),
-        ("[0, 255]", "with model.teacher_input.range: [0, 255] its decisions"),
-        ("ImageNet", "with model.teacher_input.mean: [0.449] and std: [0.226] its decisions"),
+        ("[0, 1]", "with model.teacher.input.range: [0, 1] its decisions"),
+        ("[0, 255]", "with model.teacher.input.range: [0, 255] its decisions"),
+        ("ImageNet", "with model.teacher.input.mean: [0.449] and std: [0.226] its decisions"),
     ],
 )
 def test_another_range_is_warned_of_and_named(inputs: str, named: str) -> None:
@@ -71,7 +71,7 @@ def test_another_range_is_warned_of_and_named(inputs: str, named: str) -> None:
 def test_a_range_that_was_stated_in_vain_is_warned_of() -> None:
     found = tried(trained(SmallCNN, "ours"), INPUTS["[0, 1]"])
     assert "with pixels in [-1, 1] its decisions" in found[0]
-    assert "than with model.teacher_input.range: [0, 1]" in found[0]
+    assert "than with model.teacher.input.range: [0, 1]" in found[0]
 
 
 class Constant(nn.Module):
@@ -88,7 +88,7 @@ class Constant(nn.Module):
 def test_constants_and_one_class_for_everything_are_named() -> None:
     assert "gives the same outputs for 64 procedural images" in tried(Constant(jitter=0.0))[0]
     (found,) = tried(Constant(jitter=0.1))
-    assert "one class for all of 64 procedural images" in found and "model.teacher_input" in found
+    assert "one class for all of 64 procedural images" in found and "model.teacher.input" in found
 
 
 @pytest.mark.parametrize("inputs", ["ours", "[0, 1]"])
@@ -97,14 +97,14 @@ def test_outputs_that_are_not_as_stated_are_refused(inputs: str) -> None:
     probabilities, logarithms = nn.Sequential(logits, nn.Softmax(1)), nn.Sequential(logits, nn.LogSoftmax(1))
     for stated in ("logits", "log_probabilities"):
         with pytest.raises(
-            ValueError, match=r"teacher x gives probabilities.*State model\.teacher_outputs: probabilities"
+            ValueError, match=r"teacher x gives probabilities.*State model\.teacher\.outputs: probabilities"
         ):
             tried(probabilities, INPUTS[inputs], stated)
-    with pytest.raises(ValueError, match=r"gives no probabilities.*State model\.teacher_outputs: logits"):
+    with pytest.raises(ValueError, match=r"gives no probabilities.*State model\.teacher\.outputs: logits"):
         tried(logits, INPUTS[inputs], "probabilities")
-    with pytest.raises(ValueError, match=r"gives no probabilities.*State model\.teacher_outputs: log_probabilities"):
+    with pytest.raises(ValueError, match=r"gives no probabilities.*State model\.teacher\.outputs: log_probabilities"):
         tried(logarithms, INPUTS[inputs], "probabilities")
-    with pytest.raises(ValueError, match=r"gives no log-probabilities.*State model\.teacher_outputs: logits"):
+    with pytest.raises(ValueError, match=r"gives no log-probabilities.*State model\.teacher\.outputs: logits"):
         tried(logits, INPUTS[inputs], "log_probabilities")
     for network, stated in (
         (probabilities, "probabilities"),
@@ -123,10 +123,10 @@ class Rounded(nn.Module):
 
 
 def test_the_setting_of_a_baseline_is_named() -> None:
-    with pytest.raises(ValueError, match=r"State model\.generator_phase\.baseline_outputs: probabilities"):
+    with pytest.raises(ValueError, match=r"State model\.generator_phase\.baseline\.outputs: probabilities"):
         try_teacher(
             nn.Sequential(trained(SmallCNN, "ours"), nn.Softmax(1)), trial_images(SHAPE, None), inputs=OURS,
-            outputs="logits", whose="x", named="model.generator_phase.baseline_input",
+            outputs="logits", whose="x", named="model.generator_phase.baseline.input",
         )  # fmt: skip
 
 

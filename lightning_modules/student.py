@@ -1,0 +1,62 @@
+"""The student of a method and its training, and the optimizer where none is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import nn
+
+from lightning_modules import networks
+from lightning_modules.images.replay import Replay
+from lightning_modules.networks import ForeignNetwork, SmallCNN, build_network
+from lightning_modules.runtime.hyperparameters import settings_of
+from lightning_modules.setting_checks import check_number
+
+__all__ = ["StudentConfig", "adam"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentConfig:
+    """The student and its training; a string stands for its `network`.
+
+    Attributes:
+        network: Builds it, called with those of `num_classes` and `image_shape` that it accepts. Default: `SmallCNN`.
+        ema: Decay of an exponential moving average of its weights and statistics, such as 0.99, which is evaluated and
+            published in its place; null is none. It costs nothing.
+        replay: Steps on earlier images and what was released about them, which cost nothing; off unless it has a
+            capacity.
+        optimizer: Builds its optimizer; null is Adam at 1e-3.
+        lr_scheduler: Builds its schedule, stepped once for each of its steps; null is none.
+    """
+
+    network: Callable[..., nn.Module] | None = None
+    ema: float | None = None
+    replay: Replay = Replay()
+    optimizer: OptimizerCallable | None = None
+    lr_scheduler: LRSchedulerCallable | None = None
+
+    def __post_init__(self) -> None:
+        # In a checkpoint of a script it is plain values.
+        object.__setattr__(self, "replay", settings_of(Replay, self.replay, name="student.replay"))
+        check_number("student.ema", self.ema, least=0, below=1, null="no average")
+
+    def build(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
+        """The student, for images (C, H, W).
+
+        Raises:
+            ValueError: It does not give c finite logits for such images.
+        """
+        make: Any = self.network or SmallCNN
+        if isinstance(make, str):  # of a script
+            make = getattr(networks, make, None) or partial(ForeignNetwork, name=make)
+        return build_network(make, num_classes=num_classes, image_shape=image_shape, name="model.student.network")
+
+
+def adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Adam with rate 1e-3."""
+    return torch.optim.Adam(parameters, lr=1e-3, fused=True)
