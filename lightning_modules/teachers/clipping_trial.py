@@ -10,10 +10,12 @@ from __future__ import annotations
 import copy
 import hashlib
 import pickle
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -101,6 +103,10 @@ class ClippingTrial:
             ValueError: None holds, the network draws at random in train mode, or writes into its own state.
         """
         device = next(parameter.device for parameter in network.parameters() if parameter.requires_grad)
+        for name, parameter in network.named_parameters():
+            # A copy has none of them, and what ghost clipping sums up passes through them.
+            if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+                raise ValueError(f"model.network: {name!r} has a hook on its gradient, which is not clipped: remove it")
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             double = True
             try:
@@ -116,6 +122,9 @@ class ClippingTrial:
             for candidate in ways:
                 problem = _problem(network, candidate, self, reference, double=double)
                 if problem is None:
+                    _require_apart(tried, list(range(len(tried.images))))
+                    picks = [row % len(tried.images) for row in range(self.physical)]
+                    _require_apart(_Copy(network, self, double=False), picks)
                     return candidate, why
                 why = problem
         raise ValueError(f"model.network: {why}. {_WHAT_TO_DO}")
@@ -276,19 +285,41 @@ def _require_steady(tried: _Copy) -> None:
         )
 
 
+def _require_apart(tried: _Copy, rows: list[int]) -> None:
+    """Refuses a network in which one record's logits depend on another's image, however little: training may add to it.
+
+    Raises:
+        ValueError: The logits of every second record have a derivative with respect to the records in between.
+    """
+    inputs = tried.batch(rows)[0].detach().requires_grad_()
+    logits = tried.logits(inputs.clone())
+    record = torch.arange(len(inputs), device=inputs.device) // tried.images.shape[1]
+    if not logits.requires_grad or len(logits) != len(inputs):
+        return  # the comparison of gradients names the layer
+    weights = torch.linspace(1, 2, logits[0].numel(), dtype=logits.dtype, device=logits.device).view_as(logits[0])
+    (moved,) = torch.autograd.grad((logits * weights)[record % 2 == 0].sum(), inputs, allow_unused=True)
+    # What is not finite in a record's own gradient comes as 0 * inf into another's.
+    if moved is not None and bool(moved[record % 2 == 1].nan_to_num(nan=0.0).any()):
+        raise ValueError(
+            f"model.network: within a batch of {len(rows)} public images the logits of one depend on another image. "
+            f"{_WHAT_TO_DO}"
+        )
+
+
 def _watched_draws(tried: _Copy) -> tuple[list[str], list[Any]]:
-    """A list that gets the name of the first layer to move torch's generators, and the hooks that look for it."""
+    """A list that gets the name of the first layer to move a generator of torch, NumPy or Python, and the hooks that look for it."""
     device = tried.images.device
     found: list[str] = []
 
-    def state() -> list[Tensor]:
-        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    def state() -> tuple[bytes, ...]:
+        tensors = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+        return *map(bytes, map(bytes_of, tensors)), pickle.dumps(np.random.get_state()), pickle.dumps(random.getstate())
 
     start = state()
 
     def look(name: str) -> Callable[..., None]:
         def hook(*_: Any) -> None:
-            if not found and not all(map(torch.equal, state(), start)):
+            if not found and state() != start:
                 found.append(name)
 
         return hook

@@ -79,6 +79,27 @@ class PartlyCentred(Plain):
         return self.head(features - 0.1 * features.mean(dim=0))  # type: ignore[no-any-return]
 
 
+class NearlyApart(Plain):
+    """Couples records through a gate that is all but closed, or in batches that are larger than the trial's records."""
+
+    def __init__(self, *, gate: float, above: int) -> None:
+        super().__init__()
+        self.gate, self.above = gate, above
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.features(images)
+        mean = features.mean(dim=0) if len(features) > self.above else 0.0
+        return self.head(features - self.gate * mean)  # type: ignore[no-any-return]
+
+
+class Hooked(Plain):
+    """Triples the gradient that ghost clipping sums up; a copy of the network has no such hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight.register_hook(lambda gradient: 3 * gradient)
+
+
 class KeepsTheLast(Plain):
     last: torch.Tensor
 
@@ -125,6 +146,11 @@ class Dropped(Plain):
 class DrawsInPython(Plain):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return super().forward(images + float(np.random.default_rng().random()))
+
+
+class SeldomDraws(Plain):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images * float(np.random.rand() > 1e-4))
 
 
 class FrozenBatchNorm(Plain):
@@ -189,6 +215,10 @@ REFUSED: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], str]] = {
     "replicate": (partial(Plain, padding_mode="replicate"), {"clipping": "ghost"}, r"flat clip.* 'conv\.weight'"),
     "dropout": (Dropped, {}, "Dropout 'dropout' draws at random in train mode"),
     "python": (DrawsInPython, {}, "it draws at random"),
+    "seldom": (SeldomDraws, {}, "it draws at random"),
+    "all but closed": (partial(NearlyApart, gate=1e-7, above=0), {}, "depend on another image"),
+    "large batches": (partial(NearlyApart, gate=0.02, above=20), {}, "depend on another image"),
+    "hook": (Hooked, {"clipping": "ghost"}, r"'head\.weight' has a hook"),
     "statistics": (partial(FrozenBatchNorm, tracks=False), {}, "flat clipping makes of a batch"),
     "running statistics": (partial(FrozenBatchNorm, tracks=True), {}, r"'norm\.\w+' changes"),
 }
