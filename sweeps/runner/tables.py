@@ -222,7 +222,6 @@ def _run(options: argparse.Namespace, run: Run) -> None:
         until=until,
         say=lambda text: print(text, flush=True),
     )
-    print(outcome.line(f"tables {options.preset}"))
     if outcome.left:
         print(f"{outcome.left} fits are left that would not end in {options.hours:g} h: the same command goes on")
     if outcome.failed:
