@@ -191,7 +191,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
             self.step_student(annotation.loss(outputs.float()).mean())
         if self.memory is not None:
             self.replay_released(self.memory)
-            self.memory.add(self.of_all(images), self.of_all(self.memory.targets_of(annotation)))
+            self.memory.add(self.gather_rows(images), self.gather_rows(self.memory.targets_of(annotation)))
         return annotation.targets
 
     def step_student(self, loss: torch.Tensor, *, replayed: bool = False) -> None:
@@ -266,7 +266,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         """Those of this run: each makes an equal share of every batch, and the first asks the annotator for all."""
         return processes_of(self._trainer)
 
-    def of_all(self, own: torch.Tensor) -> torch.Tensor:
+    def gather_rows(self, own: torch.Tensor) -> torch.Tensor:
         """Rows of all processes, in their order, on the CPU; `own` are this one's."""
         return joined(self.processes.gather(own.detach().cpu()))
 

@@ -280,7 +280,7 @@ class DGD(DataFreeDistillation):
         images = self.query_set.next(self.next_calls)
         share = images[share_of(len(images), self.processes)].to(self.device)
         counts = self.teacher.votes(share) if len(share) else torch.empty(0, self.num_classes, dtype=torch.int64)
-        self.query_set.add(self.of_all(self.annotator.annotate(counts)))
+        self.query_set.add(self.gather_rows(self.annotator.annotate(counts)))
         # Lightning writes no checkpoint where its count of optimizer steps has not moved, and these labels are paid
         # for. Without gradients the step changes nothing.
         optimizer = self.optimizer("student")

@@ -273,7 +273,7 @@ class DirectTraining(Teacher):
         return self.run.guarantee(artefacts=artefacts, assumptions=())
 
     @property
-    def data_accesses(self) -> list[str]:
+    def uncharged_queries(self) -> list[str]:
         """Uncharged queries, in words for the guarantee."""
         return self.run.uncharged_queries
 

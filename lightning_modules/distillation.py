@@ -181,8 +181,8 @@ class Distillation(DataFreeDistillation):
         for call in self._tracked(self.pool_calls, "answers"):
             images = self._own_images(call)
             kept = images if extract is None else extract(images)
-            answers.append(self.of_all(self._ask_of_extracted(kept) if shared else respond(images)))
-            inputs.append(self.of_all(kept.half()))
+            answers.append(self.gather_rows(self._ask_of_extracted(kept) if shared else respond(images)))
+            inputs.append(self.gather_rows(kept.half()))
         logits = torch.cat(answers)
         if not self.of_ensemble:
             self._say_whether_images_suit(logits)
@@ -252,9 +252,9 @@ class Distillation(DataFreeDistillation):
         for call in self._tracked(self.charged_calls, "queries"):
             # Steps below 0 are of no image of the pool.
             images = self._own_images(-1 - call)
-            described.append(self.of_all(logits_and_features(describe, images)[1]))
+            described.append(self.gather_rows(logits_and_features(describe, images)[1]))
             if self.noisy_answers is None:
-                released.append(self.of_all(annotator.annotate(teacher.each(images))))
+                released.append(self.gather_rows(annotator.annotate(teacher.each(images))))
         if self.noisy_answers is None:
             self.noisy_answers = torch.cat(released)
             self.answer_deviation = annotator.std(teacher.num_teachers)

@@ -242,9 +242,9 @@ class LabelDP(DataFreeDistillation):
             candidates = self.candidates(self.student(drawn.float()))
             responses = self.annotator.annotate(self.teacher.logits(drawn.float()), candidates)
             # Every process keeps what all have made: what is saved is the whole stage.
-            images.append(self.of_all(drawn))
-            labels.append(self.of_all(responses))
-            sets.append(self.of_all(candidates))
+            images.append(self.gather_rows(drawn))
+            labels.append(self.gather_rows(responses))
+            sets.append(self.gather_rows(candidates))
         self.student.train(was_training)
         if self.stages.train_on == "union":
             images.insert(0, self.stage_images)

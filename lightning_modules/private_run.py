@@ -135,7 +135,7 @@ class PrivateRun:
         return self.annotator.guarantee(
             artefacts=artefacts,
             planned=self.plan.covered,
-            data_accesses=self.uncharged_queries,
+            uncharged_queries=self.uncharged_queries,
             assumptions=list(dict.fromkeys(assumptions)),
         )
 

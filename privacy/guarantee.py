@@ -209,7 +209,7 @@ class Guarantee:
         num_records: int | None = None,
         epsilon: float | None = None,
         spent: float | None = None,
-        data_accesses: Sequence[str] = (),
+        uncharged_queries: Sequence[str] = (),
         assumptions: Sequence[str] = (),
         not_covered: Sequence[str] = (),
         of_teacher: bool = True,
@@ -229,7 +229,7 @@ class Guarantee:
             num_records: N, where it is known that δ lies below 1/N.
             epsilon: What bounds `covered`, where something better is known than their composition.
             spent: Record-level ε of the releases made so far; None: of what the account was charged.
-            data_accesses: Accesses of this run to private things that nothing was charged for, in words.
+            uncharged_queries: Accesses of this run to private things that nothing was charged for, in words.
             assumptions: What else must be true.
             not_covered: What else is not covered.
             of_teacher: Whether a teacher was asked, of which something has to be said; not where the charges are of the
@@ -240,7 +240,7 @@ class Guarantee:
         """
         account.ledger.refresh()
         holds = [_PUBLIC]
-        holds += [f"ACCESSED WITHOUT CHARGE: {access}" for access in data_accesses] or [
+        holds += [f"ACCESSED WITHOUT CHARGE: {access}" for access in uncharged_queries] or [
             _NO_ACCESSES if of_teacher else _NO_LABELS
         ]
         holds.append(

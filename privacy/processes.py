@@ -16,9 +16,9 @@ __all__ = [
     "Processes",
     "ProcessesError",
     "by_all",
-    "by_first",
     "everywhere",
     "failed_everywhere",
+    "on_rank_zero",
     "share_size",
 ]
 
@@ -76,7 +76,7 @@ class _Outcome:
     state: Any = None
 
 
-def by_first(
+def on_rank_zero(
     processes: Processes,
     act: Callable[[], T],
     *,

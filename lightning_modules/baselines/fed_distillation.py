@@ -167,7 +167,7 @@ class FedDistillation(DataFreeDistillation):
             targets = F.one_hot(classes, self.num_classes).float()
             for _ in range(terms.steps):
                 self.update_generator(latents, targets)
-            self.pool.add(self.of_all(self.draw_images(self.steps_done, latents)))
+            self.pool.add(self.gather_rows(self.draw_images(self.steps_done, latents)))
             return
         images = self.draw_images(self.steps_done, None).clone().requires_grad_()
         optimizer = torch.optim.Adam([images], lr=terms.rate)
@@ -178,7 +178,7 @@ class FedDistillation(DataFreeDistillation):
                 optimizer.step()
                 images.data.clamp_(-1, 1)
         self.log_in_step("train/image_loss", loss.detach())
-        self.pool.add(self.of_all(images))
+        self.pool.add(self.gather_rows(images))
 
     def image_loss(self, images: torch.Tensor, classes: torch.Tensor, terms: ImageTerms) -> torch.Tensor:
         """Loss of images (N, C, H, W) with classes that were drawn for them, (N,) or one-hot (N, c)."""

@@ -37,7 +37,7 @@ __all__ = ["ResultRecord", "role"]
 class _Guaranteed(Protocol):
     """A module that says itself what holds of it: `DPSGDTeacher`, `DirectTraining`."""
 
-    data_accesses: list[str]
+    uncharged_queries: list[str]
 
     def guarantee(self) -> Guarantee:
         """See there."""
@@ -50,7 +50,7 @@ class ResultRecord(Callback):
         path: The file, for example `results/dpdfd_mnist_prior.json`; None is `result.json` in the run's folder.
         note: Free text that is kept with the record.
         teacher_accuracy: Measure also the accuracy of a student's teacher on the test split. That is a
-            non-private access, not charged: it goes into `private/data_accesses.json`, reaches no logger, and the
+            non-private access, not charged: it goes into `private/uncharged_queries.json`, reaches no logger, and the
             guarantee says that it was made.
     """
 
@@ -115,7 +115,7 @@ class ResultRecord(Callback):
             # What has a guarantee may be measured on public images.
             bound = pl_module.guarantee() if isinstance(pl_module, _Guaranteed) else None
             epsilon = "inf" if bound is None else json_number(bound.epsilon)
-            uncharged = pl_module.data_accesses if isinstance(pl_module, _Guaranteed) else list(measured)
+            uncharged = pl_module.uncharged_queries if isinstance(pl_module, _Guaranteed) else list(measured)
             labels = None if bound is None else bound.labels
             claim = {
                 "epsilon_published": epsilon,

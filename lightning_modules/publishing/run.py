@@ -252,7 +252,7 @@ def _refuse_uncovered(
         if _least_epsilon(state or {}, stated) > float(stated["epsilon"]) * (1 + 1e-9):
             raise ExportError(late)
     state = content["distillation" if role == "student" else "dp_sgd"]
-    accesses = state["uncharged_queries" if role == "student" else "data_accesses"]
+    accesses = state["uncharged_queries"]
     if any(not any(without_folders(access) in text for text in stated["assumptions"]) for access in accesses):
         raise ExportError(late)
     if stated.get("run") != own:

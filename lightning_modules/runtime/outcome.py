@@ -29,7 +29,7 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
     """
     accuracy = f"{100 * record['accuracy']:.2f} % of the test split"
     lines = [f"{role(record)}, {record['dataset']}: {accuracy} after {record['steps']:,} steps"]
-    asked = folder / "private" / "data_accesses.json"
+    asked = folder / "private" / "uncharged_queries.json"
     if asked.is_file():
         measured = json.loads(asked.read_text(encoding="utf-8")).get("teacher_accuracy")
         if measured is not None:

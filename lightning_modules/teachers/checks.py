@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 ACCURACY_ACCESS = (
-    "the teacher's accuracy on the test split was measured without noise and stands in private/data_accesses.json: it "
-    "must neither be published nor be used to choose anything"
+    "the teacher's accuracy on the test split was measured without noise and stands in private/uncharged_queries.json: "
+    "it must neither be published nor be used to choose anything"
 )
 """For the guarantee, where that accuracy is measured."""
 
@@ -114,4 +114,4 @@ def show_accuracy(teacher: PrivateModel, run: PrivateRun, trainer: Trainer, devi
 def keep_teacher_accuracy(trainer: Trainer, found: Mapping[str, float]) -> None:
     """Writes what an unaccounted query found where nothing is published from."""
     content = json.dumps({f"teacher_{name}": value for name, value in found.items()}, indent=2)
-    write_atomically(private_folder(trainer) / "data_accesses.json", content + "\n")
+    write_atomically(private_folder(trainer) / "uncharged_queries.json", content + "\n")

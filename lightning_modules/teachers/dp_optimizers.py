@@ -15,7 +15,7 @@ from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processe
 
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian, round_to_lattice
 from privacy.mechanisms.noise import NoiseSource
-from privacy.processes import ALONE, Processes, by_first
+from privacy.processes import ALONE, Processes, on_rank_zero
 
 __all__ = ["GHOST_MARGIN", "MARGIN", "ExactNoise", "FlatOptimizer", "GhostOptimizer", "SumOptimizer"]
 
@@ -60,7 +60,7 @@ class ExactNoise(DPOptimizer):  # type: ignore[misc] # Opacus ships no types
         if self.processes.size > 1:
             given = self.processes.gather(sums)
             sums = [torch.stack(parts).sum(dim=0) for parts in zip(*given, strict=True)]
-        drawn = by_first(
+        drawn = on_rank_zero(
             self.processes, lambda: [self._released(*pair) for pair in zip(self.params, sums, strict=True)]
         )
         for parameter, gradient in zip(self.params, drawn, strict=True):

@@ -169,7 +169,7 @@ class DPSGDTeacher(Teacher):
         self.plan_grew = False
         self.secure = True
         #: Accesses to private records that nothing is charged for, in words for the guarantee.
-        self.data_accesses: list[str] = []
+        self.uncharged_queries: list[str] = []
         self._clipped: RecordClipping | None = None
         self._features_precomputed = False
         #: Of all but the trained weights, when the fit began.
@@ -329,8 +329,8 @@ class DPSGDTeacher(Teacher):
     def _refuse_selection(self) -> None:
         if not self._poisson.looks_at_private_records:
             return
-        if _ACCESS not in self.data_accesses:
-            self.data_accesses.append(_ACCESS)
+        if _ACCESS not in self.uncharged_queries:
+            self.uncharged_queries.append(_ACCESS)
         for callback in callbacks_of(self.trainer):
             if (monitor := getattr(callback, "monitor", None)) is not None:
                 raise ValueError(
@@ -402,7 +402,7 @@ class DPSGDTeacher(Teacher):
             secure=self.secure,
             num_records=data.num_records,
             spent=self.epsilon(),
-            data_accesses=self.data_accesses,
+            uncharged_queries=self.uncharged_queries,
             assumptions=self._assumptions,
         )
 
@@ -592,7 +592,7 @@ class DPSGDTeacher(Teacher):
             "plan_grew": self.plan_grew,
             "noise_multiplier": self.noise_multiplier,
             "secure_noise": self.secure,
-            "data_accesses": list(self.data_accesses),
+            "uncharged_queries": list(self.uncharged_queries),
             "settings": self._settings,
             "asked_clipping": self._asked_clipping,
             "assumptions": self._assumptions,
@@ -653,6 +653,6 @@ class DPSGDTeacher(Teacher):
         self.plan = [list(entry) for entry in state["plan"]]
         self.plan_grew = bool(state["plan_grew"])
         # An access cannot be taken back by resuming without it.
-        self.data_accesses = list(dict.fromkeys([*self.data_accesses, *state["data_accesses"]]))
+        self.uncharged_queries = list(dict.fromkeys([*self.uncharged_queries, *state["uncharged_queries"]]))
         self.secure = bool(state["secure_noise"])
         self.noise_multiplier = state["noise_multiplier"]

@@ -14,7 +14,7 @@ from privacy.events import Release
 from privacy.followed import FollowedLedger
 from privacy.identity import CheckpointError, Training, ledger_file, new_training_id
 from privacy.ledger import Ledger
-from privacy.processes import ALONE, Processes, by_all, by_first
+from privacy.processes import ALONE, Processes, by_all, on_rank_zero
 
 __all__ = ["CheckpointError", "OwnTraining"]
 
@@ -81,9 +81,9 @@ class OwnTraining:
         if self.partition is not None:
             require_partition([self.partition], datamodule_of(trainer), whose="the checkpoint")
 
-    def _by_first(self, act: Callable[[], None]) -> None:
+    def _on_rank_zero(self, act: Callable[[], None]) -> None:
         """What uses the ledger, by process 0; errors, and what came of it, reach all."""
-        by_first(self._processes, act, tell=self._state_to_follow, follow=self._follow)
+        on_rank_zero(self._processes, act, tell=self._state_to_follow, follow=self._follow)
 
     def _state_to_follow(self) -> dict[str, Any] | None:
         ledger = self._ledger
@@ -130,7 +130,7 @@ class OwnTraining:
             assert self.id is not None
             self.ledger.register(Training(self.id, kind=self.kind, releases=releases))
 
-        self._by_first(act)
+        self._on_rank_zero(act)
 
     def _open(self, *, in_memory: bool) -> None:
         if self._ledger is not None and (self._ledger.durable or in_memory):
@@ -150,7 +150,7 @@ class OwnTraining:
         identity of its own with all steps since the first, and identities compose. Call it before `register`, in each
         fit, and `renew_token` before its first step.
         """
-        self._by_first(self._branch)
+        self._on_rank_zero(self._branch)
 
     def _branch(self) -> None:
         self._open(in_memory=self.private_data is None)
@@ -168,7 +168,7 @@ class OwnTraining:
         Raises:
             LedgerError: Another fit went on from the same checkpoint at the same time, or it could not be written down.
         """
-        self._by_first(self._renew_token)
+        self._on_rank_zero(self._renew_token)
 
     def _renew_token(self) -> None:
         assert self.id is not None

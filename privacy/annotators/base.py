@@ -28,7 +28,7 @@ from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Relation, Unit
 from privacy.plan import Plan, unmade
-from privacy.processes import ALONE, Processes, by_first
+from privacy.processes import ALONE, Processes, on_rank_zero
 from privacy.published.claims import Claim
 
 __all__ = ["DISJOINT_SHARDS", "Annotator", "of_all_processes", "uncompiled"]
@@ -60,7 +60,7 @@ def of_all_processes(*, samples: int) -> Callable[[_F], _F]:
             device = private[0].device
             given = self.processes.gather(tuple(tensor.detach().cpu() for tensor in private))
             whole = [torch.cat(parts, dim=samples) for parts in zip(*given, strict=True)]
-            released = self._by_first(lambda: annotate(self, *whole, **settings).cpu())
+            released = self._on_rank_zero(lambda: annotate(self, *whole, **settings).cpu())
             shares = [tensors[0].shape[samples] for tensors in given]
             own: torch.Tensor = released.split(shares)[self.processes.rank].to(device)
             return own
@@ -195,15 +195,15 @@ class Annotator(ABC):
             release=Unbounded(reason=reason), claim=self.claim_of_nonprivate_access, queries=0, training=training
         )
         if not self.account.counts(scope="run")[charge]:
-            self._by_first(lambda: self.account.charge(charge))
+            self._on_rank_zero(lambda: self.account.charge(charge))
 
-    def _by_first(self, act: Callable[[], _T]) -> _T:
+    def _on_rank_zero(self, act: Callable[[], _T]) -> _T:
         """What uses the ledger, by process 0; result or error, and the ledger as it then stands, reach all.
 
         Raises:
             Exception: What `act` raised.
         """
-        return by_first(self.processes, act, tell=self._state_to_follow, follow=self._follow)
+        return on_rank_zero(self.processes, act, tell=self._state_to_follow, follow=self._follow)
 
     def _state_to_follow(self) -> dict[str, Any] | None:
         account = self._account
@@ -317,7 +317,7 @@ class Annotator(ABC):
             self.account.ledger.write_plan(make)
             return plan
 
-        return self._by_first(act)
+        return self._on_rank_zero(act)
 
     def _written(self, plan: Plan) -> Plan:
         """What of a plan the ledger needs to know, so that its total is never below what this run states."""
@@ -349,7 +349,7 @@ class Annotator(ABC):
         *,
         artefacts: Sequence[str],
         planned: Plan | int | None,
-        data_accesses: Sequence[str] = (),
+        uncharged_queries: Sequence[str] = (),
         assumptions: Sequence[str] = (),
         not_covered: Sequence[str] = (),
     ) -> Guarantee:
@@ -359,7 +359,7 @@ class Annotator(ABC):
             artefacts: What was computed.
             planned: What this run planned before its first call, or how many calls, which is what ε covers; None where
                 there was no plan.
-            data_accesses: See `Guarantee.of`.
+            uncharged_queries: See `Guarantee.of`.
             assumptions: See `Guarantee.of`.
             not_covered: See `Guarantee.of`.
 
@@ -377,7 +377,7 @@ class Annotator(ABC):
             noise_changed=len(self._noises(self._planned_charges(planned))) > 1,
             secure=self.noise.secure,
             num_records=self.num_records,
-            data_accesses=data_accesses,
+            uncharged_queries=uncharged_queries,
             assumptions=assumptions,
             not_covered=not_covered,
             of_teacher=self.asks_teacher,
@@ -447,7 +447,7 @@ class Annotator(ABC):
                 training=training,
             )
 
-        self._by_first(act)
+        self._on_rank_zero(act)
 
     def _open(
         self,
@@ -494,7 +494,7 @@ class Annotator(ABC):
         Raises:
             LedgerError: It could not be written down: nothing may be used.
         """
-        return self._by_first(lambda: _identity(training, self.account.ledger))
+        return self._on_rank_zero(lambda: _identity(training, self.account.ledger))
 
     def require_open_for(
         self, training: Training | UnnamedTraining | None, *, state: Mapping[str, Any] | None = None
@@ -515,7 +515,7 @@ class Annotator(ABC):
                 f"{state['run']}: build another annotator to resume it"
             )
         if state is not None:
-            self._by_first(lambda: self.account.restore(state))
+            self._on_rank_zero(lambda: self.account.restore(state))
         identity = self.admit(training)
         if identity != self.account.training:
             raise ValueError(

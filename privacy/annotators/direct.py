@@ -58,7 +58,7 @@ class _OfLabels(Annotator):
         *,
         artefacts: Sequence[str],
         planned: Plan | int | None,
-        data_accesses: Sequence[str] = (),
+        uncharged_queries: Sequence[str] = (),
         assumptions: Sequence[str] = (),
         not_covered: Sequence[str] = (),
     ) -> Guarantee:
@@ -66,7 +66,7 @@ class _OfLabels(Annotator):
         whole = super().guarantee(
             artefacts=artefacts,
             planned=planned,
-            data_accesses=data_accesses,
+            uncharged_queries=uncharged_queries,
             assumptions=assumptions,
             not_covered=not_covered,
         )

@@ -328,7 +328,7 @@ def test_more_steps_than_a_target_was_calibrated_for_are_refused() -> None:
 def test_nothing_is_chosen_by_private_records(evaluation: str) -> None:
     settings: dict[str, Any] = {"noise_multiplier": 1.0, "callbacks": EARLY, "evaluation": evaluation}
     if evaluation == "test":
-        assert teacher_by_dp_sgd("teacher", **settings).data_accesses == []
+        assert teacher_by_dp_sgd("teacher", **settings).uncharged_queries == []
         assert "ACCESSED WITHOUT" not in Path("teacher/public/guarantee.md").read_text()
         return
     with pytest.raises(ValueError, match="EarlyStopping chooses by 'val/accuracy', which is measured on private"):
@@ -483,7 +483,7 @@ def test_an_access_to_the_teacher_is_told_and_kept_apart(asked: bool) -> None:
     page = Path("run/public/guarantee.md").read_text()
     assert ("ACCESSED WITHOUT CHARGE: the teacher's accuracy" in page) is asked
     assert ("within this run nothing about a teacher left but through the annotator" in page) is not asked
-    assert Path("run/private/data_accesses.json").is_file() is asked
+    assert Path("run/private/uncharged_queries.json").is_file() is asked
     assert "teacher_accuracy" not in json.loads(Path("run/result.json").read_text())
 
 

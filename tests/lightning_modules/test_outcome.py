@@ -65,7 +65,7 @@ def test_what_must_stay_private_is_not_offered_for_publication(tmp_path: Path) -
 def test_a_teachers_accuracy_is_shown_where_it_was_asked_for(tmp_path: Path) -> None:
     record = {"method": "DPDFD", "dataset": "Digits", "accuracy": 0.5, "steps": 3, "epsilon_record": "inf"}
     (tmp_path / "private").mkdir()
-    (tmp_path / "private" / "data_accesses.json").write_text('{"teacher_accuracy": 0.987}')
+    (tmp_path / "private" / "uncharged_queries.json").write_text('{"teacher_accuracy": 0.987}')
     text = outcome(record, folder=tmp_path, checkpoint=None)
     assert "its teacher: 98.70 %, asked without noise: keep this figure private" in text
 

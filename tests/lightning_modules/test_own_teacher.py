@@ -132,7 +132,7 @@ def test_another_range_is_warned_of_and_right_where_it_is_stated(place: Path, sa
 
 
 def _teacher_accuracy(folder: str) -> float:
-    found: float = json.loads(Path(folder, "private/data_accesses.json").read_text())["teacher_accuracy"]
+    found: float = json.loads(Path(folder, "private/uncharged_queries.json").read_text())["teacher_accuracy"]
     return found
 
 

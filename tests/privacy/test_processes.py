@@ -23,7 +23,7 @@ from privacy.followed import FollowedLedger
 from privacy.identity import Training
 from privacy.ledger import Ledger, LedgerError
 from privacy.plan import Plan
-from privacy.processes import ALONE, Processes, by_all, by_first, failed_everywhere
+from privacy.processes import ALONE, Processes, by_all, failed_everywhere, on_rank_zero
 
 ROWS, CLASSES, TEACHERS = 12, 4, 5
 TRAINING = Training("0" * 32)
@@ -47,7 +47,7 @@ def test_what_the_first_does_reaches_all_and_is_done_once() -> None:
     done: list[int] = []
 
     def act(processes: Processes) -> str:
-        return by_first(processes, lambda: done.append(processes.rank) or "result")  # type: ignore[func-returns-value]
+        return on_rank_zero(processes, lambda: done.append(processes.rank) or "result")  # type: ignore[func-returns-value]
 
     assert in_threads(act) == ["result", "result"]
     assert done == [0]
@@ -55,7 +55,7 @@ def test_what_the_first_does_reaches_all_and_is_done_once() -> None:
 
 @pytest.mark.parametrize("error", [BudgetExceeded("no more"), Unsendable(what="no more")])
 def test_an_error_of_the_first_reaches_all(error: Exception) -> None:
-    raised = in_threads(lambda processes: by_first(processes, lambda: failing(error)))
+    raised = in_threads(lambda processes: on_rank_zero(processes, lambda: failing(error)))
     assert all(isinstance(each, RuntimeError) and "no more" in str(each) for each in raised)
     assert all(failed_everywhere(each) for each in raised)
 

@@ -196,9 +196,9 @@ def test_a_damaged_folder_is_named(tmp_path: Path, spoil: Any, message: str) -> 
 
 
 def test_folders_of_this_machine_are_not_told() -> None:
-    given = {"assumptions": ["not counted: /home/me/a/b.jsonl, /srv/c.jsonl", "kept in private/data_accesses.json"]}
+    given = {"assumptions": ["not counted: /home/me/a/b.jsonl, /srv/c.jsonl", "kept in private/uncharged_queries.json"]}
     assert without_folders(given) == {
-        "assumptions": ["not counted: b.jsonl, c.jsonl", "kept in private/data_accesses.json"]
+        "assumptions": ["not counted: b.jsonl, c.jsonl", "kept in private/uncharged_queries.json"]
     }
     assert without_folders("arXiv <https://arxiv.org/abs/2304.12528>, 1/2 of it") == (
         "arXiv <https://arxiv.org/abs/2304.12528>, 1/2 of it"
