@@ -307,7 +307,7 @@ def _require_apart(tried: _Copy, rows: list[int]) -> None:
 
 
 def _watched_draws(tried: _Copy) -> tuple[list[str], list[Any]]:
-    """A list that gets the name of the first layer to move a generator of torch, NumPy or Python, and the hooks that look for it."""
+    """The first layer to move a generator of torch, NumPy or Python, in a list that is filled later, and the hooks."""
     device = tried.images.device
     found: list[str] = []
 
