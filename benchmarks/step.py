@@ -41,11 +41,12 @@ from lightning_modules.priors import StrokePrior
 from lightning_modules.runtime.runs import commit, hardware, versions
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.source import TeacherConfig
+from privacy import Budget
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 
 # As sweeps/dpdfd_mnist.yaml, dpsd_mnist.yaml and dpsd_label_mnist.yaml have it. The budget lasts for any number of
 # steps here, and is looked at in each.
-BUDGET: dict[str, Any] = {"delta": 1e-5, "target_epsilon": 1e6, "accounting": "published", "scope": "run"}
+BUDGET: dict[str, Any] = {"budget": Budget(target_epsilon=1e6, accounting="published", scope="run")}
 GRADIENTS: dict[str, Any] = {"norm_bound": 1e-3, "noise_multiplier": 100.0, **BUDGET}
 
 

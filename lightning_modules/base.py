@@ -420,7 +420,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         made, steps = self.annotator.calls_made(), steps_of_fit(self.trainer)
         if steps is not None:
             return made + self.affordable_calls(steps)
-        return None if self.annotator.target_epsilon is None else made + self.annotator.affordable(limit=10**9)
+        return None if self.annotator.budget.target_epsilon is None else made + self.annotator.affordable(limit=10**9)
 
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
         """Remembers where a step begins, to know one that was cut short, and resets the generator where it is due."""

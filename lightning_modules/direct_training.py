@@ -250,7 +250,7 @@ class DirectTraining(Teacher):
             return 0 if self.annotator.complete else 1
         steps = steps_of_fit(self.trainer)
         if steps is None:
-            return None if self.annotator.target_epsilon is None else 10**7
+            return None if self.annotator.budget.target_epsilon is None else 10**7
         return max(0, steps - self.steps_done)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -377,7 +377,7 @@ class FedDPSD(DataFreeDistillation):
 def _mechanism(annotator: GradientAnnotator | LabelAnnotator) -> dict[str, Any]:
     """Settings of the annotator that each client has to have."""
     if isinstance(annotator, LabelAnnotator):
-        return {"epsilon": annotator.epsilon, "smallest": annotator.smallest, "delta": annotator.delta}
+        return {"epsilon": annotator.epsilon, "smallest": annotator.smallest, "delta": annotator.budget.delta}
     by_server = annotator.mechanism.of_ensemble
     return {
         # Without noise the client's own figure is infinite, as it is against a server that adds the noise.
@@ -388,7 +388,7 @@ def _mechanism(annotator: GradientAnnotator | LabelAnnotator) -> dict[str, Any]:
         "stability": annotator.stability,
         "top_k": annotator.top_k,
         "granularity": annotator.granularity,
-        "delta": annotator.delta,
+        "delta": annotator.budget.delta,
     }
 
 

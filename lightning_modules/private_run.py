@@ -93,7 +93,7 @@ class PrivateRun:
         """
         if not calls:
             return True
-        account, target = self.annotator.account, self.annotator.target_epsilon
+        account, target = self.annotator.account, self.annotator.budget.target_epsilon
         kept = target is None or account.epsilon_after(self.annotator.charge, 0) <= target
         if self.is_used_up(calls) and kept and 0 < steps_done == self.annotator.calls_made():
             rank_zero_info(
@@ -105,15 +105,15 @@ class PrivateRun:
 
     def is_used_up(self, calls: int) -> bool:
         """Whether the target does not allow so many further calls."""
-        return self.annotator.target_epsilon is not None and self.annotator.affordable(limit=calls) < calls
+        return self.annotator.budget.target_epsilon is not None and self.annotator.affordable(limit=calls) < calls
 
     def stop_before(self, trainer: Trainer, *, calls: int) -> None:
         """Ends a fit before the step that the target does not allow; the annotator would refuse it anyway."""
         annotator = self.annotator
         if not trainer.should_stop and self.is_used_up(calls):
             rank_zero_info(
-                f"Stopped: one more step would exceed target_epsilon={annotator.target_epsilon:g} "
-                f"({annotator.accounting} accounting)."
+                f"Stopped: one more step would exceed target_epsilon={annotator.budget.target_epsilon:g} "
+                f"({annotator.budget.accounting} accounting)."
             )
             trainer.should_stop = True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from privacy.account import Accounting, BudgetExceeded, PrivacyAccount
+from privacy.account import Accounting, Budget, BudgetExceeded, PrivacyAccount
 from privacy.accounting.calibration import calibrate_count, calibrate_noise
 from privacy.accounting.composition import (
     compose,
@@ -53,6 +53,7 @@ from privacy.published import (
 __all__ = [
     "Accounting",
     "Annotator",
+    "Budget",
     "BudgetExceeded",
     "DirectGradientAnnotator",
     "DirectLabelAnnotator",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from privacy.accounting.composition import compose
 from privacy.checks import check_delta
@@ -14,7 +15,7 @@ from privacy.ledger import Charge, Ledger
 from privacy.neighbours import Relation, Unit, common_neighbours
 from privacy.published.claims import Claim, published_epsilon
 
-__all__ = ["Accounting", "BudgetExceeded", "PrivacyAccount", "Scope"]
+__all__ = ["Accounting", "Budget", "BudgetExceeded", "PrivacyAccount", "Scope"]
 
 Accounting = Literal["record", "published"]
 Scope = Literal["private_data", "run"]
@@ -22,6 +23,43 @@ Scope = Literal["private_data", "run"]
 
 class BudgetExceeded(RuntimeError):
     """A release was refused because it would have cost more than the target."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a run may spend, and where it is counted.
+
+    Attributes:
+        target_epsilon: ε at which the run stops; None for no limit.
+        delta: δ of every ε, below one over the number of private records.
+        accounting: Which ε the target is about: `record`, which bounds something, or `published`, a paper's claim.
+        scope: `private_data` counts every run on the same private data, `run` this run only. Students of several runs
+            that are all published compose: `run` is for research tables, and the guarantee says what it leaves out.
+        ledger: The ledger's file; None is the private data's own, see `ledger_file`.
+        ledger_block: Calls that one synced line of the ledger reserves, which is what a crash may cost; None is the
+            annotator's own number.
+
+    Raises:
+        ValueError: A setting that has no meaning.
+    """
+
+    target_epsilon: float | None = None
+    delta: float = 1e-5
+    accounting: Accounting = "record"
+    scope: Scope = "private_data"
+    ledger: str | None = None
+    ledger_block: int | None = None
+
+    def __post_init__(self) -> None:
+        check_delta(self.delta)
+        if self.target_epsilon is not None and not self.target_epsilon > 0:
+            raise ValueError(f"target_epsilon must be above 0 or null, got {self.target_epsilon}")
+        if self.accounting not in get_args(Accounting):
+            raise ValueError(f"accounting must be 'record' or 'published', got {self.accounting!r}")
+        if self.scope not in get_args(Scope):
+            raise ValueError(f"scope must be 'private_data' or 'run', got {self.scope!r}")
+        if self.ledger in ("", "None", "null"):  # what a command line makes of null: a new, empty ledger
+            raise ValueError(f"ledger must be a file, got {self.ledger!r}: leave it out for the private data's own")
 
 
 class PrivacyAccount:
@@ -32,56 +70,34 @@ class PrivacyAccount:
 
     Args:
         ledger: Where releases are counted.
-        delta: δ of every figure, in (0, 1).
-        target_epsilon: Most that may be spent (natural logarithms), or None for no limit.
-        accounting: Which figure the target is about: `record` (a bound) or `published` (a paper's claim).
-        scope: Whether figures and target count every run on the private data or this run alone.
+        budget: What may be spent.
         training: Identity of the training that this run's charges are about.
-
-    Raises:
-        ValueError: A setting that has no meaning.
     """
 
-    def __init__(
-        self,
-        *,
-        ledger: Ledger,
-        delta: float,
-        target_epsilon: float | None = None,
-        accounting: Accounting = "record",
-        scope: Scope = "private_data",
-        training: str | None = None,
-    ) -> None:
-        if target_epsilon is not None and not target_epsilon > 0:
-            raise ValueError(f"target_epsilon must be above 0 or null, got {target_epsilon}")
-        if accounting not in ("record", "published"):
-            raise ValueError(f"accounting must be 'record' or 'published', got {accounting!r}")
-        if scope not in ("private_data", "run"):
-            raise ValueError(f"scope must be 'private_data' or 'run', got {scope!r}")
+    def __init__(self, *, ledger: Ledger, budget: Budget = Budget(), training: str | None = None) -> None:
         self.ledger = ledger
-        self.delta = check_delta(delta)
-        self.target_epsilon = target_epsilon
-        self.accounting: Accounting = accounting
-        self.scope: Scope = scope
+        self.budget = budget
         self.training = training
         #: Whether the run or its teacher had seen another ledger than this one, which is not at hand.
         self.ledger_was_replaced = False
 
     def counts(self, *, scope: Scope | None = None) -> Counter[Charge]:
         """Charges in the chosen scope (this account's own where None)."""
-        return self.ledger.counts(run=self.ledger.run if (scope or self.scope) == "run" else None)
+        return self.ledger.counts(run=self.ledger.run if (scope or self.budget.scope) == "run" else None)
 
     def spent(self, *, scope: Scope | None = None) -> Counter[Charge]:
         """The same, and in the scope of all runs what the others planned and did not make.
 
         Somebody who stopped another run early had seen what it gave: its plan is what it has cost.
         """
-        others = (scope or self.scope) == "private_data"
+        others = (scope or self.budget.scope) == "private_data"
         return self.counts(scope=scope) + (self.ledger.unmade(others=True) if others else Counter())
 
     def epsilon(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
         """Record-level ε at δ of `counts`, by default of everything spent so far; `inf` where nothing bounds it."""
-        return compose(self._covering(self.spent(scope=scope) if counts is None else counts)[0], self.delta).epsilon
+        return compose(
+            self._covering(self.spent(scope=scope) if counts is None else counts)[0], self.budget.delta
+        ).epsilon
 
     def epsilon_label(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
         """ε at δ of `counts` where neighbours differ in the label of one record and all else is known.
@@ -96,16 +112,16 @@ class PrivacyAccount:
                 return math.inf
             if of_label is not None:
                 releases[of_label] += count
-        return compose(releases, self.delta).epsilon
+        return compose(releases, self.budget.delta).epsilon
 
     def epsilon_of(self, releases: Mapping[Release, int]) -> float:
         """Record-level ε at δ of these releases alone."""
-        return compose(releases, self.delta).epsilon
+        return compose(releases, self.budget.delta).epsilon
 
     def epsilon_of_training(self) -> float:
         """Record-level ε at δ of the training that this run's charges are about, by itself; `inf` if unbounded."""
         bound = self._trained(self.training)
-        return math.inf if bound is None else compose(bound, self.delta).epsilon
+        return math.inf if bound is None else compose(bound, self.budget.delta).epsilon
 
     def epsilon_of_ledger(self) -> float:
         """Record-level ε at δ of everything that the ledger holds: trainings by DP-SGD and all runs' plans together."""
@@ -118,7 +134,7 @@ class PrivacyAccount:
         for training, releases in self._by_training(queried).items():
             if training is None or not trained.get(training):
                 everything.update(releases)
-        return compose(everything, self.delta).epsilon
+        return compose(everything, self.budget.delta).epsilon
 
     def neighbours(self, *, counts: Mapping[Charge, int] | None = None) -> tuple[Unit, Relation]:
         """Unit and neighbouring relation that the record-level ε of `counts` is about."""
@@ -153,7 +169,7 @@ class PrivacyAccount:
             if (
                 training is not None
                 and bound is not None
-                and compose(bound, self.delta).epsilon <= compose(releases, self.delta).epsilon
+                and compose(bound, self.budget.delta).epsilon <= compose(releases, self.budget.delta).epsilon
             ):
                 by_bound.add(training)
                 total.update(bound)
@@ -168,7 +184,7 @@ class PrivacyAccount:
             if charge.claim is None:
                 return math.inf
             claims[charge.claim] += count
-        return published_epsilon(claims, self.delta)
+        return published_epsilon(claims, self.budget.delta)
 
     def unbounded(self, *, counts: Mapping[Charge, int] | None = None) -> list[str]:
         """Why no record-level ε holds for `counts`, by default for everything spent so far; empty where one does."""
@@ -183,19 +199,19 @@ class PrivacyAccount:
     def epsilon_after(self, charge: Charge, more: int) -> float:
         """The figure that the target is about, if `more` further releases of this kind were charged."""
         # A theorem's claim is about what was made; what was planned besides is in no paper.
-        counts = self.spent() if self.accounting == "record" else self.counts()
+        counts = self.spent() if self.budget.accounting == "record" else self.counts()
         counts[charge] += more
-        figure = self.epsilon if self.accounting == "record" else self.epsilon_published
+        figure = self.epsilon if self.budget.accounting == "record" else self.epsilon_published
         return figure(counts=+counts)
 
     def affordable(self, charge: Charge, *, limit: int) -> int:
         """Largest number of further releases of this kind, up to `limit`, that stays within the target."""
-        if self.target_epsilon is None or self.epsilon_after(charge, limit) <= self.target_epsilon:
+        if self.budget.target_epsilon is None or self.epsilon_after(charge, limit) <= self.budget.target_epsilon:
             return limit
         low, high = 0, limit
         while high - low > 1:
             middle = (low + high) // 2
-            if self.epsilon_after(charge, middle) <= self.target_epsilon:
+            if self.epsilon_after(charge, middle) <= self.budget.target_epsilon:
                 low = middle
             else:
                 high = middle
@@ -216,20 +232,21 @@ class PrivacyAccount:
             return count
 
         # The ledger asks while it holds its lock: two runs on one budget must not both be granted its rest.
-        self.ledger.charge(charge, afford=None if self.target_epsilon is None else afford)
+        self.ledger.charge(charge, afford=None if self.budget.target_epsilon is None else afford)
 
     def refusal(self, charge: Charge, *, calls: int = 1) -> str:
         """One paragraph on why so many more releases of this kind do not fit."""
         asked = "one more step" if calls == 1 else f"the {calls:,} calls that it begins with"
-        where = "by this run" if self.scope == "run" else f"from {self.ledger.private_data} by all runs in its ledger"
-        spent = self.epsilon() if self.accounting == "record" else self.epsilon_published()
+        budget, data = self.budget, self.ledger.private_data
+        where = "by this run" if budget.scope == "run" else f"from {data} by all runs in its ledger"
+        spent = self.epsilon() if budget.accounting == "record" else self.epsilon_published()
         text = (
-            f"target_epsilon={self.target_epsilon:g} ({self.accounting} accounting, delta={self.delta:g}) leaves no "
-            f"room for {asked}: spent {where}: {spent:.6g}; with {asked}: {self.epsilon_after(charge, calls):.6g}."
+            f"target_epsilon={budget.target_epsilon:g} ({budget.accounting} accounting, delta={budget.delta:g}) leaves "
+            f"no room for {asked}: spent {where}: {spent:.6g}; with {asked}: {self.epsilon_after(charge, calls):.6g}."
         )
         if not charge.release.bounded and self.unbounded(counts={charge: 1}):
             text += f" No record-level ε holds here at all: {_reason(charge.release)}."
-        elif self.accounting == "record":
+        elif budget.accounting == "record":
             text += (
                 " The record-level ε is the one that bounds something. To stay within it, raise noise_multiplier "
                 "(of a label annotator: lower epsilon), lower the batch size, or transcribe a teacher that was itself "

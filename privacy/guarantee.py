@@ -254,7 +254,8 @@ class Guarantee:
         holds += [words.assumption] if words.assumption else []
         if num_records is None:
             holds.append(
-                f"delta = {account.delta:g} lies below one over the number of private records, which was not given"
+                f"delta = {account.budget.delta:g} lies below one over the number of private records, which was not "
+                "given"
             )
         if account.ledger_was_replaced:
             holds.append(
@@ -273,20 +274,20 @@ class Guarantee:
         outside = []
         if not own:
             alone = {charge.training for charge, count in covered.items() if count} <= {account.training}
-            outside.append(_about_teacher(teacher_epsilon, account.delta, covers_it=alone))
+            outside.append(_about_teacher(teacher_epsilon, account.budget.delta, covers_it=alone))
         outside += not_covered
         outside += [_SAME_PERSON, "what the ledger does not hold: copies of a teacher that were used elsewhere"]
         stated = account.epsilon(counts=covered) if epsilon is None else epsilon
         # Of the charges, not of a setting: other runs in the ledger may have been about single records.
         unit, relation = account.neighbours(counts=covered)
-        if account.scope == "run" or account.epsilon_of_ledger() > stated:
+        if account.budget.scope == "run" or account.epsilon_of_ledger() > stated:
             outside.append(
                 "other runs and teachers from the same private data, if any of what they made is published too: the "
                 "ledger's total is given above"
             )
         return cls(
             epsilon=stated,
-            delta=account.delta,
+            delta=account.budget.delta,
             unit=_OF_CLIENT if unit is Unit.CLIENT else words.unit,
             relation=RELATIONS.get((unit, relation), words.relation),
             private_data=account.ledger.private_data,

@@ -43,7 +43,7 @@ class GuaranteeWriter(Callback):
         if not is_dev_run(trainer):  # such a run has no folder; what it released is charged all the same
             folder = public_folder(trainer)
             where = f"\nThe whole statement: {guarantee.write(folder)[1]}"
-            ledger = module.annotator.ledger_path or module.teacher.ledger
+            ledger = module.annotator.budget.ledger or module.teacher.ledger
             if ledger is not None:
                 where += f"\nKeep {ledger}: it counts what every run has asked about these private data"
             publish(folder, guarantee, module.published_networks())

@@ -29,8 +29,8 @@ def epsilon_of(annotator: Annotator, calls: int, accounting: Accounting) -> floa
     """ε of so many calls of a bound annotator under either accounting, nothing else released."""
     charge = annotator.charge
     if accounting == "record":
-        return compose({charge.release: calls}, annotator.delta).epsilon
-    return math.inf if charge.claim is None else published_epsilon({charge.claim: calls}, annotator.delta)
+        return compose({charge.release: calls}, annotator.budget.delta).epsilon
+    return math.inf if charge.claim is None else published_epsilon({charge.claim: calls}, annotator.budget.delta)
 
 
 def calibration_table(annotator: Annotator, *, calls: int, targets: Sequence[float]) -> Table:
@@ -102,7 +102,7 @@ def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> 
     for line in planned_cost(cli):
         console.print(line, highlight=False)
     annotator, calls = cli.model.annotator, _planned_calls(cli)
-    chosen = options.targets or ([annotator.target_epsilon] if annotator.target_epsilon else TARGETS)
+    chosen = options.targets or ([annotator.budget.target_epsilon] if annotator.budget.target_epsilon else TARGETS)
     console.print(calibration_table(annotator, calls=calls, targets=chosen))
 
 
@@ -122,7 +122,7 @@ def planned_cost(cli: Any) -> list[str]:
     record, published = (epsilon_of(annotator, calls, accounting) for accounting in ACCOUNTINGS)
     return [
         f"{words.mechanism}.",
-        f"Unit: {words.unit}; relation: {words.relation}; δ = {annotator.delta:g}.",
+        f"Unit: {words.unit}; relation: {words.relation}; δ = {annotator.budget.delta:g}.",
         f"As configured, {calls:,} calls: record-level ε = {record:.6g} (a bound); published ε = {published:.6g} "
         f"({_claim(words.published_source)}).",
     ]

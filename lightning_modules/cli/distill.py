@@ -106,7 +106,7 @@ def configuration(
         special = {
             "student": {"network": student or network or {"class_path": "SmallCNN"}, **training},
             "prior": prior,
-            "annotator": {"class_path": "ResponseAnnotator", "init_args": {"delta": options.delta}},
+            "annotator": {"class_path": "ResponseAnnotator", "init_args": {"budget": {"delta": options.delta}}},
         }
     else:
         method = "DPDFD"
@@ -117,7 +117,7 @@ def configuration(
             "gradient_targets": {"student_target": "gradients"},
             "annotator": {
                 "class_path": "GradientAnnotator",
-                "init_args": {"release": "per_sample", "delta": options.delta, **gradients},
+                "init_args": {"release": "per_sample", "budget": {"delta": options.delta}, **gradients},
             },
         }
     return {

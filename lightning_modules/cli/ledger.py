@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from privacy.account import PrivacyAccount
+from privacy.account import Budget, PrivacyAccount
 from privacy.formatting import round_up
 from privacy.ledger import RECORDS, Ledger, LedgerError
 
@@ -44,7 +44,7 @@ def ledger(args: Sequence[str]) -> None:
 
 def _show(file: Path, *, delta: float) -> None:
     book = Ledger(path=file, private_data=_private_data(file), run="reader")
-    account = PrivacyAccount(ledger=book, delta=delta)
+    account = PrivacyAccount(ledger=book, budget=Budget(delta=delta))
     table = Table(box=box.SIMPLE_HEAD, title=f"{book.private_data}, record-level epsilon at delta = {delta:g}")
     for heading in ("training", "of itself", "queries of it", "together"):
         table.add_column(heading, justify="left" if heading == "training" else "right")

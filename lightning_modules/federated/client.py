@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from lightning_modules.federated.messages import Introduction, Question, Terms
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.teachers.private_teacher import PrivateTeacher
+from privacy.account import Budget
 from privacy.accounting.composition import compose
 from privacy.annotators import Annotator, GradientAnnotator, LabelAnnotator
 from privacy.events import Gaussian
@@ -148,15 +148,13 @@ class FederatedClient:
                 f"{self.name} answers with release per_sample_full or per_sample, and was asked for "
                 f"{terms.mechanism.get('release')!r}"
             )
-        own: dict[str, Any] = {
-            "target_epsilon": self.target_epsilon,
-            "noise": self.noise,
-            "ledger": self.ledger,
-            **({} if self.delta is None else {"delta": self.delta}),
-        }
+        mechanism = dict(terms.mechanism)
+        delta = mechanism.pop("delta", Budget.delta) if self.delta is None else self.delta
+        budget = Budget(target_epsilon=self.target_epsilon, delta=delta, ledger=self.ledger)
+        mechanism.pop("delta", None)
         if terms.switch == "label":
-            return LabelAnnotator(**{**terms.mechanism, **own})
-        return GradientAnnotator(**{**terms.mechanism, **own})
+            return LabelAnnotator(**mechanism, budget=budget, noise=self.noise)
+        return GradientAnnotator(**mechanism, budget=budget, noise=self.noise)
 
     def _calls_wanted(self) -> int | None:
         if self.terms.calls is None:
@@ -258,7 +256,7 @@ class FederatedClient:
 
     def _of_trusted_server(self) -> str:
         """What holds against everybody but a server that adds the noise; its own figure bounds nothing then."""
-        terms, delta = self.terms, self.annotator.delta
+        terms, delta = self.terms, self.annotator.budget.delta
         text = (
             "the server, which receives this client's gradients without noise: against it nothing bounds anything but "
             "the teacher's own training"

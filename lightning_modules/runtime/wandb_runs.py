@@ -52,11 +52,11 @@ def end_wandb_run() -> None:
 def _description(model: LightningModule, dataset: str) -> dict[str, Any]:
     paper, method = str(getattr(model, "paper", "")), type(model).__name__
     annotator = getattr(model, "annotator", None)
-    epsilon = getattr(annotator, "target_epsilon", None) or getattr(model, "target_epsilon", None)
+    epsilon = getattr(getattr(annotator, "budget", model), "target_epsilon", None)
     budget = "none" if epsilon is None else f"{epsilon:g}"
     tags = [f"method:{method}", f"dataset:{dataset}", f"epsilon:{budget}"]
     if epsilon is not None and annotator is not None:
-        tags.append(f"accounting:{annotator.accounting}")
+        tags.append(f"accounting:{annotator.budget.accounting}")
     if paper:
         tags.insert(0, f"paper:{paper}")
     return {

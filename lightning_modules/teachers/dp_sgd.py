@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import torch
@@ -22,11 +23,12 @@ from lightning_modules.teachers.dp_optimizers import ExactNoise, FlatOptimizer
 from lightning_modules.teachers.dp_sgd_checks import check_settings, require_records_apart
 from lightning_modules.teachers.dp_sgd_description import describe_dp_sgd
 from lightning_modules.teachers.record_clipping import WAYS, Clipping, RecordClipping, Way, chosen_way
-from lightning_modules.teachers.step_counts import StepCounts, added, larger
 from lightning_modules.teachers.teacher import Teacher
-from privacy.account import PrivacyAccount
+from privacy.account import Budget, PrivacyAccount
+from privacy.accountants import ExactAccountant
 from privacy.accounting.calibration import calibrate_noise
 from privacy.accounting.composition import compose
+from privacy.charge import Charge
 from privacy.events import Release, SampledGaussian, Unbounded
 from privacy.events.discrete import SampledDiscreteGaussian
 from privacy.formatting import round_up
@@ -34,6 +36,7 @@ from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
 from privacy.mechanisms.discrete_gaussian import lattice_spacing
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
+from privacy.plan import Plan
 from privacy.processes import Processes, by_all
 
 __all__ = ["DPSGDTeacher"]
@@ -146,7 +149,6 @@ class DPSGDTeacher(Teacher):
         self.target_epsilon = target_epsilon
         self.noise_multiplier = noise_multiplier
         self._given = (target_epsilon, noise_multiplier)
-        self._planned = False
         self.delta = delta
         self.max_grad_norm = max_grad_norm
         self._asked_clipping: Clipping = clipping
@@ -162,12 +164,10 @@ class DPSGDTeacher(Teacher):
         self.clipping = self._way(clipping)
         require_records_apart(self.network)
         self.noise = noise or SystemNoise()
-        self.history: StepCounts = []
-        #: All steps that were planned before the first, in the form of `history`; it never shrinks.
-        self.plan: StepCounts = []
-        #: Whether something was added to the plan after the first step: it was then not all planned beforehand.
-        self.plan_grew = False
-        self.secure = True
+        #: The steps taken so far.
+        self.accountant = ExactAccountant()
+        #: All steps that were planned, which is what the training costs; it never shrinks.
+        self.plan = Plan()
         #: Accesses to private records that nothing is charged for, in words for the guarantee.
         self.uncharged_queries: list[str] = []
         self._clipped: RecordClipping | None = None
@@ -266,26 +266,36 @@ class DPSGDTeacher(Teacher):
 
     @property
     def releases(self) -> Counter[Release]:
-        """What the whole training releases: all planned steps, taken or not, as Poisson-sampled Gaussians.
+        """What the whole training releases: all planned steps, taken or not.
 
         Whoever stopped early has seen what the steps gave, so that a file of fewer steps costs no less. Students
         inherit this.
         """
-        return self._events(larger(self.plan, self.history))
+        return self._with_plan(self.accountant.counts())
 
-    def _events(self, steps: StepCounts) -> Counter[Release]:
-        counts: Counter[Release] = Counter()
-        for noise, rate, count in steps:
-            counts[self._event(noise, rate) if self.secure else Unbounded(_INSECURE)] += int(count)
-        return counts
+    def _with_plan(self, taken: Mapping[Release, int]) -> Counter[Release]:
+        return Counter({charge.release: count for charge, count in self.plan.charges.items()}) | Counter(taken)
+
+    @property
+    def secure(self) -> bool:
+        """Whether no step's noise or sampling can be drawn again."""
+        return all(release.bounded for release in self.releases)
 
     def _event(self, noise: float, rate: float) -> Release:
         """What one step releases."""
         return SampledGaussian(noise, rate) if self.granularity is None else SampledDiscreteGaussian(noise, rate)
 
+    @property
+    def _step(self) -> Release:
+        """What the next step releases; nothing bounds it where its noise or its sample can be drawn again."""
+        assert self.noise_multiplier is not None
+        if not (self.noise.secure and self._poisson.secure):
+            return Unbounded(_INSECURE)
+        return self._event(self.noise_multiplier, self._poisson.sample_rate)
+
     def epsilon(self) -> float:
         """Record-level ε at δ of the steps taken so far."""
-        return compose(self._events(self.history), self.delta).epsilon
+        return self.accountant.get_epsilon(self.delta)
 
     def on_fit_start(self) -> None:
         """Checks what is resumed, before any work.
@@ -309,11 +319,13 @@ class DPSGDTeacher(Teacher):
     def _check_resumed(self) -> None:
         self._refuse_selection()
         rate = self._poisson.sample_rate
-        if any(entry[1] != rate for entry in self.history):
-            raise CheckpointError(
-                f"the checkpoint's steps were sampled at rate {self.history[-1][1]:.6g}, and data.batch_size over the "
-                f"records of this fit gives {rate:.6g}: resume with the same, or start a new run without --ckpt_path"
-            )
+        for release in self.accountant.counts():
+            before = getattr(release, "sample_rate", rate)
+            if before != rate:
+                raise CheckpointError(
+                    f"the checkpoint's steps were sampled at rate {before:.6g}, and data.batch_size over the records "
+                    f"of this fit gives {rate:.6g}: resume with the same, or start a new run without --ckpt_path"
+                )
 
     def on_train_start(self) -> None:
         """Fixes the plan and charges all of it, before the first step.
@@ -341,20 +353,20 @@ class DPSGDTeacher(Teacher):
 
     def _fix_plan(self) -> None:
         """Adds to the plan what this fit is to make; nothing is ever taken from it."""
-        assert self.noise_multiplier is not None
-        self.secure = self.secure and self.noise.secure and self._poisson.secure
-        self._planned = self.trainer.max_epochs is not None and self.trainer.max_epochs >= 0
-        before = self.plan
-        if self._planned:
-            whole = added(self.history, [self.noise_multiplier, self._poisson.sample_rate], self._steps_ahead())
-            self.plan = larger(self.plan, whole)
+        taken, step = len(self.accountant), Charge(release=self._step, queries=0)
+        plan = self.plan.fixed(
+            None if self.trainer.max_epochs in (None, -1) else taken + self._steps_ahead(),
+            made=taken,
+            charged={Charge(release=release, queries=0): n for release, n in self.accountant.counts().items()},
+            price=lambda steps: {step: steps},
+        )
+        before, self.plan = self.plan, plan
         try:
-            self._require_target()
+            self._require_target(self.releases)
         except ValueError:
             # What was refused is no plan, and must not stand in the checkpoint that an error leaves.
             self.plan = before
             raise
-        self.plan_grew |= bool(self.history) and larger(before, self.history) != self.plan and self._planned
 
     def _steps_ahead(self) -> int:
         """Steps that this fit has yet to make."""
@@ -366,12 +378,12 @@ class DPSGDTeacher(Teacher):
         ahead: int = (self.trainer.max_epochs - epochs.processed) * length - within
         return max(0, ahead)
 
-    def _require_target(self) -> None:
-        if self.target_epsilon is None or not self.secure:
+    def _require_target(self, releases: Mapping[Release, int]) -> None:
+        if self.target_epsilon is None or not all(release.bounded for release in releases):
             return
-        epsilon = compose(self.releases, self.delta).epsilon
+        epsilon = compose(releases, self.delta).epsilon
         if epsilon > self.target_epsilon * (1 + 1e-6):
-            steps = int(sum(entry[2] for entry in larger(self.plan, self.history)))
+            steps = sum(releases.values())
             raise ValueError(
                 f"target_epsilon={self.target_epsilon:g} was what the noise was calibrated to, and {steps} steps in "
                 f"all with noise_multiplier={self.noise_multiplier:.4g} cost {round_up(epsilon)}: lower "
@@ -383,7 +395,9 @@ class DPSGDTeacher(Teacher):
         assert self.noise_multiplier is not None
         data = self._poisson
         account = PrivacyAccount(
-            ledger=self.own_training.ledger, delta=self.delta, scope="run", training=self.own_training.id
+            ledger=self.own_training.ledger,
+            budget=Budget(delta=self.delta, scope="run"),
+            training=self.own_training.id,
         )
         account.ledger_was_replaced = self.own_training.ledger_was_replaced
         words = describe_dp_sgd(
@@ -398,7 +412,7 @@ class DPSGDTeacher(Teacher):
             words,
             artefacts=("teacher", "whatever is computed from it"),
             covered=account.counts(),
-            planned=self._planned and not self.plan_grew,
+            planned=self.plan.calls is not None and not self.plan.changed,
             secure=self.secure,
             num_records=data.num_records,
             spent=self.epsilon(),
@@ -473,19 +487,18 @@ class DPSGDTeacher(Teacher):
         return {"count": self.augmentation_multiplicity, "shift": self.shift, "flip": self.flip}
 
     def _count_step(self) -> None:
-        assert self.noise_multiplier is not None
-        before = self.releases
-        steps = self.history
-        self.history = added(self.history, [self.noise_multiplier, self._poisson.sample_rate], 1)
-        if (now := self.releases) != before:
+        step = self._step
+        taken = Counter(self.accountant.counts())
+        taken[step] += 1
+        if (now := self._with_plan(taken)) != self.releases:
             # Beyond the plan, or without one: each step is charged when it is taken, and none beyond the target.
-            self._planned, self.plan_grew = False, True
-            try:
-                self._require_target()
-            except ValueError:
-                self.history = steps  # it is not taken
-                raise
+            self._require_target(now)
+            self.plan = replace(self.plan, changed=True)
             self.own_training.register(now, in_memory=is_dev_run(self.trainer))
+        if isinstance(step, SampledGaussian):
+            self.accountant.step(noise_multiplier=step.noise_multiplier, sample_rate=step.sample_rate)
+        else:
+            self.accountant.charge(step)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Logs ε after an epoch's last step: callbacks write the epoch's line before the module's own hook for it."""
@@ -557,7 +570,7 @@ class DPSGDTeacher(Teacher):
         own = by_all(self.processes, lambda: trial(self.network, self.clipping))
         found, why = min(self.processes.gather(own))  # flat before ghost, in all processes where it is in one
         if found != self.clipping:
-            if self.history:
+            if len(self.accountant):
                 raise CheckpointError(
                     f"model.network: {why}. The checkpoint's steps were clipped so: start a new run without --ckpt_path"
                 )
@@ -578,20 +591,17 @@ class DPSGDTeacher(Teacher):
             )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds plan and history of the steps: δ may be chosen anew, one (ε, δ) would not allow it.
+        """Adds the plan and the steps taken: δ may be chosen anew, one (ε, δ) would not allow it.
 
         Raises:
             ValueError: See `_refuse_written_state`.
         """
         self._refuse_written_state()
-        progress = [list(entry) for entry in self.history]
-        self.own_training.save(checkpoint, trainer=self._trainer, releases=self.releases, progress=progress)
+        self.own_training.save(checkpoint, trainer=self._trainer, releases=self.releases, progress=len(self.accountant))
         checkpoint["dp_sgd"] = {
-            "history": [list(entry) for entry in self.history],
-            "plan": [list(entry) for entry in self.plan],
-            "plan_grew": self.plan_grew,
+            "accountant": self.accountant.state_dict(),
+            "plan": self.plan.to_dict(),
             "noise_multiplier": self.noise_multiplier,
-            "secure_noise": self.secure,
             "uncharged_queries": list(self.uncharged_queries),
             "settings": self._settings,
             "asked_clipping": self._asked_clipping,
@@ -628,14 +638,14 @@ class DPSGDTeacher(Teacher):
             self.clipping = self._way(before)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Goes on with plan, history and noise of the training that is resumed.
+        """Goes on with plan, steps and noise of the training that is resumed.
 
         Raises:
             CheckpointError: It is of no training by DP-SGD, or of one with other settings.
         """
         self.own_training.load(checkpoint)
         state = checkpoint.get("dp_sgd")
-        if not isinstance(state, dict) or "history" not in state or "noise_multiplier" not in state:
+        if not isinstance(state, dict) or "accountant" not in state:
             raise CheckpointError(
                 "the checkpoint is of no training by DP-SGD: its weights were computed from private records without "
                 "noise, and nothing that is added now would bound what they reveal. Begin anew without --ckpt_path"
@@ -649,10 +659,8 @@ class DPSGDTeacher(Teacher):
                     f"{name} was {before!r} and is {value!r} now that the checkpoint is resumed: resume with the "
                     "same, or start a new run without --ckpt_path"
                 )
-        self.history = [list(entry) for entry in state["history"]]
-        self.plan = [list(entry) for entry in state["plan"]]
-        self.plan_grew = bool(state["plan_grew"])
+        self.accountant.load_state_dict(state["accountant"])
+        self.plan = Plan.from_dict(state["plan"])
         # An access cannot be taken back by resuming without it.
         self.uncharged_queries = list(dict.fromkeys([*self.uncharged_queries, *state["uncharged_queries"]]))
-        self.secure = bool(state["secure_noise"])
         self.noise_multiplier = state["noise_multiplier"]

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 
-from privacy.account import Accounting, BudgetExceeded, PrivacyAccount, Scope
-from privacy.checks import check_count, check_delta
+from privacy.account import Budget, BudgetExceeded, PrivacyAccount
+from privacy.checks import check_count
 from privacy.events import Unbounded
 from privacy.followed import FollowedLedger
 from privacy.guarantee import Guarantee
@@ -82,13 +82,7 @@ class Annotator(ABC):
     """Base of all annotators: settings of the budget, the ledger, the noise; `open` before the first release.
 
     Args:
-        delta: δ of every figure; must lie below one over the number of private records.
-        target_epsilon: Most that may be spent, or None for no limit.
-        accounting: Which figure the target is about: `record`, which bounds something, or `published`, a paper's claim.
-        scope: `private_data` counts every run on the same private data, `run` this one alone. Students of several runs
-            that are all published compose: `run` is for research tables, and the guarantee says what it leaves out.
-        ledger: The ledger's file; None is the private data's own, see `ledger_file`.
-        ledger_block: Releases that one synced line of the ledger reserves.
+        budget: What the run may spend; see `Budget`.
         noise: Source of noise; None is the operating system's cryptographic generator.
 
     Raises:
@@ -99,26 +93,18 @@ class Annotator(ABC):
     """Name of the setting that scales the noise, for calibration."""
     more_is_noisier: ClassVar[bool] = True
     """Whether a larger value of that setting is more noise."""
+    ledger_block: ClassVar[int] = 100
+    """Releases that one synced line of the ledger reserves unless the budget says otherwise."""
     asks_teacher: ClassVar[bool] = True
     """Whether responses are a teacher's; otherwise they are about the private records of the training itself."""
 
     def __init__(
         self,
         *,
-        delta: float = 1e-5,
-        target_epsilon: float | None = None,
-        accounting: Accounting = "record",
-        scope: Scope = "private_data",
-        ledger: str | None = None,
-        ledger_block: int = 100,
+        budget: Budget = Budget(),
         noise: NoiseSource | None = None,
     ) -> None:
-        self.delta = check_delta(delta)
-        self.target_epsilon = target_epsilon
-        self.accounting: Accounting = accounting
-        self.scope: Scope = scope
-        self.ledger_path = ledger
-        self.ledger_block = ledger_block
+        self.budget = budget
         self.noise = noise or SystemNoise()
         self._account: PrivacyAccount | None = None
         self._shape: tuple[int, int] | None = None
@@ -235,10 +221,7 @@ class Annotator(ABC):
     def _account_on(self, ledger: Ledger, *, training: str | None) -> PrivacyAccount:
         return PrivacyAccount(
             ledger=ledger,
-            delta=self.delta,
-            target_epsilon=self.target_epsilon,
-            accounting=self.accounting,
-            scope=self.scope,
+            budget=self.budget,
             training=training,
         )
 
@@ -304,13 +287,15 @@ class Annotator(ABC):
 
             def make(written: Plan | None) -> Plan:
                 nonlocal plan
-                held = self.target_epsilon is not None and self.accounting == "record" and self.scope != "run"
+                budget = self.budget
+                held = budget.accounting == "record" and budget.scope != "run"
+                target = budget.target_epsilon if held else None
                 plan = before.joined(written).fixed(
                     wanted(),
                     made=self.calls_made(),
                     charged=self.account.counts(scope="run"),
                     price=self.price,
-                    limit=(self.target_epsilon, self.delta) if held and self.target_epsilon is not None else None,
+                    limit=None if target is None else (target, budget.delta),
                 )
                 return self._written(plan)
 
@@ -458,14 +443,15 @@ class Annotator(ABC):
         state: Mapping[str, Any] | None,
         training: Training | UnnamedTraining | None,
     ) -> None:
-        if num_records is not None and check_count("num_records", num_records, minimum=1) * self.delta >= 1:
+        if num_records is not None and check_count("num_records", num_records, minimum=1) * self.budget.delta >= 1:
             raise ValueError(
                 f"delta must lie below 1/N = {1 / num_records:.3g} for the {num_records} records of {private_data}, "
-                f"got {self.delta:g}: a mechanism that publishes one record outright would meet it"
+                f"got {self.budget.delta:g}: a mechanism that publishes one record outright would meet it"
             )
         run = state["run"] if state else uuid.uuid4().hex
-        path = self.ledger_path or ledger
-        book = Ledger(path=path, private_data=private_data, run=run, block=self.ledger_block)
+        path = self.budget.ledger or ledger
+        block = self.ledger_block if self.budget.ledger_block is None else self.budget.ledger_block
+        book = Ledger(path=path, private_data=private_data, run=run, block=block)
         head = training.head if isinstance(training, Training) else None
         same = book.verify_head(head, whose="the teacher's training")
         identity = _identity(training, book)

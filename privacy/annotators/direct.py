@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from privacy.account import Accounting, BudgetExceeded, Scope
+from privacy.account import Budget, BudgetExceeded
 from privacy.annotators.base import Annotator, uncompiled
 from privacy.annotators.gradient import GradientAnnotator, GradientBoundings, GradientReleases
 from privacy.checks import check_count, check_probability
@@ -124,13 +124,8 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         norm_bound: C.
         noise_multiplier: σ. Zero releases the gradients themselves.
         stability: e.
-        delta: δ of every ε, below one over the number of private records.
-        target_epsilon: ε at which the run stops, with `accounting: published`; null for no limit.
-        accounting: With a target `published`: no finite record-level ε can be kept to.
-        scope: `private_data` counts every run on the same private data, `run` this one alone.
-        ledger: The ledger's file; null is the private data's own.
-        ledger_block: Releases that one synced line of the ledger reserves.
-        noise: Source of noise; null is the operating system's cryptographic generator.
+        budget: What the run may spend; see `Budget`.
+        noise: Source of noise; null is the operating system's.
 
     Raises:
         ValueError: A setting that has no meaning, or that nothing is proved for.
@@ -150,12 +145,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         norm_bound: float = 1e-3,
         noise_multiplier: float = 100.0,
         stability: float = 1e-4,
-        delta: float = 1e-5,
-        target_epsilon: float | None = None,
-        accounting: Accounting = "record",
-        scope: Scope = "private_data",
-        ledger: str | None = None,
-        ledger_block: int = 100,
+        budget: Budget = Budget(),
         noise: NoiseSource | None = None,
     ) -> None:
         super().__init__(
@@ -165,12 +155,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
             norm_bound=norm_bound,
             noise_multiplier=noise_multiplier,
             stability=stability,
-            delta=delta,
-            target_epsilon=target_epsilon,
-            accounting=accounting,
-            scope=scope,
-            ledger=ledger,
-            ledger_block=ledger_block,
+            budget=budget,
             noise=noise,
         )
         if self.mechanism.of_ensemble:
@@ -180,7 +165,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
                 "bounding must be normalize or clip for direct training, got normalize_batch: one label would change "
                 "every row of its batch, by their common norm"
             )
-        _require_keepable(target_epsilon, accounting)
+        _require_keepable(budget)
         self._sample_rate: float | None = None
         self._secure_coins = True
         self._steps_in_pass = 1
@@ -341,12 +326,8 @@ class DirectLabelAnnotator(_OfLabels):
     Args:
         epsilon: ε of one response, and of the run.
         smallest: Size of the smallest candidate set that may occur, 2 or more; null: all classes.
-        delta: δ that ε is stated at beside the published figure, below one over the number of private records.
-        target_epsilon: ε at which the run stops, with `accounting: published`; null for no limit.
-        accounting: With a target `published`: no finite record-level ε can be kept to.
-        scope: `private_data` counts every run on the same private data, `run` this one alone.
-        ledger: The ledger's file; null is the private data's own.
-        noise: Source of noise; null is the operating system's cryptographic generator.
+        budget: What the run may spend; see `Budget`.
+        noise: Source of noise; null is the operating system's.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -364,24 +345,13 @@ class DirectLabelAnnotator(_OfLabels):
         *,
         epsilon: float = 1.0,
         smallest: int | None = None,
-        delta: float = 1e-5,
-        target_epsilon: float | None = None,
-        accounting: Accounting = "record",
-        scope: Scope = "private_data",
-        ledger: str | None = None,
+        budget: Budget = Budget(),
         noise: NoiseSource | None = None,
     ) -> None:
-        super().__init__(
-            delta=delta,
-            target_epsilon=target_epsilon,
-            accounting=accounting,
-            scope=scope,
-            ledger=ledger,
-            noise=noise,
-        )
+        super().__init__(budget=budget, noise=noise)
         if not (epsilon > 0 and math.isfinite(epsilon)):
             raise ValueError(f"epsilon must be above 0 and finite, got {epsilon}")
-        _require_keepable(target_epsilon, accounting)
+        _require_keepable(budget)
         self.epsilon = epsilon
         self.smallest = None if smallest is None else check_count("smallest", smallest, minimum=2)
         #: Kept responses, (N,), -1 where there is none yet; and the candidates that they were drawn among, (N, c).
@@ -504,10 +474,11 @@ class DirectLabelAnnotator(_OfLabels):
         )
 
 
-def _require_keepable(target_epsilon: float | None, accounting: Accounting) -> None:
-    if target_epsilon is not None and accounting != "published":
+def _require_keepable(budget: Budget) -> None:
+    if budget.target_epsilon is not None and budget.accounting != "published":
         raise ValueError(
-            f"target_epsilon={target_epsilon:g} needs accounting='published' in direct training, got {accounting!r}: "
+            f"target_epsilon={budget.target_epsilon:g} needs accounting='published' in direct training, got "
+            f"{budget.accounting!r}: "
             "nothing bounds a record there. For labels choose the noise: see docs/direct_training.md"
         )
 

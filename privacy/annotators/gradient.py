@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from privacy.account import Accounting, Scope
+from privacy.account import Budget
 from privacy.annotators.base import DISJOINT_SHARDS, Annotator, of_all_processes, uncompiled
 from privacy.checks import check_count
 from privacy.events import Gaussian, Release
@@ -71,13 +71,8 @@ class GradientAnnotator(Annotator):
             Gaussian noise lies on: no low bits that could tell of a record. In units of C, rounded down to a power of
             two, for example 1e-3. It costs slightly more, since it is composed by RDP alone. None takes floating-point
             noise.
-        delta: δ of every ε, below one over the number of private records.
-        target_epsilon: ε at which the run stops; null for no limit.
-        accounting: Which ε the target is about: `record`, which bounds something, or `published`, a paper's claim.
-        scope: `private_data` counts every run on the same private data, `run` this one alone.
-        ledger: The ledger's file; null is the private data's own.
-        ledger_block: Releases that one synced line of the ledger reserves.
-        noise: Source of noise; null is the operating system's cryptographic generator.
+        budget: What the run may spend; see `Budget`.
+        noise: Source of noise; null is the operating system's.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -93,23 +88,10 @@ class GradientAnnotator(Annotator):
         noise_multiplier: float = 100.0,
         stability: float = 1e-4,
         granularity: float | None = None,
-        delta: float = 1e-5,
-        target_epsilon: float | None = None,
-        accounting: Accounting = "record",
-        scope: Scope = "private_data",
-        ledger: str | None = None,
-        ledger_block: int = 100,
+        budget: Budget = Budget(),
         noise: NoiseSource | None = None,
     ) -> None:
-        super().__init__(
-            delta=delta,
-            target_epsilon=target_epsilon,
-            accounting=accounting,
-            scope=scope,
-            ledger=ledger,
-            ledger_block=ledger_block,
-            noise=noise,
-        )
+        super().__init__(budget=budget, noise=noise)
         mechanism = gradient_mechanism(release)
         if top_k is not None:
             check_count("top_k", top_k, minimum=1)

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch.nn import functional
 
-from privacy.account import Accounting, Scope
+from privacy.account import Budget
 from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.checks import check_count
 from privacy.events import RandomizedResponse, Release, Repeated, Unbounded
@@ -50,14 +50,8 @@ class LabelAnnotator(Annotator):
         epsilon: Of one response. Not a target: `target_epsilon` limits the run.
         smallest: Size of the smallest candidate set that may occur, 2 or more (DPSD's k).
         labels: `hard`, classes; or `soft`, the teacher's probabilities where its class is kept, which is not private.
-        delta: δ of every ε, below one over the number of private records.
-        target_epsilon: ε at which the run stops; null for no limit.
-        accounting: Which ε the target is about: `record`, which bounds something, or `published`, a paper's claim.
-        scope: `private_data` counts every run on the same private data, `run` this one alone.
-        ledger: The ledger's file; null is the private data's own.
-        ledger_block: Calls that one synced line of the ledger reserves; few, since a call is as many responses as a
-            batch has samples.
-        noise: Source of noise; null is the operating system's cryptographic generator.
+        budget: What the run may spend; see `Budget`.
+        noise: Source of noise; null is the operating system's.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -65,6 +59,7 @@ class LabelAnnotator(Annotator):
 
     noise_setting: ClassVar[str] = "epsilon"
     more_is_noisier: ClassVar[bool] = False
+    ledger_block: ClassVar[int] = 10  # a call is as many responses as a batch has samples
 
     def __init__(
         self,
@@ -72,23 +67,10 @@ class LabelAnnotator(Annotator):
         epsilon: float = 1.0,
         smallest: int = 2,
         labels: Literal["hard", "soft"] = "hard",
-        delta: float = 1e-5,
-        target_epsilon: float | None = None,
-        accounting: Accounting = "record",
-        scope: Scope = "private_data",
-        ledger: str | None = None,
-        ledger_block: int = 10,
+        budget: Budget = Budget(),
         noise: NoiseSource | None = None,
     ) -> None:
-        super().__init__(
-            delta=delta,
-            target_epsilon=target_epsilon,
-            accounting=accounting,
-            scope=scope,
-            ledger=ledger,
-            ledger_block=ledger_block,
-            noise=noise,
-        )
+        super().__init__(budget=budget, noise=noise)
         if not (epsilon > 0 and math.isfinite(epsilon)):
             raise ValueError(f"epsilon must be above 0 and finite, got {epsilon}")
         self.epsilon = epsilon

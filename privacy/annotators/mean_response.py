@@ -6,7 +6,7 @@ import copy
 
 import torch
 
-from privacy.account import Accounting, Scope
+from privacy.account import Budget
 from privacy.annotators.base import DISJOINT_SHARDS, Annotator, of_all_processes, uncompiled
 from privacy.events import Gaussian
 from privacy.ledger import Charge
@@ -31,13 +31,8 @@ class MeanResponseAnnotator(Annotator):
 
     Args:
         noise_multiplier: σ, on the sum over teachers.
-        delta: δ of every ε, below one over the number of private records.
-        target_epsilon: ε at which the run stops; null for no limit.
-        accounting: Which ε the target is about: `record`, which bounds something, or `published`, a paper's claim.
-        scope: `private_data` counts every run on the same private data, `run` this one alone.
-        ledger: The ledger's file; null is the private data's own.
-        ledger_block: Releases that one synced line of the ledger reserves.
-        noise: Source of noise; null is the operating system's cryptographic generator.
+        budget: What the run may spend; see `Budget`.
+        noise: Source of noise; null is the operating system's.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -47,23 +42,10 @@ class MeanResponseAnnotator(Annotator):
         self,
         *,
         noise_multiplier: float,
-        delta: float = 1e-5,
-        target_epsilon: float | None = None,
-        accounting: Accounting = "record",
-        scope: Scope = "private_data",
-        ledger: str | None = None,
-        ledger_block: int = 100,
+        budget: Budget = Budget(),
         noise: NoiseSource | None = None,
     ) -> None:
-        super().__init__(
-            delta=delta,
-            target_epsilon=target_epsilon,
-            accounting=accounting,
-            scope=scope,
-            ledger=ledger,
-            ledger_block=ledger_block,
-            noise=noise,
-        )
+        super().__init__(budget=budget, noise=noise)
         if not 1e-30 <= noise_multiplier <= 1e30:
             raise ValueError(f"noise_multiplier must lie between 1e-30 and 1e30, got {noise_multiplier}")
         self.noise_multiplier = noise_multiplier

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from privacy.account import Accounting, BudgetExceeded, Scope
+from privacy.account import Budget, BudgetExceeded
 from privacy.accounting.calibration import max_count
 from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.checks import check_count
@@ -65,13 +65,8 @@ class VoteAnnotator(Annotator):
             noise. It enters the published figure alone, since no record-level bound rests on it.
         data_dependent: Keep, in memory alone, the data-dependent cost of the Gaussian responses for
             `data_dependent_epsilon`. That figure is itself private.
-        delta: δ of every ε, below one over the number of private records.
-        target_epsilon: ε at which the run stops; null for no limit.
-        accounting: Which ε the target is about: `record`, which bounds something, or `published`, a paper's claim.
-        scope: `private_data` counts every run on the same private data, `run` this one alone.
-        ledger: The ledger's file; null is the private data's own.
-        ledger_block: Queries that one synced line of the ledger reserves.
-        noise: Source of noise; null is the operating system's cryptographic generator.
+        budget: What the run may spend; see `Budget`.
+        noise: Source of noise; null is the operating system's.
 
     Raises:
         ValueError: A setting that has no meaning.
@@ -89,23 +84,10 @@ class VoteAnnotator(Annotator):
         max_responses: int | None = None,
         latent_epsilon: float | None = None,
         data_dependent: bool = False,
-        delta: float = 1e-5,
-        target_epsilon: float | None = None,
-        accounting: Accounting = "record",
-        scope: Scope = "private_data",
-        ledger: str | None = None,
-        ledger_block: int = 100,
+        budget: Budget = Budget(),
         noise: NoiseSource | None = None,
     ) -> None:
-        super().__init__(
-            delta=delta,
-            target_epsilon=target_epsilon,
-            accounting=accounting,
-            scope=scope,
-            ledger=ledger,
-            ledger_block=ledger_block,
-            noise=noise,
-        )
+        super().__init__(budget=budget, noise=noise)
         kind = vote_mechanism(mechanism)
         _positive("scale", scale)
         confident = {"threshold": threshold, "threshold_scale": threshold_scale, "max_responses": max_responses}
@@ -288,11 +270,11 @@ class VoteAnnotator(Annotator):
         covered = self.covering(planned)
         epsilon = self.account.epsilon(counts=covered)
         # Of an earlier run nobody knows here under which target it stopped.
-        alone = self.scope == "private_data" and len(self.account.ledger.runs()) <= 1
-        target = self.target_epsilon
+        alone = self.budget.scope == "private_data" and len(self.account.ledger.runs()) <= 1
+        target = self.budget.target_epsilon
         if isinstance(planned, Plan):
-            target = planned.limit[0] if planned.limit is not None and planned.limit[1] == self.delta else None
-        if target is None or self.accounting != "record" or not alone:
+            target = planned.limit[0] if planned.limit is not None and planned.limit[1] == self.budget.delta else None
+        if target is None or self.budget.accounting != "record" or not alone:
             return epsilon
         gaussian = all(charge.release.gaussian_mu is not None for charge in covered)
         return min(epsilon, max(target, self.account.epsilon())) if gaussian else epsilon
@@ -319,7 +301,7 @@ class VoteAnnotator(Annotator):
         if self.mechanism == "confident":
             checks = self.account.counts(scope="run")[self._honest(self._check)]
             total = total + checks * self._check.release.rdp(DEFAULT_ORDERS)
-        return rdp_epsilon(total, DEFAULT_ORDERS, self.delta)
+        return rdp_epsilon(total, DEFAULT_ORDERS, self.budget.delta)
 
     def _noises(self, planned: Mapping[Charge, int]) -> list[Charge]:
         if self.mechanism != "confident":

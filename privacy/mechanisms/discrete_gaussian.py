@@ -22,7 +22,7 @@ from privacy.mechanisms.bounding import clip_per_sample, zero_non_finite_samples
 from privacy.mechanisms.draws import uniform_integers
 from privacy.mechanisms.noise import NoiseSource
 
-__all__ = ["discrete_gaussian", "lattice_spacing", "release_on_lattice", "round_to_lattice", "sum_on_lattice"]
+__all__ = ["discrete_gaussian", "lattice_spacing", "round_to_lattice"]
 
 _SIGMAS = (2.0**-40, 2.0**40)
 # float64 decides events whose probability is further than this from the uniform draw; its own error stays below 2^-45.
@@ -112,70 +112,6 @@ def round_to_lattice(rows: torch.Tensor, *, norm_bound: float, granularity: floa
     return torch.trunc(clipped * (1.0 / granularity)).to(torch.int64)
 
 
-def release_on_lattice(
-    rows: torch.Tensor, *, norm_bound: float, sigma: float, granularity: float, noise: NoiseSource
-) -> torch.Tensor:
-    """Rows on the lattice `granularity` Z with discrete Gaussian noise of scale `sigma` on every entry.
-
-    Each row is one release. Where the private change turns it into any other row, that is a
-    `DiscreteGaussian(2 * norm_bound / sigma)`; rounding is counted in.
-
-    Args:
-        rows: Shape (B, c), floating point; see `round_to_lattice` for rows above the bound.
-        norm_bound: C, the largest L2 norm.
-        sigma: In the units of the rows; from 2**-40 to 2**40 granularities.
-        granularity: Spacing of the lattice, a power of two. Rounding towards zero is a bias of up to one spacing, so
-            choose it far below `sigma`, such as 2**-20 of it: a fine lattice costs no privacy.
-        noise: Where the words come from.
-
-    Returns:
-        Shape (B, c), float64, on the device of `rows`; exact multiples of `granularity`.
-
-    Raises:
-        ValueError: As `round_to_lattice`, or `sigma` is out of range.
-    """
-    scale = _check_scale(sigma, granularity)
-    exact = round_to_lattice(rows, norm_bound=norm_bound, granularity=granularity)
-    return _noisy(exact, scale, granularity, noise)
-
-
-def sum_on_lattice(
-    rows: torch.Tensor, *, norm_bound: float, sigma: float, granularity: float, noise: NoiseSource
-) -> torch.Tensor:
-    """The sum of rows, each rounded to the lattice `granularity` Z beforehand, with one vector of discrete noise.
-
-    Integers add up exactly, in any order, so that one row more or less moves the sum by that row: at most `norm_bound`.
-    Floating-point sums round by an amount that depends on all rows. Of a batch drawn with Poisson sampling,
-    this is a `SampledDiscreteGaussian(sigma / norm_bound, sample_rate)`; of all rows, add-or-remove one, a
-    `DiscreteGaussian(norm_bound / sigma)`.
-
-    Args:
-        rows: Shape (B, c), floating point, B at least 0; see `round_to_lattice` for rows above the bound.
-        norm_bound: C, the largest L2 norm of one row.
-        sigma: In the units of the rows; from 2**-40 to 2**40 granularities.
-        granularity: Spacing of the lattice, a power of two.
-        noise: Where the words come from.
-
-    Returns:
-        Shape (c,), float64, on the device of `rows`; exact multiples of `granularity`.
-
-    Raises:
-        ValueError: As `release_on_lattice`, or B * norm_bound is above 2**52 granularities. That depends on no entry,
-            but on the number of rows: leave room for the largest batch.
-    """
-    scale = _check_scale(sigma, granularity)
-    exact = round_to_lattice(rows, norm_bound=norm_bound, granularity=granularity)
-    most = int(Fraction(_LARGEST) * Fraction(granularity) / Fraction(norm_bound))
-    if rows.shape[0] > most:
-        raise ValueError(f"rows must be at most {most} for their sum to be exact, got {rows.shape[0]}")
-    return _noisy(exact.sum(dim=0), scale, granularity, noise)
-
-
-def _noisy(exact: torch.Tensor, scale: float, granularity: float, noise: NoiseSource) -> torch.Tensor:
-    drawn = discrete_gaussian(noise, tuple(exact.shape), sigma=scale).to(exact.device)
-    return (exact + drawn).to(torch.float64) * granularity
-
-
 def _propose(noise: NoiseSource, count: int, sigma: float) -> NDArray[np.int64]:
     """What is kept of `count` proposals, in the order in which they were made."""
     period = int(sigma) + 1
@@ -251,10 +187,6 @@ def _check_sigma(sigma: float) -> float:
     if not _SIGMAS[0] <= value <= _SIGMAS[1]:
         raise ValueError(f"sigma must be from 2**-40 to 2**40 lattice points, got {value}")
     return value
-
-
-def _check_scale(sigma: float, granularity: float) -> float:
-    return _check_sigma(check_positive("sigma", sigma) / _check_granularity(granularity))
 
 
 def _check_granularity(granularity: float) -> float:

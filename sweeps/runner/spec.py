@@ -16,7 +16,7 @@ That is a pipeline. `config` is a file or a list, later files override earlier o
         MNIST: {}
         FashionMNIST: {teacher: {config: sweeps/methods/teacher_fashionmnist.yaml}, student: {...}}
       epsilon:
-        "1": {student: {model.annotator.target_epsilon: 1.0}}
+        "1": {student: {model.annotator.budget.target_epsilon: 1.0}}
     skip:                       # points of the grid that have no meaning; a preset may leave out more
       - {dataset: FashionMNIST, epsilon: "10"}
     unprinted:                  # points whose figure the paper does not print, though axes of those names select one

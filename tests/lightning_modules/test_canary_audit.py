@@ -220,7 +220,7 @@ def moves(
     trainer.fit(teacher, datamodule=data)
     # The real one, and not something that a change put in its place.
     assert isinstance(trainer.optimizers[0], DPOptimizerFastGradientClipping if kind == "ghost" else DPOptimizer)
-    assert teacher.history[0][2] == count * setting.steps
+    assert len(teacher.accountant) == count * setting.steps
     shares = torch.stack(watch.moves).double() * (-setting.batch / NORM)
     return shares.view(count, setting.steps, 2).numpy()
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.runs import checkpoint, fit
+from support.short_names import nested
 
 from lightning_modules import DirectTraining
 from privacy import LedgerError
@@ -38,7 +39,7 @@ def configuration(
     defaults = {} if label else {"release": "per_sample_full", "noise_multiplier": 2.0}
     settings = {
         "network": NETWORK,
-        "annotator": {"class_path": kind, "init_args": {**defaults, **(annotator or {})}},
+        "annotator": {"class_path": kind, "init_args": nested({**defaults, **(annotator or {})})},
         **model,
     }
     return {

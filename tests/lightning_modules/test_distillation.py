@@ -83,7 +83,7 @@ def test_the_teachers_guarantee_is_the_students(folder: Path) -> None:
             configuration(
                 "refused",
                 teacher=teacher,
-                annotator={"class_path": "ResponseAnnotator", "init_args": {"target_epsilon": 2.0}},
+                annotator={"class_path": "ResponseAnnotator", "init_args": {"budget": {"target_epsilon": 2.0}}},
             )
         )
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.runs import BATCH_SIZE, QUIET, checkpoint, equal, fit, leaks, networks
 from support.seeded import Seeded
-from support.short_names import grouped
+from support.short_names import grouped, nested
 from torch import Tensor, nn
 
 from lightning_modules import Distillation
@@ -89,7 +89,7 @@ def configuration(
                     "student": SMALL,
                     "pool_size": 30,
                     "queries": QUERIES,
-                    "annotator": {"class_path": "MeanResponseAnnotator", "init_args": settings},
+                    "annotator": {"class_path": "MeanResponseAnnotator", "init_args": nested(settings)},
                     **model,
                 },
             ),

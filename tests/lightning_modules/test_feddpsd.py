@@ -16,6 +16,7 @@ from support.ensembles import ensemble_file
 from support.features import linear_spec
 from support.federations import BATCH_SIZE, federated, reproducible, small_network, small_networks
 from support.runs import checkpoint, configuration, equal, fit, leaks
+from support.short_names import budgeted
 from torch import nn
 
 from datamodules import ClientRecords, Digits
@@ -58,7 +59,7 @@ def place(folder: Path, trained_clients: Path) -> Path:
 
 
 def gradients(release: Any = "ensemble", **settings: Any) -> GradientAnnotator:
-    return GradientAnnotator(release=release, noise_multiplier=SIGMA, **settings)
+    return GradientAnnotator(release=release, noise_multiplier=SIGMA, **budgeted(settings))
 
 
 def run(folder: str = "run", *arguments: str, epochs: int = 1, **model: Any) -> FedDPSD:

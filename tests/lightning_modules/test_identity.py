@@ -11,6 +11,7 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from privacy import (
     compose,
 )
 from privacy.ledger import Charge
+from privacy.plan import Plan
 
 PRIOR = Images(source="prior")
 
@@ -267,9 +269,9 @@ def test_a_student_of_a_teacher_that_stopped_early_costs_its_whole_plan(
     monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
     if broken:  # steps taken, in place of steps planned
-        monkeypatch.setattr(DPSGDTeacher, "releases", property(lambda self: self._events(self.history)))
+        monkeypatch.setattr(DPSGDTeacher, "_with_plan", lambda self, taken: Counter(taken))
     teacher = teacher_by_dp_sgd("teacher", target_epsilon=3.0, epochs=4, callbacks=EARLY)
-    assert sum(entry[2] for entry in teacher.history) == 3 and teacher.trainer.current_epoch < 4
+    assert len(teacher.accountant) == 3 and teacher.trainer.current_epoch < 4
     assert teacher.epsilon() < 2.5
     student("run")
     assert (stated("run")["epsilon"] > 2.98) is not broken
@@ -280,14 +282,14 @@ def test_a_student_of_a_teacher_that_stopped_early_costs_its_whole_plan(
 def test_a_plan_never_shrinks_on_resuming(monkeypatch: pytest.MonkeyPatch) -> None:
     teacher_by_dp_sgd("teacher", target_epsilon=3.0, epochs=4, callbacks=EARLY)
     again = teacher_by_dp_sgd("teacher", f"--ckpt_path={TEACHER}", target_epsilon=3.0, epochs=2)
-    assert sum(entry[2] for entry in again.history) == 6 and sum(entry[2] for entry in again.plan) == 12
+    assert len(again.accountant) == 6 and sum(again.plan.charges.values()) == 12
     assert again.guarantee().epsilon > 2.98 > again.epsilon()
     assert compose(dict(PrivateFile(TEACHER).releases), 1e-5).epsilon > 2.98
     # The mutant plans anew.
     fix = DPSGDTeacher._fix_plan
 
     def anew(self: DPSGDTeacher) -> None:
-        self.plan = []
+        self.plan = Plan()
         fix(self)
 
     monkeypatch.setattr(DPSGDTeacher, "_fix_plan", anew)
@@ -352,7 +354,7 @@ def test_a_budget_given_on_resuming_is_applied() -> None:
     assert sorted(charge.release.gaussian_mu for charge in charged) == [
         pytest.approx(8**0.5 * 2 / sigma) for sigma in (5000.0, 100.0)
     ]
-    assert cli.model.annotator.account.delta == 1e-6
+    assert cli.model.annotator.account.budget.delta == 1e-6
     with pytest.raises(BudgetExceeded, match=r"target_epsilon=0\.001"):
         tight = {**noisier, "target_epsilon": 0.001}
         distil("run", resume, model={"teacher": TEACHER}, annotator=tight, steps=2, epochs=3)
@@ -597,7 +599,7 @@ def test_a_plan_that_grew_after_its_first_step_was_not_made_beforehand() -> None
     # Nor is it where a fit goes on for no more than that.
     assert not said(teacher_by_dp_sgd("teacher", f"--ckpt_path={TEACHER}", noise_multiplier=1.0, epochs=2))
     # Negative control: what was said before.
-    longer.plan_grew = False
+    longer.plan = replace(longer.plan, changed=False)
     assert said(longer)
 
 
@@ -606,7 +608,7 @@ def test_a_second_fit_of_the_same_object_adds_its_steps() -> None:
     teacher = teacher_by_dp_sgd("teacher", noise_multiplier=1.0, epochs=1)
     data = PoissonSampled(dataset=Digits(), batch_size=128, steps_per_epoch=3)
     train(teacher, data, epochs=2, save="again.ckpt")
-    assert sum(entry[2] for entry in teacher.history) == sum(entry[2] for entry in teacher.plan) == 9
+    assert len(teacher.accountant) == sum(teacher.plan.charges.values()) == 9
     assert dict(PrivateFile("again.ckpt").releases) == {SampledGaussian(1.0, 128 / 1275): 9}
     with pytest.raises(ValueError, match="precision must be 32-true or 64-true"):
         train(teacher, data, precision="bf16-mixed")

@@ -63,7 +63,7 @@ def whole(trained_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     try:
         (place / "given.json").write_text(json.dumps(settings()), encoding="utf-8")
         teacher = f"--model.teacher={trained_teacher}"
-        main([*FIT, teacher, "--model.annotator.ledger=own.jsonl"])
+        main([*FIT, teacher, "--model.annotator.budget.ledger=own.jsonl"])
         assert released() == STEPS * EPOCHS
         return checkpoint()
     finally:

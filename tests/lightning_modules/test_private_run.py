@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.short_names import budgeted
+
 from lightning_modules.private_run import PrivateRun
 from privacy.annotators import GradientAnnotator
 from privacy.plan import Plan
@@ -12,7 +14,7 @@ from privacy.plan import Plan
 def plan(*fits: tuple[int, int | None], **settings: Any) -> Plan:
     """A plan after fits that each began with so many calls made and wanted so many in all."""
     made: dict[str, Any] = {}
-    annotator = GradientAnnotator(**settings)
+    annotator = GradientAnnotator(**budgeted(settings))
     annotator.bind(batch_size=4, num_classes=3)
     annotator.open(private_data="digits/train")
     for calls, wanted in fits:

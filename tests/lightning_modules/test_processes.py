@@ -280,7 +280,7 @@ def test_a_refusal_ends_every_process_with_one_message(place: Path) -> None:
         config = settings("DPDFD", "run")
         refused("fsdp", config, "--trainer.strategy=fsdp")
         refused("batch", config, "--data.batch_size=7")
-        refused("budget", config, "--model.annotator.target_epsilon=0.01")
+        refused("budget", config, "--model.annotator.budget.target_epsilon=0.01")
         config["model"]["init_args"]["teacher"]["path"] += os.environ["LOCAL_RANK"].strip("0")  # of one process alone
         refused("teacher", config)
 

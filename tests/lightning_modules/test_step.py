@@ -23,6 +23,7 @@ from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, Sma
 from lightning_modules.networks.classifiers import MaxPool2x2
 from lightning_modules.networks.memory import same_module
 from lightning_modules.teachers.private_teacher import PrivateTeacher
+from privacy import Budget
 from privacy.annotators import GradientAnnotator
 
 SHAPE = (1, 12, 12)
@@ -155,13 +156,17 @@ class Waiting(DPDFD):
 
 
 def gradients() -> GradientAnnotator:
-    return GradientAnnotator(target_epsilon=1e6, accounting="published")
+    return GradientAnnotator(budget=Budget(target_epsilon=1e6, accounting="published"))
 
 
 def waits_of(folder: Any, build: Callable[..., LightningModule], **settings: Any) -> list[list[str]]:
     torch.manual_seed(0)
     module = build(
-        num_classes=4, image_shape=SHAPE, batch_size=8, teacher=SmallCNN(num_classes=4, image_shape=SHAPE), **settings
+        num_classes=4,
+        image_shape=SHAPE,
+        batch_size=8,
+        teacher=SmallCNN(num_classes=4, image_shape=SHAPE),
+        **settings,
     )
     watch = Watch()
     trainer = Trainer(

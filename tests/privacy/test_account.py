@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.short_names import budgeted
 
+from privacy import Budget
 from privacy.account import BudgetExceeded, PrivacyAccount
 from privacy.accounting.composition import compose
 from privacy.events import Gaussian, RandomizedResponse, Unbounded
@@ -28,7 +30,7 @@ VOID = Charge(release=Unbounded(reason="the noise can be drawn again"), claim=ST
 
 def account(*, path: Path | None = None, run: str = "one", block: int = 100, **settings: Any) -> PrivacyAccount:
     ledger = Ledger(path=path, private_data="digits/train", run=run, block=block)
-    return PrivacyAccount(ledger=ledger, delta=settings.pop("delta", 1e-5), **settings)
+    return PrivacyAccount(ledger=ledger, **budgeted(settings))
 
 
 def spend(spender: PrivacyAccount, charge: Charge, most: int) -> int:
@@ -80,7 +82,7 @@ def test_an_account_that_stops_afterwards_is_noticed() -> None:
             return super().epsilon_after(charge, max(0, more - 1))
 
     target = account().epsilon_after(STEP, 5)
-    late = Late(ledger=Ledger(path=None, private_data="d", run="r", block=1), delta=1e-5, target_epsilon=target)
+    late = Late(ledger=Ledger(path=None, private_data="d", run="r", block=1), budget=Budget(target_epsilon=target))
     assert spend(late, STEP, 100) == 6
     assert late.epsilon() > target
 
@@ -211,6 +213,7 @@ def test_a_state_of_another_run_or_other_data_is_refused(change: dict[str, str])
         ({"target_epsilon": math.nan}, "target_epsilon must be above 0 or null, got nan"),
         ({"accounting": "both"}, "accounting must be 'record' or 'published', got 'both'"),
         ({"scope": "teacher"}, "scope must be 'private_data' or 'run', got 'teacher'"),
+        ({"ledger": "None"}, "ledger must be a file, got 'None': leave it out"),
     ],
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:

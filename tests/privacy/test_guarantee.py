@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.short_names import budgeted
 
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
@@ -24,7 +25,7 @@ from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
 def annotator(
     *, records: int | None = 1500, calls: int = 0, ledger: Path | None = None, **settings: Any
 ) -> GradientAnnotator:
-    made = GradientAnnotator(**{"release": "per_sample_full", "noise_multiplier": 100.0, **settings})
+    made = GradientAnnotator(**budgeted({"release": "per_sample_full", "noise_multiplier": 100.0, **settings}))
     made.bind(batch_size=256, num_classes=10)
     made.open(private_data="digits/train", num_records=records, ledger=ledger)
     for _ in range(calls):
@@ -180,7 +181,9 @@ def test_the_headline_says_what_the_figure_is_worth(epsilon: float, words: str) 
 def of_dp_sgd(*, noise: NoiseSource | None = None, released: Release | None = None, **settings: Any) -> Guarantee:
     """Of one call about a teacher that was trained by DP-SGD."""
     steps = {released or SampledGaussian(noise_multiplier=2.0, sample_rate=0.1): 20}
-    made = GradientAnnotator(**{"release": "per_sample_full", "noise_multiplier": 100.0, "noise": noise, **settings})
+    made = GradientAnnotator(
+        **budgeted({"release": "per_sample_full", "noise_multiplier": 100.0, "noise": noise, **settings})
+    )
     made.bind(batch_size=256, num_classes=10)
     made.open(private_data="digits/train", num_records=1500, training=Training("ab" * 16, releases=steps))
     made.annotate(torch.zeros(256, 10))

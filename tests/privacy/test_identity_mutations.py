@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.short_names import budgeted
 
 import privacy.account
 import privacy.accounting.composition
@@ -41,7 +42,7 @@ DP, PRIVATE = new_training_id(), new_training_id()
 
 def asked(path: Path, training: Training, **settings: Any) -> ResponseAnnotator:
     """One batch of a teacher's answers without noise."""
-    made = ResponseAnnotator(**settings)
+    made = ResponseAnnotator(**budgeted(settings))
     made.bind(batch_size=2, num_classes=3)
     made.open(private_data=DATA, ledger=path, training=training)
     made.annotate(torch.zeros(2, 3))
@@ -80,7 +81,7 @@ def never_forgets_a_plan(path: Path) -> bool:
 def totals_everything(path: Path) -> bool:
     book = Ledger(path=path, private_data=DATA, run="reader")
     book.register(Training(DP, releases=STEPS))
-    account = PrivacyAccount(ledger=book, delta=1e-5)
+    account = PrivacyAccount(ledger=book)
     return account.epsilon_of_ledger() == compose(STEPS, 1e-5).epsilon > 0 == account.epsilon()
 
 

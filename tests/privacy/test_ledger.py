@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from privacy import Budget
 from privacy.account import BudgetExceeded, PrivacyAccount
 from privacy.accounting.composition import compose
 from privacy.events import Gaussian, Unbounded
@@ -111,7 +112,7 @@ def test_replay_after_a_crash_adds_up(
     again = opened(path, run="again", block=block)
     spend(again, 1000)
     again.settle()
-    account = PrivacyAccount(ledger=opened(path, run="reader"), delta=1e-5)
+    account = PrivacyAccount(ledger=opened(path, run="reader"))
     assert account.counts() == {VOTE: counted}
     assert account.epsilon() == pytest.approx(epsilon, abs=5e-5)
     # The mutant that forgets the crash, as a checkpoint does.
@@ -399,7 +400,7 @@ def _spend_and_settle(ledger: Ledger, count: int) -> None:
 
 
 def _run(path: Path, run: str, votes: int, target: float | None, queue: Any) -> None:
-    account = PrivacyAccount(ledger=opened(path, run=run, block=7), delta=1e-5, target_epsilon=target)
+    account = PrivacyAccount(ledger=opened(path, run=run, block=7), budget=Budget(target_epsilon=target))
     made = 0
     try:
         for _ in range(votes):

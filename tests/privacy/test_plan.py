@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.short_names import budgeted
 
 from privacy import Gaussian, RandomizedResponse, compose
 from privacy.annotators import Annotator, GradientAnnotator
@@ -67,7 +68,7 @@ def fit(
     rows: int = 32,
     **settings: Any,
 ) -> Fit:
-    annotator = kind(**settings)
+    annotator = kind(**budgeted(settings))
     annotator.bind(batch_size=rows, num_classes=CLASSES)
     state = None if before is None else before.state
     annotator.open(private_data="digits/train", ledger=path, training=TRAINING, state=state)

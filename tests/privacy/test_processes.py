@@ -14,6 +14,7 @@ import torch
 from support.seeded import Seeded
 from support.threads import in_threads
 
+from privacy import Budget
 from privacy.account import BudgetExceeded
 from privacy.annotators import GradientAnnotator, LabelAnnotator, VoteAnnotator
 from privacy.annotators.base import Annotator
@@ -135,7 +136,7 @@ def test_shares_of_a_batch_are_one_call_of_it(kind: str, tmp_path: Path) -> None
     make, private = KINDS[kind]
 
     def act(processes: Processes) -> tuple[float, int, torch.Tensor]:
-        path = tmp_path / f"{processes.size}.jsonl"
+        path = tmp_path / str(processes.size) / "ledger.jsonl"
         annotator = opened(make(), processes, path)
         for _ in range(2):
             released = annotator.annotate(*private(ROWS // processes.size))  # type: ignore[attr-defined]
@@ -145,7 +146,7 @@ def test_shares_of_a_batch_are_one_call_of_it(kind: str, tmp_path: Path) -> None
 
     alone = act(ALONE)
     many = in_threads(act, count=3)
-    assert charges(tmp_path / "3.jsonl") == charges(tmp_path / "1.jsonl")
+    assert charges(tmp_path / "3" / "ledger.jsonl") == charges(tmp_path / "1" / "ledger.jsonl")
     for epsilon, calls, released in many:
         assert (epsilon, calls) == alone[:2]
         assert len(released) == ROWS // 3
@@ -249,7 +250,7 @@ def test_all_stop_at_the_same_step_of_one_budget(tmp_path: Path, together: bool)
 
     def act(processes: Processes) -> int:
         of = processes if together else ALONE
-        annotator = GradientAnnotator(target_epsilon=target, ledger_block=3)
+        annotator = GradientAnnotator(budget=Budget(target_epsilon=target, ledger_block=3))
         opened(annotator, of, tmp_path / "ledger.jsonl")
         return steps_until_refused(annotator, ROWS // of.size)
 
@@ -262,7 +263,7 @@ def test_what_another_run_spends_meanwhile_stops_all(tmp_path: Path) -> None:
     target = epsilon_of_calls(8)
 
     def act(processes: Processes) -> int:
-        annotator = opened(GradientAnnotator(target_epsilon=target, ledger_block=2), processes, path)
+        annotator = opened(GradientAnnotator(budget=Budget(target_epsilon=target, ledger_block=2)), processes, path)
         for _ in range(2):
             annotator.annotate(*gradients(ROWS // 2))  # type: ignore[attr-defined]
         if processes.rank == 0:

@@ -44,7 +44,7 @@ def figures(path: Path) -> dict[str, float]:
     calls = cli.model.calls_of(epochs * len(cli.datamodule.train_dataloader()))
     annotator = cli.model.annotator
     found = {accounting: epsilon_of(annotator, calls, accounting) for accounting in ACCOUNTINGS}
-    return {"calls": calls, "target_epsilon": annotator.target_epsilon or math.inf, **found}
+    return {"calls": calls, "target_epsilon": annotator.budget.target_epsilon or math.inf, **found}
 
 
 def _of_dp_sgd(teacher: DPSGDTeacher, data: Any, *, epochs: int) -> dict[str, float]:

@@ -9,8 +9,9 @@ from typing import Any
 from lightning_modules.images import Images
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.source import TeacherConfig
+from privacy import Budget
 
-__all__ = ["SHORT", "grouped"]
+__all__ = ["SHORT", "budgeted", "grouped", "nested"]
 
 _IMAGES = {"images": "images.source", "prior": "images.prior", "generator": "images.generator"}
 _WARM = {"generator_warm_start": "images.warm_start_steps"}
@@ -150,4 +151,19 @@ def grouped(kind: str | type, **settings: Any) -> dict[str, Any]:
         group, _, field = long.partition(".")
         inner = found.get(group, {})
         found[group] = {**(inner if isinstance(inner, Mapping) else {_SHORTEST[group]: inner}), field: value}
+    annotator = found.get("annotator")
+    if isinstance(annotator, Mapping) and "init_args" in annotator:
+        found["annotator"] = {**annotator, "init_args": nested(annotator["init_args"])}
     return found
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an annotator by short names, those of its budget in their group, for a configuration."""
+    own = {name: settings[name] for name in settings if name in {field.name for field in fields(Budget)}}
+    return {**{name: settings[name] for name in settings if name not in own}, **({"budget": own} if own else {})}
+
+
+def budgeted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for its constructor."""
+    found = nested(settings)
+    return {**found, "budget": Budget(**found["budget"])} if "budget" in found else found

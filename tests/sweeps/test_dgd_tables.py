@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.short_names import budgeted
 
 from lightning_modules.runtime.paths import find_config
 from privacy.annotators.votes import VoteAnnotator
@@ -61,8 +62,12 @@ def students(name: str, preset: str) -> list[tuple[Cell, dict[str, Any]]]:
 def affordable(found: Mapping[str, Any]) -> int:
     """Queries of a run: those of its setting that its target allows."""
     prefix = "model.annotator."
-    given = {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}
-    annotator = VoteAnnotator(**given)
+    given = {
+        key.removeprefix(prefix).removeprefix("budget."): value
+        for key, value in found.items()
+        if key.startswith(prefix)
+    }
+    annotator = VoteAnnotator(**budgeted(given))
     annotator.bind(batch_size=int(found["data.batch_size"]), num_classes=10, paper="B")
     annotator.open(private_data="nothing")
     return annotator.affordable(limit=int(found["model.query_phase.queries"]))
@@ -161,4 +166,4 @@ def test_the_ablation_draws_as_many_images_as_it_says_and_no_budget_ends_it(pres
         assert schedule(found)[1] == steps and found["model.annotator.release"] == "per_sample"
         sigma, bound = (found[f"model.annotator.{key}"] for key in ("noise_multiplier", "norm_bound"))
         spent = published_dpdfd_epsilon(bound, 10, found["data.batch_size"], steps, sigma, 1e-5)
-        assert spent < found["model.annotator.target_epsilon"]
+        assert spent < found["model.annotator.budget.target_epsilon"]

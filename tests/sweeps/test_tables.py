@@ -314,7 +314,7 @@ def test_as_printed_dpsd_makes_the_papers_200_steps(name: str) -> None:
     assert cells and all(cell.task.fit.set["trainer.max_epochs"] == 2 for cell in cells)  # of 100 steps each
 
 
-BUDGET = ("noise_multiplier", "norm_bound", "target_epsilon")
+BUDGET = ("noise_multiplier", "norm_bound", "budget.target_epsilon")
 
 
 def _budgets() -> list[tuple[str, Cell]]:

@@ -121,7 +121,7 @@ class Node:
         client.begin(terms, folder=folder)
         rank_zero_info(
             f"{self.name} takes part in run {terms.run}: record-level ε = {round_up(client.guarantee().epsilon)} at "
-            f"δ = {client.annotator.delta:g} for all that is planned, see {folder / 'guarantee.md'}"
+            f"δ = {client.annotator.budget.delta:g} for all that is planned, see {folder / 'guarantee.md'}"
         )
 
     def _known(self) -> FederatedClient:

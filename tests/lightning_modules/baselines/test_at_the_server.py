@@ -80,7 +80,7 @@ def test_a_student_learns_and_the_guarantee_says_that_there_is_none(name: str, c
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_is_used_beyond_a_target(name: str, clients: Path, folder: Path) -> None:
     with pytest.raises(BudgetExceeded):
-        run(name, clients, "--model.annotator=ResponseAnnotator", "--model.annotator.target_epsilon=10")
+        run(name, clients, "--model.annotator=ResponseAnnotator", "--model.annotator.budget.target_epsilon=10")
 
 
 @pytest.mark.parametrize("name", ["fedadi", "dense"])

@@ -10,6 +10,7 @@ import pytest
 from support.runs import BATCH_SIZE, checkpoint, distil
 
 from lightning_modules.callbacks import BudgetStop
+from privacy import Budget
 from privacy.account import BudgetExceeded
 from privacy.annotators import GradientAnnotator
 
@@ -18,7 +19,7 @@ PUBLISHED: dict[str, Any] = {"accounting": "published", "scope": "run"}
 
 def _target_for(steps: int, *, accounting: str) -> float:
     """A target between what `steps` and `steps + 1` calls cost."""
-    annotator = GradientAnnotator(accounting=accounting)  # type: ignore[arg-type]
+    annotator = GradientAnnotator(budget=Budget(accounting=accounting))  # type: ignore[arg-type]
     annotator.bind(batch_size=BATCH_SIZE, num_classes=10)
     annotator.open(private_data="test")
     return (

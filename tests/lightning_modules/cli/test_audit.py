@@ -45,7 +45,7 @@ STUDENT: dict[str, Any] = {
             "teacher": "teachers/nowhere.ckpt",
             "student": {"network": NETWORK},
             "pool_size": 8,
-            "annotator": {"class_path": "ResponseAnnotator", "init_args": {"accounting": "record"}},
+            "annotator": {"class_path": "ResponseAnnotator", "init_args": {"budget": {"accounting": "record"}}},
         },
     },
     "data": {

@@ -79,7 +79,10 @@ CASES: dict[str, Case] = {
     "DPDFD": (
         configuration,
         {**STUDENT, f"{INSIDE}gradient_targets.gamma": 7.0, f"{INSIDE}annotator.init_args.norm_bound": 0.5},
-        {f"{INSIDE}annotator.init_args.noise_multiplier": 50.0, f"{INSIDE}annotator.init_args.target_epsilon": 1e9},
+        {
+            f"{INSIDE}annotator.init_args.noise_multiplier": 50.0,
+            f"{INSIDE}annotator.init_args.budget.target_epsilon": 1e9,
+        },
     ),
     "DPSD": (
         lambda: configuration(class_path="DPSD"),

@@ -31,7 +31,7 @@ def test_short_names_and_short_options(folder: Path) -> None:
     run = main(
         [
             *("fit", "--model", "DPDFD", "--model.teacher", "teachers/digits.ckpt", "--model.images.source", "prior"),
-            *("--model.annotator.target_epsilon", "1", "--model.annotator.accounting", "published"),
+            *("--model.annotator.budget.target_epsilon", "1", "--model.annotator.budget.accounting", "published"),
             *("--model.student", "SmallCNN", "--model.student.network.width", "4"),
             *("--model.student.optimizer", "Adam", "--model.student.optimizer.lr", "0.01"),
             *(
@@ -48,7 +48,7 @@ def test_short_names_and_short_options(folder: Path) -> None:
         ]
     )
     assert run is not None and isinstance(run.model.student, SmallCNN)
-    assert run.model.annotator.target_epsilon == 1 and run.model.annotator.accounting == "published"
+    assert run.model.annotator.budget.target_epsilon == 1 and run.model.annotator.budget.accounting == "published"
     assert run.trainer.optimizers[0].param_groups[0]["lr"] == 0.01
     assert Path("runs/dpdfd_digits/version_0/result.json").is_file()
 

@@ -11,6 +11,7 @@ from support.federations import BATCH_SIZE, small_network, terms
 
 from lightning_modules.federated import Introduction, LocalClients, Terms
 from lightning_modules.federated.federation import Federation
+from privacy import Budget
 from privacy.annotators import GradientAnnotator
 from privacy.events import SampledGaussian
 from privacy.neighbours import Unit
@@ -45,7 +46,9 @@ def test_a_bound_on_records_is_not_taken_for_one_on_clients(tmp_path: Path) -> N
     figures = []
     for of_clients in (False, True):
         federation = Federation(known, private_data="x", of_clients=of_clients)
-        annotator = GradientAnnotator(release="per_sample_full", ledger=str(tmp_path / "ledger.jsonl"), scope="run")
+        annotator = GradientAnnotator(
+            release="per_sample_full", budget=Budget(ledger=str(tmp_path / "ledger.jsonl"), scope="run")
+        )
         if of_clients:
             annotator.protect_clients()
         annotator.bind(batch_size=BATCH_SIZE, num_classes=10, paper="D")

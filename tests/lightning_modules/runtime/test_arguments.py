@@ -22,7 +22,7 @@ def test_a_null_of_a_group_is_given_by_a_configuration(flag: list[str]) -> None:
     "arguments",
     [
         ["--model.images.source=prior"],
-        ["--model.annotator.target_epsilon=null"],
+        ["--model.annotator.budget.target_epsilon=null"],
         ["--model.batch_size", "null"],
         ["--trainer.images.prior=null"],
         ["--model.images.prior"],

@@ -15,7 +15,7 @@ from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
 from lightning_modules.student import StudentConfig
-from privacy import GradientAnnotator, VoteAnnotator
+from privacy import Budget, GradientAnnotator, VoteAnnotator
 from privacy.identity import CheckpointError
 
 SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 8}
@@ -42,7 +42,7 @@ STUDENT = StudentConfig(network=lambda **_: small())
 
 @pytest.fixture
 def of_script(tmp_path: Path) -> Path:
-    votes = VoteAnnotator(mechanism="gaussian", scale=200.0, target_epsilon=0.5)
+    votes = VoteAnnotator(mechanism="gaussian", scale=200.0, budget=Budget(target_epsilon=0.5))
     module = DGD(
         **SHAPE,
         teacher=nn.ModuleList([small(), small()]),
@@ -74,7 +74,7 @@ def test_what_is_not_given_again_is_refused_by_name(of_script: Path) -> None:
         loaded(of_script)
     with pytest.raises(CheckpointError, match=r"gave annotator as objects.*\(annotator=\.\.\.\)"):
         loaded(of_script, images=IMAGES, student=STUDENT)
-    again = VoteAnnotator(mechanism="gaussian", scale=200.0, target_epsilon=0.5)
+    again = VoteAnnotator(mechanism="gaussian", scale=200.0, budget=Budget(target_epsilon=0.5))
     module = loaded(of_script, images=IMAGES, student=STUDENT, annotator=again)
     assert module.annotator is again and module.vae is None
     with of_script.open("rb") as file, pytest.raises(CheckpointError, match="annotator"):
@@ -85,4 +85,4 @@ def test_without_that_the_budget_is_lost(of_script: Path, monkeypatch: pytest.Mo
     """Negative control: Laplace noise of scale 40 without a target, in the place of Gaussian 200 and ε = 0.5."""
     monkeypatch.setattr("lightning_modules.base.require_given", lambda *_, **__: None)
     votes = loaded(of_script, images=IMAGES, student=STUDENT).annotator
-    assert (votes.mechanism, votes.scale, votes.target_epsilon) == ("laplace", 40.0, None)
+    assert (votes.mechanism, votes.scale, votes.budget.target_epsilon) == ("laplace", 40.0, None)

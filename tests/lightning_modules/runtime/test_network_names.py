@@ -79,7 +79,7 @@ def test_short_forms_are_written_out_so_that_later_settings_add_to_them() -> Non
         ["fit", "--model.student.network", "SmallCNN", "--model.student.network.width", "3"],
         ["fit", "--model.student.network=lightning_modules.networks.SmallCNN"],
         ["fit", "--model.student.network", "their_net.Plain"],
-        ["fit", "--model.annotator", "privacy.annotators.GradientAnnotator", "--model.annotator.delta=1e-5"],
+        ["fit", "--model.annotator", "privacy.annotators.GradientAnnotator", "--model.annotator.budget.delta=1e-5"],
         ["fit", "--config", "missing.yaml", "--model", "DPDFD"],
     ],
 )

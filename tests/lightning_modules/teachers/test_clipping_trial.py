@@ -230,10 +230,10 @@ def test_a_network_in_which_clipping_bounds_no_record_is_refused(name: str, monk
     teacher = made(network, **settings)
     with pytest.raises(ValueError, match=re.compile(rf"model\.network: .*({message})", re.DOTALL)):
         fitted(teacher)
-    assert not teacher.history
+    assert not len(teacher.accountant)
     without_trial(monkeypatch)
     monkeypatch.setattr(DPSGDTeacher, "_refuse_written_state", lambda self: None)
-    assert fitted(made(network, **settings)).history
+    assert len(fitted(made(network, **settings)).accountant)
 
 
 def test_a_parameter_that_no_image_reaches_is_refused() -> None:
@@ -254,7 +254,7 @@ def test_what_the_trial_accepts_it_leaves_as_it_was() -> None:
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
     # And a second fit of one module, whose hooks of the first are taken off.
     teacher = fitted(made(Plain))
-    assert len(fitted(teacher).history) == 1 and teacher.history[0][2] == 4
+    assert len(fitted(teacher).accountant.history) == 1 and len(teacher.accountant) == 4
 
 
 def faint_contribution(teacher: DPSGDTeacher, way: Any) -> float:
@@ -276,7 +276,7 @@ def test_ghost_clipping_that_float32_breaks_gives_way_to_flat_and_stays_so_on_re
     assert faint_contribution(made(LowContrast), "ghost") > 1 >= faint_contribution(made(LowContrast), "flat")
     resumed = made(LowContrast, clipping="ghost")
     fitted(resumed, epochs=2, resume="first.ckpt")
-    assert resumed.clipping == "flat" and resumed.history[0][2] == 4
+    assert resumed.clipping == "flat" and len(resumed.accountant) == 4
     without_trial(monkeypatch)
     assert fitted(made(LowContrast, clipping="ghost")).clipping == "ghost"
 

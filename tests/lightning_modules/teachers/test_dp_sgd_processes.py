@@ -123,10 +123,10 @@ def test_two_processes_train_and_are_charged_as_one(folder: Path, model: dict[st
     one, two = checkpoint("one"), checkpoint("two")
     assert torch.allclose(parameters(one["state_dict"]), first, atol=1e-4 if "granularity" in model else 1e-5)
     assert one["dp_sgd"] == two["dp_sgd"] and one["training"]["releases"] == two["training"]["releases"]
-    assert one["dp_sgd"]["plan"] == [[1.0, pytest.approx(128 / 1275), 3]]
+    assert one["dp_sgd"]["plan"]["planned_calls"] == 3
     # Charges do not depend on the number of processes, so that it may change on resuming.
     fit(configuration("two", epochs=2, **model), "--ckpt_path=two/checkpoints/last.ckpt")
-    assert checkpoint("two")["dp_sgd"]["history"] == [[1.0, pytest.approx(128 / 1275), 6]]
+    assert checkpoint("two")["dp_sgd"]["accountant"]["history"] == [(1.0, pytest.approx(128 / 1275), 6)]
 
 
 def test_an_error_of_one_process_ends_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from support.runs import distil
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers import private_teacher
 from lightning_modules.teachers.private_teacher import PrivateTeacher
-from privacy import GradientAnnotator
+from privacy import Budget, GradientAnnotator
 from privacy.annotators import base as annotators
 from privacy.guarantee import Guarantee
 
@@ -30,7 +30,7 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def used(path: str, **given: Any) -> tuple[Guarantee, tuple[str, ...]]:
     """One run that asks until its budget of all runs is used up."""
     teacher = PrivateTeacher.load(path, **SHAPE, network=SmallCNN, **given)
-    annotator = GradientAnnotator(release="per_sample_full", noise_multiplier=30.0, target_epsilon=3.0)
+    annotator = GradientAnnotator(release="per_sample_full", noise_multiplier=30.0, budget=Budget(target_epsilon=3.0))
     annotator.bind(batch_size=32, num_classes=10)
     annotator.open(private_data=teacher.private_data, ledger=teacher.ledger, training=teacher.training)
     while annotator.affordable(limit=1):

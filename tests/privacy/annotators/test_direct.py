@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
+from support.short_names import budgeted
 from torch.nn import functional as F
 
 from privacy import (
@@ -36,7 +37,7 @@ def gradients_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def of_gradients(
     *, batch: int = 4, records: int = 100, rate: float | None = None, steps_in_pass: int = 1, **settings: Any
 ) -> DirectGradientAnnotator:
-    annotator = DirectGradientAnnotator(**{"release": "per_sample_full", "noise_multiplier": 2.0, **settings})
+    annotator = DirectGradientAnnotator(**budgeted({"release": "per_sample_full", "noise_multiplier": 2.0, **settings}))
     annotator.bind(batch_size=batch, num_classes=10, paper="C")
     annotator.bind_sampling(records=records, sample_rate=rate, steps_in_pass=steps_in_pass)
     annotator.open(private_data="digits/train")
@@ -44,7 +45,7 @@ def of_gradients(
 
 
 def of_labels(*, records: int = 100, classes: int = 10, **settings: Any) -> DirectLabelAnnotator:
-    annotator = DirectLabelAnnotator(**settings)
+    annotator = DirectLabelAnnotator(**budgeted(settings))
     annotator.bind(batch_size=records, num_classes=classes, paper="D")
     annotator.open(private_data="digits/train")
     return annotator

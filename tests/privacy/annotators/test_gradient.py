@@ -13,7 +13,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy import stats
+from support.short_names import budgeted
 
+from privacy import Budget
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
@@ -46,7 +48,7 @@ DEVIATION = {
 def annotator(
     *, ready: bool = True, batch_size: int = B, num_classes: int = CLASSES, **settings: Any
 ) -> GradientAnnotator:
-    made = GradientAnnotator(**{"norm_bound": C, "noise_multiplier": SIGMA, **settings})
+    made = GradientAnnotator(**budgeted({"norm_bound": C, "noise_multiplier": SIGMA, **settings}))
     made.bind(batch_size=batch_size, num_classes=num_classes)
     if ready:
         made.open(private_data="digits/train")
@@ -251,7 +253,7 @@ class Careless(GradientAnnotator):
 
     def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
         account, self._account = self._account, None
-        other = GradientAnnotator(noise=self.noise, ledger_block=1)
+        other = GradientAnnotator(noise=self.noise, budget=Budget(ledger_block=1))
         other.bind(batch_size=B, num_classes=CLASSES)
         other.open(private_data="somewhere else")
         out = other.annotate(gradients)
@@ -262,7 +264,7 @@ class Careless(GradientAnnotator):
 
 def charged_on_disk_before_each_draw(kind: type[GradientAnnotator], path: Path) -> bool:
     noise = Watching(path)
-    made = kind(ledger=str(path), noise=noise, ledger_block=1)
+    made = kind(noise=noise, budget=Budget(ledger=str(path), ledger_block=1))
     made.bind(batch_size=B, num_classes=CLASSES)
     made.open(private_data="digits/train")
     for _ in range(5):
@@ -387,7 +389,7 @@ def test_extreme_settings_have_figures(noise_multiplier: float, norm_bound: floa
 def test_settings_without_meaning_are_refused(setting: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(ValueError, match=setting):
-            GradientAnnotator(**{setting: value})
+            GradientAnnotator(**budgeted({setting: value}))
 
 
 @pytest.mark.parametrize(("batch_size", "num_classes"), [(0, 10), (5, 1)])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
+from support.short_names import budgeted
 
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
@@ -25,7 +26,7 @@ B, CLASSES = 4000, 10
 
 
 def annotator(*, rows: int = B, paper: str = "D", **settings: Any) -> LabelAnnotator:
-    made = LabelAnnotator(**settings)
+    made = LabelAnnotator(**budgeted(settings))
     made.bind(batch_size=rows, num_classes=CLASSES, paper=paper)
     made.open(private_data="digits/train", ledger=settings.get("ledger"))
     return made

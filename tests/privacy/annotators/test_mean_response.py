@@ -13,6 +13,7 @@ from hypothesis import Phase, example, given, settings
 from scipy import stats
 from support.neighbours import Neighbours, neighbours, worst_neighbours
 from support.seeded import Seeded
+from support.short_names import budgeted
 
 import privacy.annotators.mean_response
 from privacy import BudgetExceeded, Gaussian, NoiseSource, ReproducibleNoise, compose
@@ -29,7 +30,7 @@ def annotator(
     ledger: Path | None = None,
     **more: Any,
 ) -> MeanResponseAnnotator:
-    made = kind(**{"noise_multiplier": SIGMA, "noise": Seeded(), **more})
+    made = kind(**budgeted({"noise_multiplier": SIGMA, "noise": Seeded(), **more}))
     made.bind(batch_size=batch_size, num_classes=num_classes)
     made.open(private_data="digits/train", ledger=ledger)
     return made

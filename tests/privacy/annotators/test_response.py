@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from support.short_names import budgeted
 
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
@@ -19,7 +20,7 @@ TEACHER: dict[Release, int] = {SampledGaussian(2.0, 0.05): 40}
 
 
 def annotator(releases: dict[Release, int] | None, **settings: object) -> ResponseAnnotator:
-    made = ResponseAnnotator(**settings)  # type: ignore[arg-type]
+    made = ResponseAnnotator(**budgeted(settings))  # type: ignore[arg-type]
     made.bind(batch_size=4, num_classes=3)
     made.open(private_data="digits/train", training=Training(new_training_id(), releases=releases))
     return made

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
+from support.short_names import budgeted
 
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose, confident_votes_epsilon
@@ -30,7 +31,7 @@ CONFIDENT: dict[str, Any] = {"mechanism": "confident", "threshold": 200.0, "thre
 
 
 def annotator(kind: type[VoteAnnotator] = VoteAnnotator, **settings: Any) -> VoteAnnotator:
-    made = kind(**settings)
+    made = kind(**budgeted(settings))
     made.bind(batch_size=8, num_classes=CLASSES, paper="B")
     made.open(private_data="digits/train", ledger=settings.get("ledger"))
     return made
@@ -360,7 +361,7 @@ def test_data_dependent_figures_need_every_answer() -> None:
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        VoteAnnotator(**settings)
+        VoteAnnotator(**budgeted(settings))
 
 
 @pytest.mark.parametrize("settings", [{}, {"mechanism": "discrete_laplace"}, {"mechanism": "gaussian"}, CONFIDENT])

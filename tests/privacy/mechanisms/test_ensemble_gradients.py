@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from support.neighbours import Neighbours, neighbours, worst_neighbours
 from support.seeded import Seeded
+from support.short_names import budgeted
 
 import privacy.annotators.gradient
 import privacy.mechanisms.gradient_bounding
@@ -27,7 +28,9 @@ N = 7
 def annotator(
     *, batch_size: int = B, num_classes: int = CLASSES, kind: type[GradientAnnotator] = GradientAnnotator, **more: Any
 ) -> GradientAnnotator:
-    made = kind(**{"release": "ensemble", "norm_bound": C, "noise_multiplier": SIGMA, "noise": Seeded(), **more})
+    made = kind(
+        **budgeted({"release": "ensemble", "norm_bound": C, "noise_multiplier": SIGMA, "noise": Seeded(), **more})
+    )
     made.bind(batch_size=batch_size, num_classes=num_classes, paper="C")
     made.open(private_data="digits/train")
     return made

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.neighbours import Neighbours, neighbours, worst_neighbours
 from support.seeded import Seeded
+from support.short_names import budgeted
 from support.threads import in_threads
 
 from privacy import Gaussian, GradientAnnotator, compose
@@ -46,14 +47,16 @@ def annotator(
     release: str, *, batch_size: int, num_classes: int, kind: type[GradientAnnotator] = GradientAnnotator, **more: Any
 ) -> GradientAnnotator:
     made = kind(
-        **{
-            "release": release,
-            "bounding": "normalize_batch",
-            "norm_bound": C,
-            "noise_multiplier": SIGMA,
-            "noise": Seeded(factor=0.0),
-            **more,
-        }
+        **budgeted(
+            {
+                "release": release,
+                "bounding": "normalize_batch",
+                "norm_bound": C,
+                "noise_multiplier": SIGMA,
+                "noise": Seeded(factor=0.0),
+                **more,
+            }
+        )
     )
     made.bind(batch_size=batch_size, num_classes=num_classes)
     made.open(private_data="digits/train")
