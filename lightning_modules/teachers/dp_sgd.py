@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, cast
 
 import torch
@@ -17,26 +16,20 @@ from datamodules import PoissonSampled
 from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, is_dev_run
-from lightning_modules.teachers.augmentation import random_views
-from lightning_modules.teachers.clipping_trial import ClippingTrial, Extracts, changed, digests, logits_after
+from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.dp_optimizers import ExactNoise, FlatOptimizer
 from lightning_modules.teachers.dp_sgd_checks import check_settings, require_records_apart
 from lightning_modules.teachers.dp_sgd_description import describe_dp_sgd
-from lightning_modules.teachers.record_clipping import WAYS, Clipping, RecordClipping, Way, chosen_way
+from lightning_modules.teachers.dp_sgd_steps import PlannedSteps, steps_ahead
+from lightning_modules.teachers.record_clipping import WAYS, Clipping, Way
 from lightning_modules.teachers.teacher import Teacher
 from privacy.account import Budget, PrivacyAccount
 from privacy.accountants import ExactAccountant
-from privacy.accounting.calibration import calibrate_noise
-from privacy.accounting.composition import compose
-from privacy.charge import Charge
-from privacy.events import Release, SampledGaussian, Unbounded
-from privacy.events.discrete import SampledDiscreteGaussian
-from privacy.formatting import round_up
+from privacy.events import Release
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
 from privacy.mechanisms.discrete_gaussian import lattice_spacing
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
-from privacy.plan import Plan
 from privacy.processes import Processes, by_all
 
 __all__ = ["DPSGDTeacher"]
@@ -45,7 +38,10 @@ _ACCESS = (
     "accuracy on held-out private records was measured while training, and stands in the logs of this run: nothing "
     "bounds what it reveals of them, and it must not leave with the teacher"
 )
-_INSECURE = "the noise or the sampling can be drawn again by whoever knows its seed"
+
+
+#: Settings that a resumed training must not change, besides those of its noise.
+_KEPT = ("delta", "max_grad_norm", "clipping", "bounding", "stability", "granularity", "augmentation_multiplicity")
 
 
 class DPSGDTeacher(Teacher):
@@ -151,7 +147,6 @@ class DPSGDTeacher(Teacher):
         self._given = (target_epsilon, noise_multiplier)
         self.delta = delta
         self.max_grad_norm = max_grad_norm
-        self._asked_clipping: Clipping = clipping
         self.bounding = bounding
         self.stability = stability
         self.physical_batch_size = physical_batch_size
@@ -160,28 +155,33 @@ class DPSGDTeacher(Teacher):
         self.flip = flip
         self.granularity = granularity
         self._lattice = None if granularity is None else lattice_spacing(granularity, norm_bound=max_grad_norm)
-        #: How records are clipped: never `auto`.
-        self.clipping = self._way(clipping)
+        flat_for = None if granularity is None else f"granularity={granularity}"
+        if bounding != "clip":
+            flat_for = f"bounding={bounding}"
+        if augmentation_multiplicity:
+            flat_for = f"augmentation_multiplicity={augmentation_multiplicity}"
+        self.clipped = ClippedNetwork(
+            self.network,
+            clipping=clipping,
+            max_grad_norm=max_grad_norm,
+            physical_batch_size=physical_batch_size,
+            views={"count": augmentation_multiplicity, "shift": shift, "flip": flip}
+            if augmentation_multiplicity
+            else None,
+            loss={"label_smoothing": label_smoothing, "log_prior": self.log_prior},
+            flat_for=flat_for,
+        )
         require_records_apart(self.network)
         self.noise = noise or SystemNoise()
-        #: The steps taken so far.
-        self.accountant = ExactAccountant()
-        #: All steps that were planned, which is what the training costs; it never shrinks.
-        self.plan = Plan()
+        self.steps = PlannedSteps(delta=delta, target_epsilon=target_epsilon, on_lattice=granularity is not None)
         #: Accesses to private records that nothing is charged for, in words for the guarantee.
         self.uncharged_queries: list[str] = []
-        self._clipped: RecordClipping | None = None
         self._features_precomputed = False
-        #: Of all but the trained weights, when the fit began.
-        self._state: dict[str, str] | None = None
 
-    def _way(self, clipping: Clipping) -> Way:
-        flat_for = None if self.granularity is None else f"granularity={self.granularity}"
-        if self.bounding != "clip":
-            flat_for = f"bounding={self.bounding}"
-        if self.augmentation_multiplicity:
-            flat_for = f"augmentation_multiplicity={self.augmentation_multiplicity}"
-        return chosen_way(clipping, self.network, physical_batch_size=self.physical_batch_size, flat_for=flat_for)
+    @property
+    def clipping(self) -> Way:
+        """How records are clipped: never `auto`."""
+        return self.clipped.way
 
     def setup(self, stage: str) -> None:
         """Checks the data and calibrates the noise to the planned steps."""
@@ -206,13 +206,18 @@ class DPSGDTeacher(Teacher):
                 f"delta must lie below 1/N = {1 / data.num_records:.3g} for {data.private_data}, got {self.delta:g}"
             )
         if self.noise_multiplier is None:
-            self.noise_multiplier = self._calibrated(data)
+            if self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
+                raise ValueError(
+                    f"trainer.max_epochs must be set: the noise is calibrated to it, got {self.trainer.max_epochs}"
+                )
+            steps = self.trainer.max_epochs * len(data.train_dataloader())
+            self.noise_multiplier = self.steps.calibrated(rate=data.sample_rate, steps=steps)
 
     def _precompute(self) -> None:
         """Computes fixed features once: with what a checkpoint holds of them, so not before it is read."""
-        if self._extracts is None or self._features_precomputed:
+        if self.clipped.extracts is None or self._features_precomputed:
             return
-        extractor = getattr(self.network, self._extracts)
+        extractor = getattr(self.network, self.clipped.extracts)
         rank_zero_info("Computing the fixed features of all private images once.")
         training = self.network.training
         self.network.eval()  # what is computed once must be the same for one record whoever else there is
@@ -222,13 +227,6 @@ class DPSGDTeacher(Teacher):
         )
         self.network.train(training)
         self._features_precomputed = True
-
-    @property
-    def _extracts(self) -> Extracts | None:
-        if self.clipping == "linear":
-            return "forward_features"
-        fixed = isinstance(getattr(self.network, "feature_extractor", None), nn.Module)
-        return "feature_extractor" if fixed and not self.augmentation_multiplicity else None
 
     @property
     def _poisson(self) -> PoissonSampled:
@@ -245,53 +243,22 @@ class DPSGDTeacher(Teacher):
         """Those of this run: each samples from its own part of the records, and one noise is drawn for all."""
         return processes_of(self._trainer)
 
-    def _calibrated(self, data: PoissonSampled) -> float:
-        assert self.target_epsilon is not None
-        if self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
-            raise ValueError(
-                f"trainer.max_epochs must be set: the noise is calibrated to it, got {self.trainer.max_epochs}"
-            )
-        steps = self.trainer.max_epochs * len(data.train_dataloader())
-        found = calibrate_noise(
-            lambda noise: compose({self._event(noise, data.sample_rate): steps}, self.delta).epsilon,
-            self.target_epsilon,
-            low=0.2,
-            high=1e4,
-        )
-        rank_zero_info(
-            f"noise_multiplier={found.value:.4f} for epsilon={found.epsilon:.4f} at delta={self.delta:g} after {steps} "
-            f"steps at sample rate {data.sample_rate:.4f}"
-        )
-        return found.value
+    @property
+    def accountant(self) -> ExactAccountant:
+        """Counts the steps taken so far."""
+        return self.steps.accountant
 
     @property
     def releases(self) -> Counter[Release]:
-        """What the whole training releases: all planned steps, taken or not.
-
-        Whoever stopped early has seen what the steps gave, so that a file of fewer steps costs no less. Students
-        inherit this.
-        """
-        return self._with_plan(self.accountant.counts())
-
-    def _with_plan(self, taken: Mapping[Release, int]) -> Counter[Release]:
-        return Counter({charge.release: count for charge, count in self.plan.charges.items()}) | Counter(taken)
-
-    @property
-    def secure(self) -> bool:
-        """Whether no step's noise or sampling can be drawn again."""
-        return all(release.bounded for release in self.releases)
-
-    def _event(self, noise: float, rate: float) -> Release:
-        """What one step releases."""
-        return SampledGaussian(noise, rate) if self.granularity is None else SampledDiscreteGaussian(noise, rate)
+        """What the whole training releases, see `PlannedSteps`; students inherit it."""
+        return self.steps.releases
 
     @property
     def _step(self) -> Release:
-        """What the next step releases; nothing bounds it where its noise or its sample can be drawn again."""
+        """What the next step releases."""
         assert self.noise_multiplier is not None
-        if not (self.noise.secure and self._poisson.secure):
-            return Unbounded(_INSECURE)
-        return self._event(self.noise_multiplier, self._poisson.sample_rate)
+        secure = self.noise.secure and self._poisson.secure
+        return self.steps.step(self.noise_multiplier, self._poisson.sample_rate, secure=secure)
 
     def epsilon(self) -> float:
         """Record-level ε at δ of the steps taken so far."""
@@ -318,14 +285,7 @@ class DPSGDTeacher(Teacher):
 
     def _check_resumed(self) -> None:
         self._refuse_selection()
-        rate = self._poisson.sample_rate
-        for release in self.accountant.counts():
-            before = getattr(release, "sample_rate", rate)
-            if before != rate:
-                raise CheckpointError(
-                    f"the checkpoint's steps were sampled at rate {before:.6g}, and data.batch_size over the records "
-                    f"of this fit gives {rate:.6g}: resume with the same, or start a new run without --ckpt_path"
-                )
+        self.steps.require_rate(self._poisson.sample_rate)
 
     def on_train_start(self) -> None:
         """Fixes the plan and charges all of it, before the first step.
@@ -335,8 +295,11 @@ class DPSGDTeacher(Teacher):
             LedgerError: The ledger cannot be written: no step may be taken.
         """
         by_all(self.processes, self._fix_plan)
-        self.own_training.register(self.releases, in_memory=is_dev_run(self.trainer))
+        self._register(self.releases)
         self.own_training.renew_token()
+
+    def _register(self, releases: Mapping[Release, int]) -> None:
+        self.own_training.register(releases, in_memory=is_dev_run(self.trainer))
 
     def _refuse_selection(self) -> None:
         if not self._poisson.looks_at_private_records:
@@ -352,43 +315,7 @@ class DPSGDTeacher(Teacher):
                 )
 
     def _fix_plan(self) -> None:
-        """Adds to the plan what this fit is to make; nothing is ever taken from it."""
-        taken, step = len(self.accountant), Charge(release=self._step, queries=0)
-        plan = self.plan.fixed(
-            None if self.trainer.max_epochs in (None, -1) else taken + self._steps_ahead(),
-            made=taken,
-            charged={Charge(release=release, queries=0): n for release, n in self.accountant.counts().items()},
-            price=lambda steps: {step: steps},
-        )
-        before, self.plan = self.plan, plan
-        try:
-            self._require_target(self.releases)
-        except ValueError:
-            # What was refused is no plan, and must not stand in the checkpoint that an error leaves.
-            self.plan = before
-            raise
-
-    def _steps_ahead(self) -> int:
-        """Steps that this fit has yet to make."""
-        assert self.trainer.max_epochs is not None
-        length = len(self._poisson.train_dataloader())
-        loop: Any = self.trainer.fit_loop
-        epochs = loop.epoch_progress.current
-        within = loop.epoch_loop.batch_progress.current.completed if epochs.ready > epochs.processed else 0
-        ahead: int = (self.trainer.max_epochs - epochs.processed) * length - within
-        return max(0, ahead)
-
-    def _require_target(self, releases: Mapping[Release, int]) -> None:
-        if self.target_epsilon is None or not all(release.bounded for release in releases):
-            return
-        epsilon = compose(releases, self.delta).epsilon
-        if epsilon > self.target_epsilon * (1 + 1e-6):
-            steps = sum(releases.values())
-            raise ValueError(
-                f"target_epsilon={self.target_epsilon:g} was what the noise was calibrated to, and {steps} steps in "
-                f"all with noise_multiplier={self.noise_multiplier:.4g} cost {round_up(epsilon)}: lower "
-                "trainer.max_epochs, or start a new run without --ckpt_path"
-            )
+        self.steps.fix_plan(self._step, steps_ahead(self.trainer, len(self._poisson.train_dataloader())))
 
     def guarantee(self) -> Guarantee:
         """What may be said of the teacher itself; students of it inherit it."""
@@ -412,8 +339,8 @@ class DPSGDTeacher(Teacher):
             words,
             artefacts=("teacher", "whatever is computed from it"),
             covered=account.counts(),
-            planned=self.plan.calls is not None and not self.plan.changed,
-            secure=self.secure,
+            planned=self.steps.plan.calls is not None and not self.steps.plan.changed,
+            secure=all(release.bounded for release in self.releases),
             num_records=data.num_records,
             spent=self.epsilon(),
             uncharged_queries=self.uncharged_queries,
@@ -433,7 +360,7 @@ class DPSGDTeacher(Teacher):
 
     def on_fit_end(self) -> None:
         """Writes the guarantee, and what it covers, beside the results."""
-        by_all(self.processes, self._refuse_written_state)
+        by_all(self.processes, self.clipped.refuse_written_state)
         if self.trainer.is_global_zero and not is_dev_run(self.trainer):
             guarantee = self.guarantee()
             folder = public_folder(self.trainer)
@@ -443,62 +370,28 @@ class DPSGDTeacher(Teacher):
 
     def forward_train(self, inputs: torch.Tensor) -> torch.Tensor:
         """Logits of what the loaders give: images, or features where these were computed before."""
-        return logits_after(self.network, self._extracts if self._features_precomputed else None, inputs)
+        return self.clipped.logits(inputs, extracted=self._features_precomputed)
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
         """One noisy step on a Poisson batch, accumulated over physical batches."""
         inputs, labels = batch
         wrapper = self.optimizers()
         optimizer = cast(ExactNoise, wrapper.optimizer)  # type: ignore[union-attr]
-        assert self._clipped is not None
-        size = self._records_at_once(len(inputs))
+        size = self.clipped.records_at_once(len(inputs))
         pieces = list(zip(inputs.split(size), labels.split(size), strict=True))
         for position, (rows, targets) in enumerate(pieces):
             last = position + 1 == len(pieces)
             optimizer.signal_skip_step(do_skip=not last)
             optimizer.zero_grad()
-            if len(rows) == 0:
-                self._clipped.add_nothing(optimizer)
-            else:
-                rows, targets = self._views(rows, targets)
-                views = max(1, self.augmentation_multiplicity)
-                self._clipped.add(rows, targets, forward=self.forward_train, optimizer=optimizer, views=views)
+            self.clipped.add(
+                rows, targets, optimizer=optimizer, source=self.noise, extracted=self._features_precomputed
+            )
             if last:
                 # Counted before the noise is drawn.
-                self._count_step()
+                self.steps.count(self._step, register=self._register)
                 wrapper.step()  # type: ignore[union-attr]
             else:
                 optimizer.step()
-
-    def _records_at_once(self, records: int) -> int:
-        if self.clipping == "linear":
-            return max(1, records)
-        return max(1, self.physical_batch_size // max(1, self.augmentation_multiplicity))
-
-    def _views(self, rows: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        views = self.augmentation_multiplicity
-        if not views:
-            return rows, targets
-        rows = random_views(rows, source=self.noise, **self._view_settings)
-        return rows, targets.repeat_interleave(views)
-
-    @property
-    def _view_settings(self) -> dict[str, Any]:
-        return {"count": self.augmentation_multiplicity, "shift": self.shift, "flip": self.flip}
-
-    def _count_step(self) -> None:
-        step = self._step
-        taken = Counter(self.accountant.counts())
-        taken[step] += 1
-        if (now := self._with_plan(taken)) != self.releases:
-            # Beyond the plan, or without one: each step is charged when it is taken, and none beyond the target.
-            self._require_target(now)
-            self.plan = replace(self.plan, changed=True)
-            self.own_training.register(now, in_memory=is_dev_run(self.trainer))
-        if isinstance(step, SampledGaussian):
-            self.accountant.step(noise_multiplier=step.noise_multiplier, sample_rate=step.sample_rate)
-        else:
-            self.accountant.charge(step)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Logs ε after an epoch's last step: callbacks write the epoch's line before the module's own hook for it."""
@@ -527,14 +420,15 @@ class DPSGDTeacher(Teacher):
             else self.optimizer_factory(trained)
         )
         assert self.noise_multiplier is not None
-        self._settle_clipping()
-        self._clipped = WAYS[self.clipping](self.network, max_grad_norm=self.max_grad_norm, **self._loss_settings)
-        optimizer = self._clipped.optimizer(
-            base,
-            noise_multiplier=self.noise_multiplier,
-            max_grad_norm=self.max_grad_norm,
-            expected_batch_size=self._poisson.batch_size,
-            loss_reduction="mean",
+        self.clipped.settle(
+            image_shape=self.image_shape,
+            num_classes=self.num_classes,
+            batch_size=self._poisson.batch_size,
+            processes=self.processes,
+            resumed=len(self.accountant) > 0,
+        )
+        optimizer = self.clipped.optimizer(
+            base, noise_multiplier=self.noise_multiplier, expected_batch_size=self._poisson.batch_size
         )
         optimizer.source = self.noise
         optimizer.granularity = self._lattice
@@ -545,66 +439,20 @@ class DPSGDTeacher(Teacher):
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self.scheduler_factory(base)}
 
-    @property
-    def _loss_settings(self) -> dict[str, Any]:
-        return {"label_smoothing": self.label_smoothing, "log_prior": self.log_prior}
-
-    def _settle_clipping(self) -> None:
-        """Tries the way of clipping on public images, before anything private is read: see `ClippingTrial`."""
-        if self._clipped is not None:
-            self._clipped.release()  # a copy of the network would take the hooks along
-            self._clipped = None
-        if self.device.type == "cuda" and self.clipping == "ghost":
-            # Norms in TF32 are off by more than the margin that is left for them.
-            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-        batch = self._poisson.batch_size
-        trial = ClippingTrial(
-            image_shape=self.image_shape,
-            num_classes=self.num_classes,
-            # Features are computed in pieces, as `PoissonSampled.precompute` does.
-            physical=min(batch, 512 if self.clipping == "linear" else self._records_at_once(batch)),
-            extracts=self._extracts,
-            views=self._view_settings if self.augmentation_multiplicity else None,
-            loss=self._loss_settings,
-        )
-        own = by_all(self.processes, lambda: trial(self.network, self.clipping))
-        found, why = min(self.processes.gather(own))  # flat before ghost, in all processes where it is in one
-        if found != self.clipping:
-            if len(self.accountant):
-                raise CheckpointError(
-                    f"model.network: {why}. The checkpoint's steps were clipped so: start a new run without --ckpt_path"
-                )
-            rank_zero_info(f"Takes flat clipping: {why}. Lower physical_batch_size where memory does not suffice.")
-            self.clipping = found
-        self._state = digests(self.network, trained=False)
-
-    def _refuse_written_state(self) -> None:
-        """Refuses to let go of what a network wrote down of private records.
-
-        Raises:
-            ValueError: A buffer, or another state than the trained weights, is not what it was before the first step.
-        """
-        if self._state is not None and (written := changed(self._state, digests(self.network, trained=False))):
-            raise ValueError(
-                f"model.network: {written[0]!r} changed in training and is no trained weight: it would publish without "
-                "noise what the network wrote there of private records. Take it out of the network"
-            )
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the plan and the steps taken: δ may be chosen anew, one (ε, δ) would not allow it.
 
         Raises:
-            ValueError: See `_refuse_written_state`.
+            ValueError: The network wrote into its own state: see `ClippedNetwork.refuse_written_state`.
         """
-        self._refuse_written_state()
+        self.clipped.refuse_written_state()
         self.own_training.save(checkpoint, trainer=self._trainer, releases=self.releases, progress=len(self.accountant))
         checkpoint["dp_sgd"] = {
-            "accountant": self.accountant.state_dict(),
-            "plan": self.plan.to_dict(),
+            **self.steps.state_dict(),
             "noise_multiplier": self.noise_multiplier,
             "uncharged_queries": list(self.uncharged_queries),
             "settings": self._settings,
-            "asked_clipping": self._asked_clipping,
+            "asked_clipping": self.clipped.asked,
             "assumptions": self._assumptions,
         }
 
@@ -616,26 +464,10 @@ class DPSGDTeacher(Teacher):
             "precision": None if self._trainer is None else str(self._trainer.precision),
             "target_epsilon": self._given[0],
             "noise_multiplier": self._given[1],
-            "delta": self.delta,
-            "max_grad_norm": self.max_grad_norm,
-            "clipping": self.clipping,
-            "bounding": self.bounding,
-            "stability": self.stability,
-            "granularity": self.granularity,
-            "augmentation_multiplicity": self.augmentation_multiplicity,
+            **{name: getattr(self, name) for name in _KEPT},
             # The guarantee names it as public: steps by another would be left unsaid.
             "class_prior": None if self.class_prior is None else [float(share) for share in self.class_prior],
         }
-
-    def _go_on_clipping(self, state: dict[str, Any]) -> None:
-        """`auto` goes on as the training began, and so does ghost clipping that gave way to flat.
-
-        Any way would cost the same. But a way may bring an assumption into the guarantee, and another that is asked for
-        is refused by name, as every other setting is.
-        """
-        before = state.get("settings", {}).get("clipping")
-        if before in WAYS and self._asked_clipping in ("auto", state.get("asked_clipping")):
-            self.clipping = self._way(before)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Goes on with plan, steps and noise of the training that is resumed.
@@ -650,7 +482,7 @@ class DPSGDTeacher(Teacher):
                 "the checkpoint is of no training by DP-SGD: its weights were computed from private records without "
                 "noise, and nothing that is added now would bound what they reveal. Begin anew without --ckpt_path"
             )
-        self._go_on_clipping(state)
+        self.clipped.go_on(state)
         for name, value in self._settings.items():
             before = state.get("settings", {}).get(name, value)
             # Outside of a fit nothing has a precision.
@@ -659,8 +491,7 @@ class DPSGDTeacher(Teacher):
                     f"{name} was {before!r} and is {value!r} now that the checkpoint is resumed: resume with the "
                     "same, or start a new run without --ckpt_path"
                 )
-        self.accountant.load_state_dict(state["accountant"])
-        self.plan = Plan.from_dict(state["plan"])
+        self.steps.load_state_dict(state)
         # An access cannot be taken back by resuming without it.
         self.uncharged_queries = list(dict.fromkeys([*self.uncharged_queries, *state["uncharged_queries"]]))
         self.noise_multiplier = state["noise_multiplier"]

@@ -28,6 +28,7 @@ from lightning_modules.networks import SmallCNN
 from lightning_modules.private_run import PrivateRun
 from lightning_modules.runtime import publication
 from lightning_modules.runtime.publication import clear
+from lightning_modules.teachers import dp_sgd
 from lightning_modules.teachers.own_training import CheckpointError
 from privacy import (
     BudgetExceeded,
@@ -282,14 +283,14 @@ def test_a_student_of_a_teacher_that_stopped_early_costs_its_whole_plan(
 def test_a_plan_never_shrinks_on_resuming(monkeypatch: pytest.MonkeyPatch) -> None:
     teacher_by_dp_sgd("teacher", target_epsilon=3.0, epochs=4, callbacks=EARLY)
     again = teacher_by_dp_sgd("teacher", f"--ckpt_path={TEACHER}", target_epsilon=3.0, epochs=2)
-    assert len(again.accountant) == 6 and sum(again.plan.charges.values()) == 12
+    assert len(again.accountant) == 6 and sum(again.steps.plan.charges.values()) == 12
     assert again.guarantee().epsilon > 2.98 > again.epsilon()
     assert compose(dict(PrivateFile(TEACHER).releases), 1e-5).epsilon > 2.98
     # The mutant plans anew.
     fix = DPSGDTeacher._fix_plan
 
     def anew(self: DPSGDTeacher) -> None:
-        self.plan = Plan()
+        self.steps.plan = Plan()
         fix(self)
 
     monkeypatch.setattr(DPSGDTeacher, "_fix_plan", anew)
@@ -608,7 +609,7 @@ def test_a_second_fit_of_the_same_object_adds_its_steps() -> None:
     teacher = teacher_by_dp_sgd("teacher", noise_multiplier=1.0, epochs=1)
     data = PoissonSampled(dataset=Digits(), batch_size=128, steps_per_epoch=3)
     train(teacher, data, epochs=2, save="again.ckpt")
-    assert len(teacher.accountant) == sum(teacher.plan.charges.values()) == 9
+    assert len(teacher.accountant) == sum(teacher.steps.plan.charges.values()) == 9
     assert dict(PrivateFile("again.ckpt").releases) == {SampledGaussian(1.0, 128 / 1275): 9}
     with pytest.raises(ValueError, match="precision must be 32-true or 64-true"):
         train(teacher, data, precision="bf16-mixed")
@@ -731,6 +732,6 @@ def test_a_target_is_kept_where_epochs_change_their_length(monkeypatch: pytest.M
     with pytest.raises(ValueError, match="target_epsilon=3 was what the noise was calibrated to, and 10 steps"):
         teacher_by_dp_sgd("teacher", *shorter, target_epsilon=3.0, epochs=6)
     # Beyond a plan that was wrong, no step is taken that the target does not allow.
-    monkeypatch.setattr(DPSGDTeacher, "_steps_ahead", lambda self: 0)
+    monkeypatch.setattr(dp_sgd, "steps_ahead", lambda *_: 0)
     with pytest.raises(ValueError, match="and 7 steps in all"):
         teacher_by_dp_sgd("teacher", *shorter, target_epsilon=3.0, epochs=6)

@@ -23,8 +23,9 @@ from torch.nn import functional as F
 from datamodules import Digits, PoissonSampled
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import ImageClassifier, SmallCNN
-from lightning_modules.teachers import clipping_trial, dp_sgd
+from lightning_modules.teachers import clipped_network, clipping_trial
 from lightning_modules.teachers.augmentation import random_views
+from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.clipping_trial import ClippingTrial
 from lightning_modules.teachers.dp_optimizers import ExactNoise
 from lightning_modules.teachers.record_clipping import Way
@@ -232,7 +233,7 @@ def test_a_network_in_which_clipping_bounds_no_record_is_refused(name: str, monk
         fitted(teacher)
     assert not len(teacher.accountant)
     without_trial(monkeypatch)
-    monkeypatch.setattr(DPSGDTeacher, "_refuse_written_state", lambda self: None)
+    monkeypatch.setattr(ClippedNetwork, "refuse_written_state", lambda self: None)
     assert len(fitted(made(network, **settings)).accountant)
 
 
@@ -310,7 +311,7 @@ def test_what_a_network_wrote_in_training_is_neither_saved_nor_published(
 
     monkeypatch.setattr(DPSGDTeacher, "training_step", armed)
     if not checked:
-        monkeypatch.setattr(DPSGDTeacher, "_refuse_written_state", lambda self: None)
+        monkeypatch.setattr(ClippedNetwork, "refuse_written_state", lambda self: None)
         fitted(teacher, save="leaks.ckpt")
         kept = torch.load("leaks.ckpt", weights_only=False)["state_dict"]["network.kept"]
         assert kept.any() and list(Path().rglob("teacher.pt"))
@@ -348,7 +349,7 @@ def test_the_absence_of_a_record_changes_nobody_elses_views(monkeypatch: pytest.
             from_torch = torch.randint(2**62, (3 * views * len(images),)).numpy().astype(np.uint64)
             return by_source(images, source=_Words(from_torch), **settings)
 
-        monkeypatch.setattr(dp_sgd, "random_views", by_position)
+        monkeypatch.setattr(clipped_network, "random_views", by_position)
     sums: list[torch.Tensor] = []
 
     def keep(self: ExactNoise) -> None:

@@ -17,6 +17,7 @@ from lightning_modules import DPSGDTeacher
 from lightning_modules.networks.kernels import spherical_kmeans
 from lightning_modules.networks.memory import Remembered
 from lightning_modules.networks.patches import random_patches
+from lightning_modules.teachers.clipped_network import ClippedNetwork
 
 NETWORKS: dict[str, Any] = {
     "patches": linear_spec("Patches", whitening={"images": 20, "mirrored": True}, filters=8, patch=3),
@@ -92,7 +93,7 @@ def test_the_mutant_that_whitens_by_the_records_is_seen(tmp_path: Path, monkeypa
         prepare(self)
 
     monkeypatch.setattr(DPSGDTeacher, "_precompute", of_the_records)
-    monkeypatch.setattr(DPSGDTeacher, "_refuse_written_state", lambda self: None)  # which sees it too
+    monkeypatch.setattr(ClippedNetwork, "refuse_written_state", lambda self: None)  # which sees it too
     found = differing("patches", monkeypatch)
     assert {"feature_extractor.mean", "logits of public images"} <= found
 
@@ -109,6 +110,6 @@ def test_the_mutant_that_finds_anchors_on_the_records_is_seen(tmp_path: Path, mo
         prepare(self)
 
     monkeypatch.setattr(DPSGDTeacher, "_precompute", of_the_records)
-    monkeypatch.setattr(DPSGDTeacher, "_refuse_written_state", lambda self: None)  # which sees it too
+    monkeypatch.setattr(ClippedNetwork, "refuse_written_state", lambda self: None)  # which sees it too
     found = differing("kernels", monkeypatch)
     assert {"feature_extractor.plain.second", "logits of public images"} <= found

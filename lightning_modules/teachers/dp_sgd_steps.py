@@ -1,0 +1,175 @@
+"""The steps of a training by DP-SGD: those that were taken, those that are planned, and what they cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from lightning import Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from privacy.accountants import ExactAccountant
+from privacy.accounting.calibration import calibrate_noise
+from privacy.accounting.composition import compose
+from privacy.charge import Charge
+from privacy.events import Release, SampledGaussian, Unbounded
+from privacy.events.discrete import SampledDiscreteGaussian
+from privacy.formatting import round_up
+from privacy.identity import CheckpointError
+from privacy.plan import Plan
+
+__all__ = ["PlannedSteps", "steps_ahead"]
+
+_INSECURE = "the noise or the sampling can be drawn again by whoever knows its seed"
+
+
+class PlannedSteps:
+    """What the steps of one training release.
+
+    Args:
+        delta: δ.
+        target_epsilon: ε that no step goes beyond; None has none.
+        on_lattice: Whether noise is drawn on a lattice.
+
+    Attributes:
+        accountant: The steps taken so far.
+        plan: All steps that were planned, which is what the training costs; it never shrinks.
+    """
+
+    def __init__(self, *, delta: float, target_epsilon: float | None, on_lattice: bool) -> None:
+        self.delta = delta
+        self.target_epsilon = target_epsilon
+        self.on_lattice = on_lattice
+        self.accountant = ExactAccountant()
+        self.plan = Plan()
+
+    def step(self, noise: float, rate: float, *, secure: bool = True) -> Release:
+        """What one step releases; nothing bounds it where its noise or its sample can be drawn again."""
+        if not secure:
+            return Unbounded(_INSECURE)
+        return SampledDiscreteGaussian(noise, rate) if self.on_lattice else SampledGaussian(noise, rate)
+
+    def calibrated(self, *, rate: float, steps: int) -> float:
+        """The least noise multiplier at which so many steps cost `target_epsilon`."""
+        assert self.target_epsilon is not None
+        found = calibrate_noise(
+            lambda noise: compose({self.step(noise, rate): steps}, self.delta).epsilon,
+            self.target_epsilon,
+            low=0.2,
+            high=1e4,
+        )
+        rank_zero_info(
+            f"noise_multiplier={found.value:.4f} for epsilon={found.epsilon:.4f} at delta={self.delta:g} after {steps} "
+            f"steps at sample rate {rate:.4f}"
+        )
+        return found.value
+
+    @property
+    def releases(self) -> Counter[Release]:
+        """What the whole training releases: all planned steps, taken or not.
+
+        Whoever stopped early has seen what the steps gave, so that a file of fewer steps costs no less.
+        """
+        return self._with_plan(self.accountant.counts())
+
+    def _with_plan(self, taken: Mapping[Release, int]) -> Counter[Release]:
+        return Counter({charge.release: count for charge, count in self.plan.charges.items()}) | Counter(taken)
+
+    def require_rate(self, rate: float) -> None:
+        """Refuses to go on from steps that were sampled at another rate.
+
+        Raises:
+            CheckpointError: They were.
+        """
+        for release in self.accountant.counts():
+            before = getattr(release, "sample_rate", rate)
+            if before != rate:
+                raise CheckpointError(
+                    f"the checkpoint's steps were sampled at rate {before:.6g}, and data.batch_size over the records "
+                    f"of this fit gives {rate:.6g}: resume with the same, or start a new run without --ckpt_path"
+                )
+
+    def fix_plan(self, step: Release, ahead: int | None) -> None:
+        """Adds to the plan what this fit is to make; nothing is ever taken from it.
+
+        Args:
+            step: What one of its steps releases.
+            ahead: Steps that it has yet to make; None where it has no end that is known.
+
+        Raises:
+            ValueError: More than the target was calibrated for; the plan stays as it was.
+        """
+        taken, charge = len(self.accountant), Charge(release=step, queries=0)
+        before = self.plan
+        self.plan = before.fixed(
+            None if ahead is None else taken + ahead,
+            made=taken,
+            charged={Charge(release=release, queries=0): n for release, n in self.accountant.counts().items()},
+            price=lambda steps: {charge: steps},
+        )
+        try:
+            self._require_target(self.releases)
+        except ValueError:
+            # What was refused is no plan, and must not stand in the checkpoint that an error leaves.
+            self.plan = before
+            raise
+
+    def count(self, step: Release, *, register: Callable[[Counter[Release]], None]) -> None:
+        """Counts one step, before its noise is drawn.
+
+        Args:
+            step: What it releases.
+            register: Charges all releases; called where the step was not planned.
+
+        Raises:
+            ValueError: It would go beyond the target; it is not counted.
+        """
+        taken = Counter(self.accountant.counts())
+        taken[step] += 1
+        if (now := self._with_plan(taken)) != self.releases:
+            # Beyond the plan, or without one: each step is charged when it is taken, and none beyond the target.
+            self._require_target(now)
+            self.plan = replace(self.plan, changed=True)
+            register(now)
+        if isinstance(step, SampledGaussian):
+            self.accountant.step(noise_multiplier=step.noise_multiplier, sample_rate=step.sample_rate)
+        else:
+            self.accountant.charge(step)
+
+    def _require_target(self, releases: Mapping[Release, int]) -> None:
+        if self.target_epsilon is None or not all(release.bounded for release in releases):
+            return
+        epsilon = compose(releases, self.delta).epsilon
+        if epsilon > self.target_epsilon * (1 + 1e-6):
+            raise ValueError(
+                f"target_epsilon={self.target_epsilon:g} was what the noise was calibrated to, and "
+                f"{sum(releases.values())} steps in all with {_noises(releases)} cost {round_up(epsilon)}: lower "
+                "trainer.max_epochs, or start a new run without --ckpt_path"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values for a checkpoint: δ may be chosen anew, one (ε, δ) would not allow it."""
+        return {"accountant": self.accountant.state_dict(), "plan": self.plan.to_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        self.accountant.load_state_dict(state["accountant"])
+        self.plan = Plan.from_dict(state["plan"])
+
+
+def _noises(releases: Mapping[Release, int]) -> str:
+    found = sorted({getattr(release, "noise_multiplier", 0.0) for release in releases})
+    return " and ".join(f"noise_multiplier={noise:.4g}" for noise in found)
+
+
+def steps_ahead(trainer: Trainer, length: int) -> int | None:
+    """Steps that a fit has yet to make in epochs of so many; None where it has no end that is known."""
+    if trainer.max_epochs in (None, -1):
+        return None
+    loop: Any = trainer.fit_loop
+    epochs = loop.epoch_progress.current
+    within = loop.epoch_loop.batch_progress.current.completed if epochs.ready > epochs.processed else 0
+    ahead: int = (int(trainer.max_epochs or 0) - epochs.processed) * length - within
+    return max(0, ahead)
