@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -18,13 +19,18 @@ from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, is_dev_run
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.dp_optimizers import ExactNoise, FlatOptimizer
-from lightning_modules.teachers.dp_sgd_checks import check_settings, require_records_apart
+from lightning_modules.teachers.dp_sgd_checks import (
+    ACCURACY_ACCESS,
+    check_fit,
+    check_settings,
+    refuse_selection,
+    require_records_apart,
+)
 from lightning_modules.teachers.dp_sgd_description import describe_dp_sgd
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps, steps_ahead
 from lightning_modules.teachers.record_clipping import WAYS, Clipping, Way
 from lightning_modules.teachers.teacher import Teacher
 from privacy.account import Budget, PrivacyAccount
-from privacy.accountants import ExactAccountant
 from privacy.events import Release
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
@@ -34,12 +40,6 @@ from privacy.processes import Processes, by_all
 
 __all__ = ["DPSGDTeacher"]
 
-_ACCESS = (
-    "accuracy on held-out private records was measured while training, and stands in the logs of this run: nothing "
-    "bounds what it reveals of them, and it must not leave with the teacher"
-)
-
-
 #: Settings that a resumed training must not change, besides those of its noise.
 _KEPT = ("delta", "max_grad_norm", "clipping", "bounding", "stability", "granularity", "augmentation_multiplicity")
 
@@ -48,9 +48,8 @@ class DPSGDTeacher(Teacher):
     """DP-SGD (Abadi et al. 2016) through Opacus: clipping by record, Gaussian noise, Poisson sampling, virtual batches.
 
     Record-level (ε, δ) under add-or-remove of one training record, by the privacy-loss distribution of the
-    Poisson-sampled Gaussian. Needs the data module `PoissonSampled`: batches drawn in any other way are not what the
-    analysis is about. Noise and coins come from the operating system, not from `torch.Generator`, which keeps 32 bits
-    of its seed. Several processes (`ddp`) share the records out: a batch and its noise are one, whatever their number.
+    Poisson-sampled Gaussian. Needs the data module `PoissonSampled`. Noise and coins come from the operating system:
+    `torch.Generator` keeps 32 bits of its seed. Several processes (`ddp`) share one batch and one noise.
 
     Args:
         num_classes: See `Teacher`.
@@ -59,32 +58,25 @@ class DPSGDTeacher(Teacher):
         noise_multiplier: σ in units of `max_grad_norm`, in place of `target_epsilon`.
         delta: δ, below one over the number of private records.
         max_grad_norm: Clipping norm of one record's gradient.
-        clipping: `flat` keeps per-sample gradients; `ghost` computes their norms without keeping them, for larger
-            networks; `linear` takes two matrix products, where nothing but a linear head is trained. `auto` is
-            `linear` where that fits, else `flat` unless it would hold more than 256 MiB, else `ghost`; a training that
-            is resumed goes on as it began. Before the first step it is tried on public images (see `ClippingTrial`):
-            `ghost` that does not bound each record gives way to `flat`, and `flat` that does not is refused.
-        physical_batch_size: Gradients that are held at once, one for each view of a record. Does not change the result.
-            `linear` holds none.
-        augmentation_multiplicity: Random views of each record in a step, drawn from `noise`. Their mean gradient is
-            what is clipped, so that a record counts once however many there are (De et al. 2022, section 3.3). 0 takes
-            the record as it is.
-            Needs flat clipping, and fixed features are then not computed once: a mean of several views' gradients is
-            no product of an error and an input.
+        clipping: `flat` keeps per-sample gradients, `ghost` computes their norms only, `linear` is for networks of
+            which only a linear head is trained. `auto` is `linear` where that fits, else `flat` up to 256 MiB,
+            else `ghost`; a resumed training goes on as it began. Before the first step it is tried on public images
+            (see `ClippingTrial`): where it does not bound each record, `ghost` gives way to `flat`, which is refused.
+        physical_batch_size: Gradients that are held at once, one for each view of a record, except by `linear`. Does
+            not change the result.
+        augmentation_multiplicity: Random views of each record in a step, whose mean gradient is clipped (De et al.
+            2022, section 3.3). 0 takes the record as it is. Needs flat clipping; features are not computed once.
         shift: Pixels by which a view is moved at most.
         flip: Mirror half of the views left to right.
-        bounding: `clip` a record's gradient at `max_grad_norm`, or `normalize` it, C·g/(‖g‖ + γ), whatever its length
-            (automatic clipping, Bu et al. 2022). A record moves the sum by C at most either way: the price is the same.
-            Needs flat clipping.
+        bounding: `clip` a record's gradient at `max_grad_norm`, or `normalize` it, C·g/(‖g‖ + γ) (automatic clipping,
+            Bu et al. 2022). A record moves the sum by C at most either way. Needs flat clipping.
         stability: γ of `bounding: normalize`, above 0. In the units of gradients, not of C.
-        granularity: Distance of the lattice that clipped gradients are rounded to, towards zero, and that discrete
-            Gaussian noise lies on (Canonne, Kamath and Steinke 2020): such noise has no low bits that could tell of a
-            record. In units of `max_grad_norm`, rounded down to a power of two; for example 1e-3. It needs flat
-            clipping and costs slightly more, since it is composed by RDP alone. None takes floating-point noise.
+        granularity: Distance, in units of `max_grad_norm` (for example 1e-3), of the lattice that clipped gradients are
+            rounded to, towards zero, and that discrete Gaussian noise lies on (Canonne, Kamath and Steinke 2020). Costs
+            slightly more, since it is composed by RDP alone, and needs flat clipping. None takes floating-point noise.
         noise: Source of the noise and of the views; None is the operating system's generator.
-        network: See `Teacher`. It must treat each image by itself, draw nothing at random in train mode (no dropout)
-            and write into no buffer (no BatchNorm): this is tried before the first step. Of a network with a fixed
-            `feature_extractor` and `forward_extracted` (such as `LinearOnFeatures`) the features are computed once.
+        network: See `Teacher`. It must treat each image by itself, without dropout or BatchNorm, which is tried before
+            the first step. Features by a fixed `feature_extractor` (as of `LinearOnFeatures`) are computed once.
         optimizer: Default: SGD, rate 4, momentum 0.9.
         lr_scheduler: See `Teacher`.
         label_smoothing: See `Teacher`.
@@ -127,20 +119,6 @@ class DPSGDTeacher(Teacher):
             label_smoothing=label_smoothing,
             class_prior=class_prior,
         )
-        check_settings(
-            target_epsilon=target_epsilon,
-            noise_multiplier=noise_multiplier,
-            delta=delta,
-            max_grad_norm=max_grad_norm,
-            bounding=bounding,
-            stability=stability,
-            physical_batch_size=physical_batch_size,
-            augmentation_multiplicity=augmentation_multiplicity,
-            shift=shift,
-            flip=flip,
-            granularity=granularity,
-            image_shape=image_shape,
-        )
         self.automatic_optimization = False
         self.target_epsilon = target_epsilon
         self.noise_multiplier = noise_multiplier
@@ -154,26 +132,27 @@ class DPSGDTeacher(Teacher):
         self.shift = shift
         self.flip = flip
         self.granularity = granularity
+        check_settings(self)
         self._lattice = None if granularity is None else lattice_spacing(granularity, norm_bound=max_grad_norm)
-        flat_for = None if granularity is None else f"granularity={granularity}"
-        if bounding != "clip":
-            flat_for = f"bounding={bounding}"
-        if augmentation_multiplicity:
-            flat_for = f"augmentation_multiplicity={augmentation_multiplicity}"
+        views = (
+            {"count": augmentation_multiplicity, "shift": shift, "flip": flip} if augmentation_multiplicity else None
+        )
+        needs_flat = {"augmentation_multiplicity": 0, "bounding": "clip", "granularity": None}
+        needing = (f"{name}={getattr(self, name)}" for name, off in needs_flat.items() if getattr(self, name) != off)
         self.clipped = ClippedNetwork(
             self.network,
             clipping=clipping,
             max_grad_norm=max_grad_norm,
             physical_batch_size=physical_batch_size,
-            views={"count": augmentation_multiplicity, "shift": shift, "flip": flip}
-            if augmentation_multiplicity
-            else None,
+            views=views,
             loss={"label_smoothing": label_smoothing, "log_prior": self.log_prior},
-            flat_for=flat_for,
+            flat_for=next(needing, None),
         )
         require_records_apart(self.network)
         self.noise = noise or SystemNoise()
         self.steps = PlannedSteps(delta=delta, target_epsilon=target_epsilon, on_lattice=granularity is not None)
+        #: Counts the steps taken so far.
+        self.accountant = self.steps.accountant
         #: Accesses to private records that nothing is charged for, in words for the guarantee.
         self.uncharged_queries: list[str] = []
         self._features_precomputed = False
@@ -195,16 +174,8 @@ class DPSGDTeacher(Teacher):
         self.noise_multiplier = self.processes.broadcast(self.noise_multiplier)
 
     def _prepare_fit(self) -> None:
-        if self.trainer.precision not in ("32-true", "64-true"):
-            raise ValueError(
-                f"trainer.precision must be 32-true or 64-true for DP-SGD, got {self.trainer.precision!r}: in half "
-                "precision gradients were measured beyond the norm that they are clipped to"
-            )
         data = self._poisson
-        if self.delta >= 1 / data.num_records:
-            raise ValueError(
-                f"delta must lie below 1/N = {1 / data.num_records:.3g} for {data.private_data}, got {self.delta:g}"
-            )
+        check_fit(precision=str(self.trainer.precision), delta=self.delta, data=data)
         if self.noise_multiplier is None:
             if self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
                 raise ValueError(
@@ -240,13 +211,8 @@ class DPSGDTeacher(Teacher):
 
     @property
     def processes(self) -> Processes:
-        """Those of this run: each samples from its own part of the records, and one noise is drawn for all."""
+        """Those of this run."""
         return processes_of(self._trainer)
-
-    @property
-    def accountant(self) -> ExactAccountant:
-        """Counts the steps taken so far."""
-        return self.steps.accountant
 
     @property
     def releases(self) -> Counter[Release]:
@@ -268,8 +234,8 @@ class DPSGDTeacher(Teacher):
         """Checks what is resumed, before any work.
 
         Raises:
-            CheckpointError: The checkpoint is of other private data, or its steps were sampled at another rate.
-            ValueError: A callback that chooses by private records.
+            CheckpointError: The checkpoint is of other private data, or of steps at another sample rate.
+            ValueError: A callback chooses by private records.
         """
         self.own_training.begin(self)
         by_all(self.processes, self._check_resumed)
@@ -284,7 +250,9 @@ class DPSGDTeacher(Teacher):
             clear(self.trainer, resumed=self.own_training.id if self.trainer.ckpt_path else None)
 
     def _check_resumed(self) -> None:
-        self._refuse_selection()
+        if self._poisson.looks_at_private_records:
+            self.uncharged_queries = list(dict.fromkeys([*self.uncharged_queries, ACCURACY_ACCESS]))
+            refuse_selection(callbacks_of(self.trainer))
         self.steps.require_rate(self._poisson.sample_rate)
 
     def on_train_start(self) -> None:
@@ -301,19 +269,6 @@ class DPSGDTeacher(Teacher):
     def _register(self, releases: Mapping[Release, int]) -> None:
         self.own_training.register(releases, in_memory=is_dev_run(self.trainer))
 
-    def _refuse_selection(self) -> None:
-        if not self._poisson.looks_at_private_records:
-            return
-        if _ACCESS not in self.uncharged_queries:
-            self.uncharged_queries.append(_ACCESS)
-        for callback in callbacks_of(self.trainer):
-            if (monitor := getattr(callback, "monitor", None)) is not None:
-                raise ValueError(
-                    f"{type(callback).__name__} chooses by {monitor!r}, which is measured on private records here: a "
-                    "teacher that was chosen so reveals them beyond its epsilon. Take data.evaluation=test, or leave "
-                    "the callback out and publish the last step"
-                )
-
     def _fix_plan(self) -> None:
         self.steps.fix_plan(self._step, steps_ahead(self.trainer, len(self._poisson.train_dataloader())))
 
@@ -322,9 +277,7 @@ class DPSGDTeacher(Teacher):
         assert self.noise_multiplier is not None
         data = self._poisson
         account = PrivacyAccount(
-            ledger=self.own_training.ledger,
-            budget=Budget(delta=self.delta, scope="run"),
-            training=self.own_training.id,
+            ledger=self.own_training.ledger, budget=Budget(delta=self.delta, scope="run"), training=self.own_training.id
         )
         account.ledger_was_replaced = self.own_training.ledger_was_replaced
         words = describe_dp_sgd(
@@ -363,8 +316,7 @@ class DPSGDTeacher(Teacher):
         by_all(self.processes, self.clipped.refuse_written_state)
         if self.trainer.is_global_zero and not is_dev_run(self.trainer):
             guarantee = self.guarantee()
-            folder = public_folder(self.trainer)
-            _, page = guarantee.write(folder)
+            _, page = guarantee.write(folder := public_folder(self.trainer))
             publish(folder, guarantee, {"teacher": self.network})
             rank_zero_info(f"\n{guarantee.headline()}\nThe whole statement: {page}")
 
@@ -414,11 +366,7 @@ class DPSGDTeacher(Teacher):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The user's optimizer inside Opacus's, with noise from the operating system."""
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
-        base = (
-            torch.optim.SGD(trained, lr=4.0, momentum=0.9)
-            if self.optimizer_factory is None
-            else self.optimizer_factory(trained)
-        )
+        base = (self.optimizer_factory or partial(torch.optim.SGD, lr=4.0, momentum=0.9))(trained)
         assert self.noise_multiplier is not None
         self.clipped.settle(
             image_shape=self.image_shape,

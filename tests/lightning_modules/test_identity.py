@@ -218,7 +218,7 @@ def test_dp_sgd_goes_on_from_nothing_but_dp_sgd(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(CheckpointError, match="of no training by DP-SGD: its weights were computed from private"):
         module.on_load_checkpoint(content)
     # The mutant takes a missing history for an empty one: 3 for weights that nothing bounds.
-    monkeypatch.setattr("lightning_modules.cli.fit.refuse", lambda *_, **__: None)
+    monkeypatch.setattr("lightning_modules.cli.fit.TranscriptionCLI._parse_ckpt_path", lambda self: None)
     monkeypatch.setattr(DPSGDTeacher, "on_load_checkpoint", lambda self, checkpoint: None)
     assert teacher_by_dp_sgd("teacher", resume, target_epsilon=3.0, epochs=3).guarantee().epsilon <= 3.0
 
