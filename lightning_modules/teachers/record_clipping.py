@@ -104,8 +104,8 @@ class RecordClipping(ABC):
         log_prior: Tensor | None = None,
     ) -> None:
         for module in network.modules():
-            if hasattr(module, "inplace"):
-                module.inplace = False  # what Opacus's hooks return must not be written to
+            if "inplace" in vars(module):
+                vars(module)["inplace"] = False  # what Opacus's hooks return must not be written to
         self.trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self.max_grad_norm = max_grad_norm
         self.label_smoothing = label_smoothing
