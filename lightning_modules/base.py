@@ -55,7 +55,7 @@ __all__ = ["DataFreeDistillation"]
 class DataFreeDistillation(GuardedLoading, LightningModule):
     """Base of the data-free methods. A subclass writes its paper's algorithm as one `training_step`.
 
-    The teacher is a path, read when a fit begins. It is no submodule: it reaches no `state_dict`, checkpoint or logger,
+    The teacher is a path, read when a fit begins. It is not a submodule: no `state_dict`, checkpoint or logger has it,
     and `test` or `load_from_checkpoint` work where it does not exist. Nothing about it is used except through the
     annotator.
 
@@ -141,7 +141,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
 
         Args:
             outputs: The student's logits, shape (B, c), detached.
-            images: What they are of, shape (B, C, H, W).
+            images: The images behind them, shape (B, C, H, W).
         """
         raise NotImplementedError(f"{type(self).__name__} has no annotation")
 
@@ -312,7 +312,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         return self.generator.parameters()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """An optimizer for each of `optimized`, and the schedules that were asked for."""
+        """An optimizer for each of `optimized`, and the configured schedules."""
         optimizers = []
         for name, (parameters, optimizer, schedule) in self.optimized().items():
             optimizers.append((optimizer or adam)(parameters))
@@ -361,7 +361,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         by_all(self.processes, self._prepare_fit)
 
     def _prepare_fit(self) -> None:
-        """What may fail in one process alone, and then has to fail in all of them."""
+        """Steps that may fail on one rank only, and then have to fail on all ranks."""
         self.images.share(self.batch_size, self.processes.size)
         if self.memory is not None:
             self.memory.require_shares(self.processes.size)
@@ -372,7 +372,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
             self._teacher = teacher
 
     def read_teacher(self) -> PrivateModel:
-        """The teacher as a fit loads it. It sees blank images alone.
+        """The teacher as a fit loads it. It is only run on blank images.
 
         Raises:
             TeacherError: The file is missing, or holds nothing of use.
@@ -505,7 +505,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self.evaluation.test(self, self(batch[0]), batch[1])
 
     def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        """The student's probabilities, (N, C, H, W) → (N, c); of images alone, or of a batch with labels."""
+        """The student's probabilities, (N, C, H, W) → (N, c); for images, or for a batch with labels."""
         probabilities: torch.Tensor = self(images_of(batch)).float().softmax(dim=1)
         return probabilities
 

@@ -62,7 +62,7 @@ class DGD(DataFreeDistillation):
     - *Laplace noise on latent codes*, where ε₁ of the paper's theorem comes from, is `annotator.latent_epsilon`. At
       ε₁=0.01 its scale is 6400 on codes in [-1, 1]: decoded are random codes. It bounds nothing about a private record
       (`VoteAnnotator.perturb_latents`).
-    - *Additions* that read released labels and synthetic images alone: pseudo-labels, distorted queries
+    - *Additions* that read only released labels and synthetic images: pseudo-labels, distorted queries
       (`student_phase`), queries that are spread over the latent space, and queries of which the student of earlier ones
       is sure (`query_phase.selection`).
 
@@ -193,7 +193,7 @@ class DGD(DataFreeDistillation):
             return self.phase_step >= self._length(self.phase)
         if self.phase == "query":
             return self.next_calls == 0 or self._round_is_over
-        # At that step alone: a budget that has ended the queries is not asked about again at each.
+        # Only at that step: once the budget has ended the queries, it is not checked again at each step.
         return self._is_between_rounds and self.phase_step == self.query_phase.steps_between and self._can_ask()
 
     @property
@@ -435,7 +435,7 @@ class DGD(DataFreeDistillation):
         self._enter_next_phase()
 
     def on_train_start(self) -> None:
-        """Fixes how many queries this run plans, before its first: the guarantee is about the plan."""
+        """Fixes how many queries this run plans, before its first: the guarantee covers the plan."""
         self.run.fix_plan(self.calls_wanted)
         left = self.trainer.num_training_batches * (self.trainer.max_epochs or 0) - self.steps_done
         needed = self.steps_before_student

@@ -1,4 +1,4 @@
-"""Settings of DGD's four phases, each with the checks that it needs alone."""
+"""Settings of DGD's four phases, each with its own checks."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class QueryPhase:
         queries: N, images that the ensemble is queried about, once each.
         selection: `random` images; `spread`, those nearest to N centres of their codes in the VAE; or `confident`, in
             rounds: the first is of random images, and each other of those that the student, trained on the labels so
-            far, is surest of, with as many of each class. It reads released labels and synthetic images alone, so it
+            far, is surest of, with as many of each class. It reads only released labels and synthetic images, so it
             costs nothing.
         candidates: Images drawn for each query that `spread` or `confident` chooses.
         rounds: Number of rounds, of nearly equal size; 2 or more for `confident`, 1 for every other. Where a target

@@ -1,4 +1,4 @@
-"""Direct training on private data with noise on what is told of labels (DPDFD, Algorithm 3; DPSD, section IV-F)."""
+"""Direct training on private data with noisy releases of the labels (DPDFD, Algorithm 3; DPSD, section IV-F)."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class DirectTraining(Teacher):
 
     *Data* switch: each record's gradient of its own cross-entropy with respect to the model's outputs is bounded and
     noised, subtracted from the outputs, and the model is fitted to the result. *Label* switch: each record's label is
-    told once by randomized response, and kept.
+    released once by randomized response, and kept.
 
     Both papers state record-level privacy. **It does not hold**: the update multiplies what was released by a Jacobian
-    of the private image, so that the record-level ε is infinite whatever the settings. What holds is about labels,
-    for whoever knows the images: `privacy/epsilon_label`, and a statement of its own in the guarantee. What the fit
-    writes is as private as its images.
+    of the private image, so that the record-level ε is infinite whatever the settings. What holds is a label-level
+    bound, against an adversary who knows the images: `privacy/epsilon_label`, stated separately in the guarantee. What
+    the fit writes is as private as its images.
 
     Where the paper leaves a choice:
 
@@ -57,7 +57,7 @@ class DirectTraining(Teacher):
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
         batch_size: B, nominal size of a batch; linked from the data.
-        network: Builds the classifier. Default: `SmallCNN`. BatchNorm is no harm: it mixes images, not labels.
+        network: Builds the classifier. Default: `SmallCNN`. BatchNorm does no harm: it mixes images, not labels.
         annotator: `DirectGradientAnnotator` for the data switch, `DirectLabelAnnotator` for the label switch. Default:
             gradients.
         gamma: γ, length of a step along the noisy gradient; null is 1/norm_bound.
@@ -104,7 +104,7 @@ class DirectTraining(Teacher):
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.run = PrivateRun(self.annotator)
         self.steps_done = 0
-        #: Private labels, in a function: an attribute would be written by whoever saves or copies the module.
+        #: Private labels, in a function: an attribute would be saved or copied with the module.
         self._labels: Callable[[], Tensor] | None = None
         #: Responses of the label switch, as a checkpoint has kept them.
         self._kept: Any = None
@@ -121,7 +121,7 @@ class DirectTraining(Teacher):
             self.update(loss)  # line 12
             self.log("train/loss", loss.detach())
         else:
-            # Poisson sampling took nobody, which is a step all the same.
+            # Poisson sampling drew an empty batch, which is a step all the same.
             self.annotate(torch.zeros(0, self.num_classes, device=images.device), records)
         self.steps_done += 1
 
@@ -141,7 +141,7 @@ class DirectTraining(Teacher):
         return Annotation(self.label_targets.targets(outputs, responses, candidates, epsilon=annotator.epsilon))
 
     def candidates(self, outputs: Tensor) -> Tensor:
-        """Classes that a record which has not been asked may be answered with, (n, c), bool: from the model alone."""
+        """Classes that a record not yet queried may be answered with, (n, c), bool: depends only on the model."""
         assert isinstance(self.annotator, DirectLabelAnnotator)
         schedule = self.label_targets.schedule
         if schedule is None or not len(outputs):
@@ -160,7 +160,7 @@ class DirectTraining(Teacher):
             self._scheduler.step()
 
     def _labels_of(self, records: Tensor) -> Tensor:
-        """Private labels (n,): for the annotator alone."""
+        """Private labels (n,): only for the annotator."""
         assert self._labels is not None
         return self._labels()[records.cpu()].to(records.device)
 
@@ -237,7 +237,7 @@ class DirectTraining(Teacher):
             annotator.bind_sampling(records=records, steps_in_pass=max(1, math.ceil(records / self.batch_size)))
 
     def on_train_start(self) -> None:
-        """Fixes the plan, before the first release: the guarantee is about the plan."""
+        """Fixes the plan, before the first release: the guarantee covers the plan."""
         self.run.fix_plan(self._calls_wanted)
 
     def _calls_wanted(self) -> int | None:

@@ -57,9 +57,9 @@ class Distillation(DataFreeDistillation):
             `LinearOnFeatures`) the features are computed once.
         prior: Where the images come from. Default: `StrokePrior`.
         pool_size: Images with an answer that the student is fitted to, rounded up to whole batches.
-        queries: Images that an ensemble is asked about, rounded up to whole batches; None for one teacher.
+        queries: Images sent to an ensemble, rounded up to whole batches; None for one teacher.
         balance: Images are drawn with a weight of n_y to the power of minus this, where n_y of the pool are of the
-            class that they were answered with: 0 takes them as they come, 1 every class equally often.
+            class of their answer: 0 takes them as they come, 1 every class equally often.
         loss: `logits`, squared distance of logits up to a constant of each row; or `kl`, of the classes' probabilities.
         temperature: Of `kl`: both sides' logits are divided by it. A teacher whose logits are large is sure of nearly
             everything, and its probabilities say nothing of the other classes at temperature 1.
@@ -152,7 +152,7 @@ class Distillation(DataFreeDistillation):
         return self.charged_calls if self.annotator.affordable(limit=self.charged_calls) == self.charged_calls else 0
 
     def calls_of(self, steps: int) -> int:
-        """See `DataFreeDistillation.calls_of`: the pool is asked about once, or the queries."""
+        """See `DataFreeDistillation.calls_of`: the pool, or the queries, are sent to the teacher once."""
         return self.charged_calls if steps else 0
 
     def training_step(self, batch: int, batch_idx: int) -> None:
@@ -170,8 +170,8 @@ class Distillation(DataFreeDistillation):
     def answer_pool(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Images, or the student's fixed features of them, in half precision; answers (n, c); weights (n,); on the CPU.
 
-        A resumed run draws the same images. One teacher is asked again: the ledger counts what was asked, at no further
-        cost. An ensemble is not.
+        A resumed run draws the same images. One teacher is queried again: the ledger counts what was queried, at no
+        further cost. An ensemble is not.
         """
         respond = self.fit_answers() if self.of_ensemble else self._ask_teacher
         extract = self._feature_extractor[0]

@@ -26,12 +26,12 @@ class DPDFD(DataFreeDistillation):
     privacy. <https://arxiv.org/abs/2304.12528>
 
     With `annotator.release: ensemble` (DPDFD-MM, Algorithm 2) the teacher is an ensemble on disjoint shards: each
-    teacher's gradient is bounded, and noise is added to their sum. One record then moves one teacher's rows alone, so
+    teacher's gradient is bounded, and noise is added to their sum. One record then changes only one teacher's rows, so
     the noise on the mean of n is n times smaller at the same record-level price.
 
     Where the paper leaves a choice:
 
-    - *Outputs are logits.* y_s = softmax(logits - γ·g̃), and the student sees γ and C through their product alone.
+    - *Outputs are logits.* y_s = softmax(logits - γ·g̃), and the student sees γ and C only through their product.
       `gradient_targets.outputs: probabilities` takes them for the softmax.
     - *Gradients are per sample*, of each sample's own loss. Of a batch-mean loss they would be so small that e swamps
       them. Each is bounded by its own norm; `annotator.bounding: normalize_batch` takes that of the whole batch.

@@ -37,7 +37,7 @@ class DPSD(DataFreeDistillation):
       `sweeps/methods/dpsd_mnist_paper.yaml`.
     - *Eq. 2* differs from the loss that it names; `gradient_targets.loss: dkd_as_printed` is Eq. 2 to the letter.
     - *k from the first step on* (`FixedCandidates`) collapses; the default schedule begins with all classes.
-    - *Z alone* shows the student the same few images again and again; `fresh_latents` draws new ones each step, as
+    - *Using only Z* shows the student the same few images again and again; `fresh_latents` draws new ones each step, as
       `DPDFD` does.
 
     Args:
@@ -140,13 +140,13 @@ class DPSD(DataFreeDistillation):
             released = annotator.annotate(self.output_gradients(outputs, images))
             return self.gradient_targets.annotation(outputs, released, norm_bound=annotator.norm_bound)
         candidates = self.candidates(outputs)
-        # One size for all: the step alone fixes it.
+        # One size for all: it depends only on the step.
         size = int(candidates[0].sum()) if self.schedule.fixed_beforehand else None
         labels = annotator.annotate(self.teacher.logits(images), candidates, size=size)
         return Annotation(self.label_targets.targets(outputs, labels, candidates, epsilon=annotator.epsilon))
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
-        """I of each image, shape (B, c), bool: from the student's `outputs` and the step alone."""
+        """I of each image, shape (B, c), bool: depends only on the student's `outputs` and the step."""
         assert isinstance(self.annotator, LabelAnnotator)
         sizes = self.schedule.sizes(
             outputs.float().softmax(dim=1), step=self.steps_done, smallest=self.annotator.smallest

@@ -88,12 +88,12 @@ class FedDPSD(DataFreeDistillation):
 
     | `annotator.release` | noise | holds against |
     |---|---|---|
-    | `ensemble` (as printed) | once, on the sum, by the server: σC/m on the mean | everybody but the server |
+    | `ensemble` (as printed) | once, on the sum, by the server: σC/m on the mean | everyone but the server |
     | `per_sample_full`, `per_sample` | by each client: σC/√m, or σC/(B√m), on the mean | the server as well |
 
-    The price is the same for both: one record, or all records of one client, move that client's rows alone. With
-    `federation.unit: client` the figures are about a whole client whose data are replaced. Of the label switch every
-    client answers by itself, and the price is that of its own B responses.
+    The price is the same for both: one record, or all records of one client, change only that client's rows.
+    With `federation.unit: client` the figures hold for a whole client whose data are replaced. With the label switch
+    every client answers separately, and the price is that of its own B responses.
 
     Where the paper leaves a choice:
 
@@ -186,7 +186,7 @@ class FedDPSD(DataFreeDistillation):
             return self.gradient_targets.annotation(outputs, released, norm_bound=annotator.norm_bound)
         sizes = self.schedule.sizes(outputs.float().softmax(dim=1), step=self.steps_done, smallest=annotator.smallest)
         candidates = top_k_candidates(outputs, k=sizes)
-        # One size for all: the step alone fixes it.
+        # One size for all: it depends only on the step.
         size = int(sizes[0]) if self.schedule.fixed_beforehand else None
         annotator.charge_elsewhere(size=size)
         answers = self._answers(self._question(outputs, images, candidates=candidates))
@@ -202,7 +202,7 @@ class FedDPSD(DataFreeDistillation):
         if self.noise_by == "server":
             released = annotator.annotate_bounded(torch.stack(self._answers(question)))
         else:
-            # Before anybody is asked: what a client sends counts from when it leaves the client.
+            # Before any client is queried: what a client sends counts from when it leaves the client.
             annotator.charge_elsewhere()
             released = torch.stack(self._answers(question)).mean(dim=0)
         return released.to(outputs.device, outputs.dtype)
@@ -294,7 +294,7 @@ class FedDPSD(DataFreeDistillation):
         )
 
     def on_train_start(self) -> None:
-        """Fixes the plan, and tells the clients what they are going to be asked."""
+        """Fixes the plan and sends the clients the terms of the run."""
         super().on_train_start()
         folder = None if is_dev_run(self.trainer) else run_folder(self.trainer) / "clients"
         out = self.clients.begin(self.terms(), folder=folder)
@@ -310,7 +310,7 @@ class FedDPSD(DataFreeDistillation):
         return self.teacher.names
 
     def terms(self) -> Terms:
-        """What this run asks of every client."""
+        """The terms of this run, the same for every client."""
         annotator = self.annotator
         label = isinstance(annotator, LabelAnnotator)
         return Terms(

@@ -218,7 +218,7 @@ class LabelDP(DataFreeDistillation):
                 self.pretrain_generator()
 
     def pretrain_generator(self) -> None:
-        """Line 1: the generator alone, against the teacher as a fixed discriminator."""
+        """Line 1: only the generator, against the teacher as a fixed discriminator."""
         for step in range(self.generator_training.pretraining_steps):
             draw = self.draws.stream(self.steps_done + step, "pretraining")
             latents = torch.randn(self.images.generated, self.images.latent_dim, generator=draw).to(self.device)
@@ -260,7 +260,7 @@ class LabelDP(DataFreeDistillation):
         self.stage_processes = self.processes.size
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Lines 5 to 7: I of each image, shape (B, c), bool, from the student's `outputs` alone."""
+        """Lines 5 to 7: I of each image, shape (B, c), bool, from the student's `outputs` only."""
         return threshold_candidates(outputs.float().softmax(dim=1), threshold=self.stages.threshold)
 
     @property

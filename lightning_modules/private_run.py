@@ -22,16 +22,16 @@ __all__ = ["PrivateRun", "steps_of_fit"]
 
 
 class PrivateRun:
-    """What a module does with its annotator besides asking it: `open`, `require_calls` and `fix_plan`, in this order.
+    """What a module does with its annotator besides querying it: `open`, `require_calls` and `fix_plan`, in this order.
 
-    The guarantee is about the plan, which is fixed before the first release and never made smaller: a run that is
+    The guarantee covers the plan, which is fixed before the first release and never made smaller: a run that is
     resumed for fewer calls, with other noise or under another target may do so because of what the first ones gave.
 
     Args:
         annotator: Mechanism, noise and budget.
 
     Attributes:
-        plan: What the run asks the annotator for in all.
+        plan: All calls that the run plans to make to the annotator.
         uncharged_queries: Accesses to private things that nothing is charged for, in words for the guarantee.
         partitions: Which records are private: what a student is tested on is held to it.
         resumed: Identity of the run that a checkpoint was taken from, where one is resumed.

@@ -25,7 +25,7 @@ def check_choice(name: str, given: Any, allowed: Sequence[str]) -> None:
 
 
 def check_whole_number(name: str, given: Any, *, least: int, most: float = math.inf, null: str = "") -> None:
-    """Refuses what is no count of at least `least`: fractions, NaN, words and truth values.
+    """Refuses anything but a whole number of at least `least`: fractions, NaN, words and truth values.
 
     Args:
         name: Of the setting.

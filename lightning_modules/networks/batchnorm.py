@@ -1,4 +1,4 @@
-"""Batch normalisation of networks that are queried: statistics left alone, compared with (LabelDP Eq. 2), or folded."""
+"""Batch normalisation of networks that are queried: statistics kept, compared with (LabelDP Eq. 2), or folded."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 DRY_RUN_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
-"""What a network raises that does not take what it is given."""
+"""What a network raises on input or arguments that it does not support."""
 
 
 def build_network(
@@ -23,7 +23,7 @@ def build_network(
 ) -> nn.Module:
     """Call `factory` with what it accepts of `num_classes` and `image_shape`, and check what comes back.
 
-    Any torch classifier will do: this project's take both arguments, torchvision's take `num_classes` alone, and a
+    Any torch classifier will do: this project's take both arguments, torchvision's take only `num_classes`, and a
     factory without arguments takes none. The check runs two blank images through the network in eval mode, so that no
     statistics and no random state change.
 
@@ -98,7 +98,7 @@ def _target(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
 
 def call_open_ended(factory: Callable[..., Any], offered: dict[str, Any]) -> Any:
-    """Call a factory that takes `**kwargs`, without what it refuses by name: nothing else tells what it takes."""
+    """Call a factory that takes `**kwargs`, without the arguments that it rejects by name: only its errors list them."""
     try:
         return factory(**offered)
     except TypeError as error:

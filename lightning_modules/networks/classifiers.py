@@ -37,10 +37,10 @@ class ImageClassifier(nn.Module, ABC):
 def checked_shape(
     network: str, *, num_classes: int = 1, image_shape: tuple[int, int, int], least: int = 1
 ) -> tuple[int, int, int]:
-    """Check what every network is told of the data and return (channels, height, width).
+    """Check the description of the data that every network takes and return (channels, height, width).
 
     Raises:
-        ValueError: if there is no class, a size is not positive, or the image is smaller than the network's `least`
+        ValueError: if there are no classes, a size is not positive, or the image is smaller than the network's `least`
             side in pixels.
     """
     if num_classes < 1:

@@ -37,7 +37,7 @@ class Whitening:
         mirrored: Take the mean of an image's features and of its mirror image's, so that both are one to a classifier.
             For pictures whose class does not depend on left and right; of those it doubles what a record teaches.
         shifts: Take the mean over the image and the same image moved by 1 to so many pixels up, down, left and right,
-            its edge repeated: 4 `shifts` + 1 times the work, and no gradient and no privacy. 0 is the image alone.
+            its edge repeated: 4 `shifts` + 1 times the work, and no gradient and no privacy. 0 is no shift.
     """
 
     power: float = 0.25
@@ -101,7 +101,7 @@ def whitening_of(
 class WhitenedFeatures(nn.Module):
     """Fixed features of an image, whitened by a prior's statistics.
 
-    What whitening needs is taken from images that nobody owns, so a teacher by DP-SGD on these features costs what it
+    What whitening needs is computed on a prior's images, so a teacher by DP-SGD on these features costs what it
     costs on plain ones, and its noise is spent on directions that have been made alike. The statistics are buffers: a
     checkpoint holds them, whatever later versions of the prior draw.
 

@@ -1,4 +1,4 @@
-"""Networks of anyone's: a class or a function by its dotted name, or from a Python file, with all its arguments."""
+"""User-supplied networks: a class or a function by its dotted name, or from a Python file, with all its arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class ForeignNetwork(nn.Module):
-    """What a class or a function of anyone's builds. The command line puts it in place of a name that it is for.
+    """Network built by a user-supplied class or function. The command line substitutes it for such a name.
 
     Calling this class gives the network itself, not an object of this class.
 
@@ -43,7 +43,7 @@ class ForeignNetwork(nn.Module):
     def __new__(  # type: ignore[misc]  # the network itself
         cls,
         *,
-        num_classes: int = 10,  # the first: what the parser leaves to whoever calls a factory
+        num_classes: int = 10,  # the first: what the parser leaves to the caller of a factory
         name: str,
         arguments: dict[str, Any] | None = None,
         image_shape: tuple[int, int, int] = (1, 28, 28),
@@ -108,11 +108,11 @@ def _require_known(
 
 
 def _types(build: Any) -> dict[str, Any]:
-    """Types of the parameters, as far as they can be told."""
+    """Types of the parameters, as far as they are known."""
     function = build.__init__ if inspect.isclass(build) else build
     try:
         return typing.get_type_hints(function)
-    except Exception:  # annotations of anyone's may name what is not there
+    except Exception:  # user-supplied annotations may name what does not exist
         return {}
 
 
@@ -136,7 +136,7 @@ def named_object(name: str) -> Any:
     """What a dotted name, or `path/to/file.py:Name`, stands for.
 
     Raises:
-        ValueError: There is no such thing.
+        ValueError: It does not exist.
     """
     file, colon, attribute = name.rpartition(":")
     if colon and file.endswith(".py"):

@@ -22,8 +22,8 @@ class DAFLGenerator(nn.Module):
     (`standardised`), which is what makes data-free training work; DAFL's data are standardised as well. `ScaledOutput`
     then brings pixels to the mean and standard deviation of images in [-1, 1] (`Images.pixel_mean`); single pixels may
     lie outside of that range. The two inner BN layers have DAFL's epsilon of 0.8. Doubling is by nearest neighbour; a
-    side that is no multiple of 4 starts at its quarter rounded up and is resized to half (rounded up) and to the full
-    side instead.
+    side that is not a multiple of 4 starts at its quarter rounded up and is resized to half (rounded up) and to the
+    full side instead.
 
     Args:
         image_shape: channels, height, width of the images.
@@ -91,7 +91,7 @@ class Refiner(nn.Module):
         image_shape: channels, height, width.
         width: channels of the hidden layers.
         reach: largest share, in (0, 1]. With 1 the refiner soon paints over what the prior draws, and students learn
-            far less than from the prior alone; the default keeps the drawing.
+            far less than from just the prior; the default keeps the drawing.
 
     Raises:
         ValueError: if a size is not positive, or `reach` is out of its range.
@@ -196,7 +196,7 @@ class ConvVAE(nn.Module):
 
     Encoder: conv 3x3 stride 2 (`width`), BN, LeakyReLU 0.2, conv 3x3 stride 2 (2 `width`), BN, LeakyReLU 0.2, dense
     to mean and log-variance. Decoder: dense, BN, ReLU, double, conv 3x3 (`width`), BN, ReLU, double, conv 3x3 (C)
-    without a last activation, since generated images are not confined to [-1, 1]. A side that is no multiple of 4
+    without a last activation, since generated images are not confined to [-1, 1]. A side that is not a multiple of 4
     starts at its quarter rounded up and is resized.
 
     Args:

@@ -49,7 +49,7 @@ def spherical_kmeans(rows: Tensor, *, count: int, rounds: int = _ROUNDS) -> Tens
         (K, D), each of length 1, in the rows' type.
 
     Raises:
-        ValueError: fewer rows that are no plain surface than anchors.
+        ValueError: fewer rows with any contrast than anchors.
     """
     lengths = rows.norm(dim=1)
     kept = lengths > _DEGENERATE * lengths.square().mean().sqrt()

@@ -47,9 +47,9 @@ def digest_of(module: nn.Module) -> str:
 
 
 def settings_of_parts(module: nn.Module) -> list[str]:
-    """Class and attributes of a module and of each part, in words: a module of anyone's need not print what it is.
+    """Class and attributes of a module and of each part, in words: a custom module need not print them.
 
-    Objects that say nothing of themselves are told apart by where they are.
+    Objects without a description are distinguished by their address.
     """
     return [
         f"{name}: {type(part).__module__}.{type(part).__qualname__} {part.extra_repr()} {key} = {_said(value)}"
@@ -73,10 +73,10 @@ class FeatureMemory:
 
     An entry is known by the SHA-256 of the extractor's settings, weights and buffers and by that of the images, so that
     it is never of another extractor or of other images. Features of private images are private: they stay in this
-    process's memory. On the CPU alone, where computing them is what takes long.
+    process's memory. Used only on the CPU, where computing them takes long.
 
     Args:
-        most_bytes: What all entries may take; those that were asked for longest ago are let go of first.
+        most_bytes: What all entries may take; the least recently used are dropped first.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -102,7 +102,7 @@ class FeatureMemory:
             if found is not None:
                 self._entries.move_to_end(key)
         if found is not None:
-            return found.clone()  # whoever writes into it changes no other fit
+            return found.clone()  # a caller that writes into it changes no other fit
         features = compute()
         with self._lock:
             if key not in self._entries:

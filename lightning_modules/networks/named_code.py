@@ -99,7 +99,7 @@ def _held(text: str) -> Any:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a text that is no path
+    except (OSError, ValueError):  # a text that is not a path
         return False
 
 

@@ -37,7 +37,7 @@ def patch_filters(
 
     Args:
         patches: (N, D), of public images.
-        count: K, of the filters; the first K patches that are no plain surface.
+        count: K, of the filters; the first K patches with any contrast.
         contrast: Standard deviation that is added, as a variance, to a patch's own before it is divided by it.
         regularisation: Added to the eigenvalues of S.
 

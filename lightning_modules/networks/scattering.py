@@ -1,4 +1,4 @@
-"""Fixed scattering features (Bruna and Mallat 2013): wavelets that nobody learnt, which cost no privacy.
+"""Fixed scattering features (Bruna and Mallat 2013): fixed wavelets, not learnt, which cost no privacy.
 
 Tramèr and Boneh (*Differentially Private Learning Needs Better Features*, 2021) showed that a small model on them
 beats deeper ones trained by DP-SGD from pixels. The filters are built here, since the usual package does not import on

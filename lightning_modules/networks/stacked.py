@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 def one_thread() -> Iterator[int]:
     """Leave each operation one thread within the block, and yield how many there were before.
 
-    Threads that each run an operation of their own would otherwise fight for the cores, and a sum over more threads
+    Threads that each run a separate operation would otherwise fight for the cores, and a sum over more threads
     adds up in another order: results would depend on the machine.
     """
     before = torch.get_num_threads()
@@ -70,7 +70,7 @@ def without_feature_extractor(network: nn.Module) -> tuple[nn.Module, nn.Module 
     """Take a fixed feature extractor out of a network that was built for it, in place.
 
     Without any state `network.feature_extractor` (scattering, for example) is the same in every network of an
-    architecture: computed once for all of them, it is no longer most of the work. One with weights or buffers that a
+    architecture: computed once for all of them, it no longer dominates the work. One with weights or buffers that a
     `state_dict` holds stays where it is: it may differ, and would be lost.
 
     Returns:
@@ -96,7 +96,7 @@ def with_feature_extractor(network: nn.Module, feature_extractor: nn.Module | No
 class NetworkStack:
     """n networks of one architecture, and their logits.
 
-    It is no `nn.Module`, so that what holds one does not have the networks in its `state_dict`.
+    It is not an `nn.Module`, so that a module that holds one does not have the networks in its `state_dict`.
 
     Args:
         networks: the networks, n of them.
@@ -108,7 +108,7 @@ class NetworkStack:
         feature_extractor: what all of them share (see `without_feature_extractor`): computed once for all networks.
 
     Raises:
-        ValueError: if there is no network, or a number is below 1.
+        ValueError: if there are no networks, or a number is below 1.
     """
 
     def __init__(
