@@ -98,7 +98,7 @@ def _target(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
 
 def call_open_ended(factory: Callable[..., Any], offered: dict[str, Any]) -> Any:
-    """Call a factory that takes `**kwargs`, without the arguments that it rejects by name: only its errors list them."""
+    """Call a factory that takes `**kwargs`, without arguments that it rejects by name: only its errors list them."""
     try:
         return factory(**offered)
     except TypeError as error:
