@@ -134,7 +134,7 @@ class TranscriptionCLI(LightningCLI):
         name = f"{type(self.model).__name__}_{dataset}".lower()
         if settings.logger is None:
             folder = settings.default_root_dir
-            kwargs["logger"] = CSVLogger(folder, name="", version="") if folder else CSVLogger("runs", name=name)
+            kwargs["logger"] = self._csv_logger(Path(folder)) if folder else CSVLogger("runs", name=name)
         else:
             describe_runs(_listed(settings.logger), model=self.model, dataset=dataset)
         if self.subcommand == "fit" and not settings.fast_dev_run:
@@ -163,6 +163,15 @@ class TranscriptionCLI(LightningCLI):
         allow_tensor_cores(trainer.strategy.root_device)
         check_strategy(trainer, averages_itself=not self.model.automatic_optimization)
         return trainer
+
+    def _csv_logger(self, folder: Path) -> CSVLogger:
+        """Lightning's, which deletes the rows that it finds: those of an earlier attempt are kept beside its own."""
+        if self.subcommand != "fit":
+            return CSVLogger(folder, name="", version=str(self.subcommand))
+        metrics = folder / "metrics.csv"
+        if self.config_init["fit"].get("ckpt_path") and metrics.is_file() and first_process():
+            metrics.replace(folder / f"metrics_{len(list(folder.glob('metrics*.csv')))}.csv")
+        return CSVLogger(folder, name="", version="")
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Runs it. A fit holds its folder meanwhile, and one that fails says how it is resumed.
