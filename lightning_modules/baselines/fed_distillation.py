@@ -36,7 +36,7 @@ _SERVER_HOLDS_MODELS = "the clients sent their models to the server, without noi
 class FedDistillation(DataFreeDistillation):
     """The student follows the mean logits of the clients' models by KL; methods differ in their images.
 
-    - FedDF (Lin et al. 2020): unlabelled images of a prior, or of a generator that nobody trains.
+    - FedDF (Lin et al. 2020): unlabelled images of a prior, or of an untrained generator.
     - FedDAFL (Chen et al. 2019): in each step a generator is trained against the ensemble as well, by `generator_loss`.
     - FedADI (Yin et al. 2020) and DENSE (Zhang et al. 2022): by turns, `image_terms.steps` on one batch of images
       against the ensemble, with classes drawn for them, then `image_terms.student_steps` of the student on images that
@@ -54,7 +54,7 @@ class FedDistillation(DataFreeDistillation):
         annotator: Budget and ledger. Default: `ResponseAnnotator`.
         student: See `StudentConfig`.
         initial_weights: Where the student begins: `average` of the clients' weights, as FedDF has it, which needs their
-            architecture; or `random`. Clients that began at weights of their own, as those of a `TeacherEnsemble` do,
+            architecture; or `random`. Clients that began at different weights, as those of a `TeacherEnsemble` do,
             have no average of use.
         images: Where images come from: `prior`, `generator` or, where neither is trained, `both`.
         generator_loss: DAFL's terms, of the clients' models; null trains no generator in each step. Weights of 1, 5 and

@@ -24,7 +24,7 @@ class SaveConfig(SaveConfigCallback):
         return {name: self.values.get(name) for name in ("seed_everything", "data")}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """In process 0, when the first stage begins. Nothing here may ask the other processes: they are not asked."""
+        """On rank zero only, when the first stage begins. Nothing here may communicate with the other ranks."""
         if self.already_saved or not trainer.is_global_zero:
             return
         self.already_saved = True

@@ -15,7 +15,7 @@ __all__ = ["Curves"]
 
 
 class Curves(Callback):
-    """Accuracy and both ε over steps: `curves.png` in the run's folder, and the points for whoever asks.
+    """Accuracy and both ε over steps: `curves.png` in the run's folder, and the points as `history`.
 
     Attributes:
         history: One point per validation: `steps`, `accuracy`, `epsilon`, `epsilon_published`, `queries`.

@@ -26,7 +26,7 @@ _LEFT_OUT = ("v_num", "privacy/queries")
 
 
 def progress() -> ProgressBar:
-    """A bar on a terminal; lines where nobody watches, since a bar writes nothing there before the end."""
+    """A bar on a terminal; lines elsewhere, since a bar writes nothing there before the end."""
     return ShortProgressBar() if sys.stdout.isatty() else ProgressLines()
 
 

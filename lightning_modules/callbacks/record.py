@@ -65,7 +65,7 @@ class ResultRecord(Callback):
         """Starts the clock.
 
         Raises:
-            ValueError: The fit has no data module, so that there is no test split to measure on.
+            ValueError: The fit has no data module, and so no test split to measure on.
         """
         if datamodule_of(trainer) is None:
             raise ValueError(
@@ -87,7 +87,7 @@ class ResultRecord(Callback):
             "wall_seconds": round(self.seconds, 2),
         }
         data.setup("test")
-        loader = whole(data.test_dataloader())  # this process measures alone
+        loader = whole(data.test_dataloader())  # only this process measures
         if is_data_free(pl_module):
             account = pl_module.annotator.account
             guarantee = pl_module.guarantee()
@@ -164,7 +164,7 @@ class ResultRecord(Callback):
 
 
 def _of_labels(labels: LabelStatement, bound: Guarantee) -> dict[str, Any]:
-    """What a record has besides where labels alone are protected."""
+    """Additional fields of a record where only labels are protected."""
     return {
         "epsilon_label": json_number(labels.epsilon),
         "epsilon_published": json_number(bound.claimed_epsilon),
@@ -173,7 +173,7 @@ def _of_labels(labels: LabelStatement, bound: Guarantee) -> dict[str, Any]:
 
 
 def role(record: Mapping[str, Any]) -> str:
-    """What a record is about, in words."""
+    """What a record describes, in words."""
     teachers = {
         "Teacher": "teacher, private",
         "DPSGDTeacher": "teacher by DP-SGD",

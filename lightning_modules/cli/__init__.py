@@ -43,14 +43,14 @@ COMMANDS = {
     "client": ("lightning_modules.cli.client", "answer a federation's server from where the data are"),
     "priors": ("lightning_modules.cli.priors", "draw pictures of what each image prior draws"),
 }
-"""By name: the module, with a function of that name, and what it does. None is imported before it is asked for."""
+"""By name: the module, with a function of that name, and what it does. Each is imported on first use."""
 
 
 def run(args: Sequence[str]) -> TranscriptionCLI | None:
     """Runs one command in this process and lets its errors through.
 
     Raises:
-        ValueError: There is no such command.
+        ValueError: The command does not exist.
     """
     command = next((argument for argument in args if not argument.startswith("-")), None)
     if command in COMMANDS:

@@ -8,7 +8,7 @@ record; half of the runs set a threshold, the other half give a lower bound on e
 come with stands beside it: an upper bound below an audited lower bound is a failure of the claim. A lower bound below
 the claim proves nothing, since a better attacker, or a worse record, may still come.
 
-Choose N beforehand: whoever adds runs until a claim fails, or chooses the score by its result, has no confidence left.
+Choose N beforehand: adding runs until a claim fails, or choosing the score by its result, invalidates the confidence.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _name(role: str, world: World, number: int) -> str:
 
 @contextmanager
 def _ledgers(folder: Path) -> Iterator[None]:
-    """Ledgers of this run alone: a student must not be charged for the teachers of other runs."""
+    """Ledgers of this run only: a student must not be charged for the teachers of other runs."""
     before = os.environ.get(LEDGERS)
     os.environ[LEDGERS] = str(folder.resolve())
     try:
@@ -234,7 +234,7 @@ def canary_scores(model: torch.nn.Module, image: torch.Tensor, label: int) -> di
 
     Returns:
         `loss`, minus the cross-entropy, and `margin`, the label's logit less the largest of the others. A network that
-        answers with no number fits nothing: the smallest one.
+        answers with non-finite values fits nothing: the smallest float.
     """
     was = model.training
     device = next(model.parameters()).device

@@ -129,7 +129,7 @@ def planned_cost(cli: Any) -> list[str]:
 
 
 def planned_epsilon(cli: Any) -> float:
-    """Record-level ε of what is planned alone, whatever else was asked of the same private data.
+    """Record-level ε of only what is planned, regardless of earlier queries to the same private data.
 
     Args:
         cli: See `planned_cost`.

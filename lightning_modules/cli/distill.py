@@ -66,7 +66,7 @@ _OWN_WORDS = (
 
 
 def prior_for(dataset: str) -> dict[str, Any]:
-    """The prior of a data set, by its name alone: trying several on the teacher would be queries that nothing charges.
+    """The prior of a data set, chosen only by its name: trying several on the teacher would be unaccounted queries.
 
     >>> prior_for("MNIST")
     {'class_path': 'StrokePrior'}
@@ -187,7 +187,7 @@ def distill(
         ValueError: An option out of its range.
         TeacherError: No teacher of use.
         CheckpointError: The run in the folder was begun with other settings.
-        ExportError: The student cannot be exported as asked: said before the fit where it can be; else the run is kept.
+        ExportError: The requested export is impossible; raised before the fit where possible, else the run is kept.
     """
     parser = _parser()
     options, settings = parser.parse_known_args(list(args))

@@ -20,7 +20,7 @@ def export(args: Sequence[str]) -> None:
         args: What follows the command.
 
     Raises:
-        ExportError: The run must not, or cannot, be exported as asked; nothing was written.
+        ExportError: The run must not, or cannot, be exported as requested; nothing was written.
     """
     parser = OptionParser(prog="LightningCLI export", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="A run's folder (runs/NAME/version_0), or a checkpoint of one.")
@@ -43,7 +43,7 @@ def export(args: Sequence[str]) -> None:
 
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:
-    """Adds what an export may be asked for, whichever command makes it; `export_settings` reads it."""
+    """Adds the options of an export, for every command that makes one; `export_settings` reads it."""
     parser.add_argument("--onnx", action="store_true", help="Write ONNX as well; needs the extra `onnx`.")
     parser.add_argument("--torch-export", action="store_true", help="Write a torch.export program as well.")
     parser.add_argument(

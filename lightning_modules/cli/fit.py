@@ -63,7 +63,7 @@ class UsageParser(LightningArgumentParser):
 
 
 class TranscriptionCLI(LightningCLI):
-    """LightningCLI with short class names, links from data to model, and a folder of its own for every run."""
+    """LightningCLI with short class names, links from data to model, and a separate folder for every run."""
 
     def __init__(self, *, args: Sequence[str], **settings: Any) -> None:
         self._arguments = list(args)
@@ -253,7 +253,7 @@ def command_line(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
         args: The command first; without it where nothing is run.
         run: Whether to run it.
     """
-    # In a context of its own: jsonargparse leaves its last parser in the current one, and with it the model.
+    # In a separate context: jsonargparse leaves its last parser in the current one, and with it the model.
     return copy_context().run(
         TranscriptionCLI,
         model_class=LightningModule,

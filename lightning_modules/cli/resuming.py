@@ -43,7 +43,7 @@ def find_checkpoint(given: str | None, *, command: str, places: Sequence[Path]) 
         places: Files that this configuration writes its last checkpoint to.
 
     Raises:
-        CheckpointError: There is no such file, or none was given to a command that needs one.
+        CheckpointError: The file does not exist, or none was given to a command that needs one.
     """
     if given is None:
         if command == "fit":

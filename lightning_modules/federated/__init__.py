@@ -1,4 +1,4 @@
-"""The clients of a federation: what they are asked and answer, and how the server reaches them."""
+"""The clients of a federation: the questions to them, their answers, and how the server reaches them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One client of a federation: a private teacher, a ledger of its own, and a guarantee that is written where it is."""
+"""One client of a federation: a private teacher, its own ledger, and a guarantee that is written locally."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FederatedClient:
     """A client of DPSD's Algorithm 2 (lines 7 to 12, Fed-FlexPer), and what its owner lets it do.
 
     Whatever it answers passes its own annotator, which charges its own ledger first: what leaves it is counted there,
-    whoever the server is and whatever becomes of an answer.
+    regardless of the server and of what becomes of an answer.
 
     Args:
         name: By which the server knows it.
@@ -91,7 +91,7 @@ class FederatedClient:
             releases=training.releases if isinstance(training, Training) else None,
             secure=self.noise is None or self.noise.secure,
             assumptions=tuple(self.teacher.assumptions),
-            # Where the records lie is no server's business.
+            # The server does not learn where the records lie.
             partition=next(({**one, "place": None} for one in self.teacher.partitions), None),
         )
 
@@ -101,7 +101,7 @@ class FederatedClient:
         A client that was restarted in the middle of a run goes on with the ledger's count of that run.
 
         Args:
-            terms: What is going to be asked.
+            terms: Of the queries to come.
             folder: Where the guarantee is written; None: nowhere.
 
         Raises:
@@ -130,7 +130,7 @@ class FederatedClient:
             training=self.teacher.training,
         )
         if terms.run in annotator.account.ledger.trained():
-            # In the ledger the run's charges would stand as what that training released: nobody could read it again.
+            # In the ledger the run's charges would stand as what that training released: it could not be read again.
             raise ClientRefusal(f"the run's identity is that of a training which {self.name} knows: {terms.run}")
         annotator.require_affordable()
         self._terms, self._annotator, self.folder = terms, annotator, folder
@@ -231,7 +231,7 @@ class FederatedClient:
                 raise ClientRefusal(f"{name} must be finite")
 
     def guarantee(self) -> Guarantee:
-        """What left this client, and what that bounds, whoever the server is."""
+        """What left this client, and what that bounds, regardless of the server."""
         terms = self.terms
         answers = "noisy classes" if terms.switch == "label" else "bounded gradients"
         said = self.annotator.guarantee(

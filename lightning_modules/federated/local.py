@@ -1,4 +1,4 @@
-"""Clients in the server's own process: for research, and for whoever holds several teachers."""
+"""Clients in the server's own process: for research, and for owners of several teachers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LocalClients(ClientConnection):
     """All clients in one process, each with its own teacher, annotator and ledger.
 
     The server's part of the process still sees nothing but their answers. It is trusted, of course, not to look: a
-    guarantee against it is worth something where clients run on machines of their own.
+    guarantee against it is only meaningful where clients run on separate machines.
 
     Args:
         teachers: A file for each client, or the one file of a `TeacherEnsemble` that was trained on `Clients`; networks

@@ -23,7 +23,7 @@ Switch = Literal["data", "label"]
 
 @dataclass(frozen=True, kw_only=True)
 class Introduction:
-    """What a client says of itself before anything is asked. All of it is public by its own decision.
+    """How a client describes itself before the first query. All of it is public by its own decision.
 
     Attributes:
         name: By which it is known: in messages, logs and guarantees.
@@ -71,7 +71,7 @@ class Terms:
         num_classes: c.
         image_shape: (C, H, W).
         mechanism: Settings of the client's annotator, see `FederatedClient`.
-        loss: Settings of `GradientTargets` whose gradient is asked for; empty for labels.
+        loss: Settings of `GradientTargets` whose gradient is requested; empty for labels.
         server_mu: Of noise that the server adds: μ of one of its `calls` releases, for what a client's guarantee says
             of everybody but the server; their root mean square where the noise was changed. None where clients add
             their own.
@@ -106,8 +106,8 @@ class Question:
         number: Of the round, from 0.
         images: Shape (B, C, H, W), float32.
         outputs: The student's logits, shape (B, c), float32.
-        candidates: Of labels: which classes an answer is chosen from, shape (B, c), bool, by the student's outputs
-            alone; None for gradients.
+        candidates: Of labels: which classes an answer is chosen from, shape (B, c), bool, only by the
+            student's outputs; None for gradients.
     """
 
     number: int

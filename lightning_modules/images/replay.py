@@ -65,7 +65,7 @@ class Replay:
 class ReplayMemory:
     """The newest images and targets of a run, on the CPU; the same in every process.
 
-    It is no `nn.Module`: what it holds grows, and a `state_dict` does not.
+    It is not an `nn.Module`: what it holds grows, and a `state_dict` does not.
 
     Args:
         settings: What is wanted.

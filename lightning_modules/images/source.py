@@ -1,6 +1,6 @@
 """Where a run's synthetic images come from: a generator, a procedural prior, both, or a refined prior.
 
-None of it reads private data: what an image costs is what is asked about it.
+None of it reads private data: only queries about an image cost privacy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Images:
         prior: Procedural images, for `prior`, `both`, `refined` and a warm start. Default: `StrokePrior`.
         generator: Builds the generator, called with `image_shape`. Default: `DAFLGenerator`; for `refined` `Refiner`.
         warm_start_steps: Steps for which the generator is fitted to images of the prior before the first annotated
-            step, once in a run. Neither teacher nor data are queried; it costs time alone.
+            step, once in a run. Neither teacher nor data are queried; it costs only time.
         reset_every: The generator, or the refiner, is reset to new random weights after every so many steps; null is
             never. A generator that is trained for long collapses to a few kinds of images, and a sequence of new ones
             shows the student many. The state of its optimizer is cleared; its learning-rate schedule goes on.
@@ -191,7 +191,7 @@ class ImageSource(ABC):
 
 
 class SyntheticSource(ImageSource):
-    """Images that nobody took: of a generator, of a procedural prior, or of both.
+    """Synthetic images: of a generator, of a procedural prior, or of both.
 
     Args:
         settings: What is wanted.

@@ -54,7 +54,7 @@ def decoupled_kd(
         Losses (B,).
 
     Raises:
-        ValueError: The shapes differ, are not (B, c), or there is no second class; or the temperature is not positive.
+        ValueError: The shapes differ, are not (B, c), or there is only one class; or the temperature is not positive.
     """
     _check_pair(student_logits, teacher_logits, temperature=temperature)
     rows, classes = student_logits.shape
@@ -98,8 +98,8 @@ def decoupled_kd_as_printed(
                + beta sum over j ≠ r of p_j / (1 - p_j) · log(p_j (1 - q_j) / (q_j (1 - p_j)))
 
     Zhao et al. divide by 1 - p_r, the same for all j, which makes a distribution of the other classes (`decoupled_kd`).
-    The odds p_j / (1 - p_j) are not one: the second term is no divergence, may be negative, has no minimum where q is
-    p, and keeps falling as the other classes gain. (The first term prints `1 - p_{t,i}`, without the class, which is
+    The odds p_j / (1 - p_j) are not one: the second term is not a divergence, may be negative, has no minimum at q = p,
+    and keeps falling as the other classes gain. (The first term prints `1 - p_{t,i}`, without the class, which is
     read as 1 - p_r.)
 
     Args:
@@ -190,7 +190,7 @@ def one_hot_loss(logits: Tensor) -> Tensor:
 def class_balance(logits: Tensor, *, logarithm: Logarithm = "natural") -> Tensor:
     """The second term of L_G (DPDFD Eq. 5, DGD Eq. 2): negative entropy of the mean prediction, sum_j p̄_j log p̄_j.
 
-    Between -log c (all classes equally often) and 0 (one class alone). On the batch mean: per image it would contradict
+    Between -log c (all classes equally often) and 0 (only one class). On the batch mean: per image it would contradict
     `one_hot_loss`.
 
     Args:
@@ -239,7 +239,7 @@ def output_gradients(outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> Tenso
 
     Args:
         outputs: (B, c).
-        loss: gives the losses (B,) of outputs (B, c), each of its own sample alone.
+        loss: gives the losses (B,) of outputs (B, c), each depending only on its own sample.
 
     Returns:
         (B, c), float32, detached.

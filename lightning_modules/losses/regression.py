@@ -22,7 +22,7 @@ class LinearResponses:
         offset: (c,).
         ratio: assumed noise variance over signal variance; large where little could be learnt, inf where the features
             have no direction.
-        evidence: by how much these weights explain the responses better than noise alone, in nats.
+        evidence: by how much these weights explain the responses better than pure noise, in nats.
     """
 
     weights: Tensor
@@ -32,7 +32,7 @@ class LinearResponses:
 
     @property
     def learnt(self) -> bool:
-        """Whether the responses told of anything besides their mean."""
+        """Whether the responses carry information besides their mean."""
         return self.evidence > 2
 
     def __call__(self, features: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def power_step(divergence: Map, start: Tensor, *, probe: float) -> Tensor:
     random direction is a multiple of H times it (Miyato et al. 2018).
 
     Args:
-        divergence: from offsets (N, ...) to values (N,), each of its own sample alone.
+        divergence: from offsets (N, ...) to values (N,), each depending only on its own sample.
         start: random directions (N, ...), rows of length 1.
         probe: length at which the gradient is taken.
 

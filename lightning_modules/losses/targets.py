@@ -52,7 +52,7 @@ class GradientTargets:
 
     Both papers print y_s = φ_s(D) − γ·g̃ with g = ∂L_T/∂φ_s(D), and do not say what φ_s(D) is. Their entropy terms
     φ_s·log φ_s, and DPSD's Eq. 2 with p = Φ_s(x), take it for probabilities; that is `outputs: probabilities`, where
-    the gradient is with respect to the probabilities as well. The annotator alone bounds the norm of a gradient:
+    the gradient is with respect to the probabilities as well. Only the annotator bounds the norm of a gradient:
     none of these settings changes a price.
 
     Attributes:
@@ -150,10 +150,10 @@ def _moved(probabilities: Tensor, step: Tensor) -> Tensor:
 
 
 class CandidateSchedule(nn.Module, ABC):
-    """Says how many of the student's largest outputs are candidates. It sees the student alone, never the teacher.
+    """Says how many of the student's largest outputs are candidates. It sees only the student, never the teacher.
 
     Attributes:
-        fixed_beforehand: whether sizes follow from the step alone. Then each call is charged for its own size; sizes
+        fixed_beforehand: whether sizes depend only on the step. Then each call is charged for its own size; sizes
             that follow from the student, which earlier responses have trained, are charged as the smallest possible.
     """
 
@@ -189,7 +189,7 @@ class FixedCandidates(CandidateSchedule):
 
 
 class LinearCandidates(CandidateSchedule):
-    """From all classes down to `smallest` in equal parts, by the step alone.
+    """From all classes down to `smallest` in equal parts, depending only on the step.
 
     Args:
         begin: steps during which all classes are candidates.
@@ -264,7 +264,7 @@ class LabelTargets:
     Attributes:
         schedule: Candidates over the course of a run. Default: `LinearCandidates`.
         noise_correction: Fit the student to the classes that the noisy labels make likely (`expected_labels`), in place
-            of the labels themselves as printed. Computed from released labels alone.
+            of the labels themselves as printed. Computed only from released labels.
     """
 
     schedule: CandidateSchedule | None = None

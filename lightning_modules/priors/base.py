@@ -18,7 +18,7 @@ __all__ = ["ImagePrior", "RandomRows", "RowPrior", "between", "check_interval", 
 
 
 class ImagePrior(ABC):
-    """Something that draws images from a random generator alone."""
+    """Draws images from nothing but a random generator."""
 
     @abstractmethod
     def sample(
@@ -44,7 +44,7 @@ class ImagePrior(ABC):
 
 
 class RowPrior(ImagePrior):
-    """Draws each image by a row of random numbers of its own: all rows are one draw from the generator.
+    """Draws each image from its own row of random numbers: all rows are one draw from the generator.
 
     The first images of a draw do therefore not depend on how many are drawn, and a CPU generator gives the same images
     on every device up to rounding.
@@ -80,7 +80,7 @@ class RowPrior(ImagePrior):
 
 
 def check_sample(batch_size: int, image_shape: tuple[int, int, int]) -> None:
-    """Checks what every prior is asked for.
+    """Checks the arguments that every prior takes.
 
     Raises:
         ValueError: if `batch_size` or a size in `image_shape` is not positive.
@@ -138,7 +138,7 @@ class RandomRows:
         """(B, *shape), uniform between two values.
 
         Raises:
-            ValueError: if fewer numbers are left than asked for: an image would else repeat its own.
+            ValueError: if fewer numbers are left than requested: an image would else repeat its own.
         """
         count = 1
         for size in shape:

@@ -1,4 +1,4 @@
-"""Characters of any script: pen strokes whose framing, number, thickness and contrast nobody knows."""
+"""Characters of any script: pen strokes whose framing, number, thickness and contrast are unknown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_STRETCH = 2.5
 
 
 class GlyphPrior(RowPrior):
-    """Characters without data, broad in all that nobody knows of the private ones beforehand.
+    """Characters without data, broad in everything that is not known of the private ones beforehand.
 
     Where `StrokePrior` knows the box and the pen of the data sets that it was made for, this prior has every image
     another: few strokes or many, long or short, straight or bent, at times closed to a loop; thin, thick or soft; faint

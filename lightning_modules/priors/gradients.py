@@ -18,7 +18,7 @@ class GradientPrior(RowPrior):
     """Multi-stop gradients of random colours along a line, around a point, or over a gently bent field.
 
     The public knowledge it encodes, and no more: large parts of a photograph change slowly, in brightness more than in
-    hue. It draws no edge and no object; alone it says little, and it is meant as a part of a `MixturePrior`, where it
+    hue. It draws no edge and no object; by itself it says little, and is meant as a part of a `MixturePrior`, where it
     shows a student how the teacher answers far from every object.
 
     Its defaults were chosen by looking.

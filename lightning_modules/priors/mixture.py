@@ -30,7 +30,7 @@ class MixturePrior(ImagePrior):
               weights: [3, 1]
 
     Which prior an image is of, and how it is blended, are one row of one draw from `generator`; each prior draws its
-    share from a generator of its own, seeded by that draw.
+    share from a separate generator, seeded by that draw.
 
     Args:
         priors: the priors, one or more.

@@ -32,14 +32,14 @@ class RandomGeneratorPrior(ImagePrior):
     by `tone`.
 
     Its defaults were chosen by looking, and by the slope of the spectra. The random numbers of one image, its style
-    and noise, are one row of one draw from `generator`; the weights are of a generator of their own, seeded by an
+    and noise, are one row of one draw from `generator`; the weights come from a separate generator, seeded by an
     earlier draw.
 
     Attributes:
         images_per_generator: consecutive images of one draw that have the same weights.
         channels: maps of each scale but the finest, which has half as many.
         style: standard deviation of the logarithm of the factor by which a style modulates a map.
-        noise: standard deviation of the coarsest noise beside a map's of 1; 0 leaves the first maps alone random.
+        noise: standard deviation of the coarsest noise beside a map's of 1; 0 leaves only the first maps random.
     """
 
     images_per_generator = 16

@@ -31,8 +31,8 @@ def fit_generator(
 ) -> float:
     """Fits a generator to a prior, as the decoder of a variational autoencoder (Kingma and Welling 2014).
 
-    After it, standard normal latents give images like the prior's, if softer. It sees the prior alone: no teacher, no
-    data, nothing charged. The encoder is thrown away. Random numbers depend on `seed` alone, the global generators
+    After it, standard normal latents give images like the prior's, if softer. It sees only the prior: no teacher, no
+    data, nothing charged. The encoder is thrown away. Random numbers depend only on `seed`, the global generators
     are left as they were, and an interruption leaves the generator as it was.
 
     The error is in the prior's own range. A generator whose pixels have another mean or standard deviation, whatever it

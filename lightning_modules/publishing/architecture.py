@@ -1,4 +1,4 @@
-"""Which class a published network is of, and with which arguments: enough to build it again, and nothing else."""
+"""Class and arguments of a published network: just enough to rebuild it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def build(spec: Architecture, *, num_classes: int, image_shape: tuple[int, int, 
 
 
 def with_all_arguments(spec: Architecture, *, num_classes: int, image_shape: tuple[int, int, int]) -> dict[str, Any]:
-    """The same with what the data told it, so that the class can be called with `init_args` and nothing more.
+    """The same with what it took from the data, so that the class can be called with `init_args` and nothing more.
 
     Raises:
         ExportError: It names no class.
@@ -75,9 +75,9 @@ def with_all_arguments(spec: Architecture, *, num_classes: int, image_shape: tup
 
 
 def _by_its_own_name(spec: Architecture) -> Architecture:
-    """A network of anyone's as itself, where it can be called with its arguments as they stand.
+    """A user-supplied network as itself, where it can be called with its arguments as they stand.
 
-    Text with dots may stand for a class, which `ForeignNetwork` alone knows how to find.
+    Text with dots may stand for a class, which only `ForeignNetwork` resolves.
     """
     if not _is_foreign_network(str(spec["class_path"])):
         return spec

@@ -1,4 +1,4 @@
-"""`config.json`: what a published folder says of its network, for whoever builds it again."""
+"""`config.json`: what a published folder says of its network, for rebuilding it."""
 
 from __future__ import annotations
 

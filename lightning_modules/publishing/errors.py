@@ -6,4 +6,4 @@ __all__ = ["ExportError"]
 
 
 class ExportError(ValueError):
-    """A run that must not, or cannot, be exported as asked; nothing was written."""
+    """A run that must not, or cannot, be exported as requested; nothing was written."""

@@ -86,7 +86,7 @@ def export_run(
         named: See `read_run`.
 
     Raises:
-        ExportError: It must not, or cannot, be exported as asked; nothing was written.
+        ExportError: It must not, or cannot, be exported as requested; nothing was written.
     """
     target = Path(to)
     check_options(target, onnx=onnx, synthetic_images=synthetic_images, force=force)

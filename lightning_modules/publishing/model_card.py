@@ -101,7 +101,7 @@ def _front_matter(run: FinishedRun, *, name: str, license_name: str) -> dict[str
 
 
 def _level(run: FinishedRun) -> str:
-    """What the figure is about; one about whole clients holds for a record as well."""
+    """The unit of the figure; one for whole clients holds for a record as well."""
     return "client" if str(run.stated["unit"]).startswith("one client") else "record"
 
 
@@ -123,7 +123,7 @@ def _warning(run: FinishedRun) -> str:
 
 
 def inline(text: str) -> str:
-    """A name of somebody's in the card's text: on one line, and without what Markdown or HTML would take for its own.
+    """A user-supplied name in the card's text: on one line, without Markdown or HTML syntax.
 
     Args:
         text: Of any kind.

@@ -57,7 +57,7 @@ class InOnePiece(nn.Module):
 
 
 class PortableScattering(nn.Module):
-    """`Scattering2d` by matrix products alone, in float64: Fourier transforms of such sizes are small matrices.
+    """`Scattering2d` by matrix products only, in float64: Fourier transforms of such sizes are small matrices.
 
     ONNX runtimes differ in how they transform, by more than the features of a blank image allow: normalised by group,
     rounding errors of 1e-6 become logits that are off by 1e-3.

@@ -101,7 +101,7 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
         named: What this command names besides, see `require_known_code`.
 
     Raises:
-        ExportError: It is no run, is of a private teacher, is still running, or went on after its guarantee.
+        ExportError: It is not a run, is of a private teacher, is still running, or went on after its guarantee.
     """
     checkpoint, folder = _places(Path(given))
     content = _read(checkpoint)

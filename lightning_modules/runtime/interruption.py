@@ -1,4 +1,4 @@
-"""What an interrupted fit says to the shell, and to whoever wants it to go on."""
+"""What an interrupted fit tells the shell, and the user who wants to resume it."""
 
 from __future__ import annotations
 

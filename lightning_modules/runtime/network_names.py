@@ -36,7 +36,7 @@ _FOREIGN = f"{ForeignNetwork.__module__}.{ForeignNetwork.__name__}"
 
 
 def find_networks(args: Sequence[str]) -> list[str]:
-    """Arguments of a command in which networks of anyone's are `ForeignNetwork`, in files and flags alike.
+    """Arguments of a command in which user-supplied networks are `ForeignNetwork`, in files and flags alike.
 
     The current folder can be imported from afterwards, behind everything that is installed.
 
@@ -69,7 +69,7 @@ def find_networks(args: Sequence[str]) -> list[str]:
 
 
 def with_networks(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's settings with short forms written out, in which networks of anyone's are `ForeignNetwork`."""
+    """A model's settings with short forms written out, in which user-supplied networks are `ForeignNetwork`."""
     found = dict(settings)
     for path, field in _SHORT.items():
         if _is_short(path, value := _at(found, path)):
@@ -125,7 +125,7 @@ def _content(flag: str, value: str, known: dict[str, dict[str, Any]]) -> dict[st
 
 
 def _flag(flag: str, value: str, known: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """A configuration in place of a short form, or of a flag about a network of anyone's; None for every other flag."""
+    """A configuration in place of a short form, or of a flag of a user-supplied network; None for every other flag."""
     name = flag.removeprefix("--model.").removeprefix("init_args.")
     if flag.startswith("--model.") and name in _SHORT and not value.lstrip().startswith("{") and _is_short(name, value):
         long = f"{name}.{_SHORT[name]}"
@@ -164,7 +164,7 @@ def _note(known: dict[str, dict[str, Any]], path: str, spec: Any) -> None:
 
 
 def _foreign(given: Any) -> dict[str, Any] | None:
-    """What stands for a network of anyone's; None for what the parser takes by itself."""
+    """What stands for a user-supplied network; None for what the parser takes by itself."""
     spec: Any = {"class_path": given} if isinstance(given, str) else given
     if not isinstance(spec, Mapping) or not isinstance(spec.get("class_path"), str):
         return None

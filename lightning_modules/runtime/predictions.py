@@ -31,7 +31,7 @@ _PRIVATE = (
 class PredictionWriter(BasePredictionWriter):
     """Writes `predictions.csv`: the id or position of an image, class, name of the class, probability of each class.
 
-    Where every image has a file of its own, its name stands after the id.
+    Where every image has its own file, its name stands after the id.
 
     It goes into the folder of the run that the checkpoint is of. Predictions of a private teacher go into `private/`
     there: nothing bounds what they reveal.
@@ -124,7 +124,7 @@ def _ids_of(trainer: Trainer) -> torch.Tensor | None:
 
 
 def _may_be_shown(module: LightningModule) -> bool:
-    """Whether a guarantee covers what the network computes, or will be asked about it: a student's, or DP-SGD's."""
+    """Whether a guarantee covers what the network computes, or will cover it: a student's, or DP-SGD's."""
     if not hasattr(module, "own_training"):
         return True
     epsilon = getattr(module, "epsilon", None)

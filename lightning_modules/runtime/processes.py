@@ -1,4 +1,4 @@
-"""A fit in several processes: what they are, what is refused, and how they act as one."""
+"""A fit in several processes: their description, what is refused, and how they act as one."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class TrainerProcesses:
 
 
 def processes_of(trainer: Trainer | None) -> Processes:
-    """The processes of a trainer; one where there is no trainer."""
+    """The processes of a trainer; one without a trainer."""
     return TrainerProcesses(trainer) if isinstance(trainer, Trainer) and trainer.world_size > 1 else ALONE
 
 
 def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
-    """Refuses a strategy under which a run here is not known to be right. Every process comes to the same.
+    """Refuses a strategy under which a run here is not known to be right. All ranks reach the same decision.
 
     Args:
         trainer: Whose.
@@ -98,7 +98,7 @@ def check_no_tuner(trainer: Trainer) -> None:
 
 
 def check_kind_of_strategy(strategy: Strategy | str) -> None:
-    """Refuses a strategy by its kind alone: before a trainer is made of it, which may fail for other reasons.
+    """Refuses a strategy by its kind: before a trainer is made of it, which may fail for other reasons.
 
     Args:
         strategy: Itself, or the name that a trainer knows it by.
@@ -158,7 +158,7 @@ def check_launcher(trainer: Trainer) -> None:
 
 
 def allow_tensor_cores(device: torch.device) -> None:
-    """Lets an NVIDIA GPU multiply float32 matrices as TF32, unless it was told otherwise; a CPU is left as it is."""
+    """Lets an NVIDIA GPU multiply float32 matrices as TF32, unless configured otherwise; a CPU is left as it is."""
     if device.type == "cuda" and torch.get_float32_matmul_precision() == "highest":
         torch.set_float32_matmul_precision("high")
 

@@ -49,7 +49,7 @@ def clear(trainer: Trainer, *, resumed: str | None = None) -> None:
 
 
 def _run_in(folder: Path) -> str | None:
-    """The run that a folder's guarantee is about; None where it names none."""
+    """The run that a folder's guarantee covers; None where it names none."""
     try:
         found = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]["run"]
     except (OSError, ValueError, KeyError, TypeError):

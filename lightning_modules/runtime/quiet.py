@@ -49,7 +49,7 @@ class _Filter(logging.Filter):
 
 
 def quiet() -> None:
-    """Called by the command line alone: scripts keep all that Lightning says."""
+    """Called only by the command line: scripts keep all that Lightning says."""
     for name in (
         "lightning.pytorch.utilities.rank_zero",
         "lightning.fabric.utilities.seed",

@@ -18,10 +18,10 @@ __all__ = ["callbacks_of", "commit", "datamodule_of", "hardware", "is_dev_run", 
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """The folder of this run alone: W&B's logger names one that all its runs share, so the run's id is added.
+    """The folder of this run only: W&B's logger names one that all its runs share, so the run's id is added.
 
     For process 0, which writes all files of a run; others may count another version. Not `trainer.log_dir`: that asks
-    all processes, and whoever asks alone waits for ever.
+    all processes, and a process that asks by itself waits for ever.
     """
     logger = trainer.logger
     if isinstance(logger, WandbLogger):

@@ -11,7 +11,7 @@ PRECISIONS = ("32", "32-true", "bf16-mixed", "16-mixed")
 
 
 def check_trainer_settings(settings: Any, *, automatic_optimization: bool, data_free: bool) -> None:
-    """Refuses what Lightning would refuse later in words of its own, or run into.
+    """Refuses what Lightning would refuse later in its own words, or fail on.
 
     Args:
         settings: The trainer's, as parsed.

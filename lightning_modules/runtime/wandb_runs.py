@@ -19,8 +19,8 @@ LONGEST = 64
 def describe_runs(loggers: Iterable[Logger], *, model: LightningModule, dataset: str) -> None:
     """Names, groups and tags those W&B runs that were given none. It must come before their first use.
 
-    What is said on the console stays there, where nobody has asked for it: a teacher's own accuracy, and what is found
-    out when it is loaded, are for its owner's eyes alone.
+    What is said on the console stays there unless requested: a teacher's own accuracy, and what is found out when
+    it is loaded, are only for its owner.
 
     Args:
         loggers: Loggers of any kind.

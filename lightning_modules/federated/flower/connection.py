@@ -147,7 +147,7 @@ class FlowerClients(ClientConnection):
         return [name for name, connection in self._reached.items() if connection in live]
 
     def _meet(self) -> None:
-        """Asks all new connections who they are; those that come back during a run are told its terms."""
+        """Asks all new connections who they are, and sends the run's terms to those that come back during it."""
         live = dict(self._manager.all())
         met = {connection for connection in self._reached.values() if connection is not None} | self._strangers
         new = {connection: proxy for connection, proxy in live.items() if connection not in met}
@@ -200,7 +200,7 @@ class FlowerClients(ClientConnection):
         return out
 
     def ask(self, question: Question) -> Mapping[str, torch.Tensor | Absence]:
-        """See `ClientConnection.ask`. All clients are asked at the same time."""
+        """See `ClientConnection.ask`. All clients are queried at the same time."""
         self._meet()
         arrays, config = pack_question(question)
         taking_part = [name for name in sorted(self._known) if name not in self._out]

@@ -27,7 +27,7 @@ def require_flower(whose: str) -> None:
         raise FederationError(
             f"{whose} needs the package flwr, which is not installed: pip install 'private-model-transcription[flower]'"
         )
-    # Read when flwr is imported. Who takes part in a federation of private data is nobody else's business.
+    # Read when flwr is imported. Who takes part in a federation of private data is not shared with third parties.
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     # Its parts import each other in a circle, which two threads of one process cannot do at the same time.
     with _importing:

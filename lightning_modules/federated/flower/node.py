@@ -34,7 +34,7 @@ Reply = tuple[list[bytes], dict[str, Scalar]]
 
 
 class Node:
-    """One client of a federation on a machine of its own, as it answers messages.
+    """One client of a federation on its own machine, as it answers messages.
 
     Args:
         name: By which the server knows it.
@@ -65,7 +65,7 @@ class Node:
         """Answers a message: `introduce`, `begin`, `ask` or `end`.
 
         It raises nothing: an answer that cannot be given is a refusal with its reason, and of errors that are not about
-        the run's terms the server is told that there was one, while the client's own log says which.
+        the run's terms the server learns only that there was one; the client's own log says which.
         """
         try:
             kind, values = unpack(config)
@@ -82,7 +82,7 @@ class Node:
             else:
                 raise WireError(f"a message must be introduce, begin, ask or end, got {kind[:40]!r}")
             return [], pack("done")
-        except (ClientRefusal, WireError) as error:  # about the run's terms, and nothing else
+        except (ClientRefusal, WireError) as error:  # only about the run's terms
             _log.warning("%s refuses: %s", self.name, error)
             return [], pack("refusal", reason=str(error)[:1000])
         except BudgetExceeded as error:

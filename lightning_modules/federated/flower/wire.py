@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 
 
 class WireError(ValueError):
-    """What came from another machine is no message of a federation."""
+    """Data from another machine that are not a message of a federation."""
 
 
 def pack(kind: str, **values: Any) -> dict[str, Scalar]:
