@@ -3,7 +3,7 @@
 ``python -m benchmarks.records`` takes steps in both ways, from the same weights and batches, over sizes of records,
 features and batch, prints time and memory of a step with how far the weights are apart, and writes it all as JSON.
 
-Times are of the processor, on one thread, each way in a process of its own and the ways in turns, so that ratios hold
+Times are of the processor, on one thread, each way in its own process and the ways in turns, so that ratios hold
 on a machine that is busy with other work.
 """
 
@@ -53,7 +53,7 @@ class Head(ImageClassifier):
 
 
 def steps_of_opacus(network: Head, inputs: Tensor, labels: Tensor, batches: list[Tensor], *, physical: int) -> None:
-    """Flat clipping by Opacus alone, in pieces of ``physical`` records."""
+    """Flat clipping by plain Opacus, in pieces of ``physical`` records."""
     wrapped = GradSampleModule(network)
     optimizer = DPOptimizer(
         torch.optim.SGD(network.parameters(), lr=1.0), noise_multiplier=NOISE, max_grad_norm=NORM,
@@ -115,7 +115,7 @@ def take_steps(
 
 
 def measured(way: str, **sizes: int) -> tuple[float, float, Tensor]:
-    """``take_steps`` in a process of its own.
+    """``take_steps`` in a separate process.
 
     Raises:
         RuntimeError: it ended without an answer, of memory for example.

@@ -90,7 +90,7 @@ OPACUS = "Opacus DP-SGD, group norm"
 
 
 def now() -> float:
-    """Seconds of the processor, or of the clock once a GPU has done what it was told."""
+    """Seconds of the processor, or of the clock once a GPU has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -126,7 +126,7 @@ def module_of(name: str, options: argparse.Namespace, *, folder: Path) -> Lightn
 
 
 def seconds_of_method(name: str, options: argparse.Namespace, *, folder: Path) -> float:
-    """Seconds per step of a method in a fit of its own, after its first steps."""
+    """Seconds per step of a method in a separate fit, after its first steps."""
     clock = Clock()
     module = module_of(name, options, folder=folder)
     # Those that write figures and guarantees work when a fit ends: no step pays for them.

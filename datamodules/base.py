@@ -60,7 +60,7 @@ class ImageDataModule(LightningDataModule, ABC):
     Opening the test split never reads the training part. Images come as float32 in [-1, 1], labels as int64 scalars.
 
     To bring a data set of your own, derive from this class, state the attributes and write `read`. Attributes that
-    follow from settings are set in `__init__`, before the base class's is called. Each setting of its own is kept as
+    follow from settings are set in `__init__`, before the base class's is called. Each of its own settings is kept as
     an attribute of the same name: it may decide which records are private, see `partition`.
 
     Attributes:
@@ -69,12 +69,12 @@ class ImageDataModule(LightningDataModule, ABC):
         num_records: public size N of the private (official training) part, or a bound on it; a sound δ lies below 1/N.
         class_names: one name per class.
         class_aliases: other names of the classes, which `classes` takes as well; empty where there are none.
-        name: by which results are known; the class's where nothing else is set.
+        name: by which results are known; by default the class's.
         private_name: by which the private data are known, where several data sets are made of the same records; else
             empty, and it is `name`.
         metrics: what is measured on held-out and test images: `accuracy`, and `auroc` where the field asks for it.
         official_validation: whether `read` has a part `validation`.
-        states_bound: whether `num_records` is a bound that a user states, so that N itself is known to nobody.
+        states_bound: whether `num_records` is a bound that a user states, so that N itself is not public.
         subfolder: of `root`, where the files are expected.
         site: where the files can be had, for messages.
         downloadable: whether `download` can fetch them.
@@ -118,7 +118,7 @@ class ImageDataModule(LightningDataModule, ABC):
             num_workers: Loader processes. A batch is one index operation on data in memory, so 0 is usually fastest.
             download: Fetch missing files from the data set's own site.
             verify: Compare files with the published MD5 sums, where there are any, before they are read.
-            classes: Keep these classes alone, by name or by position from 0 (a name counts first), and number them
+            classes: Keep only these classes, by name or by position from 0 (a name counts first), and number them
                 anew in the order given. The private data keep their name and ledger, which counts every choice's runs.
 
         Raises:
@@ -159,7 +159,7 @@ class ImageDataModule(LightningDataModule, ABC):
 
         `data`, the name; `place`, what tells its folder where that holds nothing else; `settings`, the chosen classes
         and every setting of a derived class that is not known to have no effect on it; `share`, a partition into
-        clients and the number of this one, where it is one's.
+        clients and the number of this one, where it is a client's.
         """
         kinds = [kind for kind in type(self).__mro__ if issubclass(kind, ImageDataModule)]
         taken = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
@@ -214,7 +214,7 @@ class ImageDataModule(LightningDataModule, ABC):
             )
         return records
 
-    # --- files that somebody has published ---
+    # --- published files ---
 
     @property
     def folder(self) -> Path:
@@ -331,7 +331,7 @@ class ImageDataModule(LightningDataModule, ABC):
     def number_records(self) -> None:
         """From here on training batches carry each record's number, 0 to N-1, in place of its label.
 
-        For direct training, whose annotator has to know who takes part, and which alone may see a label.
+        For direct training, whose annotator has to know who takes part, and is the only one to see a label.
         """
         self._numbered = True
 

@@ -58,10 +58,10 @@ class CelebA(ImageDataModule):
         """Remembers the settings; no file is touched.
 
         Args:
-            task: What is told apart.
+            task: The attribute that is classified.
             size: Height and width of the images.
             crop: Side of the square that is cut out of the middle, in pixels of the files, which are 178 wide. The
-                default keeps all hair; 108 leaves the face alone.
+                default keeps all hair; 108 leaves only the face.
             cache: Whether decoded images are kept beside the pictures in `.decoded`, or the folder where they are. All
                 faces at 64 pixels take 2.5 GB. They are decoded once for both tasks.
             settings: As for every data set.

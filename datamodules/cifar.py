@@ -23,7 +23,7 @@ class CIFAR10(ImageDataModule):
     """60 000 colour photographs of 32×32 pixels in 10 classes (Krizhevsky 2009): 50 000 private, 10 000 test.
 
     Files are looked for where torchvision puts them, `root/cifar-10-batches-py/data_batch_1` to `_5` and `test_batch`.
-    The two parts are independent: whoever only evaluates needs `test_batch` alone. A record's id is a hash of the file
+    The two parts are independent: evaluation needs only `test_batch`. A record's id is a hash of the file
     name that is stored with it. The files are pickled; nothing but NumPy arrays, text and numbers is taken from them.
     """
 
@@ -107,7 +107,7 @@ class CIFAR100(CIFAR10):
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Builds NumPy arrays and nothing else: other pickles may name any function to be called."""
+    """Builds only NumPy arrays: other pickles may name any function to be called."""
 
     _ALLOWED: ClassVar[frozenset[tuple[str, str]]] = frozenset(
         {

@@ -1,4 +1,4 @@
-"""Some of a data set's classes, numbered anew, under a name of its own."""
+"""Some of a data set's classes, renumbered, under a separate name."""
 
 from __future__ import annotations
 

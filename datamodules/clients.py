@@ -26,7 +26,7 @@ _LARGEST_SEED = 10**9 - 1  # `id_fraction` takes 16 characters
 
 @dataclass(frozen=True, kw_only=True)
 class ClientPartition:
-    """Which client a record belongs to, by its own id and label and by public settings, and by nothing else.
+    """Which client a record belongs to, determined only by its own id and label and by public settings.
 
     Each class's proportions p_y are drawn from Dirichlet(alpha), and all of them anew until no client's expected share
     of the records, Σ_y p_yk / c with all classes equally large, lies below `least_share`. A record of class y goes to
@@ -112,7 +112,7 @@ class ClientPartition:
         """Clients (N,) int64 in [0, K) of records with these ids (N,) and labels (N,), int64.
 
         Raises:
-            ValueError: Ids and labels are not (N,) int64, or a label is no class.
+            ValueError: Ids and labels are not (N,) int64, or a label is not a class.
         """
         fractions = id_fraction(ids, purpose=f"client {self.seed}")
         if labels.shape != ids.shape or labels.dtype != torch.int64:
@@ -133,7 +133,7 @@ class Clients(Shards):
     one changed, added or removed, and **whose record it is does not change with its label**; a replacement that moved
     it to another client would change two teachers. Guarantees of an ensemble on these data state that as an assumption.
 
-    A class may be missing at a client, which is what such a federation is about.
+    A class may be missing at a client, which is the point of such a federation.
 
     Args:
         dataset: The private data set.
@@ -202,7 +202,7 @@ class Clients(Shards):
 
 
 class ClientRecords(ImageDataModule):
-    """One client's records as a data set of its own, for a teacher that is trained where they lie.
+    """One client's records as a separate data set, for a teacher that is trained where they lie.
 
     The same records that `Clients` gives to its shard `client`, with the same settings; the test split is the whole
     one. Loaders are set in the wrapped data set (`dataset.batch_size` and the like).
@@ -210,7 +210,7 @@ class ClientRecords(ImageDataModule):
     Neighbouring data sets are the client's own records with one changed, added or removed. The private data's name, and
     with it the ledger, is the client's: no two clients share one, nor do those of different partitions. The ledger of
     the whole data set (`MNIST/train`) does not count what these do: the partition stands for a federation, in which
-    nobody holds the whole.
+    no party holds the whole.
 
     Attributes:
         num_records: N of the whole data set, a public bound: how many of them are the client's own is private, and a δ

@@ -25,7 +25,7 @@ class MissingDataError(FileNotFoundError):
     """Files of a data set are missing and could not be downloaded.
 
     One class for every data set and for every way in which a library reports this (`URLError` here, `RuntimeError`
-    there), so that whoever starts a run without a network reads what to do and not a traceback of mirrors.
+    there), so that a user without a network reads what to do, not a traceback of mirrors.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class MissingDataError(FileNotFoundError):
             missing: File names that are not in `folder`.
             source: Where the files can be had.
             hint: What was noticed on the way, for instance that only compressed files are there.
-            failure: Why downloading failed; empty where downloading was not asked for.
+            failure: Why downloading failed; empty where downloading was not requested.
             downloadable: Whether the setting `download` can fetch them.
         """
         self.dataset = dataset

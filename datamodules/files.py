@@ -1,4 +1,4 @@
-"""Files that somebody has published: whether they are there, and whether they are what was published."""
+"""Published files: whether they are there, and whether they are unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK = 1 << 20
 
 
 def missing_files(folder: Path, names: Iterable[str]) -> list[str]:
-    """Returns those of `names` that are no files of `folder`."""
+    """Returns those of `names` that are not files of `folder`."""
     return [name for name in names if not (folder / name).is_file()]
 
 

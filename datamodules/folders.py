@@ -1,4 +1,4 @@
-"""Pictures in a folder for each class: what is there, by names alone."""
+"""Pictures in a folder for each class: what is there, by names only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's own pictures, by settings alone: a folder for each class."""
+"""A user's own pictures, without code: a folder for each class."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ImageFolder(ImageDataModule):
 
     When the object is built folders are listed, and no picture is opened. A record's id is a hash of its path, so that
     a picture that is renamed is another record. Whatever is measured or shown of the test pictures is published, so
-    that they must be of nobody who is to be protected.
+    they must not belong to anyone who is to be protected.
     """
 
     site = "your own pictures"
@@ -68,7 +68,7 @@ class ImageFolder(ImageDataModule):
 
         Raises:
             ValueError: The folder is not there, or holds no folders with pictures; a setting is outside its range, or
-                it cannot be told which pictures are for testing.
+                it is not known which pictures are for testing.
         """
         self.preparation = Preparation(size=size, channels=channels, resize=resize)
         self.image_shape = self.preparation.shape

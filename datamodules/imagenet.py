@@ -27,7 +27,7 @@ class ImageNet(ImageDataModule):
 
     No class of the official training part has more than 1300 images, so that `num_records` is known without counting.
 
-    There is no download: it takes an account at https://image-net.org, and its terms allow non-commercial research.
+    No automatic download: it needs an account at https://image-net.org, and its terms allow non-commercial research.
     """
 
     site = "https://image-net.org/download.php"
@@ -55,7 +55,7 @@ class ImageNet(ImageDataModule):
 
         Raises:
             MissingDataError: Neither part is there.
-            ValueError: A setting is outside its range, or there are no two classes.
+            ValueError: A setting is outside its range, or there are fewer than two classes.
         """
         self.preparation = Preparation(size=size, channels=3, resize=resize)
         self.image_shape = self.preparation.shape
@@ -80,7 +80,7 @@ class ImageNet(ImageDataModule):
         return self.root / self._folder
 
     def read(self, part: Part) -> ImageDataset:
-        """Decodes the pictures of one part, in threads, of the chosen classes alone."""
+        """Decodes the pictures of one part, in threads, of only the chosen classes."""
         kept = range(len(self.wnids)) if self.kept_classes is None else sorted(self.kept_classes)
         place = self.folder / _FOLDERS[part]
         missing = [self.wnids[label] for label in kept if not (place / self.wnids[label]).is_dir()]

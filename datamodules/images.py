@@ -25,7 +25,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         labels: (N,) int64.
         peak: the pixel value that maps to 1 (0 maps to -1).
         identities: (N,) int64, whom each record is of, where the data set says; records of one person share theirs.
-        names: N file names, where each record has a file of its own. For people: nothing is decided by them.
+        names: N file names, where each record has its own file. For people: nothing is decided by them.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         parts = list(torch.arange(len(records)).split(piece)) if parts is None else parts
 
         def of_part(rows: Tensor) -> Tensor:
-            with torch.no_grad():  # in a thread of its own it would be on
+            with torch.no_grad():  # in a separate thread it would be on
                 return function(records.__getitems__(rows)[0])
 
         first = of_part(parts[0])
@@ -108,7 +108,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         return torch.index_select(self.inputs, 0, rows, out=held[: len(rows)]), self.labels[rows]
 
     def clear(self) -> None:
-        """Lets go of all of it, whoever still holds this: a trainer keeps the loaders of its last fit."""
+        """Releases all of it, even if this object is still referenced: a trainer keeps the loaders of its last fit."""
         self.inputs, self.labels = self.inputs.new_empty(0), self.labels.new_empty(0)
 
     def to(self, device: torch.device) -> MappedRecords:

@@ -48,12 +48,12 @@ class MedMNIST(ImageDataModule):
 
         Args:
             subset: Name of the subset, such as `pneumoniamnist` or `pathmnist`.
-            size: Height and width, of files of their own.
+            size: Height and width; each size has its own files.
             settings: As for every data set.
 
         Raises:
             MissingExtraError: The package `medmnist` is not installed.
-            ValueError: There is no such subset or size, or it is one that is not supported.
+            ValueError: The subset or size does not exist, or is not supported.
         """
         known = _package().INFO
         flat = [name for name in known if not name.endswith("3d")]
@@ -87,8 +87,8 @@ class MedMNIST(ImageDataModule):
     def read(self, part: Part) -> ImageDataset:
         """Reads the arrays of one part; those of the others stay unread.
 
-        The checksum is of the whole file, so that it is compared where the training part is read. The test part alone
-        has the checksums of its own arrays in the file, and the official number of images.
+        The checksum is of the whole file, so that it is compared where the training part is read. The test part by
+        itself has the checksums of its own arrays in the file, and the official number of images.
         """
         self.require_files(part)
         key = _KEYS[part]

@@ -23,7 +23,7 @@ class MNIST(ImageDataModule):
     """70 000 handwritten digits of 28×28 grey pixels (LeCun et al. 1998): 60 000 private, 10 000 test.
 
     Files are looked for where torchvision puts them, `root/MNIST/raw/*-ubyte`, uncompressed. Unlike in
-    `torchvision.datasets.MNIST` the two parts are independent: whoever only evaluates needs the two `t10k` files,
+    `torchvision.datasets.MNIST` the two parts are independent: evaluation needs only the two `t10k` files,
     and the training files may lie on another machine. A record's id is its index in the official file.
     """
 
@@ -57,7 +57,7 @@ class MNIST(ImageDataModule):
         return str(self.source.mirrors[0])
 
     def files(self, part: Part) -> dict[str, str | None]:
-        """See `ImageDataModule.files`; published checksums are of the archives alone."""
+        """See `ImageDataModule.files`; published checksums are of the archives only."""
         return {f"{_PREFIX[part]}-images-idx3-ubyte": None, f"{_PREFIX[part]}-labels-idx1-ubyte": None}
 
     def download_files(self, part: Part, missing: Sequence[str]) -> None:

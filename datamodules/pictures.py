@@ -75,7 +75,7 @@ class Preparation:
         """Returns the picture as (C, H, W) uint8.
 
         Raises:
-            ValueError: It is no picture, is damaged, or holds pixels whose range is not known.
+            ValueError: It is not a picture, is damaged, or holds pixels whose range is not known.
         """
         try:
             with Image.open(path) as picture:
@@ -113,7 +113,7 @@ def read_pictures(files: Sequence[Path], prepare: Preparation, *, cache: Path | 
     """Decodes pictures in threads, or takes the array that was kept when they were decoded before.
 
     A kept array is used as long as the files have the names, sizes and times of change that they had, and the
-    preparation is the same. It holds private pictures, and is readable for its owner alone. It is mapped into memory:
+    preparation is the same. It holds private pictures, and is readable only by its owner. It is mapped into memory:
     pixels are read from disk when they are used.
 
     Args:
@@ -126,7 +126,7 @@ def read_pictures(files: Sequence[Path], prepare: Preparation, *, cache: Path | 
         (N, C, H, W) uint8.
 
     Raises:
-        ValueError: A file is no picture that can be read.
+        ValueError: A file is not a readable picture.
         OSError: A kept array cannot be written to the end, for instance on a full disk.
     """
     shape = (len(files), *prepare.shape)

@@ -16,8 +16,8 @@ __all__ = ["Planted"]
 class Planted(ImageDataModule):
     """Another data set, to whose private training part one known record, the canary, is added or not.
 
-    Everything else is as in the wrapped data set, its name as well: what a run writes does not tell which of the two
-    neighbours it saw. The canary is made of public things alone, so that whoever audits knows it.
+    Everything else is as in the wrapped data set, its name as well: what a run writes does not reveal which of the two
+    neighbours it saw. The canary is made only of public data, so that the auditor knows it.
 
     Attributes:
         num_records: That of the wrapped data set and 1, whether the canary is there or not.
@@ -97,7 +97,7 @@ class Planted(ImageDataModule):
         self.dataset.fetch(part)
 
     def canary(self) -> ImageDataset:
-        """Returns the planted record alone, whether it is present or not. Reads the public test part.
+        """Returns only the planted record, whether it is present or not. Reads the public test part.
 
         Raises:
             ValueError: The test part has no image number `source`, or the canary's label is the right one.
@@ -139,6 +139,6 @@ class Planted(ImageDataModule):
             labels=torch.cat([records.labels, one.labels]),
             ids=torch.cat([records.ids, one.ids]),
             peak=records.peak,
-            # The canary is of nobody else.
+            # The canary is of no other person.
             identities=None if records.identities is None else torch.cat([records.identities, one.ids]),
         )

@@ -20,7 +20,7 @@ from privacy.mechanisms.noise import NoiseSource, SystemNoise
 
 
 class PoissonBatches:
-    """Each step takes every record by a coin of its own; batches vary in size and may be empty.
+    """Each step takes every record by its own coin; batches vary in size and may be empty.
 
     Coins come from the operating system's cryptographic generator: a sample that follows the run's seed can be drawn
     again, and with it the amplification by sampling is gone.
@@ -38,7 +38,7 @@ class PoissonBatches:
         """Sample `steps` times from `records` positions.
 
         Of several processes each gives the rate of all, and the part of the records that is its own: a record's coin is
-        then tossed by one process alone, whose words no other has, so that the batches of a step together are a Poisson
+        then tossed by only one process, whose words no other has, so that the batches of a step together are a Poisson
         sample of all records at the same rate. Words are drawn for all records in each process, which costs little:
         from a source that can be drawn again every process gets the same ones, and together they take the sample of
         one process.
@@ -94,8 +94,8 @@ class PoissonLoader:
             for positions in self.batches:
                 yield records.__getitems__(positions)
             return
-        # Memory that is taken anew for each batch costs four times what is copied into it. Two pieces in turn: whoever
-        # fetches a batch ahead still has the one before.
+        # Memory that is taken anew for each batch costs four times what is copied into it. Two pieces in turn: a caller
+        # that fetches a batch ahead still has the one before.
         held = [records.inputs[:0], records.inputs[:0]]
         for number, positions in enumerate(self.batches):
             turn = number % 2
@@ -166,7 +166,7 @@ class PoissonSampled(WrappedDataset):
 
     @property
     def secure(self) -> bool:
-        """Whether nobody can draw the coins again; whoever can, knows who took part, and no amplification is left."""
+        """Whether the coins cannot be redrawn: otherwise it is known who took part, and no amplification is left."""
         return self.noise is None or self.noise.secure
 
     @property
@@ -198,7 +198,7 @@ class PoissonSampled(WrappedDataset):
             self._mapped[split] = MappedRecords.of(records, function, piece=piece, workers=workers)
 
     def teardown(self, stage: str) -> None:
-        """Lets go of what `precompute` has made, gigabytes of large features, and of nothing else."""
+        """Releases only what `precompute` has made, gigabytes of large features."""
         if stage == "fit":
             self._forget_precomputed()
 

@@ -25,9 +25,9 @@ class COVIDx(ImageDataModule):
     papers, which call it COVIDx, have 19 700 images: `classes: [COVID, Lung_Opacity, Normal]` comes to 19 820.
 
     There is no official split. About 4 of 5 radiographs are private and 1 of 5 for testing, by hash of the file name,
-    which is a record's id; several may be of one patient, of whom the database does not tell.
+    which is a record's id; several may be of one patient, which the database does not record.
 
-    There is no download: it takes an account at Kaggle.
+    No automatic download: it needs an account at Kaggle.
     """
 
     num_classes = 4
@@ -59,7 +59,7 @@ class COVIDx(ImageDataModule):
         cache_folder(cache, beside=self.folder)
 
     def read(self, part: Part) -> ImageDataset:
-        """Decodes the pictures of one part, in threads, of the chosen classes alone."""
+        """Decodes the pictures of one part, in threads, of only the chosen classes."""
         official = type(self).class_names
         kept = range(len(official)) if self.kept_classes is None else sorted(self.kept_classes)
         folders = [(label, self.folder / official[label] / "images") for label in kept]

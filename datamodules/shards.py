@@ -22,7 +22,7 @@ ShardBy = Literal["record", "identity"]
 
 
 def shard_of(ids: Tensor, *, num_shards: int) -> Tensor:
-    """Returns the shard of each record, decided by its stable id and the public number of shards, and by nothing else.
+    """Returns the shard of each record, decided only by its stable id and the public number of shards.
 
     Args:
         ids: (N,) int64, the stable ids.
@@ -106,11 +106,11 @@ class Shards(WrappedDataset):
     """Private records for n teachers on disjoint shards; training batches are step indices.
 
     Shard = hash of the record's stable id (`shard_of`), so that taking out, adding or replacing one record changes
-    one shard alone. The size of a teacher's batch and the number of its steps follow from settings, never from the size
-    of its shard or of the largest one: all of these would tell one teacher of another's records.
+    only one shard. The size of a teacher's batch and the number of its steps follow from settings, never from the size
+    of its shard or of the largest one: all of these would reveal one shard's records to another teacher.
 
-    Whether a shard is refused (too small, or without one of the classes) depends on the records. It is an access to
-    them that nobody is charged for, as is whatever their owner does before the teachers are used.
+    Whether a shard is refused (too small, or without one of the classes) depends on the records. It is an unaccounted
+    access to them, as is whatever their owner does before the teachers are used.
 
     Attributes:
         batch_size: records per step of each teacher.
@@ -142,7 +142,7 @@ class Shards(WrappedDataset):
             evaluation: What is evaluated while fitting. `test`: the public test split, and teachers are trained on
                 all private records. `validation`: records that are held out of the teachers' training.
             shard_by: `identity` puts all records of one person into one shard, so that taking the person out changes
-                one teacher alone. Guarantees are stated for one record all the same, which is the weaker claim.
+                only one teacher. Guarantees are stated for one record all the same, which is the weaker claim.
 
         Raises:
             ValueError: A setting is outside its range.
@@ -162,7 +162,7 @@ class Shards(WrappedDataset):
         return {}
 
     def sharded(self, records: ImageDataset) -> ShardedRecords:
-        """Sorts records into shards, each by what it is alone."""
+        """Sorts records into shards, each only by its own id or identity."""
         return ShardedRecords.of(records, num_shards=self.num_teachers, shard_by=self.shard_by)
 
     def too_small(self, shard: int, size: int, total: int) -> str:

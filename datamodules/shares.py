@@ -12,7 +12,7 @@ __all__ = ["own_share", "whole"]
 
 
 def own_share(loader: DataLoader[Any], trainer: Trainer | None) -> DataLoader[Any]:
-    """The part of a loader, which is in order, that this process evaluates; all of it where it is alone.
+    """The part of a loader, which is in order, that this process evaluates; all of it in a single-process run.
 
     Lightning's own would fill up the last batches with records that were seen already: accuracies of one process and
     of several would differ.
@@ -26,7 +26,7 @@ def own_share(loader: DataLoader[Any], trainer: Trainer | None) -> DataLoader[An
 
 
 def whole(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """All of what processes share, for one of them that measures alone."""
+    """All of what processes share, for a measurement on one of them."""
     return _with(loader, None) if isinstance(loader.sampler, DistributedSampler) else loader
 
 

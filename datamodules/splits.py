@@ -1,8 +1,8 @@
-"""Which split a record belongs to, decided by its stable id alone.
+"""Which split a record belongs to, decided only by its stable id.
 
 The privacy guarantees compare a data set with one from which a record was taken. That comparison only holds if the
-record's absence changes nothing for the others, so a split (like a teacher's shard) may depend on the record's id and
-on nothing else: not on its content, not on its position in a list which a removal would shift.
+record's absence changes nothing for the others, so a split (like a teacher's shard) may depend only on the record's
+id: not on its content, not on its position in a list which a removal would shift.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def id_fraction(ids: Tensor, *, purpose: str) -> Tensor:
     """Maps every id to a fixed fraction that looks uniform.
 
     BLAKE2b of the id, with `purpose` as its public personalisation: two purposes give unrelated fractions, so that,
-    say, a shard drawn by id is no subset of a split drawn by id. Nothing here is secret or seeded: the same id has
+    say, a shard drawn by id is not a subset of a split drawn by id. Nothing here is secret or seeded: the same id has
     the same fraction on every machine and in every run.
 
     Args:
@@ -51,7 +51,7 @@ def ids_of_names(names: Sequence[str]) -> Tensor:
     """Maps each record's name, which is stored with it, to an id.
 
     Args:
-        names: N names. Of equal ones each is told from those before it, which alone depends on their order.
+        names: N names. Duplicates are numbered in order; only their ids depend on it.
 
     Returns:
         (N,) int64: the first 8 bytes of a BLAKE2b hash, so that two of a million names share one less than once in ten
@@ -69,9 +69,9 @@ def ids_of_names(names: Sequence[str]) -> Tensor:
 
 
 def selection_halves(records: ImageDataset) -> tuple[ImageDataset, ImageDataset]:
-    """Halves the test split by stable ids alone, the same way in every run and on every machine.
+    """Halves the test split only by stable ids, the same way in every run and on every machine.
 
-    Runs and steps are chosen by the first half alone: the accuracy on the other half is not biased by the selection.
+    Runs and steps are chosen only by the first half: the accuracy on the other half is not biased by the selection.
 
     Args:
         records: The test split.

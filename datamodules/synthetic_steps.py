@@ -11,7 +11,7 @@ from datamodules.wrapped import WrappedDataset
 class StepIndices:
     """Counts the steps of an epoch: 0 to `steps - 1`, and goes on where a checkpoint stopped.
 
-    Lightning takes any iterable with a length for a loader. This one is no `DataLoader`, so under several processes
+    Lightning takes any iterable with a length for a loader. This one is not a `DataLoader`, so under several processes
     each takes all steps, and it offers the state that Lightning saves and restores: with a plain `range` a run
     resumed in the middle of an epoch would be handed the first indices again.
     """
@@ -48,13 +48,13 @@ class StepIndices:
 class SyntheticSteps(WrappedDataset):
     """No training data at all: training batches are step indices, from which the model draws its own latent inputs.
 
-    `dataset` is the data set that the finished student is judged on. The **test split alone** is opened: it is public
+    `dataset` is the data set that the finished student is judged on. **Only the test split** is opened: it is public
     by assumption and holds the only real images that this stage ever sees. The private training part is never read,
-    and its files may be absent. Nothing is selected on the test split: tables report the last step. Whoever selects (a
+    and its files may be absent. Nothing is selected on the test split: tables report the last step. Selection (a
     sweep, an early stop) takes `evaluation="selection"`, which keeps half of it for the figure that is reported.
 
     Records held out of a teacher's training are as private as those it was trained on: a student's fit never opens
-    them. Whoever owns them may measure the finished student (`LightningCLI validate` with the data set itself).
+    them. Their owner may measure the finished student (`LightningCLI validate` with the data set itself).
 
     Attributes:
         dataset: what is evaluated on.

@@ -43,8 +43,8 @@ def build_untuned(
 
     `cropped`: the first digits of each of MNIST's two parts, cut to their ink and stretched to 16×16 pixels; a
     picture's number is its digit's index in MNIST's file. `overlaid`: characters of 28×28 pixels made of two or three
-    digits each, see `overlaid`. What is in a set's `train` is made of MNIST's training file alone, and what is in
-    `test` of its test file alone. All is written, or nothing is.
+    digits each, see `overlaid`. What is in a set's `train` is made only of MNIST's training file, and what is in
+    `test` only of its test file. All is written, or nothing is.
 
     Args:
         root: Folder that holds MNIST's, as for `MNIST`.

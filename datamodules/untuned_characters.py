@@ -75,7 +75,7 @@ def cropped(digit: Pixels, *, size: int) -> Pixels:
 def recipes(seed: int) -> tuple[tuple[Piece, ...], ...]:
     """How overlaid characters are made: `FORMS` recipes of each class, of two or three digits each.
 
-    No two recipes have the same digits. Each of a recipe's digits stands in a direction of its own from the middle.
+    No two recipes have the same digits. Each of a recipe's digits stands in a different direction from the middle.
 
     Args:
         seed: Decides all of them.
@@ -116,7 +116,7 @@ def overlaid(digits: Pixels, labels: Labels, *, count: int, seed: int, draw: int
     turn and its place, are drawn anew for each character. Classes go round, and so do the forms of each.
 
     Args:
-        digits: (N, H, W), bright ink on dark ground: what characters are made of, and nothing else.
+        digits: (N, H, W), bright ink on dark ground: what characters are made of.
         labels: (N,), their classes, 0 to 9.
         count: Number of characters, M.
         seed: Of the recipes, and with `draw` of the characters.

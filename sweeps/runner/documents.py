@@ -1,4 +1,4 @@
-"""Tables in documents, rendered from the records in `results/`: nobody types a figure.
+"""Tables in documents, rendered from the records in `results/`: no figure is typed by hand.
 
 A document holds a block such as
 

@@ -1,4 +1,4 @@
-"""Fits in order, each in a folder of its own, done once: `LightningCLI pipeline sweeps/demo.yaml`.
+"""Fits in order, each in its own folder, done once: `LightningCLI pipeline sweeps/demo.yaml`.
 
 A fit is skipped where its configuration (its values: a comment is none) and its parents are what they were when it
 finished; one that was interrupted goes on from its last checkpoint. What is run again charges the private data again,
@@ -58,7 +58,7 @@ def run_pipeline(
         workers: What runs the fits; None is this process, which lets their errors through.
 
     Raises:
-        RunnerError: A fit failed in a process of its own.
+        RunnerError: A fit failed in its own process.
     """
     folder = folder or spec.folder
     plan = Plan(spec.pipeline(), Store(folder), title=spec.name)

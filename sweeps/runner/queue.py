@@ -65,8 +65,8 @@ Run = Callable[[Sequence[str]], Any]
 class Store:
     """Folders of fits: which are finished, failed or being made, and where an interrupted one goes on.
 
-    A fit is claimed by a lock that the operating system drops when its holder dies, so that nobody has to guess whether
-    a claim is still alive.
+    A fit is claimed by a lock that the operating system drops when its holder dies, so that a
+    claim is never stale.
 
     Args:
         root: Where the folders lie.
@@ -114,7 +114,7 @@ class Store:
         return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
 
     def begin(self, task: Task, made: Mapping[str, Any]) -> None:
-        """Notes what is begun, so that its checkpoint is known for what it is."""
+        """Notes what is begun, so that its checkpoint can be identified."""
         note = {"digest": task.digest, "parents": dict(made)}
         write_atomically(self._beside(task.name, ".json"), json.dumps(note))
 
@@ -201,7 +201,7 @@ class Order:
 
 
 class Stopped(Exception):
-    """A fit was ended because nobody wants it any more; it goes on from its checkpoint the next time."""
+    """A fit was ended because it is no longer wanted; it goes on from its checkpoint the next time."""
 
 
 class Plan:
@@ -210,7 +210,7 @@ class Plan:
     Args:
         tasks: Them; those of a name that is there already are left out.
         store: Where they lie.
-        title: What they are together, for a person.
+        title: Of all of them together, for people.
 
     Raises:
         ValueError: A parent comes after its child, or is missing.
@@ -268,7 +268,7 @@ class Progress:
         done: Fits that are finished.
         failed: Why others failed, or their parents did, by name.
         running: Fits that are being made.
-        left: Fits that nobody has begun.
+        left: Fits that have not begun.
         seconds_left: Estimate for what is running and left, None where nothing is known of some fit.
     """
 
@@ -316,7 +316,7 @@ def make(order: Order, run: Callable[[Sequence[str], int], Any], *, strict: bool
         Why it failed; empty where it is made; None where another process is making it, or it was stopped.
 
     Raises:
-        KeyboardInterrupt: Somebody wants everything to stop.
+        KeyboardInterrupt: The user stops everything.
         SIGTERMException: The system does.
     """
     store, task, name = Store(Path(order.workplace, order.root)), order.task, order.task.name

@@ -122,7 +122,7 @@ def _section(spec: Spec, preset: str, rows: Sequence[Row], results: Path) -> lis
     lines = [text + "\n" for text in [spec.preset(preset).note.strip()] if text]
     if spec.kind == "figure":
         lines += [f"![{spec.title}]({spec.name}/{preset}/figure.png)", ""]
-    # Only where labels alone are protected is there anything to say of them.
+    # ε of labels is shown only where it is all that is protected.
     of_labels = any(row.largest("epsilon_label") is not None for row in rows)
     shown = {"ε published": ("epsilon_published", _number), "ε record-level": ("epsilon_record", _bound)}
     shown |= {"ε of labels": ("epsilon_label", _number)} if of_labels else {}

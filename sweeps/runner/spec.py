@@ -218,7 +218,7 @@ class Spec:
         return self.table is not None and not any(point.items() <= labels.items() for point in self.unprinted)
 
     def pipeline(self) -> list[Task]:
-        """The fits of a pipeline, each in a folder of its own name.
+        """The fits of a pipeline, each in a folder of its name.
 
         Raises:
             RunnerError: It is a table, or refers to a fit before it.

@@ -1,7 +1,7 @@
 """W&B's sweep files without W&B's server: `LightningCLI sweep sweeps/wandb/dpdfd_mnist.yaml`.
 
 Grid and random search over `parameters`, each run by the file's own `command` with its macros expanded as `wandb agent`
-does it, in a folder of its own, once: by this process, by several (`--jobs`), or by those of a Dask cluster (`--dask`).
+does it, in its own folder, once: by this process, by several (`--jobs`), or by those of a Dask cluster (`--dask`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Sweep:
         line: list[str] = []
         for part in self.command:
             if part == "${args}":
-                # As the agent writes them, in Python's words: a file says "null" in quotes, for None is no null here.
+                # As the agent writes them, in Python's words: a file says "null" in quotes, for None is not null here.
                 line += [f"--{name}={value}" for name, value in point.items()]
             elif part == "${program}":
                 line.append(self.program)
@@ -154,7 +154,7 @@ def sweep(args: Sequence[str], *, run: Run) -> None:
     for task in tasks:
         _refuse_private_selection(task.fit.arguments)
     plan = Plan(tasks, Store(Path(options.folder) / found.name), title=found.name)
-    # Nothing here needs a server or a key, unless somebody says otherwise.
+    # Nothing here needs a server or a key, unless the user says otherwise.
     os.environ.setdefault("WANDB_MODE", "offline")
     for number, task in enumerate(tasks, start=1):
         state = "left" if plan.current(task.name) is None else "done"

@@ -46,7 +46,7 @@ class Turn:
 def in_order(specs: Sequence[Spec], *, preset: str, seeds: Sequence[int] | None = None) -> list[Turn]:
     """The first seed of every table, those of a higher value first, then the second seed of every table, and so on.
 
-    Whoever is interrupted has a figure in as many tables as possible, rather than every seed of a few.
+    An interrupted run has a figure in as many tables as possible, rather than every seed of a few.
 
     Args:
         specs: The tables.

@@ -1,12 +1,12 @@
-"""Fits in processes of their own: several on this machine (`--jobs`), or those of a Dask cluster (`--dask`).
+"""Fits in separate processes: several on this machine (`--jobs`), or those of a Dask cluster (`--dask`).
 
-Each fit is the command that a user would type. Its process holds the fit's claim beside whoever started it, so that it
-is made once even where the one that started it is killed.
+Each fit is the command that a user would type. Its process holds the fit's claim beside its parent, so that it is
+made once even where the parent is killed.
 
 Dask is for many machines: it is a library (no server with a key, as W&B's agents need), restarts what died elsewhere
 and has starters for Slurm, PBS, SGE, LSF (`dask-jobqueue`), Kubernetes and SSH. Its workers need this project, the
 same version, and the plan's folder, the working folder and the ledgers under the same paths, on a file system whose
-locks reach across (see `sweeps.runner.queue`). Whoever reaches a scheduler's port runs code on its workers: use a
+locks reach across (see `sweeps.runner.queue`). Anyone who reaches a scheduler's port can run code on its workers: use a
 private network or its TLS.
 """
 
@@ -57,9 +57,9 @@ class Workers:
         """What fits are submitted to, and the function that makes one. Fits that run end where the block does.
 
         Raises:
-            RunnerError: Dask is not installed, or nobody answers.
+            RunnerError: Dask is not installed, or the scheduler does not answer.
         """
-        # Of this call only: removing it ends its processes and nobody else's.
+        # Of this call only: removing it ends only its processes.
         marker = write_atomically(plan.store.root / f"plan-{time.time_ns()}", plan.title).resolve()
         environment = shared_environment()
         if self.dask is None:
@@ -96,7 +96,7 @@ def make_in_a_process(
     environment: Mapping[str, str | None],
     program: Sequence[str] = PROGRAM,
 ) -> str | None:
-    """Makes one fit in a process of its own, and ends it where its marker is removed; also on a machine of Dask's.
+    """Makes one fit in a separate process, and ends it where its marker is removed; also on a machine of Dask's.
 
     Args:
         order: The fit.
@@ -141,7 +141,7 @@ def _sources() -> str:
 
 
 def shared_environment() -> dict[str, str | None]:
-    """What processes take over from this one. Ledgers of their own would forget charges."""
+    """What processes take over from this one. Separate ledgers would forget charges."""
     ledgers = os.environ.get(LEDGERS)
     shared: dict[str, str | None] = {LEDGERS: None if ledgers is None else str(Path(ledgers).resolve())}
     return shared | {name: os.environ[name] for name in SHARED if name in os.environ}
