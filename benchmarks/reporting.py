@@ -1,4 +1,4 @@
-"""What every benchmark does with what it has measured."""
+"""Shared reporting of the benchmarks' measurements."""
 
 from __future__ import annotations
 

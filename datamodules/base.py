@@ -1,4 +1,4 @@
-"""What every image data set offers: public facts without files, three splits, and loaders over them."""
+"""Base of every image data set: public facts without files, three splits, and loaders over them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ImageDataModule(LightningDataModule, ABC):
         name: by which results are known; by default the class's.
         private_name: by which the private data are known, where several data sets are made of the same records; else
             empty, and it is `name`.
-        metrics: what is measured on held-out and test images: `accuracy`, and `auroc` where the field asks for it.
+        metrics: what is measured on held-out and test images: `accuracy`, and `auroc` where it is customary.
         official_validation: whether `read` has a part `validation`.
         states_bound: whether `num_records` is a bound that a user states, so that N itself is not public.
         subfolder: of `root`, where the files are expected.
@@ -155,7 +155,7 @@ class ImageDataModule(LightningDataModule, ABC):
 
     @property
     def partition(self) -> dict[str, Any]:
-        """Which records are private and which are public, as plain values: a teacher's file keeps it.
+        """Identifies the private and the public records, as plain values: a teacher's file keeps it.
 
         `data`, the name; `place`, what tells its folder where that holds nothing else; `settings`, the chosen classes
         and every setting of a derived class that is not known to have no effect on it; `share`, a partition into
@@ -249,7 +249,7 @@ class ImageDataModule(LightningDataModule, ABC):
 
         Raises:
             MissingDataError: One is not there.
-            ValueError: One is not the published file, where `verify` asks for it.
+            ValueError: One is not the published file, where `verify` is set.
         """
         files = self.files(part)
         if missing := missing_files(self.folder, files):

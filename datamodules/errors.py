@@ -1,4 +1,4 @@
-"""What is raised when a data set's files are not where they are expected."""
+"""Errors for data-set files that are not where they are expected."""
 
 from __future__ import annotations
 

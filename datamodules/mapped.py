@@ -1,4 +1,4 @@
-"""What a function made of images, computed once, in the place of the images."""
+"""Outputs of a function of images, computed once, in place of the images."""
 
 from __future__ import annotations
 

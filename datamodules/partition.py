@@ -1,4 +1,4 @@
-"""Which records of a data set are private, as its settings say it: a teacher's file keeps it, no other is accepted.
+"""Identifies the private records of a data set by its settings: a teacher's file keeps it, no other is accepted.
 
 Data of another name, in another folder, are assumed to share no private record with the teacher's.
 """

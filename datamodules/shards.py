@@ -166,7 +166,7 @@ class Shards(WrappedDataset):
         return ShardedRecords.of(records, num_shards=self.num_teachers, shard_by=self.shard_by)
 
     def too_small(self, shard: int, size: int, total: int) -> str:
-        """What is said of a shard of `size` of `total` records, fewer than a batch."""
+        """Message about a shard of `size` of `total` records, fewer than a batch."""
         return (
             f"shard {shard} of {self.name} has {size} record(s), fewer than batch_size={self.batch_size} ({total} "
             f"records on num_teachers={self.num_teachers} shards): lower data.batch_size or data.num_teachers"

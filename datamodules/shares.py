@@ -1,4 +1,4 @@
-"""What each of several processes is evaluated on: every record by one of them, and by no other."""
+"""Each process's share of an evaluation: every record is evaluated by exactly one process."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from datamodules.wrapped import WrappedDataset
 
 
 class StepIndices:
-    """Counts the steps of an epoch: 0 to `steps - 1`, and goes on where a checkpoint stopped.
+    """Counts the steps of an epoch: 0 to `steps - 1`, and continues where a checkpoint stopped.
 
     Lightning takes any iterable with a length for a loader. This one is not a `DataLoader`, so under several processes
     each takes all steps, and it offers the state that Lightning saves and restores: with a plain `range` a run

@@ -1,4 +1,4 @@
-"""What all data modules around a data set have in common: its public facts, and what is evaluated."""
+"""Shared parts of all data modules around a data set: its public facts, and what is evaluated."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class WrappedDataset(LightningDataModule):
 
     @property
     def looks_at_private_records(self) -> bool:
-        """Whether what is shown while fitting tells of private records that nothing bounds."""
+        """Whether what is shown while fitting reveals private records without a bound."""
         return self.evaluation == "validation"
 
     @property

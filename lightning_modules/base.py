@@ -1,4 +1,4 @@
-"""What all data-free methods share: student, images, private teacher kept apart, annotator, resuming."""
+"""Shared parts of all data-free methods: student, images, private teacher kept apart, annotator, resuming."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
     # --- what a method fills ---
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
-        """What the student is fitted to, through the annotator.
+        """The student's targets, obtained through the annotator.
 
         Args:
             outputs: The student's logits, shape (B, c), detached.
@@ -178,7 +178,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         return self.annotator.affordable(limit=max(0, steps - self.steps_done))
 
     def assumptions(self) -> list[str]:
-        """What a guarantee of this run rests on besides the annotator."""
+        """Assumptions of this run's guarantee besides the annotator's."""
         return []
 
     # --- the two updates ---
@@ -307,7 +307,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         return found
 
     def generator_parameters(self) -> Iterator[nn.Parameter]:
-        """What the generator's optimizer steps."""
+        """Parameters that the generator's optimizer updates."""
         assert self.generator is not None
         return self.generator.parameters()
 
@@ -434,11 +434,11 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self.images.reset(self.steps_done, self.draws)
         self.optimizer("generator").optimizer.state.clear()
 
-    # --- what is said of a run ---
+    # --- guarantee and logging ---
 
     @property
     def is_logged(self) -> bool:
-        """Whether figures of this step reach anybody: every `log_every_n_steps`, and the last step of an epoch.
+        """Whether figures of this step are logged: every `log_every_n_steps`, and the last step of an epoch.
 
         Composing ε and taking figures in costs as much as a small student's step, and on a GPU waits for the device.
         """
@@ -456,7 +456,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self.log_dict(figures, prog_bar=True, on_step=not on_epoch, on_epoch=on_epoch)
 
     def guarantee(self) -> Guarantee:
-        """What may be said of this run's artefacts as things stand."""
+        """Current guarantee for this run's artefacts."""
         of_teacher = () if self._teacher is None else self._teacher.assumptions
         assumptions = [*self.assumptions(), *self.images.assumptions, *of_teacher]
         return self.run.guarantee(artefacts=self.published_artefacts, assumptions=assumptions)
@@ -539,7 +539,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         """Inverse of `on_save_checkpoint`; the charges are merged with the ledger when the fit begins.
 
         Raises:
-            CheckpointError: A fit is to go on from a file that says nothing of what its run was charged.
+            CheckpointError: A fit would resume from a file without the charges of its run.
         """
         if "distillation" not in checkpoint and self._trainer is not None and self._trainer.state.fn == "fit":
             raise CheckpointError(

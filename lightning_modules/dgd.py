@@ -77,7 +77,7 @@ class DGD(DataFreeDistillation):
         generator_phase: The generator against a fixed classifier.
         vae_phase: The variational autoencoder on synthetic images.
         query_phase: The queries to the ensemble.
-        student_phase: What the student is fitted to besides the queried labels.
+        student_phase: Additional targets of the student besides the queried labels.
         tangent_normal: The student's terms on the VAE's triples.
 
     Raises:
@@ -166,7 +166,7 @@ class DGD(DataFreeDistillation):
 
     @property
     def phase(self) -> Phase:
-        """What the next step is part of."""
+        """Phase that the next step belongs to."""
         return PHASES[self.phase_index]
 
     def _length(self, phase: Phase) -> int:
@@ -319,7 +319,7 @@ class DGD(DataFreeDistillation):
         return torch.cat([self.vae.encode(batch.to(self.device))[0].cpu() for batch in images.split(512)])
 
     def _surest(self, images: torch.Tensor, *, count: int) -> torch.Tensor:
-        """Of images (M, C, H, W) those that the student is surest of, so that released labels become balanced."""
+        """Selects the images (M, C, H, W) that the student is surest of, so that released labels become balanced."""
         with evaluating(self.student):
             logits = [self.student(batch.to(self.device)).float().cpu() for batch in images.split(512)]
         held = self.query_set.labels_per_class(self.num_classes)
@@ -423,7 +423,7 @@ class DGD(DataFreeDistillation):
                 )
 
     def on_fit_start(self) -> None:
-        """Opens the ledger, charges what is used besides votes, and refuses a budget in which no query fits."""
+        """Opens the ledger, charges everything used besides votes, and refuses a budget in which no query fits."""
         super().on_fit_start()
         if self._baseline is not None:
             self._unprotected_baseline()
@@ -471,7 +471,7 @@ class DGD(DataFreeDistillation):
         vae = {} if self.vae is None else {"vae": (self.vae.parameters(), self.vae_phase.optimizer, None)}
         return {**super().optimized(), **vae}
 
-    # --- what is said, shown and saved ---
+    # --- logging, figures and checkpoints ---
 
     @torch.no_grad()
     def synthetic_grid(self, count: int = 64) -> torch.Tensor:

@@ -27,7 +27,7 @@ Selection = Literal["random", "spread", "confident"]
 
 @dataclass(frozen=True, kw_only=True)
 class DGDImages:
-    """Where DGD's images come from; a string stands for the `source`.
+    """Source of DGD's images; a string stands for the `source`.
 
     Attributes:
         source: `generator`, `prior`, `both` (half of each batch), or `pool`.
@@ -178,7 +178,7 @@ class QueryPhase:
 
 @dataclass(frozen=True, kw_only=True)
 class StudentPhase:
-    """What the student is fitted to besides the queried labels (Eq. 5); additions to DGD, off as printed.
+    """Additional targets of the student besides the queried labels (Eq. 5); additions to DGD, off as printed.
 
     Attributes:
         pseudo_label_weight: Of the pseudo-label loss on distorted synthetic images.

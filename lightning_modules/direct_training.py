@@ -268,7 +268,7 @@ class DirectTraining(Teacher):
             self._scheduler.step()
 
     def guarantee(self) -> Guarantee:
-        """What may be said of the model: nothing of a record, and its own statement about labels."""
+        """Guarantee of the model: none for a record, and a separate statement about labels."""
         artefacts = ("model", "whatever is computed from it")
         return self.run.guarantee(artefacts=artefacts, assumptions=())
 
@@ -304,7 +304,7 @@ class DirectTraining(Teacher):
         """Inverse of `on_save_checkpoint`; the charges are merged with the ledger when the fit begins.
 
         Raises:
-            CheckpointError: A fit is to go on from a file that says nothing of what its labels were charged.
+            CheckpointError: A fit would resume from a file without the charges of its labels.
         """
         super().on_load_checkpoint(checkpoint)
         state = checkpoint.get("direct_training")

@@ -1,4 +1,4 @@
-"""Distillation of what may be published: a teacher by DP-SGD, or what an ensemble's noisy responses tell."""
+"""Distillation of what may be published: a teacher by DP-SGD, or an ensemble's noisy responses."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Distillation(DataFreeDistillation):
         self._feature_extractor = (getattr(self.student, "feature_extractor", None),)
         #: Extracted features of what is evaluated each epoch, by batch: a loader gives the same ones in the same order.
         self._evaluated: dict[int, torch.Tensor] = {}
-        #: How much the pool tells, from 0 to 1; see `informativeness`. None before it is answered.
+        #: How informative the pool is, from 0 to 1; see `informativeness`. None before it is answered.
         self.pool_informativeness: float | None = None
         self._pool: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         #: What an ensemble's answers were released as, (N, c): paid for once, and kept in checkpoints.
@@ -191,7 +191,7 @@ class Distillation(DataFreeDistillation):
         return joined(inputs), logits, counts[classes].double().pow(-self.balance)
 
     def _say_whether_images_suit(self, logits: torch.Tensor) -> None:
-        """Of one teacher: what an ensemble seems to answer is scaled, and says nothing of how sure it is."""
+        """Of one teacher: what an ensemble seems to answer is scaled, and does not show how sure it is."""
         self.pool_informativeness = told = informativeness(logits)
         sure = float(logits.softmax(dim=1).amax(dim=1).mean())
         shares = torch.bincount(logits.argmax(dim=1), minlength=self.num_classes) / len(logits)
@@ -284,12 +284,12 @@ class Distillation(DataFreeDistillation):
         self.evaluation.validate(self, self._forward_extracted(self._evaluated[batch_idx]), labels)
 
     def on_fit_start(self) -> None:
-        """Also lets go of what a fit before has evaluated: this one may have other images."""
+        """Also releases what an earlier fit has evaluated: this one may have other images."""
         self._evaluated.clear()
         super().on_fit_start()
 
     def teardown(self, stage: str) -> None:
-        """Lets go of the features of what was evaluated."""
+        """Releases the features of evaluated images."""
         self._evaluated.clear()
         super().teardown(stage)
 

@@ -1,4 +1,4 @@
-"""What is measured of a classifier: accuracy, and the area under the ROC curve where the data set's field asks for it.
+"""Metrics of a classifier: accuracy, and the area under the ROC curve where it is customary for the data set.
 
 `val/accuracy` is of something kept apart, by which a run may be chosen: a selection half, or held-out private records.
 Where a fit is validated on the public test split, the figure is one of that split: a run or a step that is chosen by it

@@ -53,7 +53,7 @@ _STATED = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FederationConfig:
-    """What the clients hold together; a string stands for its `name`.
+    """The clients as a whole; a string stands for its `name`.
 
     Attributes:
         name: Public, by which the server's ledger is found. Of the one file of a `TeacherEnsemble` it is that of its
@@ -84,7 +84,7 @@ class FedDPSD(DataFreeDistillation):
     teacher and sends back bounded gradients (*data* switch) or noisy classes (*label* switch); the server updates
     student and generator by them. No teacher and no record ever leaves a client.
 
-    Who adds the noise to gradients decides whom the figure protects from:
+    Who adds the noise to gradients decides against whom the figure holds:
 
     | `annotator.release` | noise | holds against |
     |---|---|---|
@@ -100,7 +100,7 @@ class FedDPSD(DataFreeDistillation):
     - *Line 14 for labels* is the mean of the clients' one-hot vectors; by default it is that of the classes which each
       response makes likely (`label_targets.noise_correction`), as in `DPSD`.
     - *Line 26* prints ‖g‖₂ without an index, and *line 10's* k is fixed: see `DPSD`, whose settings these are.
-    - *A client that is missing*, late or answers what cannot be used is left out of the round; the others go on.
+    - *A client that is missing*, late or answers what cannot be used is left out of the round; the others continue.
       Noise is not lowered for it, and the sum is divided by the number of answers.
 
     Args:
@@ -352,7 +352,7 @@ class FedDPSD(DataFreeDistillation):
         self.clients.end()
 
     def assumptions(self) -> list[str]:
-        """What a guarantee of this run rests on besides the annotator."""
+        """Assumptions of this run's guarantee besides the annotator's."""
         noise = _TRUSTED if self.noise_by == "server" else _OWN_NOISE
         said = [_CLIENTS, _ABSENT, noise]
         training = self.teacher.training if isinstance(self.teacher, Federation) else None

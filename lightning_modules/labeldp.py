@@ -67,7 +67,7 @@ class Stages:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorTraining:
-    """What the generator is trained against, and its loss (LabelDP Eq. 2).
+    """Training of the generator, and its loss (LabelDP Eq. 2).
 
     Attributes:
         discriminator: `teacher`, as printed, or `student`.

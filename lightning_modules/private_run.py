@@ -32,7 +32,7 @@ class PrivateRun:
 
     Attributes:
         plan: All calls that the run plans to make to the annotator.
-        uncharged_queries: Accesses to private things that nothing is charged for, in words for the guarantee.
+        uncharged_queries: Unaccounted accesses to private data, in words for the guarantee.
         partitions: Which records are private: what a student is tested on is held to it.
         resumed: Identity of the run that a checkpoint was taken from, where one is resumed.
     """
@@ -127,11 +127,11 @@ class PrivateRun:
         return {"privacy/epsilon": account.epsilon(), "privacy/epsilon_published": account.epsilon_published()}
 
     def covered_epsilon(self) -> float:
-        """Record-level ε that a guarantee states as things stand."""
+        """Record-level ε that the current guarantee states."""
         return self.annotator.covered_epsilon(self.plan.covered)
 
     def guarantee(self, *, artefacts: Sequence[str], assumptions: Sequence[str]) -> Guarantee:
-        """What may be said of these artefacts as things stand."""
+        """Current guarantee for these artefacts."""
         return self.annotator.guarantee(
             artefacts=artefacts,
             planned=self.plan.covered,

@@ -1,4 +1,4 @@
-"""What DPSD's federated form is compared with (DPSD Table V): federated averaging, and distillation at the server.
+"""Baselines of DPSD's federated form (DPSD Table V): federated averaging, and distillation at the server.
 
 None of them has a privacy guarantee: the clients' models leave them as they are, and record-level ε is infinite.
 """

@@ -1,4 +1,4 @@
-"""What the server computes of the clients' models, each the mean over all of them.
+"""Quantities that the server computes from the clients' models, each the mean over all of them.
 
 The ensemble is the mean of the clients' logits (AVGLOGITS of Lin et al. 2020, and DENSE).
 """

@@ -55,7 +55,7 @@ class FedDistillation(DataFreeDistillation):
         student: See `StudentConfig`.
         initial_weights: Where the student begins: `average` of the clients' weights, as FedDF has it, which needs their
             architecture; or `random`. Clients that began at different weights, as those of a `TeacherEnsemble` do,
-            have no average of use.
+            have no useful average.
         images: Where images come from: `prior`, `generator` or, where neither is trained, `both`.
         generator_loss: DAFL's terms, of the clients' models; null trains no generator in each step. Weights of 1, 5 and
             0.1 are the published code's, whose entropy is in decimal logarithms (`balance_logarithm`).

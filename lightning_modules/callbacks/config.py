@@ -29,7 +29,7 @@ class SaveConfig(SaveConfigCallback):
             return
         self.already_saved = True
         if stage == "fit":
-            # Without the checkpoint it went on from: `fit --config config.yaml` runs the whole fit again.
+            # Without the checkpoint it resumed from: `fit --config config.yaml` runs the whole fit again.
             begun = self.config.clone()
             begun["ckpt_path"] = None
             # It was validated when it was parsed.

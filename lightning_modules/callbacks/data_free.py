@@ -1,4 +1,4 @@
-"""What callbacks read of a data-free method.
+"""Properties of a data-free method that callbacks read.
 
 A protocol and not the base class: that class attaches these callbacks, and two modules must not import each other.
 """
@@ -47,7 +47,7 @@ class DataFreeModule(Protocol):
         """Where the module is."""
 
     def guarantee(self) -> Guarantee:
-        """What may be said of this run's artefacts as things stand."""
+        """Current guarantee for this run's artefacts."""
 
     def published_networks(self) -> dict[str, nn.Module]:
         """Networks that a guarantee of this run covers, by name."""

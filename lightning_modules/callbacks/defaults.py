@@ -1,4 +1,4 @@
-"""What every data-free method is given unless the trainer has its own."""
+"""Default callbacks of every data-free method, unless the trainer has its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the guarantee of a run, and says it in words."""
+"""Writes the guarantee of a run, and states it in words."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["GuaranteeWriter"]
 
 
 class GuaranteeWriter(Callback):
-    """Settles the ledger, writes `guarantee.json` and `guarantee.md`, and says in words what the figures mean."""
+    """Settles the ledger, writes `guarantee.json` and `guarantee.md`, and explains the figures in words."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leaves nothing of an earlier fit beside what this one will say."""
+        """Removes an earlier fit's statements."""
         if trainer.is_global_zero and not is_dev_run(trainer):
             clear(trainer, resumed=data_free(pl_module).run.resumed if trainer.ckpt_path else None)
 

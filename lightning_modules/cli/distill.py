@@ -185,7 +185,7 @@ def distill(
 
     Raises:
         ValueError: An option out of its range.
-        TeacherError: No teacher of use.
+        TeacherError: No usable teacher.
         CheckpointError: The run in the folder was begun with other settings.
         ExportError: The requested export is impossible; raised before the fit where possible, else the run is kept.
     """
@@ -238,7 +238,7 @@ def _require_exportable(epsilon: float, *, unprotected: bool) -> None:
 
 
 def _in_own_words(act: Callable[[], Any]) -> Any:
-    """Runs it; what it refuses is said by the options of this command."""
+    """Runs it; refusals name the options of this command."""
     try:
         return act()
     except (CheckpointError, TeacherError) as error:

@@ -11,7 +11,7 @@ __all__ = ["expected", "message_of"]
 
 _PACKAGES = ("lightning_modules", "datamodules", "privacy", "sweeps")
 
-# What Lightning says of itself, in the words of its settings.
+# Lightning's own messages, in the words of its settings.
 _LIGHTNING = (
     (r"No supported gpu backend found", "trainer.accelerator is gpu, and this machine offers none: choose auto or cpu"),
     (

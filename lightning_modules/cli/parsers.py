@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 __all__ = ["OptionParser", "explain", "nearest"]
 
-# What jsonargparse says of its own workings, line by line.
+# jsonargparse's messages about its own workings, line by line.
 _NOISE = re.compile(
     r"Does not validate against any|Subtypes: |Errors:$|Given value|Expected a <class 'NoneType'>|Expected a path but"
     r"|Problem with given class_path '[^']+':$|Parser key \"[^\"]+\":$|does not correspond to a subclass of"

@@ -22,7 +22,7 @@ MAY_CHANGE = frozenset(
         *("target_epsilon", "accounting", "scope", "delta", "ledger", "ledger_block", "noise"),
         *("annotator.noise_multiplier", "annotator.epsilon", "annotator.scale", "max_responses"),
         *("annotator.threshold", "annotator.threshold_scale", "queries"),
-        # Where things lie and how they are reached. Teachers are compared by identity, not by path.
+        # Locations and connections. Teachers are compared by identity, not by path.
         *("teacher", "teacher.path", "generator_phase.baseline", "root", "download", "verify", "cache", "num_workers"),
         *("clients.address", "clients.certificates", "clients.insecure", "clients.timeout", "clients.wait"),
         *("generator_phase.baseline.path", "teacher.checks.trial", "teacher.checks.accuracy"),
@@ -71,7 +71,7 @@ def find_checkpoint(given: str | None, *, command: str, places: Sequence[Path]) 
 
 
 def read_checkpoint(path: str | Path, *, command: str) -> dict[str, Any]:
-    """What a checkpoint of a fit holds.
+    """Contents of a fit's checkpoint.
 
     Args:
         path: The file; read without unpickling code.

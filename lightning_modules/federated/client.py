@@ -34,7 +34,7 @@ _OF_SERVER = {
 
 
 class ClientRefusal(ValueError):
-    """A client does not agree to what a run is going to ask, or a question is not what was agreed."""
+    """A client does not agree to a run's terms, or a query does not follow the agreed terms."""
 
 
 class FederatedClient:
@@ -82,7 +82,7 @@ class FederatedClient:
         self._answered = 0
 
     def introduction(self) -> Introduction:
-        """What it says of itself."""
+        """How it describes itself."""
         training = self.teacher.training
         return Introduction(
             name=self.name,
@@ -98,7 +98,7 @@ class FederatedClient:
     def begin(self, terms: Terms, *, folder: Path | None = None) -> None:
         """Agrees to a run: opens the ledger, writes down all that is planned, and says what it will cost.
 
-        A client that was restarted in the middle of a run goes on with the ledger's count of that run.
+        A client that was restarted in the middle of a run continues with the ledger's count of that run.
 
         Args:
             terms: Of the queries to come.
@@ -214,7 +214,7 @@ class FederatedClient:
     def _check(self, question: Question) -> None:
         terms = self.terms
         if terms.calls is not None and self._answered >= terms.calls:
-            # A server that goes on has seen what the planned ones gave; one that is resumed begins anew.
+            # A server that continues has seen the planned answers; one that is resumed begins anew.
             raise ClientRefusal(f"{terms.calls:,} questions were agreed, and all have been answered")
         wanted = {
             "images": (terms.batch_size, *terms.image_shape),
@@ -249,13 +249,13 @@ class FederatedClient:
         return replace(said, unit="one training record of this client")
 
     def _planned(self) -> Plan | None:
-        """What the guarantee covers besides what was released; marked as changed where more was answered than that."""
+        """What the guarantee covers besides the releases; marked as changed where more was answered than that."""
         plan = self._plan.covered
         beyond = plan is not None and plan.calls is not None and self.annotator.calls_made() > plan.calls
         return replace(plan, changed=True) if plan is not None and beyond else plan
 
     def _of_trusted_server(self) -> str:
-        """What holds against everybody but a server that adds the noise; its own figure bounds nothing then."""
+        """Guarantee against everyone but a server that adds the noise; its own figure bounds nothing then."""
         terms, delta = self.terms, self.annotator.budget.delta
         text = (
             "the server, which receives this client's gradients without noise: against it nothing bounds anything but "

@@ -14,14 +14,14 @@ __all__ = ["ClientConnection", "FederationError"]
 
 
 class FederationError(RuntimeError):
-    """Clients that a federation cannot begin or go on with."""
+    """Clients with which a federation cannot begin or continue."""
 
 
 class ClientConnection(ABC):
     """A way to the clients: in the same process (`LocalClients`), or on other machines.
 
     What a client does not answer in time, or answers in a way that cannot be used, is an `Absence` and no error: the
-    round goes on with the others.
+    round continues with the others.
     """
 
     @abstractmethod
@@ -39,7 +39,7 @@ class ClientConnection(ABC):
 
     @abstractmethod
     def begin(self, terms: Terms, *, folder: Path | None) -> Mapping[str, Absence]:
-        """Tells all clients what a run is going to ask of them.
+        """Sends all clients the terms of a run.
 
         Args:
             terms: What.

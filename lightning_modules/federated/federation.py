@@ -1,4 +1,4 @@
-"""What the server knows of its clients' teachers: what they say of themselves, and no network."""
+"""The server's view of its clients' teachers: their descriptions, and no network."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Federation(PrivateModel):
 
 
 def _assumptions(introductions: Sequence[Introduction]) -> tuple[str, ...]:
-    """What the clients say that their teachers rest on, each sentence once, with those who say it."""
+    """Assumptions that the clients state for their teachers, each once, with the clients that state it."""
     said: dict[str, list[str]] = {}
     for introduction in introductions:
         for text in dict.fromkeys(introduction.assumptions):
@@ -119,6 +119,6 @@ def _training(introductions: Sequence[Introduction], of_clients: bool) -> Traini
     if len(bounds) == len(stated) and not of_clients:
         # Not the worst client's: which one that is depends on what else is composed.
         joined = {OneOf.of(bounds): 1}
-    # A ledger that knows these clients by a bound on records must not apply it to what is said of whole clients.
+    # A ledger that knows these clients by a bound on records must not apply it to statements about whole clients.
     joint = hashlib.sha256("\n".join([*(["of clients"] if of_clients else []), *ids]).encode()).hexdigest()[:32]
     return Training(joint, kind=f"{len(ids)} clients", releases=joined)

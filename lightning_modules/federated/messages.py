@@ -1,4 +1,4 @@
-"""What server and clients tell each other (DPSD Algorithm 2), as plain values and tensors that any transport can carry.
+"""Messages between server and clients (DPSD Algorithm 2), as plain values and tensors that any transport can carry.
 
 Everything that the server sends is public or was released before. What a client sends back is the only thing that
 leaves it.
@@ -32,7 +32,7 @@ class Introduction:
         releases: What that training released of its records, where it was by DP-SGD; None where nothing bounds it.
         secure: Whether its noise comes from the operating system's generator.
         assumptions: What any guarantee of something that is computed with its teacher rests on, a sentence each.
-        partition: Which records of which data set are its own, where its teacher's file says it.
+        partition: Identifies its records and their data set, where its teacher's file does.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Introduction:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a run is going to ask of every client: fixed before the first question, and the same for all.
+    """The queries of a run to every client: fixed before the first one, and the same for all.
 
     Attributes:
         run: Identity of the server's run. A client's ledger counts by it.
@@ -73,7 +73,7 @@ class Terms:
         mechanism: Settings of the client's annotator, see `FederatedClient`.
         loss: Settings of `GradientTargets` whose gradient is requested; empty for labels.
         server_mu: Of noise that the server adds: μ of one of its `calls` releases, for what a client's guarantee says
-            of everybody but the server; their root mean square where the noise was changed. None where clients add
+            of everyone but the server; their root mean square where the noise was changed. None where clients add
             their own.
     """
 

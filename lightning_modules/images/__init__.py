@@ -1,4 +1,4 @@
-"""Where the images of a run come from: a generator, a procedural prior, a public pool, or what was released before."""
+"""Sources of a run's images: a generator, a procedural prior, a public pool, or what was released before."""
 
 from lightning_modules.images.source import Images, ImageSettings, ImageSource, SyntheticSource
 

@@ -75,7 +75,7 @@ class PoolSource(ImageSource):
         return self.pixels[: 0 if self.is_private else count]
 
     def assumption(self) -> str:
-        """What a guarantee rests on where the pool is public."""
+        """Assumption of a guarantee where the pool is public."""
         return (
             f"the pool of unlabelled images, the {self.part} part of {self.pool.name}, is public and was there without "
             "the private data"

@@ -1,4 +1,4 @@
-"""Where a run's synthetic images come from: a generator, a procedural prior, both, or a refined prior.
+"""Sources of a run's synthetic images: a generator, a procedural prior, both, or a refined prior.
 
 None of it reads private data: only queries about an image cost privacy.
 """
@@ -36,7 +36,7 @@ _Source = Literal["generator", "prior", "both", "refined"]
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """Where synthetic images come from; a string stands for the `source`.
+    """Source of synthetic images; a string stands for the `source`.
 
     Attributes:
         source: `generator`, `prior`, `both` (half of each batch), or `refined` (images of the prior, changed by a small

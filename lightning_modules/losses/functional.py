@@ -313,7 +313,7 @@ def logit_distance(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
 
 def expected_labels(outputs: Tensor, responses: Tensor, candidates: Tensor, *, epsilon: float) -> Tensor:
-    """What the teacher's classes probably are, given noisy responses: targets for the student, corrected for the noise.
+    """Likely classes of the teacher, given noisy responses: targets for the student, corrected for the noise.
 
     Bayes' rule with the student's own prediction as the prior and randomized response as the channel: the response y is
     kept with probability e^ε/(e^ε + k - 1), is one of the other candidates with 1/(e^ε + k - 1), and uniform on the k

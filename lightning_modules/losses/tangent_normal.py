@@ -18,7 +18,7 @@ Map = Callable[[Tensor], Tensor]
 
 
 class Directions(NamedTuple):
-    """What is added to codes and to images.
+    """Perturbations of codes and of images.
 
     Attributes:
         tangent: in the latent space, (N, latent_dim), rows of the tangent length.

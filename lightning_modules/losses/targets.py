@@ -1,4 +1,4 @@
-"""What the student is fitted to: targets from noisy gradients (DPDFD, DPSD) and from noisy labels (DPSD, FedDPSD)."""
+"""The student's targets, from noisy gradients (DPDFD, DPSD) and from noisy labels (DPSD, FedDPSD)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SMALLEST_PROBABILITY = 1e-12
 
 
 class Annotation(NamedTuple):
-    """What the student is fitted to, all of it released and detached.
+    """The student's targets, all of them released and detached.
 
     Attributes:
         targets: Probabilities, shape (B, c).

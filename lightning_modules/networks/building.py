@@ -79,7 +79,7 @@ def check_network(network: nn.Module, *, num_classes: int, image_shape: tuple[in
 
 
 def dry_run(network: nn.Module, images: Tensor) -> Any:
-    """What a network makes of images in eval mode; every module's mode is restored."""
+    """Output of a network for images in eval mode; every module's mode is restored."""
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:

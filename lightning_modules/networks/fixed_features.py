@@ -29,7 +29,7 @@ _FLOOR, _DIRECTIONS = 0.01, 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Whitening:
-    """How features are whitened by the statistics of a prior's images.
+    """Whitening of features by the statistics of a prior's images.
 
     Attributes:
         power: How far, 0 to 0.5; see `whitening_of`.
@@ -205,7 +205,7 @@ def _whitened(features: Tensor, mean: Tensor, directions: Tensor, gains: Tensor)
 class LinearOnFeatures(ImageClassifier):
     """A linear classifier on fixed features, for training by DP-SGD and for students of such teachers.
 
-    Nothing but its head is learnt from anybody's data: filters, anchors and whitening are of procedural images. What
+    Only its head is learnt from real data: filters, anchors and whitening are of procedural images. What
     each kind of features is worth: docs/features.md.
 
     Args:

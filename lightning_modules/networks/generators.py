@@ -186,7 +186,7 @@ class ScaledOutput(nn.Module):
         return int(getattr(self.network, "latent_dim"))  # noqa: B009 - nn.Module types every attribute as a tensor
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What the network makes of its inputs (N, …), scaled: images (N, C, H, W)."""
+        """Scaled output of the network for its inputs (N, …): images (N, C, H, W)."""
         images: Tensor = self.standardised(self.network(inputs)) * self.scale + self.shift
         return images
 

@@ -69,7 +69,7 @@ def _values(module: nn.Module) -> dict[str, Tensor]:
 
 
 class FeatureMemory:
-    """What extractors made of batches of images, found again by what both hold.
+    """Cached features of batches of images, keyed by the contents of extractor and images.
 
     An entry is known by the SHA-256 of the extractor's settings, weights and buffers and by that of the images, so that
     it is never of another extractor or of other images. Features of private images are private: they stay in this

@@ -73,7 +73,7 @@ def _normalised(patches: Tensor, contrast: float) -> Tensor:
 
 
 class Patches(nn.Module):
-    """How much each part of an image has of each of many patches, which are taken of procedural images.
+    """Similarity of each part of an image to each of many patches, which are taken from procedural images.
 
     The patches of an image are normalised, whitened and compared to K filters (`patch_filters`); what a response
     exceeds a threshold by, and what it falls short of minus the threshold by (Coates and Ng 2011, "The Importance of

@@ -52,7 +52,7 @@ class RowPrior(ImagePrior):
 
     @abstractmethod
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
-        """How many random numbers one image takes."""
+        """Number of random numbers per image."""
 
     @abstractmethod
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:

@@ -15,7 +15,7 @@ HARMONICS = 4
 
 
 def palette_numbers(channels: int) -> int:
-    """How many random numbers `palette` takes for each image."""
+    """Number of random numbers per image in `palette`."""
     return 2 * HARMONICS * (channels + 1) + channels + 4
 
 
@@ -61,7 +61,7 @@ def tint(noise: Tensor, *, mixing: Tensor, strength: Tensor) -> Tensor:
 
 
 def tone_numbers(channels: int) -> int:
-    """How many random numbers `tone` takes for each image."""
+    """Number of random numbers per image in `tone`."""
     return channels * channels + channels + 3
 
 

@@ -47,7 +47,7 @@ def along_curves(controls: Tensor, points: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def pen_ink(path: Tensor, length: Tensor, *, pen: Tensor, edge: Tensor, size: tuple[int, int]) -> Tensor:
-    """What a round pen leaves along points.
+    """Ink of a round pen along points.
 
     Args:
         path: (B, P, 2), x and y in pixels.

@@ -82,7 +82,7 @@ class RandomGeneratorPrior(ImagePrior):
             return 2 * tone(rows, _decorrelated(torch.cat(fields))) - 1
 
     def _fields(self, weights: _Weights, noise: Tensor, style: Tensor, sizes: list[torch.Size]) -> Tensor:
-        """What one generator makes of noise (B, N) and styles (B, L, 2, K, 1, 1): its fields (B, F, H, W)."""
+        """Output of one generator for noise (B, N) and styles (B, L, 2, K, 1, 1): its fields (B, F, H, W)."""
         maps, *fine = noise.split([self.channels * sizes[0].numel(), *(size.numel() for size in sizes)], 1)
         maps = maps.unflatten(1, (self.channels, *sizes[0]))
         for level, (size, filters, heard) in enumerate(zip(sizes, weights.filters, weights.heard, strict=True)):

@@ -19,7 +19,7 @@ class StrokePrior(RowPrior):
 
     The public knowledge it encodes, and no more: a character is bright ink on a dark ground, made of one to
     `max_curves` smooth strokes that usually touch; it is slanted, is usually not wider than tall, is scaled to a box
-    of a known size and put there by its centre of mass. It knows nothing of how many classes there are or what any of
+    of a known size and put there by its centre of mass. It does not know how many classes there are or what any of
     them looks like.
 
     Its defaults were chosen by looking: at the mean ink of MNIST and of the 8x8 digits, and at how well students of a

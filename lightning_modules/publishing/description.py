@@ -1,4 +1,4 @@
-"""`config.json`: what a published folder says of its network, for rebuilding it."""
+"""`config.json`: describes the network of a published folder, for rebuilding it."""
 
 from __future__ import annotations
 

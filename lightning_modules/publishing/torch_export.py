@@ -43,7 +43,7 @@ def write_program(network: nn.Module, folder: Path, *, image_shape: tuple[int, i
 
 
 def traced(network: nn.Module, *, image_shape: tuple[int, int, int]) -> torch.export.ExportedProgram:
-    """The program, without the lines of code that it came from: they tell of folders of this machine.
+    """The program, without the lines of code that it came from: they reveal folders of this machine.
 
     Raises:
         ExportError: It cannot be traced.

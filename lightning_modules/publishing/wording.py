@@ -1,4 +1,4 @@
-"""Words of a run, without what tells of the machine that it was made on."""
+"""Words of a run, without what identifies the machine that it was made on."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def exit_status(error: BaseException) -> int | str | None:
 
 
 def how_to_resume(folder: Path | None, checkpoint: Path) -> str:
-    """One line for a person: the command that goes on from a checkpoint.
+    """One line for the user: the command that resumes from a checkpoint.
 
     Args:
         folder: The run's, with its `config.yaml`, where it is known.

@@ -30,7 +30,7 @@ _SHORT = {
     "generator_phase.baseline": "path",
     "federation": "name",
 }
-"""The field that a string stands for. Written out, a later setting of another field adds to it and does not lose it."""
+"""The field that a string stands for. Written out: later settings of other fields add to it instead of replacing it."""
 
 _FOREIGN = f"{ForeignNetwork.__module__}.{ForeignNetwork.__name__}"
 

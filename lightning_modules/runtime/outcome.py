@@ -1,4 +1,4 @@
-"""What a fit ends with: what came out, what it costs, where it is, and the commands that go on from there."""
+"""Summary printed after a fit: its result, its price, where it is, and the commands to continue with."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
         measured = json.loads(asked.read_text(encoding="utf-8")).get("teacher_accuracy")
         if measured is not None:
             lines.append(f"its teacher: {100 * measured:.2f} %, asked without noise: keep this figure private")
-    # A method's guarantee has said its own, at length.
+    # A method's guarantee has printed its own, at length.
     if record["method"] in _TEACHERS:
         lines.append(f"record-level ε: {_epsilon(record)}")
     if checkpoint is not None:

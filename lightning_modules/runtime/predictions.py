@@ -1,4 +1,4 @@
-"""What a network decides about the images that `predict` is given, as a table."""
+"""A network's predictions for the images given to `predict`, as a table."""
 
 from __future__ import annotations
 

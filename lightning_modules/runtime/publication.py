@@ -24,12 +24,12 @@ __all__ = ["clear", "private_folder", "public_folder", "publish"]
 
 
 def public_folder(trainer: Trainer) -> Path:
-    """Where the guarantee lies, and what it covers."""
+    """Folder of the guarantee and of what it covers."""
     return run_folder(trainer) / "public"
 
 
 def private_folder(trainer: Trainer) -> Path:
-    """Where figures of non-private accesses lie: what this run found out without a charge."""
+    """Folder of figures from non-private accesses: what this run found out without a charge."""
     return run_folder(trainer) / "private"
 
 
@@ -62,7 +62,7 @@ def publish(folder: Path, guarantee: Guarantee, networks: Mapping[str, nn.Module
 
     Args:
         folder: Where to.
-        guarantee: What is said of them.
+        guarantee: The statement about them.
         networks: By the name of the file.
     """
     covered = {} if math.isinf(guarantee.epsilon) else networks

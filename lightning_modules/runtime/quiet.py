@@ -1,4 +1,4 @@
-"""Leaves out what Lightning says of itself, so that what a run says can be read."""
+"""Suppresses Lightning's own messages, so that a run's output is readable."""
 
 from __future__ import annotations
 

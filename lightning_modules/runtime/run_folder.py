@@ -26,7 +26,7 @@ def first_process() -> bool:
 
 @contextlib.contextmanager
 def own_folder(folder: Path) -> Iterator[None]:
-    """Holds a run's folder for this process until the block ends, however it ends: the system lets go of the lock.
+    """Holds a run's folder for this process until the block ends, however it ends: the system releases the lock.
 
     Args:
         folder: Made where it is missing.

@@ -1,4 +1,4 @@
-"""Where a run keeps its files, and what it ran on."""
+"""A run's folder, and the hardware it ran on."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def describe_runs(loggers: Iterable[Logger], *, model: LightningModule, dataset:
 
 
 def end_wandb_run() -> None:
-    """Ends the W&B run of this process, if there is one: Lightning would let the next fit go on in it."""
+    """Ends the W&B run of this process, if there is one: Lightning would let the next fit continue it."""
     wandb = sys.modules.get("wandb")
     if wandb is not None and wandb.run is not None:
         wandb.finish()

@@ -75,7 +75,7 @@ class Fit:
         Args:
             folder: Where its files go.
             places: Folder of each fit that its settings refer to.
-            resume: Checkpoint to go on from.
+            resume: Checkpoint to resume from.
         """
         line = list(self.arguments)
         for config in self.config:

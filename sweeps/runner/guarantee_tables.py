@@ -1,4 +1,4 @@
-"""Which figure holds where: tables for `docs/privacy.md`, computed by the code that accounts for runs.
+"""Where each figure holds: tables for `docs/privacy.md`, computed by the code that accounts for runs.
 
 Every figure is at δ = 1e-5 and record-level unless it is called published.
 """
@@ -73,7 +73,7 @@ def methods_table() -> str:
 
 
 def papers_table() -> str:
-    """What the papers' theorems give at the papers' settings, against the record-level figure of the same run."""
+    """ε by the papers' theorems at the papers' settings, against the record-level figure of the same run."""
     rows: list[tuple[str, float, Bound]] = []
     releases: tuple[GradientReleases, ...] = ("per_sample", "per_sample_full", "batch_mean")
     for norm_bound, steps in ((1e-3, 59681), (5e-3, 139273)):

@@ -1,7 +1,7 @@
 """Fits in order, each in its own folder, done once: `LightningCLI pipeline sweeps/demo.yaml`.
 
 A fit is skipped where its configuration (its values: a comment is none) and its parents are what they were when it
-finished; one that was interrupted goes on from its last checkpoint. What is run again charges the private data again,
+finished; one that was interrupted resumes from its last checkpoint. What is run again charges the private data again,
 so it is named first. `sweeps.runner.spec` says what a file may hold.
 """
 
@@ -51,7 +51,7 @@ def run_pipeline(
     Args:
         spec: The pipeline.
         run: Takes the arguments of one `fit` command.
-        folder: Where the fits' folders lie, in place of the file's own.
+        folder: Parent of the fits' folders, in place of the file's own.
         force: Run everything again.
         results: Folder into which each fit's record is copied as `<pipeline>_<fit>.json`, and the figure as
             `<pipeline>.png`; None for no copies.
@@ -110,7 +110,7 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
 
 
 def summary(folders: Mapping[str, Path], *, title: str | None = None, folder: Path) -> str:
-    """What has been made as a table, what its columns mean, and where figures and guarantees lie.
+    """Finished fits as a table, the meaning of its columns, and where figures and guarantees are.
 
     Args:
         folders: Folder of each fit.

@@ -63,24 +63,24 @@ Run = Callable[[Sequence[str]], Any]
 
 
 class Store:
-    """Folders of fits: which are finished, failed or being made, and where an interrupted one goes on.
+    """Folders of fits: which are finished, failed or being made, and where an interrupted one resumes.
 
     A fit is claimed by a lock that the operating system drops when its holder dies, so that a
     claim is never stale.
 
     Args:
-        root: Where the folders lie.
+        root: Parent of the folders.
     """
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
 
     def folder(self, name: str) -> Path:
-        """Where one fit lies."""
+        """Folder of one fit."""
         return self.root / name
 
     def done(self, name: str) -> dict[str, Any] | None:
-        """What was noted when it finished, or None."""
+        """Its notes from when it finished, or None."""
         return _read(self.folder(name) / "done.json")
 
     @contextmanager
@@ -161,7 +161,7 @@ class Task:
         fit: What is run.
         digest: Of everything that decides its outcome.
         parents: Name of the task that stands behind each placeholder in the fit's settings.
-        label: What tells it from the others, for a person.
+        label: What distinguishes it from the others, for people.
         seconds: Estimate of its wall time, or None.
         needs_record: Whether it has failed where it leaves no `result.json`.
         note: Kept with it when it is done; fits with equal notes, but for `labels` and `seed`, take about equally long.
@@ -179,7 +179,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Order:
-    """What a process has to know to make one fit.
+    """Everything a process needs to make one fit.
 
     Attributes:
         task: The fit.
@@ -194,14 +194,14 @@ class Order:
     workplace: str = ""
 
     def command(self, store: Store) -> list[str]:
-        """Its command line, which goes on where an interrupted one stopped."""
+        """Its command line, which resumes where an interrupted one stopped."""
         places = {alias: str(Path(self.root, name)) for alias, name in self.task.parents.items()}
         resume = store.resumable(self.task, self.made)
         return self.task.fit.command(Path(self.root, self.task.name), places, resume=resume)
 
 
 class Stopped(Exception):
-    """A fit was ended because it is no longer wanted; it goes on from its checkpoint the next time."""
+    """A fit was ended because it is no longer wanted; it resumes from its checkpoint the next time."""
 
 
 class Plan:
@@ -209,7 +209,7 @@ class Plan:
 
     Args:
         tasks: Them; those of a name that is there already are left out.
-        store: Where they lie.
+        store: Their folders.
         title: Of all of them together, for people.
 
     Raises:
@@ -262,7 +262,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a plan is.
+    """Progress of a plan.
 
     Attributes:
         done: Fits that are finished.
@@ -491,7 +491,7 @@ class _Course:
         return elsewhere
 
     def _note(self, name: str, failure: str | None) -> None:
-        """What became of a fit; None where another command has taken it meanwhile."""
+        """Outcome of a fit; None where another command has taken it meanwhile."""
         if failure is None:
             self.left.insert(0, name)
         else:

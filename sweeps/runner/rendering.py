@@ -212,7 +212,7 @@ def _comparisons(spec: Spec, preset: str, rows: Sequence[Row], results: Path) ->
 
 
 def _competitors(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
-    """What the same table prints for other methods at the same points, and anchors from other papers."""
+    """Figures of the same table for other methods at the same points, and anchors from other papers."""
     columns, own = _columns(rows), _methods(spec, rows)
     units = {row.printed.unit for row in rows if row.printed is not None}
     methods: dict[str, dict[str, str]] = {}
@@ -231,7 +231,7 @@ def _competitors(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
 
 
 def _not_run(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
-    """What the same table prints at points that have no row here: other data sets, budgets, teachers."""
+    """Figures of the same table at points that have no row here: other data sets, budgets, teachers."""
     columns, own = _columns(rows), _methods(spec, rows)
     shown = {row.printed for row in rows}
     left = [

@@ -1,4 +1,4 @@
-"""What the papers print, read from `sweeps/reported/*.csv`."""
+"""Figures printed in the papers, read from `sweeps/reported/*.csv`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reported:
         delta: δ; None where none is stated.
         accuracy: Between 0 and 1.
         notes: Keys of `footnotes`.
-        source: Where the figure stands.
+        source: Where the figure is printed.
     """
 
     paper: str

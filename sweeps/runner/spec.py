@@ -1,4 +1,4 @@
-"""What a file of fits says: a pipeline, which makes each of its fits, or a table, which makes its last fit on a grid.
+"""A file of fits: a pipeline, which makes each of its fits, or a table, which makes its last fit on a grid.
 
     title: DPDFD under two budgets
     fits:                       # in order; parents before the fits whose settings name them

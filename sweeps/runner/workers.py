@@ -40,7 +40,7 @@ SHARED = ("WANDB_MODE", "OMP_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Workers:
-    """What makes fits beside this process.
+    """Workers that make fits beside this process.
 
     Attributes:
         jobs: How many fits at a time.
@@ -141,7 +141,7 @@ def _sources() -> str:
 
 
 def shared_environment() -> dict[str, str | None]:
-    """What processes take over from this one. Separate ledgers would forget charges."""
+    """Environment that processes inherit from this one. Separate ledgers would forget charges."""
     ledgers = os.environ.get(LEDGERS)
     shared: dict[str, str | None] = {LEDGERS: None if ledgers is None else str(Path(ledgers).resolve())}
     return shared | {name: os.environ[name] for name in SHARED if name in os.environ}
@@ -192,7 +192,7 @@ def add_worker_arguments(add: Callable[..., Any]) -> None:
 
 
 def workers_of(options: Any) -> Workers | None:
-    """What `--jobs` and `--dask` ask for; None is this process.
+    """Workers by `--jobs` and `--dask`; None is this process.
 
     Raises:
         RunnerError: Fewer than one job.

@@ -173,12 +173,12 @@ def read(values: Mapping[str, Any], rules: Rules, build: Callable[[Mapping[str, 
 
 
 def read_introduction(values: Mapping[str, Any]) -> Introduction:
-    """What a client says of itself."""
+    """A client's description of itself."""
     return read(values, _INTRODUCTION, Introduction.from_dict)
 
 
 def read_terms(values: Mapping[str, Any]) -> Terms:
-    """What a run is going to ask; which settings a server may decide on is the client's to say."""
+    """The terms of a run; the client decides which settings a server may choose."""
     return read(values, _TERMS, Terms.from_dict)
 
 
@@ -212,7 +212,7 @@ def read_question(arrays: Sequence[bytes], values: Mapping[str, Any], terms: Ter
 def read_answer(arrays: Sequence[bytes], values: Mapping[str, Any], question: Question) -> torch.Tensor:
     """What a client answered: gradients (B, c), or of labels classes (B,), that the server may use.
 
-    That a client sends what is not finite says something of its machine and nothing of its records: what a teacher
+    That a client sends what is not finite reveals something of its machine and nothing of its records: what a teacher
     gives that is not finite becomes zeros, or class 0, before it leaves the client.
 
     Raises:
