@@ -66,7 +66,7 @@ class ImageDataModule(LightningDataModule, ABC):
     Attributes:
         num_classes: c. Known when the object is built, without opening an image, as are the three that follow.
         image_shape: (channels, height, width).
-        num_records: public size N of the private (official training) part, or a bound on it; a sound δ lies below 1/N.
+        num_records: public size N of the private (official training) part, or a bound on it; a sound δ is below 1/N.
         class_names: one name per class.
         class_aliases: other names of the classes, which `classes` takes as well; empty where there are none.
         name: by which results are known; by default the class's.
@@ -157,7 +157,7 @@ class ImageDataModule(LightningDataModule, ABC):
     def partition(self) -> dict[str, Any]:
         """Identifies the private and the public records, as plain values: a teacher's file keeps it.
 
-        `data`, the name; `place`, what tells its folder where that holds nothing else; `settings`, the chosen classes
+        `data`, the name; `place`, identifies its folder where that holds no other data; `settings`, the chosen classes
         and every setting of a derived class that is not known to have no effect on it; `share`, a partition into
         clients and the number of this one, where it is a client's.
         """
@@ -260,7 +260,7 @@ class ImageDataModule(LightningDataModule, ABC):
         return [self.folder / name for name in files]
 
     def archive_hint(self, missing: Sequence[str]) -> str:
-        """What is there in place of the missing files, in words; empty for nothing."""
+        """Describes what is there in place of the missing files; empty for nothing."""
         return ""
 
     def missing_data(

@@ -202,7 +202,7 @@ class Clients(Shards):
 
 
 class ClientRecords(ImageDataModule):
-    """One client's records as a separate data set, for a teacher that is trained where they lie.
+    """One client's records as a separate data set, for a teacher that is trained where they are stored.
 
     The same records that `Clients` gives to its shard `client`, with the same settings; the test split is the whole
     one. Loaders are set in the wrapped data set (`dataset.batch_size` and the like).

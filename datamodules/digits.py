@@ -17,7 +17,7 @@ class Digits(ImageDataModule):
 
     The bundled array has no official split, so a fixed public one is made here by hash of the row number: a test part
     of 362 records and a private part of 1435. `val_fraction` of the latter are held out for validation (with the
-    default 160, leaving 1275 to train on). Both parts lie in one bundled array; a stage keeps only what it needs.
+    default 160, leaving 1275 to train on). Both parts are in one bundled array; a stage keeps only what it needs.
 
     `root` and `download` have no effect.
     """

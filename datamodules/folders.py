@@ -40,7 +40,7 @@ class Listing:
     Attributes:
         files: N paths.
         labels: N labels.
-        names: N names, stable: the same wherever the data set lies, and whatever else is in it.
+        names: N names, stable: the same wherever the data set is, and whatever else is in it.
     """
 
     files: tuple[Path, ...]

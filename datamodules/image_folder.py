@@ -61,7 +61,7 @@ class ImageFolder(ImageDataModule):
             name: By which the private data are known, in results and in their ledger; by default the folder's own. Two
                 folders of the same pictures need the same one.
             num_records: A bound on the number of private records, public. Default: how many pictures there are now,
-                which by itself tells whether one was added.
+                which by itself reveals whether one was added.
             cache: Whether decoded pictures are kept beside them in `.decoded`, or the folder where they are. They are
                 as private as the pictures.
             settings: As for every data set.

@@ -24,7 +24,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         images: (N, C, H, W) uint8.
         labels: (N,) int64.
         peak: the pixel value that maps to 1 (0 maps to -1).
-        identities: (N,) int64, whom each record is of, where the data set says; records of one person share theirs.
+        identities: (N,) int64, the person of each record, where the data set says; records of one person share theirs.
         names: N file names, where each record has its own file. For people: nothing is decided by them.
     """
 

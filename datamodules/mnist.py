@@ -24,7 +24,7 @@ class MNIST(ImageDataModule):
 
     Files are looked for where torchvision puts them, `root/MNIST/raw/*-ubyte`, uncompressed. Unlike in
     `torchvision.datasets.MNIST` the two parts are independent: evaluation needs only the two `t10k` files,
-    and the training files may lie on another machine. A record's id is its index in the official file.
+    and the training files may be on another machine. A record's id is its index in the official file.
     """
 
     num_classes = 10

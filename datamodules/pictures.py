@@ -33,7 +33,7 @@ _WORTH_A_BAR = 5000
 
 @dataclass(frozen=True)
 class Preparation:
-    """How a picture becomes an image of a data set.
+    """Conversion of a picture to an image of a data set.
 
     Turned upright as its EXIF says, cut or squeezed to a square, and shrunk or enlarged by Pillow's bilinear filter,
     which averages over all pixels when it shrinks. Of a colour picture one channel is its luma; of a grey one three
@@ -209,7 +209,7 @@ def _digest(files: Sequence[Path], prepare: Preparation) -> str:
     digest = hashlib.blake2b(repr(prepare).encode(), digest_size=8)
     for file in files:
         about = file.stat()
-        # With the folder that it lies in, which is its class; the way there may change.
+        # With the folder that it is in, which is its class; the way there may change.
         digest.update(
             f"\n{file.parent.name}/{file.name}\0{about.st_size}\0{about.st_mtime_ns}".encode(errors="replace")
         )

@@ -173,7 +173,7 @@ class PoissonSampled(WrappedDataset):
     def sample_rate(self) -> float:
         """Probability of each record to be in a batch; needs `setup("fit")`.
 
-        It is published, and ε tells it to many digits: where a bound on N is stated it is of that bound, and batches
+        It is published, and ε reveals it to many digits: where a bound on N is stated it is of that bound, and batches
         are smaller than `batch_size`.
         """
         dataset = self.dataset
@@ -213,7 +213,7 @@ class PoissonSampled(WrappedDataset):
 
     @property
     def _own(self) -> slice:
-        """Which of the training records are this process's."""
+        """This process's share of the training records."""
         trainer = self.trainer
         return slice(None) if trainer is None else slice(trainer.global_rank, None, trainer.world_size)
 

@@ -43,7 +43,7 @@ def shard_of(ids: Tensor, *, num_shards: int) -> Tensor:
 class ShardedRecords:
     """Records in the order of shards, and within a shard of ids.
 
-    That order makes a shard's content the same whatever lies in the others, and wherever in a file its records stand.
+    That order makes a shard's content independent of the others, and of where in a file its records are.
 
     Attributes:
         records: all records, or what a function made of their images.
@@ -55,7 +55,7 @@ class ShardedRecords:
 
     @classmethod
     def of(cls, records: ImageDataset, *, num_shards: int, shard_by: ShardBy = "record") -> ShardedRecords:
-        """Sorts records into `num_shards` shards, by their own ids or by those of whom they are of.
+        """Sorts records into `num_shards` shards, by their own ids or by those of their persons.
 
         Raises:
             ValueError: By identity, and the records have none.
@@ -84,7 +84,7 @@ class ShardedRecords:
         return len(self.starts) - 1
 
     def positions(self, shard: int) -> range:
-        """Returns where in `records` the records of one shard stand."""
+        """Returns the positions of one shard's records in `records`."""
         return range(int(self.starts[shard]), int(self.starts[shard + 1]))
 
     def to(self, device: torch.device) -> ShardedRecords:
@@ -94,7 +94,7 @@ class ShardedRecords:
     def mapped(self, function: Callable[[Tensor], Tensor]) -> ShardedRecords:
         """Returns a copy with `function` of each image, computed once and kept in half precision, in its place.
 
-        Shard by shard: how many images are in one call may decide the last bits, and must not tell of another shard.
+        Shard by shard: how many images are in one call may decide the last bits, and must not reveal another shard.
         """
         parts = [torch.as_tensor(self.positions(shard)) for shard in range(len(self))]
         return ShardedRecords(

@@ -60,7 +60,7 @@ def cropped(digit: Pixels, *, size: int) -> Pixels:
     """Cuts a digit to its ink and stretches it to fill a square.
 
     It is stretched up to three times more one way than the other, by Pillow's bilinear filter, which averages when it
-    shrinks; a narrower digit stands in the middle. One without ink is scaled as it is.
+    shrinks; a narrower digit is in the middle. One without ink is scaled as it is.
 
     Args:
         digit: (H, W), bright ink on dark ground.

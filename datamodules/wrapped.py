@@ -26,8 +26,8 @@ class WrappedDataset(LightningDataModule):
         dataset: The data set.
         batch_size: Images per step, of all processes together.
         evaluation: What is evaluated.
-        allowed: What may be.
-        why: What is said besides where it is not.
+        allowed: Allowed values of it.
+        why: Added to the message of an error.
 
     Raises:
         ValueError: A setting is outside its range.

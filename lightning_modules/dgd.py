@@ -89,7 +89,7 @@ class DGD(DataFreeDistillation):
     annotator: VoteAnnotator
 
     def training_step(self, batch: int, batch_idx: int) -> None:
-        """One step of the phase that the counter stands at. `batch` is a step index: no data set stands behind it."""
+        """One step of the current phase. `batch` is a step index, without a data set."""
         with self.draws.seeded(self.steps_done):
             latents = self.draw_latents(self.steps_done)
             if self.phase == "generator":  # Eq. 2

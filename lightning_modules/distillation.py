@@ -121,7 +121,7 @@ class Distillation(DataFreeDistillation):
         self.balance = balance
         self.loss: Literal["logits", "kl"] = loss
         self.temperature = temperature
-        # In a tuple: registered, it would stand in the checkpoint twice.
+        # In a tuple: registered, it would be in the checkpoint twice.
         self._feature_extractor = (getattr(self.student, "feature_extractor", None),)
         #: Extracted features of what is evaluated each epoch, by batch: a loader gives the same ones in the same order.
         self._evaluated: dict[int, torch.Tensor] = {}
@@ -156,7 +156,7 @@ class Distillation(DataFreeDistillation):
         return self.charged_calls if steps else 0
 
     def training_step(self, batch: int, batch_idx: int) -> None:
-        """One step on kept answers. `batch` is a step index: no data set stands behind it."""
+        """One step on kept answers. `batch` is a step index, without a data set."""
         if self._pool is None:
             self._pool = self.answer_pool()
         inputs, answers, weights = self._pool

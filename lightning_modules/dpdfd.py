@@ -89,7 +89,7 @@ class DPDFD(DataFreeDistillation):
         return self.annotator.mechanism.of_ensemble
 
     def training_step(self, batch: int, batch_idx: int) -> None:
-        """One iteration of Algorithm 1. `batch` is a step index: no data set stands behind it."""
+        """One iteration of Algorithm 1. `batch` is a step index, without a data set."""
         with self.draws.seeded(self.steps_done):
             latents = self.draw_latents(self.steps_done)  # line 2
             images = self.draw_images(self.steps_done, latents)  # line 3

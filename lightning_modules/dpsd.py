@@ -117,7 +117,7 @@ class DPSD(DataFreeDistillation):
             self.latents = nn.Parameter(torch.randn(self.images.generated, self.images.latent_dim))  # line 1: Z
 
     def training_step(self, batch: int, batch_idx: int) -> None:
-        """One iteration of Algorithm 1. `batch` is a step index: no data set stands behind it."""
+        """One iteration of Algorithm 1. `batch` is a step index, without a data set."""
         with self.draws.seeded(self.steps_done):
             latents = self.draw_latents(self.steps_done)
             images = self.draw_images(self.steps_done, latents)  # line 3

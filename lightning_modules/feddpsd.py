@@ -168,7 +168,7 @@ class FedDPSD(DataFreeDistillation):
         self._told: set[tuple[str, str]] = set()
 
     def training_step(self, batch: int, batch_idx: int) -> None:
-        """One round of Algorithm 2. `batch` is a step index: no data set stands behind it."""
+        """One round of Algorithm 2. `batch` is a step index, without a data set."""
         with self.draws.seeded(self.steps_done):
             latents = self.draw_latents(self.steps_done)  # line 3
             images = self.draw_images(self.steps_done, latents)  # line 4

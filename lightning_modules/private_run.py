@@ -104,7 +104,7 @@ class PrivateRun:
         return True
 
     def is_used_up(self, calls: int) -> bool:
-        """Whether the target does not allow so many further calls."""
+        """Whether the target does not allow this many further calls."""
         return self.annotator.budget.target_epsilon is not None and self.annotator.affordable(limit=calls) < calls
 
     def stop_before(self, trainer: Trainer, *, calls: int) -> None:

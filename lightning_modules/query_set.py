@@ -23,7 +23,7 @@ class QuerySet:
         images: Shape (N, C, H, W), half precision: what is kept is what was queried. Empty until they are chosen,
             in rounds those of the rounds so far.
         labels: Shape (n,), int64, of the first n images; -1 is none.
-        positions: Of a pool, where in it these images lie: a checkpoint keeps no image that might be private.
+        positions: Positions of these images in the pool: a checkpoint keeps no image that might be private.
     """
 
     def __init__(self, image_shape: tuple[int, int, int]) -> None:

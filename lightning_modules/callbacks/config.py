@@ -20,7 +20,7 @@ class SaveConfig(SaveConfigCallback):
     """Writes `config.yaml` into the folder of the run itself, and hands the resolved values to every logger."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run is compared with, see `cli.resuming`; the model's settings stand by its weights."""
+        """Settings that a resumed run is compared with, see `cli.resuming`; the model's are with its weights."""
         return {name: self.values.get(name) for name in ("seed_everything", "data")}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

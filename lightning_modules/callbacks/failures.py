@@ -19,7 +19,7 @@ class NoLonelyCheckpoint(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Before the checkpoints' own: callbacks that save come last."""
-        # Lightning tells all processes of a SIGTERM before any of them raises.
+        # Lightning notifies all processes of a SIGTERM before any of them raises.
         if trainer.world_size == 1 or failed_everywhere(exception) or isinstance(exception, SIGTERMException):
             return
         for callback in trainer.checkpoint_callbacks:

@@ -28,7 +28,7 @@ class GuaranteeWriter(Callback):
         self._write(trainer, pl_module)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """What was released before an error or an interruption stays released."""
+        """Releases before an error or an interruption stay released."""
         module = data_free(pl_module)
         if module.annotator.is_open and module.annotator.account.counts(scope="run"):
             self._write(trainer, pl_module)

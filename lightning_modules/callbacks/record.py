@@ -146,7 +146,7 @@ class ResultRecord(Callback):
         write_atomically(self.file_of(trainer), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
     def file_of(self, trainer: Trainer) -> Path:
-        """Where the record of a run is written."""
+        """Path of a run's record."""
         return Path(self.path) if self.path else run_folder(trainer) / "result.json"
 
     @property

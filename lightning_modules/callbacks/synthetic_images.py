@@ -57,7 +57,7 @@ class SyntheticImages(Callback):
 
 
 def log_image(trainer: Trainer, images: torch.Tensor, path: Path, *, step: int) -> None:
-    """Hands images to those loggers that can show them; for the others the PNG at `path` stands."""
+    """Hands images to those loggers that can show them; for the others there is the PNG at `path`."""
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_image(

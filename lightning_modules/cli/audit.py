@@ -72,7 +72,7 @@ class Game:
         student: Of a student that is made of each teacher, or None.
         overrides: Further arguments of the teacher's fit.
         seed: Of the first run of either kind; the others count on from it.
-        folder: Where everything lies.
+        folder: Where everything is stored.
     """
 
     teacher: Mapping[str, Any]
@@ -88,7 +88,7 @@ class Game:
 
     @cached_property
     def store(self) -> Store:
-        """Its runs: those of other settings, or of other code, lie elsewhere."""
+        """Its runs: those of other settings, or of other code, are elsewhere."""
         content = [self.teacher, self.student, list(self.overrides), self.seed, commit(), versions()]
         return Store(self.folder / hashed(content)[:16])
 
@@ -254,7 +254,7 @@ def finding(
     delta: float = 1e-5,
     confidence: float = 0.95,
 ) -> dict[str, Any]:
-    """What the scores of finished models say about a claim, as plain values.
+    """Evidence about a claim from the scores of finished models, as plain values.
 
     Args:
         scores_with: One for each run with the canary, in the order of runs, at least 8.
@@ -305,7 +305,7 @@ def _replayed(scores: Sequence[float]) -> auditing.Sampler:
 
 
 def _largest(claims: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
-    """What all runs satisfy: no claim where one of them has none, else the one with the largest ε."""
+    """Claim that all runs satisfy: no claim where one of them has none, else the one with the largest ε."""
     stated = [claim for claim in claims if claim is not None]
     if len(stated) < len(claims):
         return None

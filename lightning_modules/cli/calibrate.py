@@ -26,7 +26,7 @@ ACCOUNTINGS: tuple[Accounting, ...] = ("record", "published")
 
 
 def epsilon_of(annotator: Annotator, calls: int, accounting: Accounting) -> float:
-    """ε of so many calls of a bound annotator under either accounting, nothing else released."""
+    """ε of `calls` calls of a bound annotator under either accounting, with no other release."""
     charge = annotator.charge
     if accounting == "record":
         return compose({charge.release: calls}, annotator.budget.delta).epsilon
@@ -107,7 +107,7 @@ def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> 
 
 
 def planned_cost(cli: Any) -> list[str]:
-    """What a configuration releases and costs, in lines for a person; nothing is run and no teacher read.
+    """Releases and costs of a configuration, as lines of text; nothing is run and no teacher is read.
 
     Args:
         cli: Its model and data, built.

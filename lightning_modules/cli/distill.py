@@ -45,7 +45,7 @@ GENERAL: Mapping[str, Any] = {
 }
 """Edges, textures and shading at every scale: images of no kind in particular."""
 
-#: Images are drawn and queried in epochs of so many steps, after which a checkpoint is written.
+#: Images are drawn and queried in epochs of this many steps, after which a checkpoint is written.
 _STEPS_PER_EPOCH = 100
 
 #: Of `fit`, and handed on to it. Those with dots are handed on as well.
@@ -160,7 +160,7 @@ def bounded_training(path: Path) -> tuple[Training | None, Mapping[str, Any] | N
 
 
 def _safe_network(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a file says of its architecture, for the student's; None where it names code of others."""
+    """Architecture named in a file, for the student's; None where it names third-party code."""
     settings = content.get("hyper_parameters")
     network = settings.get("network") if isinstance(settings, Mapping) else None
     try:

@@ -1,4 +1,4 @@
-"""Where errors end: one line for what the user can change, a traceback for a defect."""
+"""Top-level error handling: one line for what the user can change, a traceback for a defect."""
 
 from __future__ import annotations
 

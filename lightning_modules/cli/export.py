@@ -77,7 +77,7 @@ def export_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def say_exported(done: Exported) -> None:
-    """Says what was written and what it may be used for."""
+    """Prints what was written and what it may be used for."""
     for name, difference in done.differences.items():
         print(f"{done.folder / name}: logits within {difference:.1e} of the {done.run.role}'s")
     if done.run.record is None:

@@ -128,7 +128,7 @@ def may_change(name: str) -> bool:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names, as options have them; of a class its name counts, not where it lies."""
+    """Nested settings by dotted names, as options have them; of a class its name counts, not its module."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         key = prefix if name in ("init_args", "dict_kwargs", "class_path") else f"{prefix}.{name}".lstrip(".")

@@ -91,7 +91,7 @@ class FederatedClient:
             releases=training.releases if isinstance(training, Training) else None,
             secure=self.noise is None or self.noise.secure,
             assumptions=tuple(self.teacher.assumptions),
-            # The server does not learn where the records lie.
+            # The server does not learn where the records are stored.
             partition=next(({**one, "place": None} for one in self.teacher.partitions), None),
         )
 
@@ -130,7 +130,7 @@ class FederatedClient:
             training=self.teacher.training,
         )
         if terms.run in annotator.account.ledger.trained():
-            # In the ledger the run's charges would stand as what that training released: it could not be read again.
+            # In the ledger the run's charges would count as that training's releases: it could not be read again.
             raise ClientRefusal(f"the run's identity is that of a training which {self.name} knows: {terms.run}")
         annotator.require_affordable()
         self._terms, self._annotator, self.folder = terms, annotator, folder

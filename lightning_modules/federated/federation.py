@@ -22,7 +22,7 @@ __all__ = ["Federation"]
 class Federation(PrivateModel):
     """The teachers of all clients as the server's ledger knows them. It answers nothing: clients do.
 
-    A record lies at one client, so that what bounds every client's training bounds it: the largest of their figures,
+    A record is at one client, so that what bounds every client's training bounds it: the largest of their figures,
     where each of them states one.
 
     Args:

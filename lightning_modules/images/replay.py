@@ -84,7 +84,7 @@ class ReplayMemory:
         return self._kept
 
     def require_shares(self, processes: int) -> None:
-        """Refuses a batch that so many processes cannot share evenly.
+        """Refuses a batch that the processes cannot share evenly.
 
         Raises:
             ProcessesError: With what to set.

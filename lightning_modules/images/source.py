@@ -47,7 +47,7 @@ class Images:
             step, once in a run. Neither teacher nor data are queried; it costs only time.
         reset_every: The generator, or the refiner, is reset to new random weights after every so many steps; null is
             never. A generator that is trained for long collapses to a few kinds of images, and a sequence of new ones
-            shows the student many. The state of its optimizer is cleared; its learning-rate schedule goes on.
+            shows the student many. The state of its optimizer is cleared; its learning-rate schedule continues.
         pixel_mean: Mean that the generator's pixels are shifted to, one number or a list of one for each channel; null
             is the mean of the prior's images. DAFL's generator ends in BatchNorm without weights, so its own is 0.
         pixel_std: Standard deviation that they are scaled to, in the same form; null is that of the prior's images.
@@ -151,7 +151,7 @@ class ImageSource(ABC):
         """Fixes how many images of a batch this process makes.
 
         Raises:
-            ProcessesError: A batch, or the generated half of one, that so many processes cannot share evenly.
+            ProcessesError: A batch, or the generated half of one, that the processes cannot share evenly.
         """
         self.rows = share_size(batch_size, processes)
         if self.kind == "both" and (batch_size // 2) % processes:

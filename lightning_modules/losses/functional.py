@@ -90,7 +90,7 @@ def decoupled_kd_as_printed(
     beta: float = 8.0,
     temperature: float = 1.0,
 ) -> Tensor:
-    """DPSD's Eq. 2 to the letter, for each sample: its second term is not that of Zhao et al., whom it names.
+    """DPSD's Eq. 2 to the letter, for each sample: its second term is not that of Zhao et al., which it cites.
 
     With r the teacher's class, p the teacher's and q the student's probabilities:
 

@@ -150,7 +150,7 @@ def _moved(probabilities: Tensor, step: Tensor) -> Tensor:
 
 
 class CandidateSchedule(nn.Module, ABC):
-    """Says how many of the student's largest outputs are candidates. It sees only the student, never the teacher.
+    """Decides how many of the student's largest outputs are candidates. It sees only the student, never the teacher.
 
     Attributes:
         fixed_beforehand: whether sizes depend only on the step. Then each call is charged for its own size; sizes

@@ -67,7 +67,7 @@ def whitening_of(
         features: (N, F), of public images.
         power: at least 0.
         floor: above 0.
-        directions: at most so many are kept; each takes F numbers of a checkpoint.
+        directions: maximum number that is kept; each takes F numbers of a checkpoint.
 
     Returns:
         Mean (F,); orthonormal directions (F, k), k = min(N - 1, F, directions), some of them zero; and gains (k,)
@@ -140,7 +140,7 @@ class WhitenedFeatures(nn.Module):
             self.register_buffer(name, value)
 
     def extra_repr(self) -> str:
-        """What no submodule or buffer says."""
+        """Settings that no submodule or buffer holds."""
         return repr(self.whitening)
 
     def _statistics_of(

@@ -176,7 +176,7 @@ def _module_of(file: Path, name: str) -> ModuleType:
     if not file.is_file():
         raise ValueError(f"{name}: there is no file {file} (in {Path.cwd()})")
     path = file.resolve()
-    # A file that was changed is another module: a notebook edits it and goes on.
+    # A file that was changed is another module: a notebook edits it and continues.
     identity = hashlib.sha256(f"{path}|{path.stat().st_mtime_ns}".encode()).hexdigest()[:16]
     module_name = f"_network_file_{identity}"
     if module_name in sys.modules:

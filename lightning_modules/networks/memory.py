@@ -33,12 +33,12 @@ def same_module(one: nn.Module, other: nn.Module) -> bool:
 
 
 def bytes_of(values: Tensor) -> memoryview:
-    """What a tensor holds, of any type: NumPy has none for bfloat16."""
+    """Bytes of a tensor of any type: NumPy has none for bfloat16."""
     return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def digest_of(module: nn.Module) -> str:
-    """Of a module's settings, and of what its weights and buffers hold: 64 hexadecimal digits."""
+    """SHA-256 of a module's settings, weights and buffers: 64 hexadecimal digits."""
     state = hashlib.sha256("\n".join(settings_of_parts(module)).encode())
     for name, value in _values(module).items():
         state.update(name.encode())

@@ -109,7 +109,7 @@ class MixturePrior(ImagePrior):
         return images
 
     def _share(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
-        """How much of the second image each pixel takes, (B, 1, H, W)."""
+        """Share of the second image in each pixel, (B, 1, H, W)."""
         blended, cut, amount, turn = rows.uniform(4)[:, :, None, None, None].unbind(1)
         _, height, width = image_shape
         y = ((torch.arange(height, device=cut.device) + 0.5) / height * 2 - 1)[:, None]

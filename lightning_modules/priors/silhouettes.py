@@ -23,7 +23,7 @@ class SilhouettePrior(RowPrior):
     that hang down beside it, a neckline, perhaps a collar, an opening, buttons, a print, pockets), a **dress** (narrow,
     waisted), **trousers** (two mirrored legs), a **shoe** (a sole, a shape that is higher at the heel, perhaps a shaft,
     straps or a heel), a **bag** (a rounded box with a handle), or **anything** (mirrored unions of superellipses). Each
-    is drawn with random measures, so that most images lie between such things. It knows nothing of how many classes
+    is drawn with random measures, so that most images lie between such things. It does not know how many classes
     there are. As in FashionMNIST's published recipe, the longest side fills the frame and the picture is sharpened.
 
     Its defaults were chosen by looking at FashionMNIST's images beside drawn ones, and at how well students of a

@@ -1,4 +1,4 @@
-"""What cannot be exported, and why."""
+"""Errors of runs that cannot be exported."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Exported:
 
 
 def check_options(target: Path, *, onnx: bool, synthetic_images: int, force: bool) -> None:
-    """Refuses what no run could be exported with, so that it can be said before there is one.
+    """Refuses options with which no run could be exported, before there is one.
 
     Args:
         target: The folder that would be made.

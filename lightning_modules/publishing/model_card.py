@@ -32,7 +32,7 @@ def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[st
         run: What is published.
         name: Of the model.
         license_name: Hugging Face's identifier of its licence.
-        files: What else lies in the folder, relative to it.
+        files: Other files of the folder, relative to it.
     """
     front = yaml.safe_dump(
         _front_matter(run, name=name, license_name=license_name), sort_keys=False, allow_unicode=True

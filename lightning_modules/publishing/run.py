@@ -34,7 +34,7 @@ from privacy.identity import Training
 
 __all__ = ["FinishedRun", "read_run"]
 
-#: What stands before the names of a student's averaged weights in a checkpoint of a run with `student.ema`.
+#: Prefix of the names of a student's averaged weights in a checkpoint of a run with `student.ema`.
 _AVERAGE = "student_average.module."
 
 
@@ -270,7 +270,7 @@ def _refuse_uncovered(
 def _least_epsilon(state: Mapping[str, Any], stated: Mapping[str, Any]) -> float:
     """What the checkpoint's own charges about its teacher cost at the least, whatever else a guarantee covers.
 
-    As many queries may have been made with less noise, by a branch of the run that the guarantee knows nothing of.
+    As many queries may have been made with less noise, by a branch of the run that the guarantee does not know.
     """
     releases: Counter[Release] = Counter()
     for values, count in state.get("charges", ()):

@@ -1,1 +1,1 @@
-"""What a run needs besides its method: folders, configuration files, seeds, loggers, figures."""
+"""Everything a run needs besides its method: folders, configuration files, seeds, loggers, figures."""

@@ -18,7 +18,7 @@ __all__ = ["WholeCheckpointIO", "hyperparameters", "noted_by_run", "take_back_un
 class WholeCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside the one before it, syncs it, and renames it.
 
-    Lightning's own writes into the system's folder for temporary files and moves the file. Where that folder lies on
+    Lightning's own writes into the system's folder for temporary files and moves the file. Where that folder is on
     another file system, moving is copying over the checkpoint that is there: a kill or a full disk meanwhile leaves
     neither the old nor the new one.
     """
@@ -27,7 +27,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         """See Lightning's; an object store, which has no half objects, is left to it.
 
         Raises:
-            OSError: It could not be written; the checkpoint before it stands.
+            OSError: It could not be written; the previous checkpoint remains.
         """
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -46,7 +46,7 @@ def hyperparameters(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def noted_by_run(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What `SaveConfig` has noted of the run: its seed and the settings of its data; else empty."""
+    """What `SaveConfig` has recorded of the run: its seed and the settings of its data; else empty."""
     noted = (content.get("callbacks") or {}).get("SaveConfig")
     return noted if isinstance(noted, Mapping) else {}
 
@@ -54,7 +54,7 @@ def noted_by_run(content: Mapping[str, Any]) -> Mapping[str, Any]:
 def take_back_unfinished_step(checkpoint: dict[str, Any]) -> None:
     """Lets a run that was interrupted within a step do that step again.
 
-    Lightning would go on with the batch after it: one step fewer, no validation at the end of that epoch. What the
+    Lightning would continue with the batch after it: one step fewer, no validation at the end of that epoch. What the
     interrupted step was charged stays charged.
 
     Args:

@@ -72,7 +72,7 @@ def require_known_checkpoint(
 
     Args:
         content: The checkpoint's.
-        where: It lies, for the message.
+        where: Its location, for the message.
         named: See `require_known_code`.
         given: Settings that are given now, so that the checkpoint's are not used.
 

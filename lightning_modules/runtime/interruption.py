@@ -42,7 +42,7 @@ def how_to_resume(folder: Path | None, checkpoint: Path) -> str:
 
 
 def say_how_to_resume(error: BaseException, line: str) -> None:
-    """Says it last: below the traceback where there will be one."""
+    """Prints it last: below the traceback if there is one."""
     if isinstance(error, (SystemExit, KeyboardInterrupt)) or not hasattr(error, "add_note"):
         rank_zero_info(line)
     else:

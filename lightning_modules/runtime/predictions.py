@@ -31,7 +31,7 @@ _PRIVATE = (
 class PredictionWriter(BasePredictionWriter):
     """Writes `predictions.csv`: the id or position of an image, class, name of the class, probability of each class.
 
-    Where every image has its own file, its name stands after the id.
+    Where every image has its own file, its name follows the id.
 
     It goes into the folder of the run that the checkpoint is of. Predictions of a private teacher go into `private/`
     there: nothing bounds what they reveal.

@@ -44,11 +44,11 @@ class TrainerProcesses:
         self._strategy: Strategy = trainer.strategy
 
     def broadcast(self, value: Any) -> Any:
-        """What process 0 gave."""
+        """Result of rank zero."""
         return self._strategy.broadcast(value)
 
     def gather(self, value: Any) -> list[Any]:
-        """What each gave, in the order of their numbers. Tensors lie on the CPU."""
+        """Results of all ranks, in order of rank. Tensors are on the CPU."""
         found: list[Any] = [None] * self.size
         torch.distributed.all_gather_object(found, value)
         return found
@@ -164,7 +164,7 @@ def allow_tensor_cores(device: torch.device) -> None:
 
 
 def share_of(rows: int, processes: Processes) -> slice:
-    """Which of so many rows are this process's own; the last process's may be fewer."""
+    """This rank's share of the rows; the last rank's may be smaller."""
     most = -(-rows // processes.size)
     return slice(min(rows, processes.rank * most), min(rows, (processes.rank + 1) * most))
 

@@ -11,7 +11,7 @@ __all__ = ["quiet"]
 _SAID = re.compile(
     "|".join(
         (
-            "An (KeyboardInterrupt|SIGTERMException) was raised with message",  # the command that goes on is said
+            "An (KeyboardInterrupt|SIGTERMException) was raised with message",  # the command that resumes is printed
             "Tip: For seamless cloud",  # advertisements
             "(GPU|TPU|HPU) available:",
             "Loading `train_dataloader` to estimate",

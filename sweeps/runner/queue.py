@@ -139,7 +139,7 @@ class Store:
         return text
 
     def notes(self) -> list[dict[str, Any]]:
-        """What was noted of all that is finished, each with its folder as `folder`."""
+        """Notes of all finished fits, each with its folder as `folder`."""
         paths = sorted(self.root.glob("*/done.json"))
         return [{**note, "folder": path.parent.name} for path in paths if (note := _read(path)) is not None]
 
@@ -160,7 +160,7 @@ class Task:
         name: Of its folder in the store.
         fit: What is run.
         digest: Of everything that decides its outcome.
-        parents: Name of the task that stands behind each placeholder in the fit's settings.
+        parents: Name of the task behind each placeholder in the fit's settings.
         label: What distinguishes it from the others, for people.
         seconds: Estimate of its wall time, or None.
         needs_record: Whether it has failed where it leaves no `result.json`.
@@ -234,7 +234,7 @@ class Plan:
         return note if note.get("parents") == made and None not in made.values() else None
 
     def made_of(self, task: Task) -> dict[str, Any]:
-        """Which making of each parent there is, by placeholder."""
+        """Identifies the current result of each parent, by placeholder."""
         return {alias: (self.current(name) or {}).get("made") for alias, name in task.parents.items()}
 
     def order(self, name: str) -> Order:

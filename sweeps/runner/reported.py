@@ -24,7 +24,7 @@ class Reported:
         table: Table or figure, as the paper numbers it; by its content where two versions number it differently.
         dataset: As printed, a misprint included: the footnote says so.
         method: As the paper names it; `Teacher` is the model that is not private.
-        setting: What else tells this row from its neighbours.
+        setting: What else distinguishes this row from its neighbours.
         epsilon: The paper's ε; None where none is printed or legible.
         unit: What ε is claimed to protect: `record`, `label`, or empty.
         delta: δ; None where none is stated.

@@ -104,7 +104,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Preset:
-    """How large everything is, and what is not as in the paper; the spec's own exceptions and skips come first."""
+    """Size of everything, and deviations from the paper; the spec's own exceptions and skips come first."""
 
     name: str
     seeds: Sequence[int]

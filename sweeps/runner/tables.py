@@ -62,7 +62,7 @@ def in_order(specs: Sequence[Spec], *, preset: str, seeds: Sequence[int] | None 
 
 
 def plan_of(turns: Sequence[Turn], store: Store, *, title: str = "") -> Plan:
-    """One plan of several tables; a fit that many cells need stands where it is first needed."""
+    """One plan of several tables; a fit that many cells need comes where it is first needed."""
     return Plan([task for turn in turns for cell in turn.cells for task in cell.tasks], store, title=title)
 
 
@@ -83,7 +83,7 @@ def run_tables(
         turns: Tables and seeds in order, see `in_order`.
         preset: Their size.
         run: Takes the arguments of one `fit` command; used where there are no workers.
-        folder: Where fits lie, shared by all tables.
+        folder: Of the fits, shared by all tables.
         results: Where records and rendered tables go.
         workers: What runs the fits; None is this process.
         until: No fit is begun that its estimate says would end after this time (seconds since the epoch).
