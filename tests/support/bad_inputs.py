@@ -153,7 +153,7 @@ BAD: list[Bad] = [
         "a group of settings spelt wrong",
         _fit("--model.annotater.delta=1e-5"),
         None,
-        "there is no setting annotater.delta (did you mean annotator.budget.delta?)",
+        "there is no setting annotater.delta (did you mean annotator.delta?)",
     ),
     (
         "a network's setting spelt wrong",

@@ -55,7 +55,7 @@ def federation(clients: dict[str, Any], *, rounds: int, **model: Any) -> dict[st
     whole = configuration("run", steps=rounds, class_path="FedDPSD")
     whole["model"]["init_args"] = {
         "clients": clients,
-        "student": NETWORK,
+        "student": {"network": NETWORK},
         "images": {"source": "prior"},
         "annotator": {"class_path": "GradientAnnotator", "init_args": {"release": "ensemble", "noise_multiplier": 0.0}},
         **model,

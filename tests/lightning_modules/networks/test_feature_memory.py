@@ -162,9 +162,7 @@ def test_a_pipeline_computes_the_features_of_a_teacher_once(
     Path("teacher.yaml").write_text(yaml.safe_dump(teacher))
     images: dict[int, int] = {}
     for fits in (1, 3):
-        names = [
-            {"name": f"t{n}", "config": "teacher.yaml", "set": {"model.target_epsilon": n + 1.0}} for n in range(fits)
-        ]
+        names = {f"t{n}": {"config": "teacher.yaml", "set": {"model.target_epsilon": n + 1.0}} for n in range(fits)}
         Path("pipe.yaml").write_text(yaml.safe_dump({"folder": f"out{fits}", "fits": names}))
         computed.clear()
         main(["pipeline", "pipe.yaml"])

@@ -177,7 +177,7 @@ def test_what_could_run_code_is_refused_with_lines_that_convert_it(network: nn.M
 def test_a_pickled_class_is_named(network: nn.Module) -> None:
     torch.save(network, "teacher.pt")
     with pytest.raises(
-        TeacherError, match=r"is a pickled lightning_modules\.networks\.small_nets\.SmallCNN, and nothing"
+        TeacherError, match=r"is a pickled lightning_modules\.networks\.classifiers\.SmallCNN, and nothing"
     ):
         read_file(Path("teacher.pt"))
 
