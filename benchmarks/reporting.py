@@ -17,7 +17,7 @@ def report(result: dict[str, Any], text: str, *, output: Path) -> None:
 
     Args:
         result: Plain values.
-        text: The same for a person.
+        text: The same as text for people.
         output: The file; its folder is made.
     """
     print(text)

@@ -127,7 +127,7 @@ class CelebA(ImageDataModule):
         return f"The archive {archive} is there (unpack it)." if archive.is_file() else ""
 
     def _labels(self, names: list[str]) -> Tensor:
-        """(N,) int64; -1 for a face that the task has no class for."""
+        """(N,) int64; -1 for a face without a class in the task."""
         path = self.folder / _ATTRIBUTES
         with path.open(encoding="utf-8") as handle:
             handle.readline()

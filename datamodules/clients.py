@@ -205,7 +205,7 @@ class ClientRecords(ImageDataModule):
     """One client's records as a separate data set, for a teacher that is trained where they are stored.
 
     The same records that `Clients` gives to its shard `client`, with the same settings; the test split is the whole
-    one. Loaders are set in the wrapped data set (`dataset.batch_size` and the like).
+    one. Loaders are set in the wrapped data set (such as `dataset.batch_size`).
 
     Neighbouring data sets are the client's own records with one changed, added or removed. The private data's name, and
     with it the ledger, is the client's: no two clients share one, nor do those of different partitions. The ledger of

@@ -76,7 +76,7 @@ class PoissonBatches:
 
 
 class PoissonLoader:
-    """Records of Poisson batches. No `DataLoader`: of several processes Lightning would put its own sampler there."""
+    """Records of Poisson batches. Not a `DataLoader`: with several processes Lightning would insert its own sampler."""
 
     def __init__(self, records: ImageDataset | MappedRecords, batches: PoissonBatches) -> None:
         """Fetch `batches` from `records`, one indexing each."""

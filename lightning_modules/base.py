@@ -69,11 +69,11 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         images: Where images come from.
 
     Raises:
-        ValueError: A setting that has no meaning.
+        ValueError: An invalid setting.
 
     Attributes:
         paper: Letter of the paper in this project's documents.
-        unused: Settings of `student` and `images` that the method has no use for, which are refused.
+        unused: Settings of `student` and `images` that the method does not use, which are refused.
         published_artefacts: What a subclass computes from released values and may publish.
         run: The course of a run that is charged, and its uncharged queries.
     """
@@ -291,7 +291,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         return self.images.images(step, latents, self.draws)
 
     def synthetic_grid(self, count: int = 64) -> torch.Tensor:
-        """Images for a person to look at, shape (count, C, H, W): the same ones each time."""
+        """Images to look at, shape (count, C, H, W): the same ones each time."""
         return self.images.grid(count, seed=self.draw_seed or 0, device=self.device)
 
     # --- optimizers ---

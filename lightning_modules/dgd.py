@@ -1,6 +1,6 @@
 """DGD: discriminative-generative distillation: noisy votes on a few images, and all that can be had without asking.
 
-Also its peers of its Fig. 7: DGD+ (Gaussian votes), PATE and PATE+ (a public pool, no VAE).
+Also the baselines of its Fig. 7: DGD+ (Gaussian votes), PATE and PATE+ (a public pool, no VAE).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class DGD(DataFreeDistillation):
         tangent_normal: The student's terms on the VAE's triples.
 
     Raises:
-        ValueError: A setting that has no meaning.
+        ValueError: An invalid setting.
     """
 
     paper: ClassVar[str] = "B"

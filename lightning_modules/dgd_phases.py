@@ -68,7 +68,7 @@ class DGDImages:
         """The source that these settings describe, for images (C, H, W) in batches of `batch_size`.
 
         Raises:
-            ValueError: A setting that has no meaning.
+            ValueError: An invalid setting.
         """
         if self.source == "pool":
             assert self.pool is not None

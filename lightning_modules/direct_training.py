@@ -69,7 +69,7 @@ class DirectTraining(Teacher):
         lr_scheduler: See `Teacher`.
 
     Raises:
-        ValueError: A setting that has no meaning, or an annotator that is not for the switch.
+        ValueError: An invalid setting, or an annotator that is not for the switch.
     """
 
     paper = "C"

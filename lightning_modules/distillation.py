@@ -65,7 +65,7 @@ class Distillation(DataFreeDistillation):
             everything, and its probabilities say nothing of the other classes at temperature 1.
 
     Raises:
-        ValueError: A setting that has no meaning.
+        ValueError: An invalid setting.
     """
 
     unused = ("student.ema", "student.replay")

@@ -51,7 +51,7 @@ class DPDFD(DataFreeDistillation):
         generator_loss: The generator's loss.
 
     Raises:
-        ValueError: A setting that has no meaning.
+        ValueError: An invalid setting.
     """
 
     paper = "C"

@@ -59,7 +59,7 @@ class DPSD(DataFreeDistillation):
         generator_loss: The generator's loss.
 
     Raises:
-        ValueError: A setting that has no meaning, or an annotator that is not for the switch.
+        ValueError: An invalid setting, or an annotator that is not for the switch.
     """
 
     paper = "D"

@@ -58,7 +58,7 @@ class FederationConfig:
     Attributes:
         name: Public, by which the server's ledger is found. Of the one file of a `TeacherEnsemble` it is that of its
             data.
-        unit: What figures are about: one `record`, or one `client` with all of its records.
+        unit: Unit of protection of the figures: one `record`, or one `client` with all of its records.
         num_records: Public number of records of all clients together, below one over which δ must lie; null is the sum
             of what they state, each of which may be a bound (as that of `ClientRecords` is).
         min_clients: Fewest answers that a round is made of.
@@ -118,7 +118,7 @@ class FedDPSD(DataFreeDistillation):
         generator_loss: The generator's loss.
 
     Raises:
-        ValueError: A setting that has no meaning, or an annotator that is not for the switch.
+        ValueError: An invalid setting, or an annotator that is not for the switch.
     """
 
     paper = "D"

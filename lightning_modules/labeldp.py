@@ -128,7 +128,7 @@ class LabelDP(DataFreeDistillation):
         generator_training: What the generator is trained against, and its loss.
 
     Raises:
-        ValueError: A setting that has no meaning.
+        ValueError: An invalid setting.
     """
 
     paper = "A"

@@ -35,7 +35,7 @@ def check_whole_number(name: str, given: Any, *, least: int, most: float = math.
         null: What null stands for, where it is allowed.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not.
     """
     if given is None and null:
         return
@@ -66,7 +66,7 @@ def check_number(
         null: What null stands for, where it is allowed.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not.
     """
     number = isinstance(given, Real) and not isinstance(given, bool)
     if given is None and null:

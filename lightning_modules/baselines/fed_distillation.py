@@ -62,7 +62,7 @@ class FedDistillation(DataFreeDistillation):
         image_terms: The loss by which images are optimised in turns with the student; null draws new ones in each step.
 
     Raises:
-        ValueError: A setting that has no meaning.
+        ValueError: An invalid setting.
     """
 
     unused = ("student.ema", "student.replay", "images.generator_steps")

@@ -53,7 +53,7 @@ class DataFreeModule(Protocol):
         """Networks that a guarantee of this run covers, by name."""
 
     def synthetic_grid(self, count: int = 64) -> torch.Tensor:
-        """Images for a person to look at, shape (count, C, H, W)."""
+        """Images to look at, shape (count, C, H, W)."""
 
 
 def data_free(module: LightningModule) -> DataFreeModule:

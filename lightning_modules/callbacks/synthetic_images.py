@@ -1,4 +1,4 @@
-"""Grids of synthetic images, for a person to look at."""
+"""Grids of synthetic images, to look at."""
 
 from __future__ import annotations
 

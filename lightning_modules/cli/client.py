@@ -22,7 +22,7 @@ def client(args: Sequence[str]) -> None:
         args: What follows it.
 
     Raises:
-        ValueError: A setting that has no meaning.
+        ValueError: An invalid setting.
         FederationError: flwr is not installed, or no server was reached.
     """
     parser = ArgumentParser(prog="LightningCLI client", description=__doc__, allow_abbrev=False)

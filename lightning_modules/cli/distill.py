@@ -143,7 +143,7 @@ def bounded_training(path: Path) -> tuple[Training | None, Mapping[str, Any] | N
     A training whose noise can be drawn again bounds nothing, and is none.
 
     Raises:
-        TeacherError: The file is not there, or cannot be read without running code of its maker.
+        TeacherError: The file is not there, or cannot be read without running third-party code.
     """
     if not path.is_file():
         raise TeacherError(f"--teacher must be a file with a classifier's weights, and {path} is not there")

@@ -174,7 +174,7 @@ class TranscriptionCLI(LightningCLI):
         return CSVLogger(folder, name="", version="")
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Runs it. A fit holds its folder meanwhile, and one that fails says how it is resumed.
+        """Runs it. A fit holds its folder meanwhile, and one that fails prints how to resume it.
 
         Raises:
             CheckpointError: A checkpoint that does not fit the model.

@@ -77,7 +77,7 @@ class Images:
         """The source that these settings describe, for images (C, H, W) in batches of `batch_size`.
 
         Raises:
-            ValueError: A setting that has no meaning.
+            ValueError: An invalid setting.
         """
         return SyntheticSource(self, image_shape=image_shape, batch_size=batch_size)
 
@@ -175,7 +175,7 @@ class ImageSource(ABC):
 
     @abstractmethod
     def grid(self, count: int, *, seed: int, device: torch.device) -> torch.Tensor:
-        """Images for a person to look at, shape (n, C, H, W) with n at most `count`; the same ones for one seed."""
+        """Images to look at, shape (n, C, H, W) with n at most `count`; the same ones for one seed."""
 
     def warm_start(self, draws: Draws) -> str:
         """Prepares the generator before the first query. Returns what came of it, in words."""
@@ -199,7 +199,7 @@ class SyntheticSource(ImageSource):
         batch_size: B.
 
     Raises:
-        ValueError: A setting that has no meaning.
+        ValueError: An invalid setting.
 
     Attributes:
         prior: Procedural images; None where none are drawn.
@@ -338,7 +338,7 @@ class SyntheticSource(ImageSource):
         return torch.cat(parts)
 
     def grid(self, count: int, *, seed: int, device: torch.device) -> torch.Tensor:
-        """Images for a person to look at, shape (count, C, H, W): the same latents each time."""
+        """Images to look at, shape (count, C, H, W): the same latents each time."""
         draw = stream(seed, 0, 0, "grid")
         parts = []
         if self.generator is not None:

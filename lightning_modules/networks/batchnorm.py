@@ -60,7 +60,7 @@ def distance_to_statistics(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
         What gives the sum, a scalar with its graph, once the network has run.
 
     Raises:
-        ValueError: if the model has no BatchNorm that keeps statistics, or called one of them not at all.
+        ValueError: if the model has no BatchNorm that keeps statistics, or did not call one of them.
     """
     layers = _layers(model)
     if not layers:
@@ -103,7 +103,7 @@ def logits_and_statistics(model: nn.Module, images: Tensor) -> tuple[Tensor, Ten
         Logits (N, c) and a scalar, both with their graph; see `distance_to_statistics`.
 
     Raises:
-        ValueError: if the model has no BatchNorm that keeps statistics, or calls one of them not at all.
+        ValueError: if the model has no BatchNorm that keeps statistics, or does not call one of them.
     """
     with distance_to_statistics(model) as distance:
         logits: Tensor = model(images)

@@ -146,7 +146,7 @@ class WhitenedFeatures(nn.Module):
     def _statistics_of(
         self, prior: ImagePrior, image_shape: tuple[int, int, int], count: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What the buffers are to hold, of the prior's first images."""
+        """Values for the buffers, from the prior's first images."""
         draw = torch.Generator().manual_seed(0)
         pieces = [min(500, count - start) for start in range(0, count, 500)]
         size, device = (image_shape[0], image_shape[1], image_shape[2]), torch.device("cpu")

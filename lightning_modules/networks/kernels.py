@@ -114,7 +114,7 @@ class Kernels(nn.Module):
         cells: of the grid, along either side.
 
     Raises:
-        ValueError: a setting that has no meaning or does not fit the images.
+        ValueError: a setting is invalid or does not fit the images.
 
     Attributes:
         output_shape: (F,), F = K₂·cells².

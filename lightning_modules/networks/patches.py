@@ -89,7 +89,7 @@ class Patches(nn.Module):
         cells: of the grid, along either side.
 
     Raises:
-        ValueError: a setting that has no meaning or does not fit the images.
+        ValueError: a setting is invalid or does not fit the images.
 
     Attributes:
         output_shape: (F,), F = 2·K·cells².

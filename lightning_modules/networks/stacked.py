@@ -74,7 +74,7 @@ def without_feature_extractor(network: nn.Module) -> tuple[nn.Module, nn.Module 
     `state_dict` holds stays where it is: it may differ, and would be lost.
 
     Returns:
-        The network, which now takes extracted features, and the feature extractor; None where it has none.
+        The network, which now takes extracted features, and the feature extractor, or None without one.
     """
     extractor = getattr(network, "feature_extractor", None)
     if not isinstance(extractor, nn.Module) or isinstance(extractor, nn.Identity) or extractor.state_dict():

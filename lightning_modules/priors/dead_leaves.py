@@ -1,4 +1,4 @@
-"""Dead leaves: things of every size that hide one another."""
+"""Dead leaves: shapes of every size that occlude one another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Procedural clothes, shoes and bags: the prior for FashionMNIST and its like."""
+"""Procedural clothes, shoes and bags: the prior for FashionMNIST and similar data."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class SilhouettePrior(RowPrior):
 
     Its defaults were chosen by looking at FashionMNIST's images beside drawn ones, and at how well students of a
     teacher did on its test images, class by class: more tops, and tops with long sleeves, since a first version left
-    shirts and coats apart badly. Those data are public. Settings tuned on private data are an access to them that
-    nothing here charges.
+    shirts and coats apart badly. Those data are public. Tuning settings on private data is an unaccounted
+    access to them.
 
     All channels carry the same ink.
 

@@ -23,8 +23,8 @@ class StrokePrior(RowPrior):
     them looks like.
 
     Its defaults were chosen by looking: at the mean ink of MNIST and of the 8x8 digits, and at how well students of a
-    teacher did on their test images. Those data are public. Settings tuned on private data are an access to them that
-    nothing here charges.
+    teacher did on their test images. Those data are public. Tuning settings on private data is an unaccounted
+    access to them.
 
     Lengths are fractions of the box, so that one set of settings serves 8x8 and 28x28 pixels. Pixels are anti-aliased:
     below 28 pixels the image is drawn larger and averaged over each pixel's area. All channels carry the same ink.

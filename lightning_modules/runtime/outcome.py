@@ -20,7 +20,7 @@ _TEACHERS = ("Teacher", "TeacherEnsemble", "FedAvg", "DPSGDTeacher")
 
 
 def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None) -> str:
-    """A few lines for a person.
+    """A few lines for the user.
 
     Args:
         record: The run's `result.json`.

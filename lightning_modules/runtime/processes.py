@@ -84,7 +84,7 @@ def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
 
 
 def check_no_tuner(trainer: Trainer) -> None:
-    """Refuses callbacks that train before the fit begins, on private records that nothing is charged for then.
+    """Refuses callbacks that train before the fit begins, on private records without a charge.
 
     Raises:
         ValueError: `BatchSizeFinder` or `LearningRateFinder`, which the `Tuner` makes as well.

@@ -208,7 +208,7 @@ class Plan:
     """Fits, parents before children, each once.
 
     Args:
-        tasks: Them; those of a name that is there already are left out.
+        tasks: The fits; those of a name that is there already are left out.
         store: Their folders.
         title: Of all of them together, for people.
 
@@ -343,7 +343,7 @@ def make(order: Order, run: Callable[[Sequence[str], int], Any], *, strict: bool
             if isinstance(error.__context__, KeyboardInterrupt):
                 raise KeyboardInterrupt from error
             if strict or isinstance(error, SIGTERMException):
-                raise  # the process is to end, and the fit is gone on with by the next one
+                raise  # the process has to end, and the next one resumes the fit
             return store.fail(name, f"the command ended with status {error.code}; its message is above")
         except Exception as error:
             failure = store.fail(name, error)
@@ -381,7 +381,7 @@ class _ThisProcess(Executor):
         finally:
             end_wandb_run()
             let_go_of_fits()
-            # A process in the background ignores it from the start: nothing is to be put back then.
+            # A background process ignores it from the start: nothing to restore then.
             if handler not in (None, signal.SIG_IGN) and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
                 signal.signal(signal.SIGINT, handler)
 
@@ -404,7 +404,7 @@ def run_plan(
         until: No fit is begun that its estimate says would end after this time (seconds since the epoch); those that
             run are waited for. A fit without an estimate counts as 0 s.
         workers: `sweeps.runner.workers.Workers`, or None for this process.
-        say: Takes lines for a person.
+        say: Takes lines for the user.
         after: Called with what has failed when fits have ended.
         strict: Let the first error of a fit through, where there are no workers.
 

@@ -87,7 +87,7 @@ def run_tables(
         results: Where records and rendered tables go.
         workers: What runs the fits; None is this process.
         until: No fit is begun that its estimate says would end after this time (seconds since the epoch).
-        say: Takes lines for a person.
+        say: Takes lines for the user.
 
     Returns:
         How far it is.
