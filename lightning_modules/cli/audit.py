@@ -1,7 +1,7 @@
 """`LightningCLI audit --config FILE --runs N`: what an attacker finds out about one record from finished models.
 
 A research command: it trains on the private data again and again, N times with one planted record and N times without
-it, and looks at every model. What it writes is as private as the data, and it is not charged to any ledger: keep
+it, and looks at every model. What it writes is as private as the data, and is not charged to their ledgers: keep
 the folder. A teacher's configuration is used as it is, but for its data set, which is wrapped by `Planted`, and for
 callbacks and loggers that write files, which are left out. The attacker's score is how well a model fits the planted
 record; half of the runs set a threshold, the other half give a lower bound on epsilon. The upper bound that the models
