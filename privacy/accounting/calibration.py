@@ -46,6 +46,7 @@ def calibrate_noise(
     Raises:
         ValueError: Even `high` spends more than the target.
 
+    >>> from privacy.events import Gaussian
     >>> found = calibrate_noise(lambda s: compose({Gaussian(1 / s): 100}, 1e-5).epsilon, 1.0)
     >>> round(found.value, 3), found.epsilon <= 1.0
     (37.306, True)
@@ -78,6 +79,7 @@ def calibrate_count(epsilon_of: Callable[[int], float], target_epsilon: float, *
     Raises:
         ValueError: `epsilon_of(0)` is above the target already.
 
+    >>> from privacy.events import Gaussian
     >>> calibrate_count(lambda n: compose({Gaussian(0.02): n}, 1e-5).epsilon, 1.0).value
     179
     """
@@ -115,6 +117,7 @@ def max_count(
     Returns:
         n, 0 where not one fits; `NO_LIMIT` (2**62) where releases cost nothing.
 
+    >>> from privacy.events import Gaussian
     >>> max_count(Gaussian(0.02), 1.0, 1e-5)
     179
     >>> max_count(Gaussian(0.02), 1.0, 1e-5, {Gaussian(0.02): 100})
