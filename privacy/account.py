@@ -32,7 +32,7 @@ class Budget:
     Attributes:
         target_epsilon: ε at which the run stops; None for no limit.
         delta: δ of every ε, below one over the number of private records.
-        accounting: Which ε the target is about: `record`, which bounds something, or `published`, a paper's claim.
+        accounting: Which ε the target limits: `record`, which bounds something, or `published`, a paper's claim.
         scope: `private_data` counts every run on the same private data, `run` this run only. Students of several runs
             that are all published compose: `run` is for research tables, and the guarantee says what it leaves out.
         ledger: The ledger's file; None is the private data's own, see `ledger_file`.
@@ -66,7 +66,7 @@ class PrivacyAccount:
     """Reads both ε figures off a ledger, and refuses the charge that would carry the chosen one past the target.
 
     Whatever is computed from a teacher is post-processing of its training, and costs at most what that released. Such a
-    bound covers charges of **its own training** alone; charges about different trainings compose.
+    bound covers only charges of **its own training**; charges about different trainings compose.
 
     Args:
         ledger: Where releases are counted.
@@ -86,9 +86,9 @@ class PrivacyAccount:
         return self.ledger.counts(run=self.ledger.run if (scope or self.budget.scope) == "run" else None)
 
     def spent(self, *, scope: Scope | None = None) -> Counter[Charge]:
-        """The same, and in the scope of all runs what the others planned and did not make.
+        """The same, and in the scope of all runs what the others planned but did not release.
 
-        Somebody who stopped another run early had seen what it gave: its plan is what it has cost.
+        Stopping another run early may have depended on its releases, so it costs its whole plan.
         """
         others = (scope or self.budget.scope) == "private_data"
         return self.counts(scope=scope) + (self.ledger.unmade(others=True) if others else Counter())
@@ -115,7 +115,7 @@ class PrivacyAccount:
         return compose(releases, self.budget.delta).epsilon
 
     def epsilon_of(self, releases: Mapping[Release, int]) -> float:
-        """Record-level ε at δ of these releases alone."""
+        """Record-level ε at δ of only these releases."""
         return compose(releases, self.budget.delta).epsilon
 
     def epsilon_of_training(self) -> float:
@@ -137,7 +137,7 @@ class PrivacyAccount:
         return compose(everything, self.budget.delta).epsilon
 
     def neighbours(self, *, counts: Mapping[Charge, int] | None = None) -> tuple[Unit, Relation]:
-        """Unit and neighbouring relation that the record-level ε of `counts` is about."""
+        """Unit and neighbouring relation of the record-level ε of `counts`."""
         releases, _ = self._covering(self.spent() if counts is None else counts)
         return common_neighbours((release.unit, release.relation) for release in releases)
 
@@ -197,8 +197,8 @@ class PrivacyAccount:
         return sum(charge.queries * count for charge, count in self.counts(scope=scope).items())
 
     def epsilon_after(self, charge: Charge, more: int) -> float:
-        """The figure that the target is about, if `more` further releases of this kind were charged."""
-        # A theorem's claim is about what was made; what was planned besides is in no paper.
+        """The figure that the target limits, if `more` further releases of this kind were charged."""
+        # A theorem's claim covers what was released; no paper counts what was only planned.
         counts = self.spent() if self.budget.accounting == "record" else self.counts()
         counts[charge] += more
         figure = self.epsilon if self.budget.accounting == "record" else self.epsilon_published
@@ -231,7 +231,7 @@ class PrivacyAccount:
                 raise BudgetExceeded(self.refusal(charge))
             return count
 
-        # The ledger asks while it holds its lock: two runs on one budget must not both be granted its rest.
+        # The ledger calls it while holding its lock: two runs must not both be granted the rest of one budget.
         self.ledger.charge(charge, afford=None if self.budget.target_epsilon is None else afford)
 
     def refusal(self, charge: Charge, *, calls: int = 1) -> str:
@@ -256,7 +256,7 @@ class PrivacyAccount:
         return text
 
     def state(self) -> dict[str, Any]:
-        """This run's identity, the training it is about and its charges, plain values for a checkpoint."""
+        """Identities of this run and of its training, and its charges, as plain values for a checkpoint."""
         charges = [[charge.to_dict(), count] for charge, count in self.ledger.counts(run=self.ledger.run).items()]
         head = self.ledger.head
         return {

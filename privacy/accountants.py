@@ -231,5 +231,5 @@ class LabelDPAccountant(ReleaseAccountant):
 ACCOUNTANTS: tuple[type[ReleaseAccountant], ...] = (RDPAccountant, ExactAccountant, LabelDPAccountant)
 
 for _accountant in ACCOUNTANTS:
-    # force: importing twice, as a reload does, is no conflict.
+    # force: importing twice, as a reload does, is not a conflict.
     register_accountant(_accountant.mechanism(), _accountant, force=True)

@@ -21,8 +21,8 @@ class Charge:
         release: What it costs under record-level neighbours.
         claim: What a paper's theorem counts for it, or None where no theorem is claimed.
         queries: How many inputs the teacher was queried with for it.
-        training: Identity of the training that it is about; None where that is not known, so that nothing
-            bounds it but itself.
+        training: Identity of the training it belongs to; None where that is unknown, so that nothing else
+            bounds it.
     """
 
     release: Release

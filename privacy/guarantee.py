@@ -149,7 +149,7 @@ class Guarantee:
         delta: δ of both figures.
         unit: What one neighbouring change touches.
         relation: Neighbouring relation.
-        private_data: Public name of the data the bound is about.
+        private_data: Public name of the protected data.
         artefacts: What the bound covers.
         mechanism: What was released.
         source: Theorem or paper behind ε.
@@ -161,15 +161,15 @@ class Guarantee:
             and queries together.
         runs: Runs in that ledger that queried a teacher.
         trainings: Trainings of teachers in that ledger.
-        training: Identity of the training that the statement is about.
+        training: Identity of the training that the statement describes.
         queries: Inputs that the teachers were queried with.
         claimed_epsilon: What the paper's theorem gives for the same releases: a claim, not a bound.
         claimed_source: That theorem.
         run: Identity of the run that made the artefacts.
-        queries_of_run: Inputs that this run alone queried the teachers with.
+        queries_of_run: Inputs with which this run queried the teachers.
         teacher_epsilon: Record-level ε of the teacher's own training, at which the teacher itself may be published;
             `inf` where nothing bounds that training.
-        labels: What holds of labels alone, where a method protects these and nothing else.
+        labels: The guarantee for labels, where a method protects only labels.
     """
 
     epsilon: float
@@ -214,25 +214,25 @@ class Guarantee:
         not_covered: Sequence[str] = (),
         of_teacher: bool = True,
     ) -> Guarantee:
-        """The guarantee of what was computed from the charged releases and public things alone. There is no other way.
+        """Guarantee for what was computed only from the charged releases and public information.
 
         Args:
             account: What was charged.
             words: What the mechanism says of itself.
             artefacts: What was computed.
-            covered: Charges that ε covers: all that were planned before the first, since a run that somebody stopped
-                early because of what they saw has used its whole plan.
+            covered: Charges that ε covers: all that were planned before the first, since a run stopped
+                early because of what it released has used its whole plan.
             planned: Whether there was such a plan; otherwise there was none, or something was added to it later, and an
                 assumption says so.
             noise_changed: Whether releases were made, or planned, with more than one noise.
-            secure: Whether nobody can draw the noise again.
+            secure: Whether the noise cannot be reproduced.
             num_records: N, where it is known that δ lies below 1/N.
             epsilon: What bounds `covered`, where something better is known than their composition.
             spent: Record-level ε of the releases made so far; None: of what the account was charged.
             uncharged_queries: Accesses of this run to private things that nothing was charged for, in words.
             assumptions: What else must be true.
             not_covered: What else is not covered.
-            of_teacher: Whether a teacher was asked, of which something has to be said; not where the charges are of the
+            of_teacher: Whether a teacher was queried, which must then be described; not where the charges are of the
                 training that made the artefacts.
 
         Raises:
@@ -297,7 +297,7 @@ class Guarantee:
             assumptions=tuple(holds),
             not_covered=tuple(outside),
             epsilon_spent=account.epsilon() if spent is None else spent,
-            # Plans stand in the ledger; a script that states one without writing it down must not be told less.
+            # Plans stand in the ledger; a script that only states one must not get a smaller ε.
             epsilon_all_runs=max(account.epsilon_of_ledger(), stated),
             runs=len(account.ledger.runs()),
             trainings=len(account.ledger.trained()),
@@ -367,7 +367,7 @@ class Guarantee:
         return "\n".join(lines)
 
     def _claim(self) -> str:
-        """What the paper says of the same releases, and why that is no bound."""
+        """What the paper claims for the same releases, and why that is not a bound."""
         if math.isinf(self.claimed_epsilon):
             return (
                 f"There is none: {self.claimed_source}, is about noised releases of one kind, and these were made "
@@ -420,12 +420,12 @@ class Guarantee:
 
 
 def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:
-    """What becomes of the teacher: its own training decides, whatever was asked of it.
+    """What holds for the teacher itself: its own training decides, whatever its queries.
 
     Args:
         epsilon: Record-level ε of that training.
         delta: δ.
-        covers_it: Whether everything that a guarantee is about was computed from this teacher alone.
+        covers_it: Whether everything a guarantee covers was computed only from this teacher.
     """
     if math.isinf(epsilon):
         return "a teacher itself, which must stay private: nothing bounds what it reveals about a record"

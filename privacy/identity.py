@@ -1,4 +1,4 @@
-"""Which training of which teacher something is about."""
+"""Identifies a teacher's training run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from privacy.events import Release, release_from_dict
 __all__ = ["LEDGERS", "CheckpointError", "Head", "Training", "UnnamedTraining", "ledger_file", "new_training_id"]
 
 Head: TypeAlias = tuple[str, int, str]
-"""Identity of a ledger, how many lines somebody saw of it, and the hash of the last of them."""
+"""Identity of a ledger, the number of its lines that were read, and the hash of the last of them."""
 
 LEDGERS = "TRANSCRIPTION_LEDGERS"
 """Environment variable that names the folder of all ledgers."""
@@ -45,12 +45,12 @@ class Training:
         id: Random, see `new_training_id`.
         kind: What was trained, for example `DPSGDTeacher`.
         releases: What the whole planned training releases of its private records, where it was by DP-SGD: whatever is
-            computed from the teacher alone costs no more. None where nothing bounds it.
+            computed only from the teacher costs no more. None where nothing bounds it.
         ledger: The ledger that the training wrote to or named.
         head: Identity of that ledger, its number of lines when the file was written, and the hash of the last of them;
             None: none was read.
         state: Token of the state that was saved: a ledger knows the last one, so that a second branch of one training
-            is told from its continuation.
+            is distinguished from its continuation.
         ledger_was_replaced: Whether the training went on with another ledger than it began with.
         partition: Which records were private, where the data said it; plain values, see `ImageDataModule.partition`.
     """

@@ -1,21 +1,21 @@
 """The append-only file in which every release of private information is written down before it is made.
 
 A checkpoint forgets what was spent after it was saved; a run that crashes and starts again from it has spent more than
-it remembers. The ledger therefore belongs to the **private data** and to no run: trainings by DP-SGD, ensembles and all
+it remembers. The ledger therefore belongs to the **private data**, not to a run: trainings by DP-SGD, ensembles and all
 queries of all teachers of that data stand in one file, which is written and synced to disk before the noise of a
-release is drawn. Each charge names the *training* of the teacher that it is about, so that what bounds one teacher is
+release is drawn. Each charge names the *training* of the teacher it belongs to, so that what bounds one teacher is
 never applied to another.
 
 Releases are reserved in blocks: a line that says "up to n releases of this kind" is synced, and the n releases that
 follow need no more input or output. A run that ends properly settles its last block for what it used. One that does not
-has spent the whole block, as far as anybody can tell.
+is taken to have spent the whole block.
 
-A run that knows how many releases it will make writes its plan down before the first of them: somebody who stopped
-it early has seen what they gave, and has spent the plan.
+A run that knows how many releases it will make records its plan before the first of them: stopping it
+early may depend on what they gave, so it has spent the plan.
 
 Each line holds the hash of the line before it, and checkpoints keep the hash of the last line that they saw: a file
-that was edited, cut or exchanged is named as such. Whoever owns the file can still write a new one: the chain shows
-accidents and edits, it is no signature.
+that was edited, cut or exchanged is reported as such. The owner of the file can still write a new one: the chain shows
+accidents and edits; it is not a signature.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Ledger:
         self._fingerprints: dict[str, str] = {}
         self._saved: dict[str, str] = {}
         self._key = secrets.token_hex(16)
-        #: Random, so that a file that takes another one's place is told from it.
+        #: Random, so that a file that replaces another is distinguished from it.
         self.id = secrets.token_hex(8)
         self._hashes: list[str] = []
         self._offset = 0
@@ -269,7 +269,7 @@ class Ledger:
         """Identity of a teacher whose file names none: the same for the same weights, by a keyed hash in this ledger.
 
         Args:
-            digest: Hash of the weights. It is not written down: the key, which stands in the ledger alone, is needed to
+            digest: Hash of the weights. It is not stored: the key, which only the ledger holds, is needed to
                 tell whether given weights are meant.
             kind: What it is, for a reader.
         """
@@ -537,7 +537,7 @@ def ledgers_of(training: Training | UnnamedTraining, folders: Iterable[Path]) ->
 
     Args:
         training: It.
-        folders: Where they lie; files that are no ledgers are passed over.
+        folders: Where they lie; files that are not ledgers are skipped.
     """
     found = {}
     for path in sorted(path for folder in set(folders) for path in folder.glob("*.jsonl")):

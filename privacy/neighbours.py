@@ -44,7 +44,7 @@ def common_neighbours(events: Iterable[tuple[Unit, Relation]]) -> tuple[Unit, Re
 
     - A bound for any change of a unit holds for each single kind of change: events under `ANY_CHANGE` compose with
       events under one other relation, as events under that one.
-    - Replacing a label replaces its record by one that differs in the label alone: events about records under
+    - Replacing a label replaces its record by one that differs only in the label: events about records under
       `ANY_CHANGE` or `REPLACE_ONE` compose with events about labels, as events about labels.
     - A client whose data lose, gain or change a record is a client whose data were replaced: events about clients under
       `ANY_CHANGE` or `REPLACE_ONE` compose with events about records or labels, as events about any change of a record.

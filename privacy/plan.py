@@ -1,6 +1,6 @@
-"""What a run plans to release. A guarantee is about the plan, not about what happened to be released.
+"""What a run plans to release. A guarantee covers the plan, not what happened to be released.
 
-Whoever stops a run early, or goes on with it in another way, has seen what the first releases gave. A plan is therefore
+Stopping a run early, or continuing it differently, may depend on what the first releases gave. A plan is therefore
 kept as what it would be charged, each release at the noise it was planned with, and nothing is ever taken from it.
 """
 

@@ -1,6 +1,6 @@
 """What several processes of one run must do as one: charge once, draw one noise, and stop at the same step.
 
-Nothing here knows how processes talk to each other: whoever starts them gives an object that does (`Processes`).
+Nothing here knows how processes communicate: the caller passes an object that does (`Processes`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def on_rank_zero(
     tell: Callable[[], Any] | None = None,
     follow: Callable[[Any], None] | None = None,
 ) -> T:
-    """Does something in process 0 alone; its result, or its error, reaches every process.
+    """Runs an action in process 0 only; its result, or its error, reaches every process.
 
     Args:
         processes: All of a run; each must call this.
@@ -107,9 +107,9 @@ def on_rank_zero(
 
 
 def by_all(processes: Processes, act: Callable[[], T]) -> T:
-    """Does something in every process; where it fails in one, every process raises the first one's error.
+    """Runs an action in every process; if it fails in one, every process raises the first error.
 
-    A process that raised alone would leave the others waiting for it.
+    If only one process raised, the others would wait for it forever.
 
     Raises:
         Exception: What `act` raised in the process of the lowest number, in every process.

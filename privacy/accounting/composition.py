@@ -98,7 +98,7 @@ def _compose_delta(kept: frozenset[tuple[Release, int]], epsilon: float) -> floa
 
 
 def rdp_compose(counts: Mapping[Release, int], delta: float) -> float:
-    """The RDP bound alone, at its best order.
+    """Only the RDP bound, at its best order.
 
     >>> round(rdp_compose({Gaussian(0.2): 1}, 1e-5), 6)
     0.794315

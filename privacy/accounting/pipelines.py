@@ -46,7 +46,7 @@ class Bound:
 
 
 def released(counts: Mapping[Release, int]) -> Bound:
-    """An artefact computed from these releases and public things alone.
+    """An artefact computed only from these releases and public information.
 
     >>> from privacy.events import Gaussian
     >>> round(released({Gaussian(0.32): 1}).epsilon(1e-5), 4)
@@ -66,7 +66,7 @@ def unbounded(reason: str) -> Bound:
 
 
 def post_processing(own: Bound, *sources: Bound) -> Bound:
-    """An artefact with a bound of its own that was computed from `sources` alone, one of which would do: the smaller ε.
+    """An artefact with a bound of its own, computed only from `sources`, one of which would do: the smaller ε.
 
     A student's responses are bounded by their noise, and by the teacher's own guarantee where it has one.
 

@@ -42,7 +42,7 @@ uncompiled: Callable[[_F], _F] = torch.compiler.disable
 
 
 def of_all_processes(*, samples: int) -> Callable[[_F], _F]:
-    """Makes one call of what each process of a run asks for: a method `annotate` is called once, by process 0.
+    """Merges the calls of all processes of a run into one: a method `annotate` is called once, by process 0.
 
     It is given the rows of all processes, in the order of their numbers, charges them as the one call that they are,
     and draws one noise for them: sensitivity, price and the law of the noise are those of a run of one process. Each
@@ -112,7 +112,7 @@ class Annotator(ABC):
         self.num_records: int | None = None
         #: What one neighbouring change touches: a record, or all records of one client, see `protect_clients`.
         self.unit: Unit = Unit.RECORD
-        #: The processes of the run, of which the first alone charges and draws.
+        #: The processes of the run, of which only the first charges and draws.
         self.processes: Processes = ALONE
         self._followed: int | None = None
 
@@ -133,7 +133,7 @@ class Annotator(ABC):
             if self.unit is Unit.CLIENT:
                 release = release.about(Unit.CLIENT, Relation.REPLACE_ONE)
             return replace(charge, release=release, training=training)
-        # In the ledger, not in this run alone: whoever reads it next must know.
+        # In the ledger, not only in this run: its next reader must know.
         void = Unbounded(reason="the noise can be drawn again by whoever knows its seed")
         return replace(charge, release=void, training=training)
 
@@ -276,7 +276,7 @@ class Annotator(ABC):
 
         Args:
             before: The plan so far, as a checkpoint kept it.
-            wanted: Gives the calls that this fit would make in all, with those before it; None: there is no end.
+            wanted: Gives the calls that this fit would make in all, with those before it; None: unlimited.
 
         Raises:
             LedgerError: It could not be written: nothing may be released.
@@ -338,7 +338,7 @@ class Annotator(ABC):
         assumptions: Sequence[str] = (),
         not_covered: Sequence[str] = (),
     ) -> Guarantee:
-        """The guarantee of what was computed from this annotator's responses and public things alone.
+        """The guarantee of what was computed only from this annotator's responses and public information.
 
         Args:
             artefacts: What was computed.
@@ -417,7 +417,7 @@ class Annotator(ABC):
             ValueError: δ is not below 1/N, or another setting has no meaning.
             CheckpointError: The state is of a run that queried another teacher.
             LedgerError: The ledger cannot be read or written, or is not the one that the checkpoint saw.
-            RuntimeError: It is open already: a second run's charges would not be told apart from the first's.
+            RuntimeError: It is open already: a second run's charges could not be distinguished from the first's.
         """
         if self._account is not None:
             raise RuntimeError("this annotator is open already; build another one for another run")

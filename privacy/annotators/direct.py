@@ -1,4 +1,4 @@
-"""Annotators of direct training: what a model that sees private images is told of their labels, and what that costs.
+"""Annotators of direct training: what a model that sees private images learns of their labels, and what that costs.
 
 The update multiplies what is released by a Jacobian of the private image, so that nothing bounds a record. Bounded is
 its **label**: neighbours differ in the label of one record, and images, with who took part in which step, count as
@@ -111,7 +111,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
 
     Sampling amplifies nothing, since images show who took part. Poisson: a step happens to a record with probability q,
     and δ = Σ_K Bin(K; T, q)·δ_GDP(√K μ) for T steps. Passes: a record takes part once in a pass, so that a pass costs
-    what one step costs, and E passes √E μ; the annotator is told who takes part and charges a new pass when somebody
+    what one step costs, and E passes √E μ; the annotator gets the records taking part and charges a new pass when one
     does so again. B is the nominal size of a batch, whatever came: noise that followed it would need another proof.
 
     The figure of DPDFD's Theorem 3, which Table 4 is indexed by, is that of `GradientAnnotator`: a claim.
@@ -180,13 +180,13 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
             records: N, how many take part; their numbers are 0 to N-1.
             sample_rate: q of Poisson sampling; None: in passes, a record at most once in each.
             steps_in_pass: Steps that a whole pass takes, for the plan.
-            secure: Whether nobody can toss the coins of Poisson sampling again.
+            secure: Whether the coins of Poisson sampling cannot be reproduced.
         """
         self._sample_rate = None if sample_rate is None else check_probability("sample_rate", sample_rate)
         self._secure_coins = secure
         self._steps_in_pass = check_count("steps_in_pass", steps_in_pass, minimum=1)
         if self._in_pass is None or len(self._in_pass) != records:
-            # Whoever opens a fit cannot know who took part since the last checkpoint: it begins with a new pass.
+            # It is unknown which records took part since the last checkpoint: a fit begins with a new pass.
             self._in_pass = torch.ones(check_count("records", records, minimum=1), dtype=torch.bool)
 
     @property
@@ -216,7 +216,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
 
     @property
     def _within_pass(self) -> Charge:
-        """Of a step in which nobody takes part for the second time in its pass: the pass has been charged."""
+        """Of a step in which no record takes part for the second time in its pass: the pass has been charged."""
         return self._honest(self._charge_of(0.0))
 
     def price(self, calls: int) -> Counter[Charge]:
@@ -318,7 +318,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
 class DirectLabelAnnotator(_OfLabels):
     """Randomized response on each record's own label, drawn once and kept (DPSD's label switch on private data).
 
-    A label is told by one response, whatever the number of epochs: the whole run is ε-label-DP (Warner 1965; Ghazi et
+    A label is released once, whatever the number of epochs: the whole run is ε-label-DP (Warner 1965; Ghazi et
     al. 2021), by parallel composition over records. Candidates may follow from the model, which earlier responses, of
     other records, have trained. What a crash or an earlier fit drew and no checkpoint kept is drawn again, and costs
     again: each fit that draws is charged once, before its first draw.
@@ -360,7 +360,7 @@ class DirectLabelAnnotator(_OfLabels):
         self._may_draw = False
 
     def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
-        """See `Annotator.bind`; the batch is all N records, who are asked once.
+        """See `Annotator.bind`; the batch is all N records, each queried once.
 
         Raises:
             ValueError: `smallest` exceeds the number of classes.
@@ -390,7 +390,7 @@ class DirectLabelAnnotator(_OfLabels):
     def annotate(
         self, labels: torch.Tensor, records: torch.Tensor, candidates: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Answers for each record, as before where it has been asked before.
+        """Answers for each record; one queried before gets the same answer.
 
         Args:
             labels: Of these records, shape (n,), int64. **Private.**

@@ -68,8 +68,8 @@ class GradientAnnotator(Annotator):
         noise_multiplier: σ. Zero releases the gradients themselves: both ε are infinite.
         stability: e.
         granularity: Distance of the lattice that bounded gradients are rounded to, towards zero, and that discrete
-            Gaussian noise lies on: no low bits that could tell of a record. In units of C, rounded down to a power of
-            two, for example 1e-3. It costs slightly more, since it is composed by RDP alone. None takes floating-point
+            Gaussian noise lies on: no low bits that could reveal a record. In units of C, rounded down to a power of
+            two, for example 1e-3. It costs slightly more, since it is composed only by RDP. None takes floating-point
             noise.
         budget: What the run may spend; see `Budget`.
         noise: Source of noise; null is the operating system's.
@@ -188,10 +188,10 @@ class GradientAnnotator(Annotator):
         return self._charged_release(gradients, self._clipped)
 
     def charge_elsewhere(self) -> None:
-        """Charges one call whose gradients others bound and noise, before they are asked for it.
+        """Charges one call whose gradients others bound and noise, before it is sent to them.
 
         Raises:
-            BudgetExceeded: The target does not allow one more step: nobody may be asked.
+            BudgetExceeded: The target does not allow one more step: no query may be sent.
         """
         self.account.charge(self.charge)
 

@@ -109,13 +109,13 @@ class LabelAnnotator(Annotator):
         return Charge(release=Repeated(release, samples), claim=self._claim, queries=samples)
 
     def charge_elsewhere(self, *, size: int | None = None) -> None:
-        """Charges one call that others answer, before they are asked for it.
+        """Charges one call that others answer, before it is sent to them.
 
         Args:
             size: See `annotate`.
 
         Raises:
-            BudgetExceeded: The target does not allow it: nobody may be asked.
+            BudgetExceeded: The target does not allow it: no query may be sent.
         """
         self.account.charge(self._honest(self._charge_of_size(self.smallest if size is None else size)))
 
@@ -127,7 +127,7 @@ class LabelAnnotator(Annotator):
 
         Args:
             logits: The teacher's, shape (B, c). **Private.** A sample that is not finite counts as class 0.
-            candidates: bool, shape (B, c); must depend on the student and public things alone.
+            candidates: bool, shape (B, c); must depend only on the student and public information.
             size: Candidates in every set, where that was fixed before the run; None where sizes vary or follow from
                 earlier responses.
 

@@ -25,9 +25,9 @@ class MeanResponseAnnotator(Annotator):
     record changes one teacher on a shard of its own, whose u_j moves by at most 2 on every image. A call on B images
     therefore costs μ² = B·(2/σ)², as DPDFD's Algorithm 2 does, whose gradients are bounded in the same way.
 
-    It is in none of the papers. Votes (DGD; Papernot et al. 2018) move by √2 only, but of each image they keep its
-    class alone. Directions are close to linear in whatever features the teachers are linear in, so that a student that
-    averages the noise of many images away (`fit_noisy_responses`) is told more by each.
+    It is in none of the papers. Votes (DGD; Papernot et al. 2018) move by √2 only, but they keep only the class of
+    each image. Directions are close to linear in whatever features the teachers are linear in, so that a student that
+    averages the noise of many images away (`fit_noisy_responses`) learns more from each.
 
     Args:
         noise_multiplier: σ, on the sum over teachers.

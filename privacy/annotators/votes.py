@@ -51,7 +51,7 @@ class VoteAnnotator(Annotator):
     | `gaussian` | argmax(counts + N(0, σ²)): GNMax, DGD+ | μ² = 2/σ² |
     | `confident` | as `gaussian` where max(counts) + N(0, σ₁²) ≥ threshold, else -1 | μ² = 1/σ₁² + 2/σ² (answered) |
 
-    A query that `confident` leaves unanswered costs its check alone. How many will be answered depends on the private
+    A query that `confident` leaves unanswered costs only its check. How many will be answered depends on the private
     data, so what is stated covers the most responses that were allowed beforehand (`max_responses`, or the target), not
     the number that came out: `covering`.
 
@@ -62,8 +62,8 @@ class VoteAnnotator(Annotator):
         threshold_scale: σ₁ of `confident`, in votes.
         max_responses: Most queries that `confident` may answer in this run; None allows every query to be.
         latent_epsilon: ε₁ of the Laplace noise on the VAE's latent codes (`perturb_latents`), or None for no such
-            noise. It enters the published figure alone, since no record-level bound rests on it.
-        data_dependent: Keep, in memory alone, the data-dependent cost of the Gaussian responses for
+            noise. It enters only the published figure, since no record-level bound rests on it.
+        data_dependent: Keep, in memory only, the data-dependent cost of the Gaussian responses for
             `data_dependent_epsilon`. That figure is itself private.
         budget: What the run may spend; see `Budget`.
         noise: Source of noise; null is the operating system's.
@@ -219,7 +219,7 @@ class VoteAnnotator(Annotator):
         What it bounds: nothing about a private record. DGD counts ε₁ once, as if a private record were one sample; its
         samples are synthetic, and where they depend on private data (through a generator trained against the baseline)
         they do so all together, and reach the student as query images and through the decoder besides. So nothing is
-        charged. Where the images come from public things alone, these codes are public already.
+        charged. Where the images come only from public information, these codes are public already.
 
         Args:
             codes: Shape (N, c), c the width of the code.
@@ -269,7 +269,7 @@ class VoteAnnotator(Annotator):
         """
         covered = self.covering(planned)
         epsilon = self.account.epsilon(counts=covered)
-        # Of an earlier run nobody knows here under which target it stopped.
+        # Under which target an earlier run stopped is unknown here.
         alone = self.budget.scope == "private_data" and len(self.account.ledger.runs()) <= 1
         target = self.budget.target_epsilon
         if isinstance(planned, Plan):

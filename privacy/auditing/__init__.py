@@ -1,4 +1,4 @@
-"""Auditing by attack: lower bounds on ε from a distinguishing game that anybody can play.
+"""Auditing by attack: lower bounds on ε from a distinguishing game that anyone can play.
 
 An accountant gives an upper bound that holds if its assumptions do; an audit gives a lower bound that holds whatever
 the code really does, at a stated confidence. A claimed ε below an audited one **fails**. An audit that stays

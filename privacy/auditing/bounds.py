@@ -62,7 +62,7 @@ def gaussian_audit_mu(true_positives: int, false_positives: int, trials: int, co
     """A lower bound on μ from the same game, for mechanisms that are Gaussian (μ-GDP) **only**.
 
     Under μ-GDP, Phi^-1(TPR) - Phi^-1(FPR) <= μ for every attacker (Nasr et al. 2023), far tighter than
-    Clopper-Pearson alone.
+    Clopper-Pearson.
 
     >>> round(gaussian_audit_mu(990, 10, 1000, 0.95), 2)
     4.18

@@ -64,7 +64,7 @@ def audit(
         method: `clopper_pearson` for any mechanism. `gaussian`, which reaches far higher, only for Gaussian ones and
             what is computed from them: its bound assumes the shape of their trade-off curve.
         release: What the mechanism is charged as; must be Gaussian (have a `gaussian_mu`) for the method `gaussian`.
-        claimed_epsilon: Upper bound that somebody claims at `delta`, for the verdict.
+        claimed_epsilon: Claimed upper bound at `delta`, for the verdict.
 
     Returns:
         The bound and what it says about the claim.

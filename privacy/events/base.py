@@ -67,7 +67,7 @@ class Release(ABC):
     def for_labels(self) -> Release | None:
         """What this release costs where neighbours differ in the label of one record; None where no lemma says so.
 
-        Replacing a label replaces its record by one that differs in the label alone, so that a bound for any change, or
+        Replacing a label replaces its record by one that differs only in the label, so that a bound for any change, or
         for the replacement, of a record holds for its label (`common_neighbours`).
         """
         about_labels = self.unit in (Unit.LABEL, Unit.RECORD)
@@ -105,7 +105,7 @@ class Release(ABC):
         return self == planned
 
     def about(self, unit: Unit, relation: Relation) -> Release:
-        """The same cost as a statement about other neighbours, for whoever has shown that it is one."""
+        """The same cost for other neighbours; the caller must have proved that it holds for them."""
         return dataclasses.replace(self, unit=unit, relation=relation)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What discrete Gaussian noise costs: events for `privacy.mechanisms.discrete_gaussian`, by Renyi bounds alone.
+"""What discrete Gaussian noise costs: events for `privacy.mechanisms.discrete_gaussian`, by Renyi bounds only.
 
 The discrete Gaussian is as private as the continuous one of the same σ in the Renyi sense, for whole-numbered
 shifts, but not μ-GDP: its losses lie on a lattice that depends on the shift, and in several dimensions no
@@ -84,8 +84,8 @@ class SampledDiscreteGaussian(Release):
       The moments differ by N times g(u) - (r/w) g(w). As g is convex from g(1) = 0 on and u >= w >= 1,
       g(u)/(u - 1) >= g(w)/(w - 1); and u - 1 = q (r - 1) = (r/w)(w - 1).
 
-    Between whole orders, log of the moment is convex and lies below the straight line. Whoever also learns whether the
-    record took part sees a `RevealedGaussian`, which therefore bounds every order, those above 4096 too.
+    Between whole orders, log of the moment is convex and lies below the straight line. An observer who also learns
+    whether the record took part sees a `RevealedGaussian`, which therefore bounds every order, also above 4096.
 
     >>> SampledDiscreteGaussian(1.0, 0.01).rdp([8.0]) == SampledGaussian(1.0, 0.01).rdp([8.0])
     array([ True])
@@ -123,7 +123,7 @@ class SampledDiscreteGaussian(Release):
         return self._continuous.loss_reach
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """The continuous step's at whole orders, lines between them, and never above that of a step which tells."""
+        """The continuous step's at whole orders, lines between them, and at most that of `RevealedGaussian`."""
         order = np.asarray(orders, dtype=np.float64)
         mu = 1.0 / self.noise_multiplier if self.noise_multiplier else math.inf
         told = RevealedGaussian(mu, self.sample_rate).rdp(order)

@@ -18,12 +18,12 @@ __all__ = ["LabelOnly"]
 
 @dataclass(frozen=True)
 class LabelOnly(Release):
-    """What was computed from private images as they are, and from their labels through `release` alone.
+    """What was computed from private images as they are, and from their labels only through `release`.
 
     Direct training on private records (DPDFD, Algorithm 3): the label enters by a noisy gradient of the outputs, which
-    the update then multiplies by a Jacobian of the image. Of a record nothing is bounded. Of its label `release` is the
-    whole cost, to whoever knows every image: see `for_labels`. One event says both, so that no ledger can hold the
-    finite figure without the infinite one.
+    the update then multiplies by a Jacobian of the image. For a record nothing is bounded. For its label `release` is
+    the whole cost, against an adversary who knows every image: see `for_labels`. One event says both, so that no
+    ledger can hold the finite figure without the infinite one.
 
     >>> from privacy.events import RevealedGaussian
     >>> LabelOnly(RevealedGaussian(1.0, 0.01)).bounded

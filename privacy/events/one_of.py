@@ -1,4 +1,4 @@
-"""The event of one among several trainings, where a record was in one of them and nobody need know in which."""
+"""The event of one among several trainings, where a record was in one of them, unknown which."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Alternative = tuple[tuple[Release, int], ...]
 class OneOf(Release):
     """What is released of a record that lies at one of several clients, each with a training of its own.
 
-    Each alternative is all that one client's training released. Whoever's record it is, the largest of them bounds it;
+    Each alternative is all that one client's training released. Wherever the record is, the largest of them bounds it;
     which one that is depends on δ and on what else is composed, so it is not chosen here: `compose` takes the largest ε
     over all choices.
 

@@ -1,4 +1,4 @@
-"""The event of a label told by randomized response."""
+"""The event of a label released by randomized response."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["RandomizedResponse"]
 class RandomizedResponse(Release):
     """One randomized response over `num_candidates` classes: the true one with probability e^eps/(e^eps + k - 1).
 
-    The candidate set comes from the student, so a record changes the teacher's label alone: it may move within the set,
+    The candidate set comes from the student, so a record changes only the teacher's label: it may move within the set,
     into it or out of it. Outside, the response is uniform, which is the average of the peaked ones; hockey-stick
     divergences are convex, so a move within the set dominates the other two. The loss is +eps, 0 or -eps, so N
     responses compose **exactly** on an integer lattice.

@@ -10,8 +10,8 @@ __all__ = ["clip_per_sample", "keep_largest", "normalize_per_sample", "zero_non_
 def zero_non_finite_samples(rows: torch.Tensor) -> torch.Tensor:
     """Replaces every sample that holds a NaN or an infinity by zeros.
 
-    A broken teacher output must neither stop the run nor be told apart from a working one: stopping is an answer that a
-    neighbouring data set might not have given. The sample is noised and charged like any other.
+    A broken teacher output must neither stop the run nor look different from a working one: stopping is an answer that
+    a neighbouring data set might not have given. The sample is noised and charged like any other.
 
     Args:
         rows: Shape (B, c).

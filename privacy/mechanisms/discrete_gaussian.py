@@ -48,7 +48,7 @@ def discrete_gaussian(noise: NoiseSource, shape: Sequence[int], *, sigma: float)
     Exact for uniform words, σ being the rational number that its float64 stands for: a total-variation error of 0
     on every draw. Events of probability p compare a uniform real number, whose bits are read on demand, with p.
     float64 decides where they are further apart than 2^-40, which is more than 2^5 times its error; the others, one in
-    2^39, are decided in multiple precision. How long a draw takes depends on the noise alone.
+    2^39, are decided in multiple precision. The time of a draw depends only on the noise.
 
     Args:
         noise: Where the words come from.

@@ -236,7 +236,7 @@ def gradient_mechanism(name: str) -> type[GradientMechanism]:
     """The mechanism of a name.
 
     Raises:
-        ValueError: Nobody has priced such a way: it must not be charged as if it were another.
+        ValueError: The cost of such a mechanism is unknown: it must not be charged as if it were another.
     """
     if name not in GRADIENT_MECHANISMS:
         raise ValueError(f"release must be one of {', '.join(GRADIENT_MECHANISMS)}, got {name!r}")

@@ -1,7 +1,7 @@
 """Sources of the randomness that privacy rests on, kept apart from every seed of the run.
 
-`seed_everything`, a configuration file or a checkpoint must never let anybody draw the same noise again: whoever can,
-subtracts it. `torch.Generator` will not do either, since on CPU it keeps 32 bits of its seed and can be searched.
+`seed_everything`, a configuration file or a checkpoint must never make the noise reproducible: an adversary
+could subtract it. `torch.Generator` will not do either, since on CPU it keeps 32 bits of its seed and can be searched.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class NoiseSource(ABC):
     """Uniform 64-bit words, and the distributions that the mechanisms draw from them.
 
     Attributes:
-        secure: False where the noise can be drawn again by somebody else; a guarantee built on it is void.
+        secure: False where others can reproduce the noise; a guarantee built on it is void.
     """
 
     secure: bool = False
@@ -56,7 +56,7 @@ class SystemNoise(NoiseSource):
 
 
 class ReproducibleNoise(NoiseSource):
-    """Noise that anybody with the seed can draw again: for tests and debugging only. It **voids** the guarantee.
+    """Noise that anyone with the seed can reproduce: for tests and debugging only. It **voids** the guarantee.
 
     Args:
         seed: Any integer from 0.

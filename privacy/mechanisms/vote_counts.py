@@ -54,10 +54,10 @@ def noisy_votes(counts: torch.Tensor, *, kind: VoteNoise, scale: float, noise: N
         noise: Where randomness comes from.
 
     Returns:
-        Labels, shape (N,), int64, on the device of `counts`. Ties go to the lowest class, which tells nothing more.
+        Labels, shape (N,), int64, on the device of `counts`. Ties go to the lowest class, which reveals nothing more.
 
     Raises:
-        ValueError: Counts that are no (N, c) integers, a scale that is not positive and finite, or an unknown kind.
+        ValueError: Counts that are not (N, c) integers, a scale that is not positive and finite, or an unknown kind.
     """
     _check_counts(counts)
     _positive("scale", scale)
@@ -86,7 +86,7 @@ def confident_votes(
         Labels, shape (N,), int64; `REJECTED` (-1) where nothing is answered.
 
     Raises:
-        ValueError: Counts that are no (N, c) integers, a standard deviation that is not positive and finite, or a
+        ValueError: Counts that are not (N, c) integers, a standard deviation that is not positive and finite, or a
             threshold that is not finite.
     """
     _check_counts(counts)

@@ -52,7 +52,7 @@ class NoisyVote(ABC):
     @classmethod
     @abstractmethod
     def claim(cls, scale: float, *, latent_epsilon: float | None) -> Claim:
-        """What the paper counts for one label; ε₁ of the latent codes' noise is part of DGD's formula alone."""
+        """What the paper counts for one label; ε₁ of the latent codes' noise is part of DGD's formula only."""
 
     @classmethod
     @abstractmethod
@@ -198,7 +198,7 @@ def vote_mechanism(name: str) -> type[NoisyVote]:
     """The mechanism of a name.
 
     Raises:
-        ValueError: Nobody has priced such votes.
+        ValueError: The cost of such votes is unknown.
     """
     if name not in VOTE_MECHANISMS:
         raise ValueError(f"mechanism must be one of {', '.join(VOTE_MECHANISMS)}, got {name!r}")

@@ -1,6 +1,6 @@
 """Exact (ε, δ) of Gaussian differential privacy.
 
-A mechanism is μ-GDP when telling two neighbouring inputs apart is no easier than telling N(0, 1) from N(μ, 1)
+A mechanism is μ-GDP when distinguishing two neighbouring inputs is no easier than distinguishing N(0, 1) from N(μ, 1)
 (Dong, Roth and Su, "Gaussian Differential Privacy", 2019). Adding N(0, s^2 I) to a vector of L2 sensitivity D is
 exactly (D/s)-GDP, adaptively chosen compositions add μ^2, and
 
@@ -28,7 +28,7 @@ _SQRT_HALF = math.sqrt(0.5)
 _SMALL_MU = 0.1
 _LARGE_X = 60.0
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
-# brentq's answer is moved by this much to the safe side: far below what anybody reports, far above rounding.
+# brentq's answer is moved by this much to the safe side: far below reported precision, far above rounding.
 _SAFETY = 1e-12
 
 
@@ -105,7 +105,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         delta: failure probability in (0, 1).
 
     Returns:
-        ε, 0 where δ alone suffices, inf for an infinite `mu`.
+        ε, 0 where δ suffices by itself, inf for an infinite `mu`.
 
     Raises:
         ValueError: `mu` is negative or not a number, or `delta` is outside (0, 1).

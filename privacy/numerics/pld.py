@@ -42,7 +42,7 @@ _LOG_WINDOW_TAIL = math.log(1e-14)
 #: Transforms are exact to about 1e-16 times the number of compositions; delta is met with this much to spare.
 _SAFETY = 1e-9
 _ROUNDING = 4e-15
-#: Longest transform; where a sum needs more there is no bound from here, and the Renyi one stands alone.
+#: Longest transform; where a sum needs more, this gives no bound and only the Renyi one is used.
 _MAX_POINTS = 1 << 24
 
 

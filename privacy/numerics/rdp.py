@@ -77,7 +77,7 @@ def rdp_slope_epsilon(slope: float, delta: float) -> float:
     def derivative(t: float) -> float:
         return slope * math.exp(2.0 * t) + log_delta + math.log1p(math.exp(t))
 
-    # t = log(l - 1): at the upper end slope (l-1)^2 alone, or log l alone, already outweighs log(1/delta).
+    # t = log(l - 1): at the upper end either slope (l-1)^2 or log l by itself already outweighs log(1/delta).
     high = min(0.5 * math.log(-log_delta / slope), -log_delta) + 1.0
     low = min(high - 1.0, 0.5 * math.log(-log_delta) - 0.5 * math.log(slope)) - 1.0
     while derivative(low) > 0.0:

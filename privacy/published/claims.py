@@ -123,7 +123,7 @@ def published_epsilon(counts: Mapping[Claim, int], delta: float) -> float:
     slopes = [(claim.slope, count) for claim, count in kept.items() if isinstance(claim, RdpSlope)]
     if slopes:
         return rdp_slope_epsilon(math.fsum(slope * count for slope, count in slopes), delta)
-    # DGD counts some uses of private models for nothing; they are no votes either.
+    # DGD counts some uses of private models for nothing; they are not votes either.
     free = {claim for claim in kept if isinstance(claim, NoisyVotesClaim) and not claim.epsilon0 and not claim.epsilon1}
     kept = {claim: count for claim, count in kept.items() if claim not in free}
     if len(kept) != 1:
