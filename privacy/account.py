@@ -40,7 +40,7 @@ class Budget:
             annotator's own number.
 
     Raises:
-        ValueError: A setting that has no meaning.
+        ValueError: An invalid setting.
     """
 
     target_epsilon: float | None = None

@@ -1,4 +1,4 @@
-"""What is found out about a teacher besides what is charged: each is told on the page of every student."""
+"""Uncharged checks of a teacher, each listed on the page of every student."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ TRIAL_ACCESS = (
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherChecks:
-    """Looks at the teacher that nothing charges; a guarantee says which were made, and not what they gave.
+    """Unaccounted queries to the teacher; a guarantee names those made, but not their results.
 
     Attributes:
-        trial: Try a teacher that was not trained here on procedural images when it is loaded: outputs that are no
-            logits are refused, and what looks like another input range than was stated is warned of.
+        trial: Try a teacher that was not trained here on procedural images when it is loaded: outputs that are not
+            logits are refused, and an input range that looks different from the stated one gives a warning.
         accuracy: Measure its accuracy on the public test split and show it. It goes into `private/`, and must neither
             be published nor be used to choose anything.
     """

@@ -75,8 +75,8 @@ class ClippedNetwork:
     def go_on(self, state: Mapping[str, Any]) -> None:
         """`auto` goes on as the checkpoint's training began, and so does ghost clipping that gave way to flat.
 
-        Any way would cost the same. But a way may bring an assumption into the guarantee, and another that is asked for
-        is refused by name, as every other setting is.
+        Any way would cost the same. But a way may bring an assumption into the guarantee, and a request for another
+        is refused by name, like any other changed setting.
         """
         before = state.get("settings", {}).get("clipping")
         if before in WAYS and self.asked in ("auto", state.get("asked_clipping")):

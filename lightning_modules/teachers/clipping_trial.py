@@ -1,4 +1,4 @@
-"""A network under DP-SGD tried on public images before the first step: is what is clipped the gradient of one record?
+"""Tries a DP-SGD network on public images before the first step: is the clipped gradient that of one record?
 
 Per-sample gradients come from hooks that take rows for records and layers for what they seem to be. Whether that holds
 for a network shows only in a comparison: what clipping contributes for each record within a batch against the clipped
@@ -48,7 +48,7 @@ _WHAT_TO_DO = (
 
 
 def digests(network: nn.Module, *, trained: bool) -> dict[str, str]:
-    """SHA-256 of each buffer, parameter and extra state; parameters that are trained only where asked for."""
+    """SHA-256 of each buffer, parameter and extra state; trainable parameters only if `trained`."""
     parameters = dict(network.named_parameters(remove_duplicate=False))
     values: dict[str, Any] = {**network.state_dict(), **dict(network.named_buffers()), **parameters}
     return {
@@ -59,7 +59,7 @@ def digests(network: nn.Module, *, trained: bool) -> dict[str, str]:
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Names of what is not as it was."""
+    """Names of what has changed."""
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
@@ -361,7 +361,7 @@ def _compared(tried: _Copy, rows: list[int], way: Way, reference: _Reference, to
     """What is wrong with the sum over some records; None where it is as it should be."""
     try:
         found = [_sketch(part).cpu() for part in tried.clipped(rows, way, reference.limit)]
-    except Exception as error:  # of anybody's network under hooks
+    except Exception as error:  # any user's network, under hooks
         return f"{way} clipping fails within a batch of {len(rows)}{_layer(tried, rows, reference)}: {error}"
     off = _norm([one - other.cpu() for one, other in zip(found, reference.clipped(rows), strict=True)])
     off /= len(rows) * reference.limit

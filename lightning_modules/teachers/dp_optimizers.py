@@ -150,7 +150,7 @@ class GhostOptimizer(ExactNoise, DPOptimizerFastGradientClipping):  # type: igno
 
 
 class SumOptimizer(ExactNoise, DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacus ships no types
-    """Takes sums of gradients that somebody else has clipped, in float64.
+    """Takes sums of already clipped gradients, in float64.
 
     Attributes:
         sums: One of each parameter, of a physical batch.

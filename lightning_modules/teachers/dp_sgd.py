@@ -73,7 +73,7 @@ class DPSGDTeacher(Teacher):
         stability: γ of `bounding: normalize`, above 0. In the units of gradients, not of C.
         granularity: Distance, in units of `max_grad_norm` (for example 1e-3), of the lattice that clipped gradients are
             rounded to, towards zero, and that discrete Gaussian noise lies on (Canonne, Kamath and Steinke 2020). Costs
-            slightly more, since it is composed by RDP alone, and needs flat clipping. None takes floating-point noise.
+            slightly more, since it is composed only by RDP, and needs flat clipping. None takes floating-point noise.
         noise: Source of the noise and of the views; None is the operating system's generator.
         network: See `Teacher`. It must treat each image by itself, without dropout or BatchNorm, which is tried before
             the first step. Features by a fixed `feature_extractor` (as of `LinearOnFeatures`) are computed once.
@@ -83,7 +83,7 @@ class DPSGDTeacher(Teacher):
         class_prior: See `Teacher`. The guarantee names it among its assumptions.
 
     Raises:
-        ValueError: A setting that has no meaning, or a network with layers that DP-SGD cannot treat record by record.
+        ValueError: An invalid setting, or a network with layers that DP-SGD cannot treat record by record.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class DPSGDTeacher(Teacher):
         extractor = getattr(self.network, self.clipped.extracts)
         rank_zero_info("Computing the fixed features of all private images once.")
         training = self.network.training
-        self.network.eval()  # what is computed once must be the same for one record whoever else there is
+        self.network.eval()  # a record's cached features must not depend on other records
         self._poisson.precompute(
             lambda images: extractor(images.to(self.device)).cpu(),
             workers=torch.get_num_threads() if self.device.type == "cpu" else 1,

@@ -70,7 +70,7 @@ class PlannedSteps:
     def releases(self) -> Counter[Release]:
         """What the whole training releases: all planned steps, taken or not.
 
-        Whoever stopped early has seen what the steps gave, so that a file of fewer steps costs no less.
+        Stopping early may depend on what the steps gave, so a file of fewer steps costs no less.
         """
         return self._with_plan(self.accountant.counts())
 
@@ -112,7 +112,7 @@ class PlannedSteps:
         try:
             self._require_target(self.releases)
         except ValueError:
-            # What was refused is no plan, and must not stand in the checkpoint that an error leaves.
+            # A refused plan does not count, and must not stand in the checkpoint that an error leaves.
             self.plan = before
             raise
 

@@ -179,7 +179,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
 
     @property
     def own_chunk(self) -> range:
-        """Those of them that this process trains. A teacher is the same whoever does: its seed is its number's."""
+        """Those that this process trains. The process does not matter: a teacher's number sets its seed."""
         return self.chunk[share_of(len(self.chunk), self.processes)]
 
     def teacher(self, index: int) -> nn.Module:
@@ -190,7 +190,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         return self.networks.whole(self.trained[index].eval())
 
     def forward(self, images: Tensor) -> Tensor:
-        """Votes of the trained teachers, (N, C, H, W) → (N, c), int64; of those in training while there are no others.
+        """Votes of the trained teachers, (N, C, H, W) → (N, c), int64; of those in training while none are trained.
 
         Raises:
             RuntimeError: There is neither.

@@ -17,7 +17,7 @@ __all__ = ["EnsembleNetworks", "unstacked"]
 
 
 class EnsembleNetworks:
-    """Builds teachers that differ in their initial weights alone, without the fixed feature extractor they share.
+    """Builds teachers that differ only in their initial weights, without the fixed feature extractor they share.
 
     Args:
         factory: Builds a teacher, see `build_network`.

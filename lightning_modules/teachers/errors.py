@@ -1,4 +1,4 @@
-"""The error that is about a private teacher."""
+"""The error for an unusable private teacher."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a teacher's file holds: weights in any of the usual wrappings, or a graph in ONNX. Nothing is unpickled.
 
-Read are files of torch (weights alone), safetensors, the weights of a program of `torch.export`, and ONNX. Refused,
+Reads files of torch (weights only), safetensors, the weights of a program of `torch.export`, and ONNX. Refused,
 with the lines that convert them, is whatever could run code of its maker: pickled modules, and TorchScript, a program
 in a language of its own, with operations on files.
 """
@@ -126,7 +126,7 @@ def _pickled(file: Path, names: list[str]) -> tuple[str, list[str]]:
             first, made_of = _opcodes(stream)
             if first == "LONG1":  # before version 1.6 a number, a version and the system stand before the content
                 first, made_of = [_opcodes(stream) for _ in range(3)][-1]
-    except Exception:  # of anyone's bytes
+    except Exception:  # from arbitrary bytes
         return "neither", []
     kind = {"EMPTY_DICT": "mapping", "GLOBAL": "object", "MARK": "object"}.get(first, "neither")
     if kind == "object" and made_of and made_of[0] == "collections.OrderedDict":

@@ -124,7 +124,7 @@ class JointTraining:
 
 @contextmanager
 def _fixed_order() -> Iterator[None]:
-    """Keeps cuDNN to kernels that add in a fixed order, chosen by shapes alone.
+    """Keeps cuDNN to kernels that add in a fixed order, chosen only by shapes.
 
     Others would give new bits to the teachers whose records did not change.
     """

@@ -65,7 +65,7 @@ class OnnxNetwork(nn.Module):
         """Outputs of images (N, C, H, W), (N, c), on their device.
 
         Raises:
-            RuntimeError: A gradient is asked for, or the graph does not take such images.
+            RuntimeError: A gradient is required, or the graph does not take such images.
         """
         if images.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("a teacher in ONNX has no gradients")

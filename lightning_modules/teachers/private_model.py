@@ -34,8 +34,8 @@ __all__ = [
 class PrivateModel(ABC):
     """A private classifier or an ensemble of them, held outside of every `nn.Module`.
 
-    No attribute is a network, so that no `state_dict`, checkpoint, logger or copy can reach one; the networks are asked
-    by methods, whose responses are private until an annotator has released something of them.
+    No attribute is a network, so that no `state_dict`, checkpoint, logger or copy can reach one; the networks are
+    queried by methods, whose responses are private until an annotator has released something of them.
 
     Args:
         private_data: Public name of what was trained on.
@@ -89,7 +89,7 @@ class PrivateModel(ABC):
 
     @abstractmethod
     def _network_of(self, teacher: int) -> nn.Module:
-        """One network, for the checks of this module and for `unprotected` alone."""
+        """One network, only for the checks of this module and for `unprotected`."""
 
     def unprotected(self, annotator: Annotator, *, reason: str, teacher: int = 0) -> nn.Module:
         """One network itself, for a gradient with respect to images or its BatchNorm statistics.
@@ -100,8 +100,8 @@ class PrivateModel(ABC):
             teacher: Its number, from 0.
 
         Raises:
-            BudgetExceeded: The target allows no such thing.
-            TeacherError: It is a graph that has outputs alone.
+            BudgetExceeded: The target does not allow it.
+            TeacherError: It is a graph that has only outputs.
         """
         if self._admitted is None or self._admitted[0] is not annotator:
             self._admitted = (annotator, annotator.admit(self.training))
@@ -145,7 +145,7 @@ class PrivateModel(ABC):
         return isinstance(self.training, UnnamedTraining) or isinstance(self._network_of(0), AdaptedTeacher)
 
     def require_gradients(self, *, reason: str) -> None:
-        """Refuses a graph that has outputs alone where gradients are needed.
+        """Refuses a graph that has only outputs where gradients are needed.
 
         Raises:
             TeacherError: It is one.
@@ -184,7 +184,7 @@ class PrivateModel(ABC):
 
 
 def _require_gradients(network: nn.Module, *, whose: str, reason: str) -> None:
-    """Refuses a graph that has outputs alone where gradients or BatchNorm statistics are needed.
+    """Refuses a graph that has only outputs where gradients or BatchNorm statistics are needed.
 
     Raises:
         TeacherError: It is one.

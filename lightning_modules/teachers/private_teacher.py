@@ -65,9 +65,9 @@ class PrivateTeacher(PrivateModel):
         )
         network = adapted(network, inputs=inputs, outputs=outputs)
         network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
-        # In a function: an attribute could be reached, and be registered by whoever copies it.
+        # In a function: an attribute could be reached, and a copy could register it.
         self._held: Callable[[], nn.Module] = lambda: network
-        #: What is asked for logits.
+        #: Computes the logits.
         self._asked = self._held
 
     @property
@@ -118,7 +118,7 @@ class PrivateTeacher(PrivateModel):
         return outputs.float().clone()
 
     def _ready(self, device: torch.device) -> nn.Module:
-        """The network in evaluation mode, on a device: it is walked through where something has to change alone."""
+        """The network in evaluation mode, on a device: its modules are visited only when something must change."""
         network = self._asked()
         weight = next(network.parameters(), None)
         if weight is None or weight.device != device:
@@ -141,7 +141,7 @@ class PrivateTeacher(PrivateModel):
         inputs: TeacherInput = OURS,
         outputs: TeacherOutputs = "logits",
     ) -> PrivateTeacher:
-        """Reads a checkpoint of `Teacher`, weights of anyone's classifier (see `files`, `weights`), or a graph in ONNX.
+        """Reads a checkpoint of `Teacher`, weights of any classifier (see `files`, `weights`), or a graph in ONNX.
 
         Args:
             path: The file; read without unpickling code.
@@ -191,7 +191,7 @@ class PrivateTeacher(PrivateModel):
             teacher.known_ledger = kept
             teacher.assumptions = (_UNNAMED, *teacher.assumptions)
         teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
-        # Of a file nobody holds the network, to change it later.
+        # A network from a file has no other owner who could change it later.
         asked = folded(teacher._held()).to(memory_format=torch.channels_last)
         teacher._asked = lambda: asked
         return teacher

@@ -137,7 +137,7 @@ class RecordClipping(ABC):
         """
 
     def add_nothing(self, optimizer: ExactNoise) -> None:
-        """Leaves the gradients of a batch without records: its step is noise alone."""
+        """Leaves the gradients of a batch without records: its step is only noise."""
         for parameter in self.trained:
             parameter.grad = torch.zeros_like(parameter)
 
@@ -233,7 +233,7 @@ class LinearClipping(RecordClipping):
         optimizer: ExactNoise,
         views: int = 1,
     ) -> None:
-        """`inputs` are the head's, (B, F); `forward` is not asked, and `views` is 1."""
+        """`inputs` are the head's, (B, F); `forward` is not called, and `views` is 1."""
         assert isinstance(optimizer, SumOptimizer)
         optimizer.sums = clipped_sums(
             inputs,

@@ -30,7 +30,7 @@ class TeacherConfig:
         private_data: Public name of its training data, where the file does not say.
         input: What it takes, where it is not images in [-1, 1] of the data's size and channels.
         outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
-        checks: What is found out about it besides what is charged.
+        checks: Uncharged checks of the teacher; see `TeacherChecks`.
     """
 
     path: str | nn.Module
@@ -59,7 +59,7 @@ class TeacherSource:
         image_shape: (C, H, W) that the run expects.
 
     Attributes:
-        checks: What is found out about it besides what is charged.
+        checks: Uncharged checks of the teacher; see `TeacherChecks`.
         private_data: Public name of its training data, where it was given.
     """
 

@@ -94,7 +94,7 @@ class Teacher(GuardedLoading, LightningModule):
             check_strategy(self.trainer, averages_itself=not self.automatic_optimization)
 
     def on_fit_start(self) -> None:
-        """Gives the training its identity, by which everything about this teacher is told from any other.
+        """Gives the training its identity, which distinguishes this teacher from any other.
 
         Raises:
             CheckpointError: More steps than the schedule of the rate was made for.

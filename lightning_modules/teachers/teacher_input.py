@@ -1,4 +1,4 @@
-"""Between this project's images and outputs and those that a teacher of anyone's was trained with."""
+"""Converts between this project's images and outputs and those of an external teacher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A teacher of anyone's tried on procedural images: does it give logits, and was it given what it was trained with?
+"""Tries an external teacher on procedural images: does it give logits, and are its inputs as in its training?
 
 What is measured is private, see `TeacherChecks`. The bounds of `_is_better` were set by small classifiers of digits,
 MNIST, CIFAR-10 and PneumoniaMNIST, each trained with pixels in [-1, 1], in [0, 1], in [0, 255] and normalised as for

@@ -86,7 +86,7 @@ class Annotator(ABC):
         noise: Source of noise; None is the operating system's cryptographic generator.
 
     Raises:
-        ValueError: A setting that has no meaning.
+        ValueError: An invalid setting.
     """
 
     noise_setting: ClassVar[str] = "noise_multiplier"
@@ -414,7 +414,7 @@ class Annotator(ABC):
                 process 0 does it for all.
 
         Raises:
-            ValueError: δ is not below 1/N, or another setting has no meaning.
+            ValueError: δ is not below 1/N, or another setting is invalid.
             CheckpointError: The state is of a run that queried another teacher.
             LedgerError: The ledger cannot be read or written, or is not the one that the checkpoint saw.
             RuntimeError: It is open already: a second run's charges could not be distinguished from the first's.

@@ -128,7 +128,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         noise: Source of noise; null is the operating system's.
 
     Raises:
-        ValueError: A setting that has no meaning, or that nothing is proved for.
+        ValueError: An invalid setting, or that nothing is proved for.
     """
 
     _source_of_labels = (
@@ -330,7 +330,7 @@ class DirectLabelAnnotator(_OfLabels):
         noise: Source of noise; null is the operating system's.
 
     Raises:
-        ValueError: A setting that has no meaning.
+        ValueError: An invalid setting.
     """
 
     noise_setting: ClassVar[str] = "epsilon"

@@ -75,7 +75,7 @@ class GradientAnnotator(Annotator):
         noise: Source of noise; null is the operating system's.
 
     Raises:
-        ValueError: A setting that has no meaning.
+        ValueError: An invalid setting.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class LabelAnnotator(Annotator):
         noise: Source of noise; null is the operating system's.
 
     Raises:
-        ValueError: A setting that has no meaning.
+        ValueError: An invalid setting.
     """
 
     noise_setting: ClassVar[str] = "epsilon"

@@ -35,7 +35,7 @@ class MeanResponseAnnotator(Annotator):
         noise: Source of noise; null is the operating system's.
 
     Raises:
-        ValueError: A setting that has no meaning.
+        ValueError: An invalid setting.
     """
 
     def __init__(
