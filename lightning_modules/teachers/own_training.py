@@ -195,7 +195,7 @@ class OwnTraining:
             trainer: Knows the data.
             releases: See `Training`.
             progress: How far the training is, for one that may branch: each state that is saved gets a token. Process
-                0, whose checkpoint is the one that is written, needs no other for it: after an error it may save by itself.
+                0, whose checkpoint is the one written, needs no other for it: after an error it may save by itself.
         """
         data = None if trainer is None else datamodule_of(trainer)
         checkpoint["private_data"] = getattr(data, "private_data", None)
