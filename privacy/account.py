@@ -71,14 +71,14 @@ class PrivacyAccount:
     Args:
         ledger: Where releases are counted.
         budget: What may be spent.
-        training: Identity of the training that this run's charges are about.
+        training: Identity of the training that this run's charges belong to.
     """
 
     def __init__(self, *, ledger: Ledger, budget: Budget = Budget(), training: str | None = None) -> None:
         self.ledger = ledger
         self.budget = budget
         self.training = training
-        #: Whether the run or its teacher had seen another ledger than this one, which is not at hand.
+        #: Whether the run or its teacher used another ledger than this one, which is not available.
         self.ledger_was_replaced = False
 
     def counts(self, *, scope: Scope | None = None) -> Counter[Charge]:
@@ -100,10 +100,10 @@ class PrivacyAccount:
         ).epsilon
 
     def epsilon_label(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
-        """ε at δ of `counts` where neighbours differ in the label of one record and all else is known.
+        """ε at δ of `counts` where neighbours differ in the label of one record and all else is public.
 
-        By default of everything spent so far; `inf` where nothing bounds it. No smaller than what is said of labels by
-        the releases themselves: a teacher's own bound is not made use of.
+        By default of everything spent so far; `inf` where nothing bounds it. No smaller than the bound for labels
+        of the releases themselves: a teacher's own bound is not used.
         """
         releases: Counter[Release] = Counter()
         for charge, count in (self.spent(scope=scope) if counts is None else counts).items():
@@ -119,7 +119,7 @@ class PrivacyAccount:
         return compose(releases, self.budget.delta).epsilon
 
     def epsilon_of_training(self) -> float:
-        """Record-level ε at δ of the training that this run's charges are about, by itself; `inf` if unbounded."""
+        """Record-level ε at δ of only the training that this run's charges belong to; `inf` if unbounded."""
         bound = self._trained(self.training)
         return math.inf if bound is None else compose(bound, self.budget.delta).epsilon
 
@@ -142,7 +142,7 @@ class PrivacyAccount:
         return common_neighbours((release.unit, release.relation) for release in releases)
 
     def rests_on_teachers(self, *, counts: Mapping[Charge, int] | None = None) -> set[str]:
-        """Trainings whose own bound is smaller than that of the charges about them, and is what ε rests on."""
+        """Trainings whose own bound is smaller than that of their charges, so that ε rests on it."""
         return self._covering(self.spent() if counts is None else counts)[1]
 
     def _trained(self, training: str | None) -> Counter[Release] | None:
@@ -222,7 +222,7 @@ class PrivacyAccount:
 
         Raises:
             BudgetExceeded: It would carry the figure past the target. Nothing is charged.
-            LedgerError: It could not be written down. Nothing is charged.
+            LedgerError: It could not be recorded. Nothing is charged.
         """
 
         def afford() -> int:
@@ -272,7 +272,7 @@ class PrivacyAccount:
         """Takes the larger of what the ledger and a checkpoint's `state` hold.
 
         Raises:
-            ValueError: The state is of another run, or about other private data.
+            ValueError: The state is of another run, or of other private data.
             LedgerError: The ledger was cut, edited or exchanged since.
         """
         if state["run"] != self.ledger.run or state["private_data"] != self.ledger.private_data:

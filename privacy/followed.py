@@ -15,10 +15,10 @@ __all__ = ["FollowedLedger"]
 
 
 class FollowedLedger(Ledger):
-    """What process 0 of a run has in its ledger, in every other process of that run.
+    """A copy of process 0's ledger, in every other process of a run.
 
-    Figures are read from it as from any ledger. Nothing can be charged, so that nothing can be released by a process
-    that did not ask process 0.
+    Figures are read from it as from any ledger. Nothing can be charged, so that no process can release anything
+    without process 0.
 
     Args:
         private_data: See `Ledger`.

@@ -85,7 +85,7 @@ _DP_SGD_ASSUMPTION = (
 
 @dataclass(frozen=True)
 class LabelStatement:
-    """What holds of labels where nothing bounds a record: a statement of its own, never the record-level one.
+    """The guarantee for labels where nothing bounds a record: a separate statement, never the record-level one.
 
     Attributes:
         epsilon: ε that covers the artefacts; `inf` where nothing bounds it.
@@ -227,16 +227,16 @@ class Guarantee:
             noise_changed: Whether releases were made, or planned, with more than one noise.
             secure: Whether the noise cannot be reproduced.
             num_records: N, where it is known that δ lies below 1/N.
-            epsilon: What bounds `covered`, where something better is known than their composition.
+            epsilon: A bound on `covered`, where one better than their composition is known.
             spent: Record-level ε of the releases made so far; None: of what the account was charged.
-            uncharged_queries: Accesses of this run to private things that nothing was charged for, in words.
+            uncharged_queries: Unaccounted queries of this run to private data or models, in words.
             assumptions: What else must be true.
             not_covered: What else is not covered.
             of_teacher: Whether a teacher was queried, which must then be described; not where the charges are of the
                 training that made the artefacts.
 
         Raises:
-            LedgerError: The ledger cannot be read: nothing can be said.
+            LedgerError: The ledger cannot be read: nothing can be stated.
         """
         account.ledger.refresh()
         holds = [_PUBLIC]
@@ -278,7 +278,7 @@ class Guarantee:
         outside += not_covered
         outside += [_SAME_PERSON, "what the ledger does not hold: copies of a teacher that were used elsewhere"]
         stated = account.epsilon(counts=covered) if epsilon is None else epsilon
-        # Of the charges, not of a setting: other runs in the ledger may have been about single records.
+        # Of the charges, not of a setting: other runs in the ledger may protect single records.
         unit, relation = account.neighbours(counts=covered)
         if account.budget.scope == "run" or account.epsilon_of_ledger() > stated:
             outside.append(
@@ -331,7 +331,7 @@ class Guarantee:
         }
 
     def to_markdown(self) -> str:
-        """The same as a page for a reader who has to decide whether the artefacts may be published."""
+        """The same as a page, for deciding whether the artefacts may be published."""
         lines = [
             "# Privacy guarantee",
             "",

@@ -27,9 +27,9 @@ class CheckpointError(ValueError):
 
 
 def new_training_id() -> str:
-    """A random identity for one training of one teacher.
+    """A random identity for a teacher's training run.
 
-    Random and no hash of weights: it stands in what students publish, where a hash would be an exact answer about the
+    Random, not a hash of weights: it stands in what students publish, where a hash would be an exact answer about the
     private data.
     """
     return secrets.token_hex(16)
@@ -89,7 +89,7 @@ class Training:
         """Inverse of `to_dict`.
 
         Raises:
-            ValueError: Fields that make no training.
+            ValueError: Fields that are not those of a training.
         """
         try:
             releases = values["releases"]

@@ -1,4 +1,4 @@
-"""The append-only file in which every release of private information is written down before it is made.
+"""The append-only file in which every release of private information is recorded before it is made.
 
 A checkpoint forgets what was spent after it was saved; a run that crashes and starts again from it has spent more than
 it remembers. The ledger therefore belongs to the **private data**, not to a run: trainings by DP-SGD, ensembles and all
@@ -43,7 +43,7 @@ __all__ = ["RECORDS", "Charge", "Ledger", "LedgerError", "ledgers_of"]
 
 _VERSION = 2
 RECORDS = "records"
-"""In the place of a training: what is charged was taken from private records themselves, and from no teacher."""
+"""In place of a training: the charge is for private records themselves, not for a teacher."""
 
 
 class LedgerError(RuntimeError):
@@ -56,7 +56,7 @@ class Ledger:
     Args:
         path: The file, made where it is missing; None keeps the ledger in memory, where it survives no crash and is
             seen by no other process.
-        private_data: Public name of the data that the releases are about, such as `MNIST/train`.
+        private_data: Public name of the data that the releases depend on, such as `MNIST/train`.
         run: Identity of the run that charges, kept by its checkpoints.
         block: How many releases one synced line reserves.
 
@@ -103,7 +103,7 @@ class Ledger:
         return self.path is not None
 
     def counts(self, *, run: str | None = None) -> Counter[Charge]:
-        """Releases about teachers charged so far: by one run, or by all that the ledger knows of where `run` is None.
+        """Releases of teachers charged so far: by one run, or by all runs in the ledger where `run` is None.
 
         What trainings by DP-SGD released themselves is in `trained`. The open block of this object counts for what it
         used; every other block for all that it reserved.
@@ -119,18 +119,18 @@ class Ledger:
         return +total
 
     def plan(self, run: str) -> Plan | None:
-        """What a run has written down as its plan; None where it has written nothing."""
+        """The plan that a run recorded; None where it recorded none."""
         return self._plans.get(run)
 
     def unmade(self, *, others: bool = False) -> Counter[Charge]:
-        """What runs planned and did not make, so far or ever: it counts wherever all of a run is counted.
+        """What runs planned but have not released: it counts wherever all of a run is counted.
 
         A plan of a run that has released nothing costs nothing.
 
         Args:
             others: Leave this object's own run out.
         """
-        # Asked at each step, and the others' plans seldom change.
+        # Called at each step, and the others' plans seldom change.
         if self._unmade_by_others is None or self._unmade_by_others[:2] != (self._changes, self.run):
             total: Counter[Charge] = Counter()
             for owner in self._plans:
@@ -145,10 +145,10 @@ class Ledger:
         return unmade(plan.charges, made) if plan is not None and made else Counter()
 
     def write_plan(self, make: Callable[[Plan | None], Plan]) -> None:
-        """Writes down what this run plans.
+        """Records this run's plan.
 
         Args:
-            make: Given what is written down already, gives what is to be. It is called with the file locked and all of
+            make: Maps the recorded plan to the one to record. It is called with the file locked and all of
                 it read, and must not use this ledger other than by what reads it.
 
         Raises:
@@ -218,7 +218,7 @@ class Ledger:
         return True
 
     def register(self, training: Training) -> None:
-        """Writes down a training, and what it releases by itself: before its first step where it is by DP-SGD.
+        """Records a training, and what it releases itself: before its first step where it is by DP-SGD.
 
         What is known of it never shrinks: of each release the larger count holds.
 
@@ -245,15 +245,15 @@ class Ledger:
         return self._saved.get(training)
 
     def note_saved(self, training: str, token: str, *, after: str | None) -> None:
-        """Writes down that a state of a training is being saved, so that only it may be gone on from as the same.
+        """Records that a state of a training is being saved, so that only a fit resumed from it is the same training.
 
         Args:
             training: Identity of the training.
             token: Of the state.
-            after: Token of the state that it goes on from; None for the first.
+            after: Token of the state that it continues; None for the first.
 
         Raises:
-            LedgerError: Another fit has gone on from the same state meanwhile, or the line could not be written.
+            LedgerError: Another fit has continued the same state meanwhile, or the line could not be written.
         """
         self.settle()
         with self._locked() as append:
@@ -305,7 +305,7 @@ class Ledger:
 
         Args:
             charge: The release.
-            afford: Asked before a new block is reserved how many releases of this kind it may hold, at least 1; raises
+            afford: Called before a block is reserved: how many releases of this kind it may hold, at least 1; raises
                 to refuse. It is called with the file locked and all of it read, so that no other process can spend what
                 it grants; it must not use this ledger other than by `counts` and `runs`.
 
@@ -474,7 +474,7 @@ class Ledger:
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             if _is_json(data[whole:]):
-                # Only its end is missing, perhaps by the hand of an editor: it counts.
+                # Only its end is missing, perhaps because of a text editor: it counts.
                 os.write(descriptor, b"\n")
                 data += b"\n"
                 whole = len(data)
@@ -533,7 +533,7 @@ class Ledger:
 
 
 def ledgers_of(training: Training | UnnamedTraining, folders: Iterable[Path]) -> dict[Path, str]:
-    """The ledgers that know a training, by its identity or by its weights (`Ledger.identify`), and what they are about.
+    """The ledgers that know a training, by its identity or by its weights (`Ledger.identify`), and their private data.
 
     Args:
         training: It.

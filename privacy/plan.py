@@ -17,11 +17,11 @@ from privacy.checks import check_count
 __all__ = ["Limit", "Plan", "unmade"]
 
 Limit = tuple[float, float]
-"""(ε, δ) of a target that every release is held to."""
+"""(ε, δ) of a target that limits every release."""
 
 
 def unmade(planned: Mapping[Charge, int], made: Mapping[Charge, int]) -> Counter[Charge]:
-    """What of `planned` is left where `made` has been charged; each charge uses up one planned one at most."""
+    """What is left of `planned` once `made` has been charged; each charge uses up at most one planned one."""
     return _matched(planned, made)[0]
 
 
@@ -44,7 +44,7 @@ class Plan:
     """What a run plans to release in all.
 
     Attributes:
-        calls: Calls of the annotator; None where the run has no end that is known beforehand.
+        calls: Calls of the annotator; None where the run's length is not known beforehand.
         charges: What these may be charged, and whatever else was planned at any time since the first release.
         changed: Something was added after the first release: what was charged then composes only if that was not chosen
             by looking at the results.
@@ -70,7 +70,7 @@ class Plan:
         price: Callable[[int], Mapping[Charge, int]],
         limit: Limit | None = None,
     ) -> Plan:
-        """The plan when a fit begins, of which this is the one before.
+        """The plan when a fit begins; this is the previous one.
 
         Args:
             wanted: Calls that this fit would make in all, with those before it.
@@ -95,14 +95,14 @@ class Plan:
         return Plan(calls, dict(+planned), self.changed or grown, None).held_to(self.limit, limit)
 
     def held_to(self, before: Limit | None, now: Limit | None) -> Plan:
-        """With the limit of a run that was held to one and then to another: the larger, which it never passed."""
+        """With the limit of a run that had first one target and then another: the larger, which it never passed."""
         if before is None or now is None or before[1] != now[1]:
             return replace(self, limit=None)
         # A target that is raised may have been raised because of what was seen.
         return replace(self, limit=max(before, now), changed=self.changed or now > before)
 
     def joined(self, other: Plan | None) -> Plan:
-        """With what a later plan of the same run has besides: a checkpoint may have been saved before it."""
+        """With what a later plan of the same run adds: a checkpoint may have been saved before it."""
         if other is None:
             return self
         charges = Counter(self.charges) | Counter(other.charges)

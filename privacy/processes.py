@@ -27,7 +27,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 class ProcessesError(ValueError):
-    """Processes that a run cannot be made of."""
+    """Processes that cannot form a run."""
 
 
 class Processes(Protocol):
@@ -88,7 +88,7 @@ def on_rank_zero(
     Args:
         processes: All of a run; each must call this.
         act: What is done. Its result must be one that can be pickled.
-        tell: Asked in process 0 when it is done, whatever came of it, for what the others have to know.
+        tell: Called in process 0 afterwards, also after an error: gives what the others need to know.
         follow: Given that in every other process.
 
     Raises:
@@ -122,7 +122,7 @@ def by_all(processes: Processes, act: Callable[[], T]) -> T:
 
 
 def share_size(batch_size: int, processes: int) -> int:
-    """How many of a batch of all processes each of so many makes.
+    """How many samples of a global batch each process makes.
 
     Raises:
         ProcessesError: They cannot be shared out evenly: a mean over shares would not be the mean over the batch.
@@ -136,7 +136,7 @@ def share_size(batch_size: int, processes: int) -> int:
 
 
 def everywhere(error: E) -> E:
-    """Marks an error that every process of the run raises: what all of them know alike is wrong."""
+    """Marks an error that every process of the run raises: something they all know is wrong."""
     error.raised_by_every_process = True  # type: ignore[attr-defined]
     return error
 

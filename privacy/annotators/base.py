@@ -45,8 +45,8 @@ def of_all_processes(*, samples: int) -> Callable[[_F], _F]:
     """Merges the calls of all processes of a run into one: a method `annotate` is called once, by process 0.
 
     It is given the rows of all processes, in the order of their numbers, charges them as the one call that they are,
-    and draws one noise for them: sensitivity, price and the law of the noise are those of a run of one process. Each
-    process is given the released rows that are its own; an error reaches all.
+    and draws one noise for them: sensitivity, cost and distribution of the noise are those of a single process. Each
+    process gets its own released rows; an error reaches all.
 
     Args:
         samples: Dimension of the tensors along which samples lie, from the end where it is negative.
@@ -96,7 +96,7 @@ class Annotator(ABC):
     ledger_block: ClassVar[int] = 100
     """Releases that one synced line of the ledger reserves unless the budget says otherwise."""
     asks_teacher: ClassVar[bool] = True
-    """Whether responses are a teacher's; otherwise they are about the private records of the training itself."""
+    """Whether responses are a teacher's; otherwise they depend on the private records of the training itself."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Annotator(ABC):
         return self._honest(self._charge_for(*self.shape))
 
     def _honest(self, charge: Charge) -> Charge:
-        """The charge as the ledger has to have it: about which training, and void where its noise is."""
+        """The charge as the ledger records it: with its training, and void where its noise is."""
         training = charge.training or (None if self._account is None else self._account.training)
         if self.noise.secure:
             release = charge.release
@@ -142,7 +142,7 @@ class Annotator(ABC):
 
         What is charged for a record is charged because one record may turn one teacher into any other. A client whose
         data are all replaced does no more, where its teacher is trained on nothing else. No bound on a training by
-        DP-SGD says anything of a whole client, and none must be given to `open`.
+        DP-SGD holds for a whole client, and none must be given to `open`.
         """
         if self._account is not None:
             raise RuntimeError("protect_clients must be called before the annotator is opened")
@@ -163,7 +163,7 @@ class Annotator(ABC):
             training: Whose, where it is another teacher than the one that answers (see `admit`).
 
         Raises:
-            BudgetExceeded: The target allows no such thing: nothing may be used.
+            BudgetExceeded: The target does not allow it: nothing may be used.
         """
         self._charge_once(reason, training or self.account.training)
 
@@ -171,12 +171,12 @@ class Annotator(ABC):
         """Charges, once in a run, a use of private records themselves: no teacher's guarantee covers it.
 
         Raises:
-            BudgetExceeded: The target allows no such thing: nothing may be used.
+            BudgetExceeded: The target does not allow it: nothing may be used.
         """
         self._charge_once(reason, RECORDS)
 
     def _charge_once(self, reason: str, training: str | None) -> None:
-        # No queries: not responses are taken, but the whole.
+        # No queries: the whole is used, not responses.
         charge = Charge(
             release=Unbounded(reason=reason), claim=self.claim_of_nonprivate_access, queries=0, training=training
         )
@@ -256,7 +256,7 @@ class Annotator(ABC):
         return replace(described[-1], mechanism="; ".join(lines))
 
     def _as_charged(self, charge: Charge) -> Annotator:
-        """An annotator whose calls cost `charge`, to be described and for nothing else."""
+        """An annotator whose calls cost `charge`, only for `describe`."""
         return self
 
     def _noises(self, planned: Mapping[Charge, int]) -> list[Charge]:
@@ -305,7 +305,7 @@ class Annotator(ABC):
         return self._on_rank_zero(act)
 
     def _written(self, plan: Plan) -> Plan:
-        """What of a plan the ledger needs to know, so that its total is never below what this run states."""
+        """The part of a plan that the ledger needs, so that its total is never below what this run states."""
         return plan
 
     def _planned_charges(self, planned: Plan | int | None) -> Mapping[Charge, int]:
@@ -408,8 +408,8 @@ class Annotator(ABC):
             ledger: Where the ledger lies unless the setting `ledger` says otherwise; None keeps it in memory.
             num_records: Number of private records N, public by assumption.
             state: What `state` gave when a checkpoint was saved.
-            training: The training that all responses are about; None: not known, and nothing but the responses' own
-                noise bounds them.
+            training: The training that all responses come from; None: unknown, and only the responses' own noise
+                bounds them.
             processes: Those of the run. Each must make every call of this object that charges or releases something;
                 process 0 does it for all.
 
@@ -478,7 +478,7 @@ class Annotator(ABC):
         """Makes a second teacher known to the ledger, before a non-private access to it is charged; gives its identity.
 
         Raises:
-            LedgerError: It could not be written down: nothing may be used.
+            LedgerError: It could not be recorded: nothing may be used.
         """
         return self._on_rank_zero(lambda: _identity(training, self.account.ledger))
 
@@ -493,7 +493,7 @@ class Annotator(ABC):
 
         Raises:
             CheckpointError: It is open for another run than the checkpoint's.
-            ValueError: It is open for another teacher: what bounds one says nothing of the other.
+            ValueError: It is open for another teacher, whose bound does not hold for this one.
         """
         if state is not None and state["run"] != self.account.ledger.run:
             raise CheckpointError(
@@ -526,7 +526,7 @@ class Annotator(ABC):
         return self._account is not None
 
     def require_affordable(self, calls: int = 1) -> None:
-        """Refuses a run in which not one step fits.
+        """Refuses a run whose first step does not fit.
 
         Args:
             calls: Calls that its first step makes.
@@ -552,7 +552,7 @@ def _of_one_noise(first: Charge, second: Charge) -> bool:
 
 
 def _identity(training: Training | UnnamedTraining | None, ledger: Ledger) -> str | None:
-    """The identity of a training in a ledger, in which it is written down."""
+    """The identity of a training in a ledger, which records it."""
     if training is None:
         return None
     for path, name in _known_elsewhere(training, ledger).items():

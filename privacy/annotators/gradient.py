@@ -182,8 +182,8 @@ class GradientAnnotator(Annotator):
     def annotate_bounded(self, gradients: torch.Tensor) -> torch.Tensor:
         """As `annotate`, of gradients that the clients of a federation have bounded by C themselves.
 
-        They are not taken at their word: what is longer than C is clipped to it, so that the price holds for the others
-        whatever one of them sent.
+        They are not trusted: what is longer than C is clipped to it, so that the cost holds for the others whatever one
+        of them sent.
         """
         return self._charged_release(gradients, self._clipped)
 

@@ -46,7 +46,7 @@ def clopper_pearson_epsilon(
         A lower bound, 0 where the game shows nothing. An upper bound below it is a failure of the claim.
 
     Raises:
-        ValueError: Counts exceed `trials`, or `delta` or `confidence` has no meaning.
+        ValueError: Counts exceed `trials`, or `delta` or `confidence` is invalid.
 
     >>> round(clopper_pearson_epsilon(990, 10, 1000, 1e-5, 0.95), 2)
     3.98

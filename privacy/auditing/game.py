@@ -70,7 +70,7 @@ def audit(
         The bound and what it says about the claim.
 
     Raises:
-        ValueError: Settings without meaning, the method `gaussian` for what is not Gaussian, or outputs and scores that
+        ValueError: Invalid settings, the method `gaussian` for what is not Gaussian, or outputs and scores that
             do not have one entry per round.
 
     >>> from privacy.mechanisms.noise import ReproducibleNoise

@@ -1,4 +1,4 @@
-"""How output gradients are bounded: one object for each way, which owns what is bounded as one and what that bounds.
+"""How output gradients are bounded: one object for each way, with what it bounds jointly and the resulting bound.
 
 A record may change the teacher, and so a whole batch G of gradients, in whatever way. What it can move is the distance
 of two *bounded* batches, whatever G was: each way states the largest norms that it leaves, and a distance is at most

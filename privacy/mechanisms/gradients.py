@@ -1,4 +1,4 @@
-"""How noised output gradients leave: one object for each way, which owns noise scale, sensitivity, price and words.
+"""Release of noised output gradients: one object for each way, with noise scale, sensitivity, cost and description.
 
 Every way starts from gradients ḡ that a `GradientBounding` has bounded by C, each sample's or the whole batch's, and
 adds Gaussian noise. A teacher that was not trained privately may change *every* gradient because of one record; of an
@@ -229,7 +229,7 @@ class EnsembleSum(GradientMechanism):
 GRADIENT_MECHANISMS: dict[str, type[GradientMechanism]] = {
     kind.name: kind for kind in (PerSample, PerSampleFull, BatchMean, BatchMeanRows, EnsembleSum)
 }
-"""Every way that is priced."""
+"""Every way whose cost is known."""
 
 
 def gradient_mechanism(name: str) -> type[GradientMechanism]:

@@ -80,7 +80,7 @@ def randomized_response(
         Responses, shape (B,), int64, on the device of `labels`.
 
     Raises:
-        ValueError: Shapes, an ε that has no meaning, labels out of range, or a set of fewer than two candidates.
+        ValueError: Shapes, an invalid ε, labels out of range, or a set of fewer than two candidates.
     """
     if labels.ndim != 1 or candidates.ndim != 2 or len(labels) != len(candidates):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""How noisy votes leave: one object for each noise, which owns its draws, what one record moves, price and words.
+"""Release of noisy votes: one object for each noise, with its draws, sensitivity, cost and description.
 
 Teachers are trained on disjoint shards, so one record changes one teacher: two counts of each query move by 1.
 """
@@ -191,7 +191,7 @@ class ConfidentVote(NoisyVote):
 VOTE_MECHANISMS: dict[str, type[NoisyVote]] = {
     kind.name: kind for kind in (LaplaceVote, DiscreteLaplaceVote, GaussianVote, ConfidentVote)
 }
-"""Every noise that is priced."""
+"""Every noise whose cost is known."""
 
 
 def vote_mechanism(name: str) -> type[NoisyVote]:

@@ -1,6 +1,6 @@
 """Data-dependent Renyi bounds of votes: **themselves private**, for research records, never for a guarantee.
 
-They are smaller where teachers agree, and for that very reason their value tells something about the private data.
+They are smaller where teachers agree, and for that very reason their value reveals something about the private data.
 """
 
 from __future__ import annotations

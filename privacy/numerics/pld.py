@@ -443,5 +443,5 @@ def convolve_copies(loss: LossDistribution, count: int) -> LossDistribution:
 
 
 def zero_loss(interval: float) -> LossDistribution:
-    """The loss of a release that tells nothing: all its mass at zero."""
+    """The loss of a release that reveals nothing: all its mass at zero."""
     return LossDistribution(interval, 0, np.ones(1), 0.0)
