@@ -31,7 +31,7 @@ class Charge:
     training: str | None = None
 
     def fills(self, planned: Charge) -> bool:
-        """Whether this one uses up a planned one; see `Release.fills`. A run's calls are all about one training."""
+        """Whether this one uses up a planned one; see `Release.fills`. All calls of a run belong to one training."""
         return self.queries == planned.queries and self.release.fills(planned.release)
 
     def to_dict(self) -> dict[str, Any]:

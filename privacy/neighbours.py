@@ -1,7 +1,7 @@
 """What one private change is: the unit that changes, and how two neighbouring data sets differ.
 
-An ε is a statement about pairs of data sets. Two of them may be composed where both are about the same pairs, or where
-a lemma says that one statement holds for the pairs of the other. Where neither is so, composing raises.
+An ε is a statement about pairs of data sets. Two of them may be composed where both hold for the same pairs, or where
+a lemma extends one statement to the pairs of the other. Otherwise composing raises.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Relation(str, Enum):
 
 
 def common_neighbours(events: Iterable[tuple[Unit, Relation]]) -> tuple[Unit, Relation]:
-    """Unit and relation that a composition of `events` is a statement about.
+    """Unit and relation for which a composition of `events` holds.
 
     Three lemmas, each because the pairs of one statement are some of the other's:
 

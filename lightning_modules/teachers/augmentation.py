@@ -32,7 +32,7 @@ def shifted(images: Tensor, moves: Tensor) -> Tensor:
 def random_views(images: Tensor, *, count: int, shift: int, flip: bool, source: NoiseSource) -> Tensor:
     """Several random views of each image, those of one image in a row.
 
-    Which views a record gets must not follow from who else is in its batch: a generator that others can seed draws by
+    Which views a record gets must not depend on other records in its batch: a generator that others can seed draws by
     position, and the absence of one record would change the views of all that come after it.
 
     Args:

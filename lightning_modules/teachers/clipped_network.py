@@ -1,4 +1,4 @@
-"""The network of a training by DP-SGD: how its records are clipped, in how many views, and that it keeps none."""
+"""The network of a training by DP-SGD: how its records are clipped, in how many views; it keeps none of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ClippedNetwork:
         clipping: See `DPSGDTeacher`.
         max_grad_norm: C.
         physical_batch_size: Gradients that are held at once.
-        views: Arguments of `random_views` but for the images and the source; None takes records as they are.
+        views: Arguments of `random_views` except the images and the source; None takes records as they are.
         loss: `label_smoothing` and `log_prior` of `RecordClipping`.
         flat_for: See `chosen_way`.
 
@@ -73,7 +73,7 @@ class ClippedNetwork:
         return "feature_extractor" if fixed and self.views is None else None
 
     def go_on(self, state: Mapping[str, Any]) -> None:
-        """`auto` goes on as the checkpoint's training began, and so does ghost clipping that gave way to flat.
+        """`auto` continues as the checkpoint's training began, and so does ghost clipping that fell back to flat.
 
         Any way would cost the same. But a way may bring an assumption into the guarantee, and a request for another
         is refused by name, like any other changed setting.
@@ -97,14 +97,14 @@ class ClippedNetwork:
         processes: Processes,
         resumed: bool,
     ) -> None:
-        """Tries the way of clipping on public images, before anything private is read: see `ClippingTrial`.
+        """Tries the clipping mode on public images, before any private data are read: see `ClippingTrial`.
 
         Raises:
             ValueError: See `ClippingTrial`.
             CheckpointError: Steps were taken with a way that does not hold.
         """
         if self._clipping is not None:
-            self._clipping.release()  # a copy of the network would take the hooks along
+            self._clipping.release()  # a copy of the network would include the hooks
             self._clipping = None
         trial = ClippingTrial(
             image_shape=image_shape,
@@ -162,7 +162,7 @@ class ClippedNetwork:
         )
 
     def refuse_written_state(self) -> None:
-        """Refuses to let go of what a network wrote down of private records.
+        """Refuses to publish what a network stored of private records.
 
         Raises:
             ValueError: A buffer, or another state than the trained weights, is not what it was before the first step.

@@ -60,8 +60,8 @@ class DPSGDTeacher(Teacher):
         max_grad_norm: Clipping norm of one record's gradient.
         clipping: `flat` keeps per-sample gradients, `ghost` computes their norms only, `linear` is for networks of
             which only a linear head is trained. `auto` is `linear` where that fits, else `flat` up to 256 MiB,
-            else `ghost`; a resumed training goes on as it began. Before the first step it is tried on public images
-            (see `ClippingTrial`): where it does not bound each record, `ghost` gives way to `flat`, which is refused.
+            else `ghost`; a resumed training continues as it began. Before the first step it is tried on public images
+            (see `ClippingTrial`): where it does not bound each record, `ghost` falls back to `flat`, which is refused.
         physical_batch_size: Gradients that are held at once, one for each view of a record, except by `linear`. Does
             not change the result.
         augmentation_multiplicity: Random views of each record in a step, whose mean gradient is clipped (De et al.
@@ -153,7 +153,7 @@ class DPSGDTeacher(Teacher):
         self.steps = PlannedSteps(delta=delta, target_epsilon=target_epsilon, on_lattice=granularity is not None)
         #: Counts the steps taken so far.
         self.accountant = self.steps.accountant
-        #: Accesses to private records that nothing is charged for, in words for the guarantee.
+        #: Unaccounted queries to private records, in words for the guarantee.
         self.uncharged_queries: list[str] = []
         self._features_precomputed = False
 
@@ -244,7 +244,7 @@ class DPSGDTeacher(Teacher):
             self.own_training.register(None, in_memory=True)
             return
         self.own_training.branch()
-        # Where nothing is left to do, no step begins, and what the checkpoint says is what there is to say.
+        # Where nothing is left to do, no step begins, and the checkpoint's statement stands.
         self.own_training.register(self.releases)
         if self.trainer.is_global_zero:
             clear(self.trainer, resumed=self.own_training.id if self.trainer.ckpt_path else None)
@@ -358,7 +358,7 @@ class DPSGDTeacher(Teacher):
                 scheduler.step()
 
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
-        """Accuracy on held-out private records, on which the bound says nothing."""
+        """Accuracy on held-out private records, which the bound does not cover."""
         inputs, labels = batch
         logits = self.forward_train(inputs) if self.trainer.state.fn == "fit" else self(inputs)
         self.evaluation.validate(self, logits, labels)
@@ -413,15 +413,15 @@ class DPSGDTeacher(Teacher):
             "target_epsilon": self._given[0],
             "noise_multiplier": self._given[1],
             **{name: getattr(self, name) for name in _KEPT},
-            # The guarantee names it as public: steps by another would be left unsaid.
+            # The guarantee names it as public: steps by another would go unmentioned.
             "class_prior": None if self.class_prior is None else [float(share) for share in self.class_prior],
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Goes on with plan, steps and noise of the training that is resumed.
+        """Restores plan, steps and noise of the resumed training.
 
         Raises:
-            CheckpointError: It is of no training by DP-SGD, or of one with other settings.
+            CheckpointError: It is not of a training by DP-SGD, or of one with other settings.
         """
         self.own_training.load(checkpoint)
         state = checkpoint.get("dp_sgd")
@@ -440,6 +440,6 @@ class DPSGDTeacher(Teacher):
                     "same, or start a new run without --ckpt_path"
                 )
         self.steps.load_state_dict(state)
-        # An access cannot be taken back by resuming without it.
+        # A query cannot be undone by resuming without it.
         self.uncharged_queries = list(dict.fromkeys([*self.uncharged_queries, *state["uncharged_queries"]]))
         self.noise_multiplier = state["noise_multiplier"]

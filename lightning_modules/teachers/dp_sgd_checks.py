@@ -1,4 +1,4 @@
-"""What DP-SGD refuses before any work: settings without meaning, and networks that mix the records of a batch."""
+"""What DP-SGD refuses before any work: invalid settings, and networks that mix the records of a batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_settings(teacher: DPSGDTeacher) -> None:
     """Checks the settings of a teacher.
 
     Raises:
-        ValueError: One has no meaning, or not beside another.
+        ValueError: One is invalid, or not allowed with another.
     """
     if (teacher.target_epsilon is None) == (teacher.noise_multiplier is None):
         raise ValueError(
@@ -53,7 +53,7 @@ def check_settings(teacher: DPSGDTeacher) -> None:
 
 
 def check_fit(*, precision: str, delta: float, data: PoissonSampled) -> None:
-    """Checks what a fit is made of.
+    """Checks the parts of a fit.
 
     Raises:
         ValueError: Half precision, or δ at or above one over the number of private records.

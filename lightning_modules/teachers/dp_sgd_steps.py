@@ -30,7 +30,7 @@ class PlannedSteps:
 
     Args:
         delta: δ.
-        target_epsilon: ε that no step goes beyond; None has none.
+        target_epsilon: ε that no step exceeds; None for no limit.
         on_lattice: Whether noise is drawn on a lattice.
 
     Attributes:
@@ -46,7 +46,7 @@ class PlannedSteps:
         self.plan = Plan()
 
     def step(self, noise: float, rate: float, *, secure: bool = True) -> Release:
-        """What one step releases; nothing bounds it where its noise or its sample can be drawn again."""
+        """What one step releases; unbounded where its noise or its sample can be reproduced."""
         if not secure:
             return Unbounded(_INSECURE)
         return SampledDiscreteGaussian(noise, rate) if self.on_lattice else SampledGaussian(noise, rate)
@@ -78,7 +78,7 @@ class PlannedSteps:
         return Counter({charge.release: count for charge, count in self.plan.charges.items()}) | Counter(taken)
 
     def require_rate(self, rate: float) -> None:
-        """Refuses to go on from steps that were sampled at another rate.
+        """Refuses to continue steps that were sampled at another rate.
 
         Raises:
             CheckpointError: They were.
@@ -96,7 +96,7 @@ class PlannedSteps:
 
         Args:
             step: What one of its steps releases.
-            ahead: Steps that it has yet to make; None where it has no end that is known.
+            ahead: Steps that it has yet to make; None where its length is unknown.
 
         Raises:
             ValueError: More than the target was calibrated for; the plan stays as it was.
@@ -165,7 +165,7 @@ def _noises(releases: Mapping[Release, int]) -> str:
 
 
 def steps_ahead(trainer: Trainer, length: int) -> int | None:
-    """Steps that a fit has yet to make in epochs of so many; None where it has no end that is known."""
+    """Steps that a fit has yet to make in epochs of so many; None where its length is unknown."""
     if trainer.max_epochs in (None, -1):
         return None
     loop: Any = trainer.fit_loop

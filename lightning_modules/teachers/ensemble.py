@@ -85,7 +85,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         shift: Pixels by which each image is moved at most, up or down and to either side, anew in each step. On 240
             MNIST digits of 28x28 pixels, 2 is worth more than anything else here; it is not in DGD.
         label_smoothing: Between 0 and 1.
-        ridge: Penalty of a closed form in the place of training, see `solve_ridge`: for a network that learns a linear
+        ridge: Penalty of a closed form in place of training, see `solve_ridge`: for a network that learns a linear
             head and nothing else. A step then makes a whole chunk of teachers, each of its whole shard; `steps` has no
             effect, `optimizer`, `schedule` and `label_smoothing` are refused, and `data.batch_size` is the fewest
             records that a shard may have. None trains.
@@ -193,7 +193,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         """Votes of the trained teachers, (N, C, H, W) → (N, c), int64; of those in training while none are trained.
 
         Raises:
-            RuntimeError: There is neither.
+            RuntimeError: There are neither.
         """
         teachers = self.trained or (self.training_now.networks() if self.training_now is not None else [])
         if self._voters is None or len(self._voters) != len(teachers) or not self.trained:
@@ -446,7 +446,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         """Takes the trained teachers over; those in training when the fit begins.
 
         Raises:
-            CheckpointError: It is of no ensemble.
+            CheckpointError: It is not of an ensemble.
         """
         if "ensemble" not in checkpoint:
             raise CheckpointError(

@@ -25,7 +25,7 @@ _TRUST = "it runs what is in the file, so only where you trust who made it"
 
 
 def is_onnx(file: Path) -> bool:
-    """Whether a file is a graph and not weights, by its name."""
+    """Whether a file is a graph rather than weights, by its name."""
     return file.suffix.lower() == ".onnx"
 
 
@@ -115,7 +115,7 @@ def _unreadable(file: Path, error: Exception, names: list[str]) -> str:
 
 
 def _pickled(file: Path, names: list[str]) -> tuple[str, list[str]]:
-    """Whether a file's pickle is a `mapping`, an `object` or neither, and what it names besides plain values."""
+    """Whether a file's pickle is a `mapping`, an `object` or neither, and what else than plain values it names."""
     try:
         if names:
             with zipfile.ZipFile(file) as archive:

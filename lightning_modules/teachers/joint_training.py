@@ -109,7 +109,7 @@ class JointTraining:
         return [optimizer.state_dict() for optimizer in self.optimizers]
 
     def load(self, networks: Sequence[Mapping[str, Any]], optimizers: Sequence[Mapping[str, Any]]) -> None:
-        """Goes on from these states of the same networks and of their optimizers."""
+        """Resumes from these states of the same networks and of their optimizers."""
         for own, state in zip(self._networks, networks, strict=True):
             own.load_state_dict(state)
         for optimizer, state in zip(self.optimizers, optimizers, strict=True):

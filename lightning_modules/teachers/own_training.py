@@ -1,4 +1,4 @@
-"""Which training a fit of a teacher is: its identity, its place in the data's ledger, and what may resume it."""
+"""A teacher's training run: its identity, its place in the data's ledger, and what may resume it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OwnTraining:
         self.private_data: str | None = None
         #: Which records are private in this training, where its data say it.
         self.partition: Partition | None = None
-        #: Whether some fit of this training went on from a checkpoint.
+        #: Whether some fit of this training was resumed from a checkpoint.
         self.resumed = False
         self.ledger_was_replaced = False
         self._restored: dict[str, Any] | None = None
@@ -55,7 +55,7 @@ class OwnTraining:
         return self._ledger
 
     def begin(self, module: LightningModule) -> None:
-        """Takes a new identity where a fit begins, or goes on with that of the checkpoint.
+        """Takes a new identity where a fit begins, or keeps that of the checkpoint.
 
         Raises:
             CheckpointError: The checkpoint is of other private data.
@@ -73,7 +73,7 @@ class OwnTraining:
             self.id = self._processes.broadcast(new_training_id())
 
     def require_partition(self, trainer: Trainer) -> None:
-        """Refuses data with another partition than the training's: private records would pass for public ones.
+        """Refuses data with another partition than the training's: private records would count as public.
 
         Raises:
             PartitionError: It is another one.
@@ -146,7 +146,7 @@ class OwnTraining:
     def branch(self) -> None:
         """Takes a new identity where this is not what was saved last.
 
-        Two fits that go on from one checkpoint give two teachers, whose steps after it compose. Each branch then has an
+        Two fits resumed from one checkpoint give two teachers, whose steps after it compose. Each branch then has an
         identity of its own with all steps since the first, and identities compose. Call it before `register`, in each
         fit, and `renew_token` before its first step.
         """
@@ -166,7 +166,7 @@ class OwnTraining:
         """From here on a copy of this object, or an earlier checkpoint, is another branch.
 
         Raises:
-            LedgerError: Another fit went on from the same checkpoint at the same time, or it could not be written down.
+            LedgerError: Another fit continued the same checkpoint at the same time, or it could not be recorded.
         """
         self._on_rank_zero(self._renew_token)
 
@@ -223,7 +223,7 @@ class OwnTraining:
     def load(self, checkpoint: Mapping[str, Any]) -> None:
         """Goes on with the identity of a checkpoint; one from before there were identities is given a new one.
 
-        So is one of another kind of training: what bounds steps of DP-SGD says nothing of steps without noise.
+        So is one of another kind of training: a bound on steps of DP-SGD does not cover steps without noise.
         """
         self._restored = {name: checkpoint.get(name) for name in ("private_data", "num_records", "training")}
         self._ledger = None

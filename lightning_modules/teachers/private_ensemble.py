@@ -145,7 +145,7 @@ class PrivateEnsemble(PrivateModel):
             outputs: What they give.
 
         Raises:
-            TeacherError: Missing file, no ensemble or an unfinished one, other architecture or class count, weights
+            TeacherError: Missing file, not an ensemble or an unfinished one, other architecture or class count, weights
                 that are not finite.
         """
         file = Path(path)

@@ -1,4 +1,4 @@
-"""What every private model offers, one classifier or many: responses, and nothing that leads around an annotator."""
+"""What every private model offers, one classifier or many: responses, and no way around an annotator."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PrivateModel(ABC):
 
     Args:
         private_data: Public name of what was trained on.
-        training: Which training it comes from; None: not known, and nothing bounds what is computed from it.
+        training: Which training it comes from; None: unknown, and nothing bounds what is computed from it.
         num_records: Number of records that were trained on, where known.
         path: The file it came from.
         outputs: What its networks give.
@@ -121,7 +121,7 @@ class PrivateModel(ABC):
         return ledger_file(self.private_data, beside=self.path, recorded=recorded)
 
     def require_usable(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
-        """Refuses, before anything is charged, a model that could answer nothing of use.
+        """Refuses, before anything is charged, a model without usable responses.
 
         Raises:
             TeacherError: Weights that are not finite, or not (N, c) finite logits for blank images.

@@ -1,4 +1,4 @@
-"""Ways to clip each record's gradient. What comes of them is the same sum; they differ in time and memory."""
+"""Ways to clip each record's gradient. All give the same sum; they differ in time and memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FLAT_BYTES = 2**28
 
 
 def chosen_way(clipping: Clipping, network: nn.Module, *, physical_batch_size: int, flat_for: str | None = None) -> Way:
-    """The way of clipping that a setting means for a network.
+    """The way of clipping that a setting selects for a network.
 
     `auto` is `linear` where nothing but a linear head is trained; else `flat`, whose sums are the most exact, unless
     per-sample gradients would take more than `FLAT_BYTES`; else `ghost`.
@@ -114,7 +114,7 @@ class RecordClipping(ABC):
 
     @abstractmethod
     def _prepare(self, network: nn.Module) -> None:
-        """Makes of the network what this way needs."""
+        """Prepares the network for this way of clipping."""
 
     @abstractmethod
     def add(
@@ -142,7 +142,7 @@ class RecordClipping(ABC):
             parameter.grad = torch.zeros_like(parameter)
 
     def release(self) -> None:
-        """Takes back what was made of the network."""
+        """Undoes what was done to the network."""
         if self._hooks is not None:
             self._hooks.cleanup()
 

@@ -82,7 +82,7 @@ class TeacherSource:
         """The teacher, or the ensemble where a method is for one.
 
         Raises:
-            TeacherError: The file is missing, or holds nothing of use.
+            TeacherError: The file is missing, or holds nothing usable.
         """
         kind: type[PrivateTeacher | PrivateEnsemble] = PrivateEnsemble if ensemble else PrivateTeacher
         if not isinstance(self._given, PrivateModel):

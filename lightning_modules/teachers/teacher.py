@@ -80,7 +80,7 @@ class Teacher(GuardedLoading, LightningModule):
         self.log_prior = None if class_prior is None else log_prior_of(class_prior, num_classes=num_classes)
         self.evaluation = Evaluation(num_classes)
         self.own_training = OwnTraining(type(self).__name__)
-        #: Steps of the one-cycle schedule, of this fit and of the checkpoint that it goes on from.
+        #: Steps of the one-cycle schedule, of this fit and of the checkpoint it resumes.
         self._cycle: int | None = None
         self._cycle_before: int | None = None
 
@@ -164,6 +164,6 @@ class Teacher(GuardedLoading, LightningModule):
         self.own_training.save(checkpoint, trainer=self._trainer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Goes on with the identity of the training that is resumed."""
+        """Keeps the identity of the resumed training."""
         self._cycle_before = next((state.get("total_steps") for state in checkpoint.get("lr_schedulers", ())), None)
         self.own_training.load(checkpoint)

@@ -100,7 +100,7 @@ class TeacherInput:
         if channels != images.shape[1]:
             images = images.expand(-1, 3, -1, -1) if channels == 3 else _grey(images)
         if (height, width) != tuple(images.shape[2:]):
-            # As torchvision's own resizing does: without it a smaller picture has patterns that the larger one has not.
+            # As torchvision's own resizing does: without it a smaller image shows aliasing.
             images = F.interpolate(images, size=(height, width), mode="bilinear", align_corners=False, antialias=True)
         if self.range is not None:
             low, high = self.range

@@ -2,7 +2,7 @@
 
 The update multiplies what is released by a Jacobian of the private image, so that nothing bounds a record. Bounded is
 its **label**: neighbours differ in the label of one record, and images, with who took part in which step, count as
-known to everybody. A record's label enters the row of its own gradient, or its own response, and nothing else.
+public. A record's label enters the row of its own gradient, or its own response, and nothing else.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MEMORY = "a record is asked about by this annotator alone: its number always na
 
 
 class _OfLabels(Annotator):
-    """What both annotators share: a guarantee that says two things, of records and of labels."""
+    """Shared by both annotators: a guarantee with two statements, for records and for labels."""
 
     asks_teacher = False
     _source_of_labels: ClassVar[str]
@@ -62,7 +62,7 @@ class _OfLabels(Annotator):
         assumptions: Sequence[str] = (),
         not_covered: Sequence[str] = (),
     ) -> Guarantee:
-        """See `Annotator.guarantee`; what holds of labels is a statement of its own in it."""
+        """See `Annotator.guarantee`; it contains a separate statement for labels."""
         whole = super().guarantee(
             artefacts=artefacts,
             planned=planned,
@@ -128,7 +128,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         noise: Source of noise; null is the operating system's.
 
     Raises:
-        ValueError: An invalid setting, or that nothing is proved for.
+        ValueError: An invalid setting, or one without a proof.
     """
 
     _source_of_labels = (
@@ -395,13 +395,13 @@ class DirectLabelAnnotator(_OfLabels):
         Args:
             labels: Of these records, shape (n,), int64. **Private.**
             records: Their numbers, shape (n,), int64.
-            candidates: bool, shape (n, c); must not depend on their own labels. Of no account for a kept response.
+            candidates: bool, shape (n, c); must not depend on their own labels. Ignored for a kept response.
 
         Returns:
             Responses (n,), int64, and the candidates (n, c) that each was drawn among, on the device of `labels`.
 
         Raises:
-            ValueError: Shapes, a record twice, or sets that are smaller than is charged for: nothing is charged.
+            ValueError: Shapes, a record twice, or sets smaller than what is charged: nothing is charged.
             BudgetExceeded: The target does not allow it: nothing is charged or released.
         """
         count, num_classes = self.shape
@@ -484,6 +484,6 @@ def _require_keepable(budget: Budget) -> None:
 
 
 def _mu(charge: Charge) -> Any:
-    """μ for labels of a charged step; None of what has none."""
+    """μ for labels of a charged step; None without one."""
     release = charge.release
     return getattr(release.release, "mu", None) if isinstance(release, LabelOnly) else None

@@ -43,8 +43,8 @@ class LabelAnnotator(Annotator):
     Line 9 of LabelDP's Algorithm 1 returns "y_t", the teacher's *output*, where it keeps the class, and "the one-hot
     type" of the others. Read to the letter (`labels: soft`), no ε bounds it: a vector that is not one-hot is one that
     no teacher of other probabilities would ever have released. Each call is then charged a release that nothing bounds,
-    and no theorem covers it, for randomized response is of k answers. Both figures are infinite; the record-level one
-    of a teacher by DP-SGD is its own.
+    and no theorem covers it, since randomized response has k answers. Both figures are infinite; the record-level one
+    for a DP-SGD teacher is the teacher's own.
 
     Args:
         epsilon: Of one response. Not a target: `target_epsilon` limits the run.
@@ -136,7 +136,7 @@ class LabelAnnotator(Annotator):
             float32.
 
         Raises:
-            ValueError: Not of the shape that was bound, or sets that are smaller than is charged for: nothing is
+            ValueError: Not of the shape that was bound, or sets smaller than what is charged: nothing is
                 charged.
             BudgetExceeded: The target does not allow it: nothing is charged or released.
         """

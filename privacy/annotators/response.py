@@ -1,4 +1,4 @@
-"""Annotator for a teacher's responses as they are: of use where the teacher's own training bounds what they reveal."""
+"""Annotator for a teacher's raw responses: useful where the teacher's own training bounds what they reveal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["ResponseAnnotator"]
 class ResponseAnnotator(Annotator):
     """Releases logits without noise.
 
-    Nothing bounds such responses by themselves. Of a teacher that was trained by DP-SGD they are post-processing, and
-    the teacher's own (ε, δ) is the record-level figure; of any other teacher it is infinite.
+    Nothing bounds such responses by themselves. For a teacher trained by DP-SGD they are post-processing, and the
+    teacher's own (ε, δ) is the record-level figure; for any other teacher it is infinite.
 
     Arguments are those of `Annotator`.
     """
@@ -28,7 +28,7 @@ class ResponseAnnotator(Annotator):
     @of_all_processes(samples=0)
     @torch.no_grad()
     def annotate(self, logits: torch.Tensor) -> torch.Tensor:
-        """Charges one call, then hands the responses on.
+        """Charges one call, then returns the responses.
 
         Args:
             logits: The teacher's, shape (B, c).

@@ -114,13 +114,13 @@ class VoteAnnotator(Annotator):
         self.data_dependent = data_dependent
         self._dependent_rdp: NDArray[np.float64] = np.zeros(len(DEFAULT_ORDERS))
         self._dependent_queries = 0
-        # What responses were made with, where that may be something else than what is set now: for `describe`.
+        # What responses were made with, where that may differ from the present settings: for `describe`.
         self._scales: list[float] = []
         self._check_scales: list[float] = []
 
     @property
     def claim_of_nonprivate_access(self) -> Claim | None:
-        """DGD counts its baseline classifier for nothing; see `Annotator.claim_of_nonprivate_access`."""
+        """DGD does not count its baseline classifier; see `Annotator.claim_of_nonprivate_access`."""
         return self.votes.free_claim()
 
     @property
@@ -254,7 +254,7 @@ class VoteAnnotator(Annotator):
         return charges | Counter((planned.charges) if isinstance(planned, Plan) else {})
 
     def _written(self, plan: Plan) -> Plan:
-        """Of `confident` no more than takes it past its target, which is all that this run then states."""
+        """For `confident`, at most one call past its target, since the run then states only the target."""
         if self.mechanism != "confident" or plan.limit is None or len(self.account.ledger.runs()) > 1:
             return plan
         most = 1 + max_count(self._charge_for(*self.shape).release, *plan.limit)
@@ -263,7 +263,7 @@ class VoteAnnotator(Annotator):
     def covered_epsilon(self, planned: Plan | int | None) -> float:
         """Record-level ε of `covering(planned)`; under a target that all releases were held to, at most the target.
 
-        A target stops a sequence whose length depends on the responses. That it bounds such a sequence is known where
+        A target stops a sequence whose length depends on the responses. That it bounds such a sequence is proved where
         every release is Gaussian and the target was fixed before the first (Smith and Thakurta 2022; Koskela et al.
         2023); elsewhere the whole plan counts.
         """

@@ -1,4 +1,4 @@
-"""How an attacker looks at an output: the larger the score, the more it speaks for the record being there.
+"""How an attacker looks at an output: the larger the score, the stronger the evidence that the record is there.
 
 The best score is the log-likelihood ratio (Neyman and Pearson), up to any increasing function. Any other score gives a
 valid audit too, only a weaker one.

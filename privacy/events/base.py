@@ -100,7 +100,7 @@ class Release(ABC):
     def fills(self, planned: Release) -> bool:
         """Whether this release uses up one that was planned: the same, or a cheaper one that the plan left open.
 
-        What was chosen after the first release, such as other noise, was in no plan.
+        What was chosen after the first release, such as other noise, was not planned.
         """
         return self == planned
 

@@ -52,7 +52,7 @@ class LabelOnly(Release):
         return self.release
 
     def fills(self, planned: Release) -> bool:
-        """As the release about labels does."""
+        """As the release for labels does."""
         return isinstance(planned, LabelOnly) and self.release.fills(planned.release)
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:

@@ -84,7 +84,7 @@ class SampledGaussian(Release):
         if self.gaussian_mu is not None:
             return Gaussian(self.gaussian_mu).losses(interval)
         if self._mu > _LARGEST_SAMPLED_MU:
-            # Its grid would not fit into memory; composition has RDP besides.
+            # Its grid would not fit into memory; composition falls back to RDP.
             loss = pld.LossDistribution(interval, 0, np.zeros(1), 1.0)
             return loss, loss
         return pld.sampled_gaussian_losses(self.noise_multiplier, self.sample_rate, interval)
@@ -92,7 +92,7 @@ class SampledGaussian(Release):
 
 @dataclass(frozen=True)
 class RevealedGaussian(Release):
-    """A Gaussian release that happens with probability `sample_rate`, where the output betrays whether it happened.
+    """A Gaussian release that happens with probability `sample_rate`, where the output reveals whether it happened.
 
     Labels in direct training on private images (DPDFD, Algorithm 3): the images are public in this unit, so the update
     shows who took part and sampling amplifies nothing. A label moves its gradient by at most two norm bounds: μ =

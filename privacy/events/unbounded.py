@@ -1,4 +1,4 @@
-"""The event that nothing bounds: private data or a network shown as they are."""
+"""The unbounded event: private data or a network used without noise."""
 
 from __future__ import annotations
 

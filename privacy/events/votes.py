@@ -1,4 +1,4 @@
-"""Events of noisy votes of teachers on disjoint shards, and of the check whether they agree."""
+"""Events of noisy votes by teachers on disjoint shards, and of the check whether they agree."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _scaled(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 def _at_most(rows: torch.Tensor, norm_bound: float) -> torch.Tensor:
     # Rounding may leave a norm some units in the last place above the bound; the margin takes that back. A measured
-    # norm is wrong by up to 2^-53 of itself for each column, which tells in batches that are bounded as one.
+    # norm is wrong by up to 2^-53 of itself for each column, which matters in batches that are bounded jointly.
     limit = norm_bound * (1.0 - max(1e-12, (rows.shape[1] + 8) * 2.0**-52))
     peak, unit, length = _scaled(rows)
     return torch.where(peak * length > limit, limit * unit / length, rows)

@@ -22,7 +22,7 @@ class MechanismDescription:
         source: Theorem or paper behind ε.
         published_source: Theorem behind the published figure; empty where the papers have none.
         noise: How the noise was drawn, where that is not as floating-point numbers; empty where there is none.
-        assumption: What the bound rests on besides; empty for nothing.
+        assumption: What else the bound rests on; empty for nothing.
     """
 
     mechanism: str

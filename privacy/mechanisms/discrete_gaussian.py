@@ -1,7 +1,7 @@
 """Gaussian noise on the integers, and releases on a lattice that carry nothing in their floating-point low bits.
 
 Which floating-point numbers a Gaussian in float64 can produce depends on what it was added to, so a single output may
-betray the input (Mironov 2012). Here the private rows are rounded to a lattice, the noise is an exact draw from the
+reveal the input (Mironov 2012). Here the private rows are rounded to a lattice, the noise is an exact draw from the
 discrete Gaussian, and their sum is taken on integers: every lattice point is possible for every input, with the
 probability that the accounting assumes. Source: Canonne, Kamath and Steinke 2020 (CKS20).
 """

@@ -23,7 +23,7 @@ _REGISTRY: dict[str, type[Claim]] = {}
 
 @dataclass(frozen=True)
 class Claim(ABC):
-    """One paper's price of one release; `source` names paper and theorem."""
+    """One paper's cost of one release; `source` names paper and theorem."""
 
     kind: ClassVar[str]
     source: str
@@ -55,7 +55,7 @@ class RdpSlope(Claim):
 
 @dataclass(frozen=True)
 class NoisyVotesClaim(Claim):
-    """One noisy vote of DGD's privacy analysis; `epsilon1`, the latent codes' price, is paid once for the whole run."""
+    """One noisy vote of DGD's privacy analysis; `epsilon1`, the latent codes' cost, is counted once per run."""
 
     kind: ClassVar[str] = "noisy_votes"
     epsilon0: float
@@ -123,7 +123,7 @@ def published_epsilon(counts: Mapping[Claim, int], delta: float) -> float:
     slopes = [(claim.slope, count) for claim, count in kept.items() if isinstance(claim, RdpSlope)]
     if slopes:
         return rdp_slope_epsilon(math.fsum(slope * count for slope, count in slopes), delta)
-    # DGD counts some uses of private models for nothing; they are not votes either.
+    # DGD does not count some uses of private models; they are not votes either.
     free = {claim for claim in kept if isinstance(claim, NoisyVotesClaim) and not claim.epsilon0 and not claim.epsilon1}
     kept = {claim: count for claim, count in kept.items() if claim not in free}
     if len(kept) != 1:

@@ -1,6 +1,6 @@
 """What the papers' own theorems give, as printed.
 
-These are the figures that the papers' tables are indexed by. They are claims of the papers, **not** guarantees of this
+The papers' tables are indexed by these figures. They are claims of the papers, **not** guarantees of this
 project: each docstring says what the claim leaves out. The figure that holds for the data a teacher was trained on is
 the record-level one of `privacy.accounting.composition`.
 """
@@ -62,7 +62,7 @@ def published_dpsd_data_epsilon(
 ) -> float:
     """DPSD Theorem 1, data-sensitive switch: the expression of DPDFD's Theorem 3 with beta for C.
 
-    **What it does not bound**: the same as `published_dpdfd_epsilon`. Nor does it price a top-k mask computed
+    **What it does not bound**: the same as `published_dpdfd_epsilon`. Nor does it account for a top-k mask computed
     from the teacher's gradient, or a discriminator that is the teacher itself (DPSD-T).
 
     >>> round(published_dpsd_data_epsilon(1e-3, 10, 256, 200, 100.0, 1e-5), 4)
