@@ -63,10 +63,10 @@ class Budget:
 
 
 class PrivacyAccount:
-    """Reads both ε figures off a ledger, and refuses the charge that would carry the chosen one past the target.
+    """Reads both ε figures off a ledger, and refuses a charge that would take the chosen one past the target.
 
     Whatever is computed from a teacher is post-processing of its training, and costs at most what that released. Such a
-    bound covers only charges of **its own training**; charges about different trainings compose.
+    bound covers only charges of **its own training**; charges of different trainings compose.
 
     Args:
         ledger: Where releases are counted.
@@ -100,7 +100,7 @@ class PrivacyAccount:
         ).epsilon
 
     def epsilon_label(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
-        """ε at δ of `counts` where neighbours differ in the label of one record and all else is public.
+        """ε at δ of `counts` where neighbours differ in the label of one record and all else is known.
 
         By default of everything spent so far; `inf` where nothing bounds it. No smaller than the bound for labels
         of the releases themselves: a teacher's own bound is not used.
@@ -158,7 +158,7 @@ class PrivacyAccount:
         return grouped
 
     def _covering(self, counts: Mapping[Charge, int]) -> tuple[Counter[Release], set[str]]:
-        """Releases that cover `counts`, and the trainings that stand in it by their own bound.
+        """Releases that cover `counts`, and the trainings counted in it by their own bound.
 
         For each training the smaller of the two ways to argue; trainings compose.
         """
@@ -221,7 +221,7 @@ class PrivacyAccount:
         """Counts one release before it is made, or refuses it.
 
         Raises:
-            BudgetExceeded: It would carry the figure past the target. Nothing is charged.
+            BudgetExceeded: It would take the figure past the target. Nothing is charged.
             LedgerError: It could not be recorded. Nothing is charged.
         """
 

@@ -1,4 +1,4 @@
-"""What several processes of one run must do as one: charge once, draw one noise, and stop at the same step.
+"""What several processes of one run must do jointly: charge once, draw one noise, and stop at the same step.
 
 Nothing here knows how processes communicate: the caller passes an object that does (`Processes`).
 """

@@ -73,14 +73,14 @@ def logits_after(network: Any, extracts: Extracts | None, inputs: Tensor) -> Ten
 
 @dataclass(frozen=True)
 class ClippingTrial:
-    """What a training's records are like.
+    """The form of a training's records.
 
     Attributes:
         image_shape: (C, H, W).
         num_classes: c.
         physical: Records of a physical batch.
         extracts: See `Extracts`; None where images are trained on.
-        views: Arguments of `random_views` but for the images and the source; None without views.
+        views: Arguments of `random_views` except the images and the source; None without views.
         loss: `label_smoothing` and `log_prior` of `RecordClipping`.
     """
 
@@ -97,7 +97,7 @@ class ClippingTrial:
         The network, and the state of torch's generators, stay as they are.
 
         Returns:
-            The way, and why it is another than the one given.
+            The way, and why it differs from the one given.
 
         Raises:
             ValueError: None holds, the network draws at random in train mode, or writes into its own state.
@@ -231,7 +231,7 @@ class _Reference:
 
 
 def _sketch(gradient: Tensor) -> Tensor:
-    """Few numbers of a gradient, by a linear map that keeps lengths on average."""
+    """A short sketch of a gradient, by a linear map that keeps lengths on average."""
     flat = gradient.detach().double().flatten()
     if len(flat) <= _BUCKETS:
         return flat
@@ -307,7 +307,7 @@ def _require_apart(tried: _Copy, rows: list[int]) -> None:
 
 
 def _watched_draws(tried: _Copy) -> tuple[list[str], list[Any]]:
-    """The first layer to move a generator of torch, NumPy or Python, in a list that is filled later, and the hooks."""
+    """The first layer to use a generator of torch, NumPy or Python, in a list that is filled later, and the hooks."""
     device = tried.images.device
     found: list[str] = []
 
@@ -326,7 +326,7 @@ def _watched_draws(tried: _Copy) -> tuple[list[str], list[Any]]:
 
     handles: list[Any] = []
     for name, module in tried.network.named_modules():
-        # What has moved before a layer begins is of none.
+        # What advances before a layer begins belongs to no layer.
         handles.append(module.register_forward_pre_hook(look("it")))
         handles.append(module.register_forward_hook(look(f"{type(module).__name__} {name!r}" if name else "it")))
     return found, handles

@@ -52,7 +52,7 @@ class ExactNoise(DPOptimizer):  # type: ignore[misc] # Opacus ships no types
         """Adds noise of standard deviation σC to the sum of clipped gradients, divides by the batch, rounds once.
 
         Of several processes the first adds up the sums of all and draws the noise, once, for the sum is one release of
-        one batch: shares of it in each process would have to be trusted to be independent.
+        one batch: shares drawn by each process would have to be assumed independent.
         """
         for parameter in self.params:
             _check_processed_flag(parameter.summed_grad)

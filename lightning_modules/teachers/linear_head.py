@@ -74,7 +74,7 @@ def clipped_sums(
     moved = bias if log_prior is None else bias + log_prior.to(bias)
     limit = norm * (1 - LINEAR_MARGIN)
     total, total_bias = torch.zeros_like(weight), torch.zeros_like(bias)
-    # Written again and again: memory that is taken anew for each piece costs more than what is computed in it.
+    # Reused: allocating memory for each piece costs more than the computation in it.
     held = weight.new_empty(min(_ROWS, len(features)), weight.shape[1])
     for rows, targets in zip(features.split(_ROWS), labels.split(_ROWS), strict=True):
         if len(rows) == 0:

@@ -175,7 +175,7 @@ class PrivateTeacher(PrivateModel):
         named = private_data or _stated(content, "private_data")
         own_name = f"training data of {file.name}"
         known = {} if named else _known_ledgers(training, file)
-        # The one of the file's present name goes first, whatever names it had.
+        # The one under the file's present name comes first, whatever names it had.
         kept = min(known, key=lambda path: (known[path] != own_name, path), default=None)
         teacher = cls(
             built,
@@ -198,7 +198,7 @@ class PrivateTeacher(PrivateModel):
 
 
 def _of_its_training(content: Any) -> tuple[str, ...]:
-    """What the guarantee of a teacher by DP-SGD rests on, and so that of all that is computed from it."""
+    """Assumptions of a DP-SGD teacher's guarantee, and so of all that is computed from it."""
     state = content.get("dp_sgd") if isinstance(content, dict) else None
     return tuple(str(text) for text in state.get("assumptions", ())) if isinstance(state, dict) else ()
 

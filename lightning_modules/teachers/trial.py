@@ -2,7 +2,7 @@
 
 What is measured is private, see `TeacherChecks`. The bounds of `_is_better` were set by small classifiers of digits,
 MNIST, CIFAR-10 and PneumoniaMNIST, each trained with pixels in [-1, 1], in [0, 1], in [0, 255] and normalised as for
-ImageNet: of those that were given their own none is warned of.
+ImageNet: none of those given their own range causes a warning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _IMAGES = 64
 _LARGE, _FEWER = 96 * 96, 16
 #: Of the outputs' sums, for a softmax in half precision.
 _TOLERANCE = 2e-3
-#: A network that is fed far too large values is sure of everything.
+#: A network with far too large inputs is certain of everything.
 _TOO_SURE = 0.98
 
 _IMAGENET_MEAN = [0.485, 0.456, 0.406]
@@ -57,8 +57,8 @@ def try_teacher(
     Args:
         network: As it was trained, in evaluation mode.
         images: Public ones, (N, C, H, W) in [-1, 1].
-        inputs: What is stated of what it takes.
-        outputs: What is stated of what it gives.
+        inputs: The stated form of its inputs.
+        outputs: The stated form of its outputs.
         whose: For messages.
         named: The setting of `inputs`, for messages.
 
@@ -183,7 +183,7 @@ def _require_stated(raw: torch.Tensor, stated: TeacherOutputs, *, whose: str, na
 def _better_input(
     network: nn.Module, images: torch.Tensor, inputs: TeacherInput, as_stated: _Response, *, kind: TeacherOutputs
 ) -> TeacherInput | None:
-    """The plausible range that suits a network clearly better than the stated one; None where there is none."""
+    """A plausible range that fits a network clearly better than the stated one; None without one."""
     found: list[tuple[_Response, TeacherInput]] = []
     for other in _plausible(inputs, channels=inputs.shape((images.shape[1], images.shape[2], images.shape[3]))[0]):
         response = _response(network, other(images), kind=kind)

@@ -1,4 +1,4 @@
-"""Weights out of whatever they are wrapped in, under the names that a network has for them."""
+"""Unwraps weights, under the names that a network has for them."""
 
 from __future__ import annotations
 

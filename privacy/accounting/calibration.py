@@ -139,7 +139,7 @@ def max_count(
     if mu is not None and all(other is not None for other, _ in used):
         room = gaussian_mu(target, delta) ** 2 - math.fsum(count * m * m for m, count in used if m is not None)
         count = min(NO_LIMIT, max(1, math.floor(room / (mu * mu))))
-        # The inverse is rounded down by 1e-12: the functions that report have the last word.
+        # The inverse is rounded down by 1e-12: the reporting functions decide.
         while count > 1 and spent(count) > target:
             count -= max(1, count // 10**12)
         while count < NO_LIMIT and spent(count + 1) <= target:

@@ -59,7 +59,7 @@ def compose(counts: Mapping[Release, int], delta: float) -> EpsilonBound:
 
     Raises:
         ValueError: A negative or fractional count, or `delta` outside (0, 1).
-        IncompatibleNeighbours: on releases that are about different units or neighbouring relations.
+        IncompatibleNeighbours: on releases of different units or neighbouring relations.
 
     >>> compose({Gaussian(0.02): 100}, 1e-5).epsilon == compose({Gaussian(0.2): 1}, 1e-5).epsilon
     True
@@ -109,10 +109,10 @@ def rdp_compose(counts: Mapping[Release, int], delta: float) -> float:
 def _choices(kept: frozenset[tuple[Release, int]]) -> Iterator[frozenset[tuple[Release, int]]]:
     """What was released, for each way in which every `OneOf` was one of its alternatives.
 
-    Of more ways than can be gone through they stay what they are, and are composed by RDP.
+    If there are too many ways to enumerate, they stay as they are and are composed by RDP.
     """
     several = [(release, count) for release, count in kept if isinstance(release, OneOf)]
-    # Counts may be as large as any number: they are not gone through before it is known how many ways there are.
+    # Counts may be arbitrarily large: the number of ways is computed before they are enumerated.
     exponents = [(len(release.alternatives), min(count, _MAX_CHOICES)) for release, count in several]
     if not several or math.prod(number**count for number, count in exponents) > _MAX_CHOICES:
         yield kept
@@ -231,7 +231,7 @@ def randomized_response_epsilon(epsilon: float, num_classes: int, num_queries: i
     Args:
         epsilon: natural-log parameter of one response.
         num_classes: k, candidates of one response; where k varies, the smallest in use dominates.
-        num_queries: N, responses drawn (asking again for a cached response is free, drawing again is not).
+        num_queries: N, responses drawn (reusing a cached response is free, drawing again is not).
         delta: failure probability in (0, 1).
 
     >>> round(randomized_response_epsilon(1.0, 10, 100, 1e-5), 4)

@@ -51,16 +51,15 @@ class GradientAnnotator(Annotator):
     | `ensemble` | (1/n)(Σ_j ḡ_ij + N(0, σ²C² I)), n teachers, disjoint shards: DPDFD Alg. 2 | B·(2/σ)² | (2/σ)² |
 
     `batch_mean` and `batch_mean_rows` carry no label of any image and distil nothing. For `ensemble` one record changes
-    one teacher, whose gradients move by as much as those of an only teacher; all others stay equal to the last bit. How
-    each price follows from what is bounded: `privacy/mechanisms/gradients.py`.
+    one teacher, whose gradients move by as much as those of a single teacher; all others stay equal to the last bit.
+    How each cost follows from what is bounded: `privacy/mechanisms/gradients.py`.
 
     The theorem that gives the published figure (DPDFD's Theorem 3, DPSD's Theorem 1) counts the same for all of them.
 
     Args:
         release: See the table.
         top_k: Of each gradient only its k entries of largest magnitude are kept, before it is bounded (DPSD's M_k);
-            None keeps all. Which they are depends on the teacher, so the noise goes on **all** coordinates all the
-            same.
+            None keeps all. Which ones depends on the teacher, so the noise still goes on **all** coordinates.
         bounding: `normalize` or `clip` each sample's gradient to C; or `normalize_batch`, the whole batch of one
             teacher by its Frobenius norm, as the papers' ‖g‖₂ without an index may be read. That costs less, and leaves
             a sample's gradient about C/√B.
@@ -135,7 +134,7 @@ class GradientAnnotator(Annotator):
 
     @property
     def claim_of_nonprivate_access(self) -> Claim | None:
-        """DPSD counts its teacher as a discriminator (DPSD-T) for nothing; see `Annotator`."""
+        """DPSD does not count its teacher as a discriminator (DPSD-T); see `Annotator`."""
         return RdpSlope(source=self.theorem, slope=0.0) if self._paper == "D" else None
 
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
@@ -202,7 +201,7 @@ class GradientAnnotator(Annotator):
         rows = bound(gradients.cpu().flatten(0, -2)).view(-1, batch_size, num_classes)
         std = self.mechanism.noise_std(batch_size, self.noise_multiplier) * self.norm_bound
         released = self.mechanism.release(rows, noise_std=std, add_noise=self._add_noise)
-        # First the dtype: not every device has float64.
+        # The dtype first: not every device has float64.
         return released.to(gradients.dtype).to(gradients.device)
 
     def _require_shape(self, gradients: torch.Tensor) -> None:
@@ -222,12 +221,12 @@ class GradientAnnotator(Annotator):
         return self._on_lattice(bounded).view(len(gradients), -1)
 
     def _clipped(self, gradients: torch.Tensor) -> torch.Tensor:
-        """As `_bounded`, of what others have bounded: what is too long is clipped, and the rest left as it is."""
+        """As `_bounded`, for what others have bounded: what is too long is clipped, the rest is unchanged."""
         clipped = clip_per_sample(self._grouped(gradients), norm_bound=self.norm_bound)
         return self._on_lattice(clipped).view(len(gradients), -1)
 
     def _grouped(self, gradients: torch.Tensor) -> torch.Tensor:
-        """Masked gradients, one row for all that is bounded as one: a sample, or a teacher's whole batch."""
+        """Masked gradients, one row for what is bounded jointly: a sample, or a teacher's whole batch."""
         rows = zero_non_finite_samples(gradients)
         if self.top_k is not None:
             rows = keep_largest(rows, k=self.top_k)

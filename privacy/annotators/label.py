@@ -91,7 +91,7 @@ class LabelAnnotator(Annotator):
 
     @property
     def claim_of_nonprivate_access(self) -> Claim | None:
-        """LabelDP and DPSD count a teacher that trains the generator for nothing; see `Annotator`."""
+        """LabelDP and DPSD do not count a teacher that trains the generator; see `Annotator`."""
         return self._claim
 
     @property

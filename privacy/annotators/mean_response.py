@@ -21,11 +21,11 @@ __all__ = ["MeanResponseAnnotator"]
 class MeanResponseAnnotator(Annotator):
     """Releases (1/n)(Σ_j u_j + N(0, σ² I)) for each image, u_j the direction of teacher j's logits.
 
-    The logits on an image are taken less their mean, which no softmax sees, and divided by their norm: |u_j| ≤ 1. One
+    The logits on an image are centred, which no softmax sees, and divided by their norm: |u_j| ≤ 1. One
     record changes one teacher on a shard of its own, whose u_j moves by at most 2 on every image. A call on B images
     therefore costs μ² = B·(2/σ)², as DPDFD's Algorithm 2 does, whose gradients are bounded in the same way.
 
-    It is in none of the papers. Votes (DGD; Papernot et al. 2018) move by √2 only, but they keep only the class of
+    None of the papers has it. Votes (DGD; Papernot et al. 2018) move by √2 only, but they keep only the class of
     each image. Directions are close to linear in whatever features the teachers are linear in, so that a student that
     averages the noise of many images away (`fit_noisy_responses`) learns more from each.
 

@@ -2,7 +2,7 @@
 
 An accountant gives an upper bound that holds if its assumptions do; an audit gives a lower bound that holds whatever
 the code really does, at a stated confidence. A claimed ε below an audited one **fails**. An audit that stays
-below a claim proves nothing: a better attacker may still come.
+below a claim proves nothing: a better attacker may still exist.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A record may change the teacher, and so a whole batch G of gradients, in whatever way. What it can move is the distance
 of two *bounded* batches, whatever G was: each way states the largest norms that it leaves, and a distance is at most
-twice such a norm (triangle inequality), which is reached where the record turns the batch round.
+twice such a norm (triangle inequality), which is reached where the record reverses the batch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class GradientBounding(ABC):
     @classmethod
     @abstractmethod
     def grouped(cls, rows: torch.Tensor, *, batch_size: int) -> torch.Tensor:
-        """Gradients (n·B, c) of n teachers on B samples, one row for all that is bounded as one: (N, d)."""
+        """Gradients (n·B, c) of n teachers on B samples, one row for what is bounded jointly: (N, d)."""
 
     @classmethod
     @abstractmethod
@@ -156,7 +156,7 @@ GRADIENT_BOUNDINGS: dict[str, type[GradientBounding]] = {kind.name: kind for kin
 
 
 def gradient_bounding(name: str) -> type[GradientBounding]:
-    """The bounding of a name.
+    """The bounding with this name.
 
     Raises:
         ValueError: There is none of that name.

@@ -1,8 +1,8 @@
 """Release of noised output gradients: one object for each way, with noise scale, sensitivity, cost and description.
 
 Every way starts from gradients ḡ that a `GradientBounding` has bounded by C, each sample's or the whole batch's, and
-adds Gaussian noise. A teacher that was not trained privately may change *every* gradient because of one record; of an
-ensemble on disjoint shards one teacher's gradient on each image. How far that moves the batch Ḡ, the bounding says:
+adds Gaussian noise. A teacher that was not trained privately may change *every* gradient because of one record; in an
+ensemble on disjoint shards, one teacher's gradient on each image. The bounding says how far that moves the batch Ḡ:
 
 | bounded | ‖ΔḠ‖_F at most | ‖ΔΣ_i ḡ_i‖₂ at most |
 |---|---|---|
@@ -195,7 +195,7 @@ class EnsembleSum(GradientMechanism):
     """(1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) for each sample, over n teachers on disjoint shards.
 
     One teacher's Ḡ_j moves, as that of the only teacher does in `PerSampleFull`, and the sum over teachers by as much:
-    the same μ. Each teacher's gradients are bounded by themselves.
+    the same μ. Each teacher's gradients are bounded separately.
     """
 
     name = "ensemble"
@@ -233,7 +233,7 @@ GRADIENT_MECHANISMS: dict[str, type[GradientMechanism]] = {
 
 
 def gradient_mechanism(name: str) -> type[GradientMechanism]:
-    """The mechanism of a name.
+    """The mechanism with this name.
 
     Raises:
         ValueError: The cost of such a mechanism is unknown: it must not be charged as if it were another.

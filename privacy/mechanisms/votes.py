@@ -47,7 +47,7 @@ class NoisyVote(ABC):
     @classmethod
     @abstractmethod
     def event(cls, scale: float) -> Release:
-        """Record-level price of one label."""
+        """Record-level cost of one label."""
 
     @classmethod
     @abstractmethod
@@ -57,7 +57,7 @@ class NoisyVote(ABC):
     @classmethod
     @abstractmethod
     def free_claim(cls) -> Claim:
-        """What the paper counts for a use of another model: nothing."""
+        """What the paper counts for a use of another model: zero."""
 
     @classmethod
     @abstractmethod
@@ -105,7 +105,7 @@ class LaplaceVote(_Laplacian):
 
 
 class DiscreteLaplaceVote(_Laplacian):
-    """The same on the integers: no floating-point low bits, at a slightly higher price."""
+    """The same on the integers: no floating-point low bits, at a slightly higher cost."""
 
     name = "discrete_laplace"
     source = (
@@ -175,7 +175,7 @@ class ConfidentVote(NoisyVote):
     published_source = GaussianVote.published_source
     data_dependent = GaussianVote.data_dependent
 
-    # Counts that pass are noised and priced as those of `gaussian`.
+    # Counts that pass are noised and charged as those of `gaussian`.
     noisy = GaussianVote.noisy
     event = GaussianVote.event
     claim = GaussianVote.claim
@@ -195,7 +195,7 @@ VOTE_MECHANISMS: dict[str, type[NoisyVote]] = {
 
 
 def vote_mechanism(name: str) -> type[NoisyVote]:
-    """The mechanism of a name.
+    """The mechanism with this name.
 
     Raises:
         ValueError: The cost of such votes is unknown.

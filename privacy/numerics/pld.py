@@ -34,8 +34,8 @@ from privacy.checks import check_count, check_delta, check_nonnegative, check_po
 
 Array: TypeAlias = NDArray[np.float64]
 
-#: Mass above a single distribution's grid, as a logarithm: it becomes an infinite loss, so it must vanish beside any
-#: delta even after a million compositions.
+#: Mass above a single distribution's grid, as a logarithm; it becomes an infinite loss, so it must be negligible for
+#: any delta even after a million compositions.
 _LOG_TAIL = math.log(1e-30)
 #: Mass of the tilted sum outside the transform's window, on either side.
 _LOG_WINDOW_TAIL = math.log(1e-14)
