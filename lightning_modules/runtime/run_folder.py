@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 __all__ = ["RunFolderError", "first_process", "folder_of_checkpoint", "own_folder", "storage_failed"]
 
 LOCK = ".fit.lock"
+_OF_A_START = {LOCK, "config.yaml", "hparams.yaml", "metrics.csv"}
 
 
 class RunFolderError(RuntimeError):
@@ -28,12 +30,16 @@ def first_process() -> bool:
 def own_folder(folder: Path) -> Iterator[None]:
     """Holds a run's folder for this process until the block ends, however it ends: the system releases the lock.
 
+    A new folder in which an error leaves only what is written before the first step is removed, so that the number of
+    the run is free again.
+
     Args:
         folder: Made where it is missing.
 
     Raises:
         RunFolderError: Another fit holds it, or it cannot be written.
     """
+    new = not folder.exists()
     with contextlib.ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +54,12 @@ def own_folder(folder: Path) -> Iterator[None]:
                 f"the run's folder {folder} cannot be written ({error.strerror or error}): set "
                 "trainer.default_root_dir to one that can"
             ) from error
-        yield
+        try:
+            yield
+        except BaseException:
+            if new and {path.name for path in folder.iterdir()} <= _OF_A_START:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 def storage_failed(error: OSError) -> bool:

@@ -29,6 +29,18 @@ def test_who_dies_holds_nothing(tmp_path: Path) -> None:
         pass
 
 
+def test_a_start_that_fails_leaves_its_number_free(tmp_path: Path) -> None:
+    def fail(folder: Path, name: str) -> None:
+        with pytest.raises(ValueError, match="no teacher"), own_folder(folder):
+            (folder / name).touch()
+            raise ValueError("no teacher")
+
+    fail(tmp_path / "version_0", "config.yaml")
+    assert not (tmp_path / "version_0").exists()
+    fail(tmp_path / "version_0", "last.ckpt")  # a fit that had begun keeps what it has
+    assert (tmp_path / "version_0" / "last.ckpt").exists()
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused = pytest.raises(RunFolderError, match=r"file/run cannot be written .*trainer\.default_root_dir")
