@@ -51,7 +51,7 @@ class Training:
             None: none was read.
         state: Token of the state that was saved: a ledger knows the last one, so that a second branch of one training
             is distinguished from its continuation.
-        ledger_was_replaced: Whether the training went on with another ledger than it began with.
+        ledger_was_replaced: Whether the training continued with another ledger than it began with.
         partition: Which records were private, where the data said it; plain values, see `ImageDataModule.partition`.
     """
 

@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def covered(self) -> Plan | None:
-        """What a guarantee has to cover besides what was released; None where nothing was planned."""
+        """What a guarantee must cover in addition to what was released; None where nothing was planned."""
         return self if self.calls is not None or self.charges else None
 
     def fixed(

@@ -40,7 +40,7 @@ from privacy.processes import Processes, by_all
 
 __all__ = ["DPSGDTeacher"]
 
-#: Settings that a resumed training must not change, besides those of its noise.
+#: Settings that a resumed training must not change, in addition to those of its noise.
 _KEPT = ("delta", "max_grad_norm", "clipping", "bounding", "stability", "granularity", "augmentation_multiplicity")
 
 

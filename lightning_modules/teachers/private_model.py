@@ -216,7 +216,7 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def training_of(content: Any, weights: Mapping[str, torch.Tensor], file: Path) -> Training | UnnamedTraining:
-    """Which training a file comes from, by its own word; of a file that names none, by its weights.
+    """Identifies a file's training run, as the file names it or else by its weights.
 
     Raises:
         TeacherError: What it says describes no training.

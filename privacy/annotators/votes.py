@@ -218,7 +218,7 @@ class VoteAnnotator(Annotator):
 
         What it bounds: nothing about a private record. DGD counts ε₁ once, as if a private record were one sample; its
         samples are synthetic, and where they depend on private data (through a generator trained against the baseline)
-        they do so all together, and reach the student as query images and through the decoder besides. So nothing is
+        they do so all together, and reach the student as query images and also through the decoder. So nothing is
         charged. Where the images come only from public information, these codes are public already.
 
         Args:
