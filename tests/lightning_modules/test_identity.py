@@ -29,6 +29,7 @@ from lightning_modules.private_run import PrivateRun
 from lightning_modules.runtime import publication
 from lightning_modules.runtime.publication import clear
 from lightning_modules.teachers import dp_sgd
+from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
 from lightning_modules.teachers.own_training import CheckpointError
 from privacy import (
     BudgetExceeded,
@@ -272,7 +273,7 @@ def test_a_student_of_a_teacher_that_stopped_early_costs_its_whole_plan(
     monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
     if broken:  # steps taken, in place of steps planned
-        monkeypatch.setattr(DPSGDTeacher, "_with_plan", lambda self, taken: Counter(taken))
+        monkeypatch.setattr(PlannedSteps, "_with_plan", lambda self, taken: Counter(taken))
     teacher = teacher_by_dp_sgd("teacher", target_epsilon=3.0, epochs=4, callbacks=EARLY)
     assert len(teacher.accountant) == 3 and teacher.trainer.current_epoch < 4
     assert teacher.epsilon() < 2.5

@@ -126,7 +126,8 @@ def test_two_processes_train_and_are_charged_as_one(folder: Path, model: dict[st
     assert one["dp_sgd"]["plan"]["planned_calls"] == 3
     # Charges do not depend on the number of processes, so that it may change on resuming.
     fit(configuration("two", epochs=2, **model), "--ckpt_path=two/checkpoints/last.ckpt")
-    assert checkpoint("two")["dp_sgd"]["accountant"]["history"] == [(1.0, pytest.approx(128 / 1275), 6)]
+    ((release, count),) = checkpoint("two")["training"]["releases"]
+    assert (release["noise_multiplier"], release["sample_rate"], count) == (1.0, pytest.approx(128 / 1275), 6)
 
 
 def test_an_error_of_one_process_ends_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
