@@ -18,7 +18,7 @@ from opacus.accountants import create_accountant
 from benchmarks.reporting import report
 from lightning_modules.runtime.runs import commit, hardware, versions
 from privacy import Gaussian, Release, compose
-from privacy.accountants import ExactAccountant, RDPAccountant
+from privacy.accountants import ExactAccountant
 
 NOISE, RATE, DELTA = 1.1, 0.01, 1e-5
 
@@ -40,7 +40,6 @@ class GaussianLedger:
 ACCOUNTANTS: dict[str, Callable[[], Any]] = {
     "opacus rdp": lambda: create_accountant("rdp"),
     "opacus prv": lambda: create_accountant("prv"),
-    "privacy RDPAccountant": RDPAccountant,
     "privacy ExactAccountant": ExactAccountant,
     "privacy compose, Gaussian releases": GaussianLedger,
 }

@@ -1,4 +1,4 @@
-"""One contract that every release and every accountant keeps."""
+"""One contract that every release keeps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from privacy import (
     compose,
     compose_delta,
 )
-from privacy.accountants import ACCOUNTANTS, ExactAccountant, LabelDPAccountant, RDPAccountant, ReleaseAccountant
 from privacy.accounting.composition import rdp_compose
 from privacy.events import release_from_dict, release_kinds
 from privacy.numerics import pld
@@ -261,123 +260,3 @@ def test_sampled_gaussian_extremes(noise: float, rate: float, delta: float) -> N
 def test_meaningless_arguments_raise(bad: object) -> None:
     with pytest.raises(ValueError, match=r"must .*got"):
         bad()  # type: ignore[operator]
-
-
-# Accountants
-
-
-@pytest.fixture(params=ACCOUNTANTS, ids=lambda cls: cls.mechanism())
-def cls(request: pytest.FixtureRequest) -> type[ReleaseAccountant]:
-    return request.param  # type: ignore[no-any-return]
-
-
-def supported(cls: type[ReleaseAccountant]) -> list[Release]:
-    """What the accountant takes; the rest must raise."""
-    taken = []
-    for release in RELEASES:
-        try:
-            cls().charge(release)
-        except ValueError:
-            continue
-        taken.append(release)
-    return taken
-
-
-def test_fresh_is_zero(cls: type[ReleaseAccountant]) -> None:
-    accountant = cls()
-    assert accountant.get_epsilon(DELTA) == 0.0
-    assert accountant.get_epsilon(delta=1e-15, epsilon_tolerance=0.1, poisson=True) == 0.0
-    assert len(accountant) == 0
-    assert not accountant.history
-
-
-def test_steps_are_monotone_in_number_and_noise(cls: type[ReleaseAccountant]) -> None:
-    readings = []
-    accountant = cls()
-    for _ in range(20):
-        accountant.step(noise_multiplier=1.0, sample_rate=0.02)
-        readings.append(accountant.get_epsilon(DELTA))
-    assert readings == sorted(readings)
-    assert readings[0] > 0.0
-    quieter, louder = cls(), cls()
-    quieter.history, louder.history = [(1.1, 0.02, 20)], [(0.9, 0.02, 20)]
-    assert quieter.get_epsilon(DELTA) < readings[-1] < louder.get_epsilon(DELTA)
-
-
-def test_counting_is_order_free_and_bulk_equals_single(cls: type[ReleaseAccountant]) -> None:
-    one, other = cls(), cls()
-    release = supported(cls)[0]
-    for _ in range(5):
-        one.step(noise_multiplier=1.0, sample_rate=0.1)
-        one.charge(release)
-        one.step(noise_multiplier=2.0, sample_rate=0.1)
-    other.charge(release, 5)
-    other.history = [(2.0, 0.1, 5), (1.0, 0.1, 5)]
-    assert one.counts() == other.counts()
-    assert one.get_epsilon(DELTA) == pytest.approx(other.get_epsilon(DELTA), rel=1e-12)
-    assert len(one) == len(other) == 15
-
-
-def test_charging_is_constant_in_memory(cls: type[ReleaseAccountant]) -> None:
-    accountant = cls()
-    for _ in range(10_000):
-        accountant.step(noise_multiplier=1.0, sample_rate=0.1)
-    assert accountant.history == [(1.0, 0.1, 10_000)]
-
-
-def test_accountant_round_trip_shares_nothing(cls: type[ReleaseAccountant]) -> None:
-    accountant = cls()
-    accountant.step(noise_multiplier=1.0, sample_rate=0.1)
-    for release in supported(cls):
-        accountant.charge(release, 2)
-    state = accountant.state_dict()
-    copy = cls()
-    copy.load_state_dict(state)
-    assert copy.get_epsilon(DELTA) == accountant.get_epsilon(DELTA)
-    before = accountant.get_epsilon(DELTA)
-    copy.step(noise_multiplier=0.5, sample_rate=0.1)
-    copy.charge(supported(cls)[0], 100)
-    assert accountant.get_epsilon(DELTA) == before
-    assert state["history"] == [(1.0, 0.1, 1)]
-    assert copy.get_epsilon(DELTA) > before
-
-
-def test_a_bad_state_changes_nothing(cls: type[ReleaseAccountant]) -> None:
-    accountant = cls()
-    accountant.step(noise_multiplier=1.0, sample_rate=0.1)
-    good = accountant.state_dict()
-    for bad in (
-        {},
-        None,
-        {"history": []},
-        {**good, "mechanism": "rdp"},
-        {**good, "history": [(1.0, 7.0, 1)]},
-        {**good, "releases": [({"kind": "magic"}, 1)]},
-        {**good, "releases": [(Gaussian(1.0).to_dict(), -1)]},
-    ):
-        with pytest.raises(ValueError, match="must"):
-            accountant.load_state_dict(bad)  # type: ignore[arg-type]
-        assert accountant.state_dict() == good
-
-
-def test_unsupported_releases_raise() -> None:
-    for record in (RDPAccountant(), ExactAccountant()):
-        with pytest.raises(ValueError, match="labels only"):
-            record.charge(RevealedGaussian(1.0, 0.1))
-        with pytest.raises(ValueError, match="must be"):
-            record.charge("gaussian")  # type: ignore[arg-type]
-    label = LabelDPAccountant()
-    for release in (Gaussian(1.0), SampledGaussian(1.0, 0.1), LaplaceVotes(1.0), Unbounded("x")):
-        with pytest.raises(ValueError, match="stated for labels"):
-            label.charge(release)
-    assert label.get_epsilon(DELTA) == 0.0
-    with pytest.raises(ValueError, match="sample_rate"):
-        label.step(noise_multiplier=1.0, sample_rate=1.5)
-
-
-def test_exact_is_never_above_renyi() -> None:
-    exact, renyi = ExactAccountant(), RDPAccountant()
-    for accountant in (exact, renyi):
-        accountant.history = [(0.8, 0.01, 500)]
-        accountant.charge(RandomizedResponse(0.5, 10), 20)
-    assert exact.get_epsilon(DELTA) < renyi.get_epsilon(DELTA)

@@ -1,0 +1,127 @@
+"""The accountant, by itself and inside Opacus."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from opacus import PrivacyEngine
+from opacus.accountants import create_accountant
+from opacus.accountants.utils import get_noise_multiplier
+from torch.utils.data import DataLoader, TensorDataset
+
+from privacy.accountants import ExactAccountant
+from privacy.accounting.composition import rdp_compose
+from privacy.events import Gaussian, RandomizedResponse, RevealedGaussian
+
+NAME, DELTA = ExactAccountant.mechanism(), 1e-5
+pytestmark = pytest.mark.filterwarnings("ignore:Secure RNG", "ignore:Full backward hook", "ignore:Optimal order")
+
+
+def after(*history: tuple[float, float, int]) -> ExactAccountant:
+    accountant = ExactAccountant()
+    accountant.history = list(history)
+    return accountant
+
+
+def test_opacus_knows_it_by_name_and_calibrates_with_it() -> None:
+    fresh = PrivacyEngine(accountant=NAME).accountant
+    assert type(fresh) is ExactAccountant and len(fresh) == 0
+    assert fresh.get_epsilon(delta=1e-15, epsilon_tolerance=0.1, poisson=True) == 0.0
+    noise = get_noise_multiplier(
+        target_epsilon=3.0, target_delta=DELTA, sample_rate=0.02, steps=300, accountant=NAME, poisson=True
+    )
+    assert 2.98 <= after((noise, 0.02, 300)).get_epsilon(DELTA) <= 3.0
+
+
+def test_training_counts_steps_ends_below_the_target_and_is_resumed() -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(torch.randn(200, 4, generator=generator), torch.randint(0, 2, (200,), generator=generator))
+    model: torch.nn.Module = torch.nn.Linear(4, 2)
+    engine = PrivacyEngine(accountant=NAME)
+    model, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=20),
+        target_epsilon=4.0,
+        target_delta=1e-3,
+        epochs=2,
+        max_grad_norm=1.0,
+    )
+    for _ in range(2):
+        for images, labels in loader:
+            optimizer.zero_grad()
+            if len(images):
+                torch.nn.functional.cross_entropy(model(images), labels).backward()
+                optimizer.step()
+    assert len(engine.accountant) == 20
+    assert 3.5 < engine.get_epsilon(1e-3) <= 4.0
+    file = io.BytesIO()
+    torch.save(engine.accountant.state_dict(), file)
+    file.seek(0)
+    resumed = create_accountant(NAME)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    assert resumed.get_epsilon(1e-3) == engine.get_epsilon(1e-3)
+
+
+@pytest.mark.parametrize(
+    "history", [[(0.6, 256 / 60_000, 2344)], [(1.1, 0.01, 1000)], [(1.0, 0.05, 10), (2.0, 0.01, 500)]]
+)
+def test_it_agrees_with_opacus(history: list[tuple[float, float, int]]) -> None:
+    ours = after(*history).get_epsilon(DELTA)
+    prv, rdp = create_accountant("prv"), create_accountant("rdp")
+    prv.history, rdp.history = list(history), list(history)
+    assert prv.get_epsilon(DELTA) - 0.03 <= ours <= prv.get_epsilon(DELTA)
+    renyi = rdp_compose(after(*history).counts(), DELTA)
+    assert ours < renyi <= rdp.get_epsilon(DELTA) * (1 + 1e-6)
+    assert renyi == pytest.approx(rdp.get_epsilon(DELTA), rel=1e-2)
+    # Negative control: one step in ten forgotten.
+    fewer = [(noise, rate, int(0.9 * steps)) for noise, rate, steps in history]
+    assert after(*fewer).get_epsilon(DELTA) < prv.get_epsilon(DELTA) - 0.03
+
+
+def test_counting_is_order_free_and_constant_in_memory() -> None:
+    one, release = ExactAccountant(), RandomizedResponse(0.5, 10)
+    for _ in range(5):
+        one.step(noise_multiplier=1.0, sample_rate=0.1)
+        one.charge(release)
+        one.step(noise_multiplier=2.0, sample_rate=0.1)
+    other = after((2.0, 0.1, 5), (1.0, 0.1, 5))
+    other.charge(release, 5)
+    assert one.counts() == other.counts() and len(one) == len(other) == 15
+    assert one.get_epsilon(DELTA) == other.get_epsilon(DELTA) > after(*other.history).get_epsilon(DELTA)
+    many = ExactAccountant()
+    for _ in range(10_000):
+        many.step(noise_multiplier=1.0, sample_rate=0.1)
+    assert many.history == [(1.0, 0.1, 10_000)]
+
+
+def test_a_state_shares_nothing_and_a_bad_one_changes_nothing() -> None:
+    accountant = after((1.0, 0.1, 1))
+    accountant.charge(Gaussian(0.1), 2)
+    good, before = accountant.state_dict(), accountant.get_epsilon(DELTA)
+    copy = ExactAccountant()
+    copy.load_state_dict(good)
+    assert copy.get_epsilon(DELTA) == before
+    copy.step(noise_multiplier=0.5, sample_rate=0.1)
+    copy.charge(Gaussian(0.1), 100)
+    assert accountant.get_epsilon(DELTA) == before < copy.get_epsilon(DELTA)
+    assert good["history"] == [(1.0, 0.1, 1)]
+    for bad in (
+        {},
+        None,
+        {"history": []},
+        {**good, "mechanism": "rdp"},
+        {**good, "history": [(1.0, 7.0, 1)]},
+        {**good, "releases": [({"kind": "magic"}, 1)]},
+        {**good, "releases": [(Gaussian(1.0).to_dict(), -1)]},
+    ):
+        with pytest.raises(ValueError, match="must"):
+            accountant.load_state_dict(bad)  # type: ignore[arg-type]
+        assert accountant.state_dict() == good
+
+
+def test_what_is_stated_for_labels_is_refused() -> None:
+    with pytest.raises(ValueError, match="labels only"):
+        ExactAccountant().charge(RevealedGaussian(1.0, 0.1))
