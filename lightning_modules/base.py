@@ -72,7 +72,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         ValueError: An invalid setting.
 
     Attributes:
-        paper: Letter of the paper in this project's documents.
+        paper: Whose theorem the published ε is of, by the method's name.
         unused: Settings of `student` and `images` that the method does not use, which are refused.
         published_artefacts: What a subclass computes from released values and may publish.
         run: The course of a run that is charged, and its uncharged queries.

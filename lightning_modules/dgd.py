@@ -84,7 +84,7 @@ class DGD(DataFreeDistillation):
         ValueError: An invalid setting.
     """
 
-    paper: ClassVar[str] = "B"
+    paper: ClassVar[str] = "DGD"
     unused = ("student.ema", "student.replay")
     annotator: VoteAnnotator
 

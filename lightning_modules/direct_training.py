@@ -72,7 +72,7 @@ class DirectTraining(Teacher):
         ValueError: An invalid setting, or an annotator that is not for the switch.
     """
 
-    paper = "C"
+    paper = "DPDFD"
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class DirectTraining(Teacher):
         assert self._labels is not None
         records = len(self._labels())
         if isinstance(annotator, DirectLabelAnnotator):
-            annotator.bind(batch_size=records, num_classes=self.num_classes, paper="D")
+            annotator.bind(batch_size=records, num_classes=self.num_classes, paper="DPSD")
         elif isinstance(data, PoissonSampled):
             annotator.bind_sampling(records=records, sample_rate=data.sample_rate, secure=data.secure)
         else:

@@ -54,7 +54,7 @@ class DPDFD(DataFreeDistillation):
         ValueError: An invalid setting.
     """
 
-    paper = "C"
+    paper = "DPDFD"
     annotator: GradientAnnotator
 
     def __init__(

@@ -62,7 +62,7 @@ class DPSD(DataFreeDistillation):
         ValueError: An invalid setting, or an annotator that is not for the switch.
     """
 
-    paper = "D"
+    paper = "DPSD"
     annotator: GradientAnnotator | LabelAnnotator
 
     def __init__(

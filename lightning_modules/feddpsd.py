@@ -121,7 +121,7 @@ class FedDPSD(DataFreeDistillation):
         ValueError: An invalid setting, or an annotator that is not for the switch.
     """
 
-    paper = "D"
+    paper = "DPSD"
     annotator: GradientAnnotator | LabelAnnotator
 
     def __init__(

@@ -131,7 +131,7 @@ class LabelDP(DataFreeDistillation):
         ValueError: An invalid setting.
     """
 
-    paper = "A"
+    paper = "LabelDP"
     unused = ("student.replay",)
     annotator: LabelAnnotator
 

@@ -71,7 +71,7 @@ def test_a_changed_figure_is_noticed(tmp_path: Path) -> None:
         "dataset": "Digits",
         "accuracy": 0.5,
         "epsilon_published": 1.0,
-        "published_claim": "C Theorem 3",
+        "published_claim": "DPDFD Theorem 3",
         "epsilon_record": "inf",
         "delta": 1e-5,
         "steps": 10,

@@ -120,7 +120,7 @@ class FederatedClient:
                 f"{self.name} does not send gradients without noise: its owner has not set trusts_server, and the run "
                 "asks for a noise_multiplier of 0"
             )
-        annotator.bind(batch_size=terms.batch_size, num_classes=terms.num_classes, paper="D")
+        annotator.bind(batch_size=terms.batch_size, num_classes=terms.num_classes, paper="DPSD")
         annotator.open(
             private_data=self.teacher.private_data,
             ledger=self.teacher.ledger,

@@ -59,8 +59,9 @@ def _description(model: LightningModule, dataset: str) -> dict[str, Any]:
         tags.append(f"accounting:{annotator.budget.accounting}")
     if paper:
         tags.insert(0, f"paper:{paper}")
+    named = "-".join(dict.fromkeys(filter(None, [paper, method, dataset])))
     return {
-        "name": "-".join(filter(None, [paper, method, dataset, f"eps{budget}"])),
-        "group": "-".join(filter(None, [paper, method, dataset])),
+        "name": f"{named}-eps{budget}",
+        "group": named,
         "tags": [tag[:LONGEST] for tag in tags],
     }

@@ -95,7 +95,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         ValueError: A setting out of range, or a network that does not give c logits for such an image.
     """
 
-    paper = "B"
+    paper = "DGD"
 
     def __init__(
         self,

@@ -309,8 +309,8 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
             source="nothing: the update multiplies what is released by a Jacobian of the private image",
             noise=FLOATS if noisy else "",
             published_source={
-                "C Theorem 3": "DPDFD (Liu et al. 2023, arXiv:2304.12528), Theorem 3",
-                "D Theorem 1": "DPSD (Liu et al., differentially private synthetic distillation), Theorem 1",
+                "DPDFD Theorem 3": "DPDFD (Liu et al. 2023, arXiv:2304.12528), Theorem 3",
+                "DPSD Theorem 1": "DPSD (Liu et al., differentially private synthetic distillation), Theorem 1",
             }[self.theorem],
         )
 
@@ -382,7 +382,7 @@ class DirectLabelAnnotator(_OfLabels):
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
         # Fewer candidates dominate more.
         of_label = RandomizedResponse(self.epsilon, self.fewest, unit=Unit.LABEL, relation=Relation.REPLACE_ONE)
-        claim = WholeRun(source="D Theorem 2", epsilon=self.epsilon)
+        claim = WholeRun(source="DPSD Theorem 2", epsilon=self.epsilon)
         return Charge(release=LabelOnly(of_label), claim=claim, queries=batch_size)
 
     @uncompiled

@@ -130,12 +130,12 @@ class GradientAnnotator(Annotator):
     @property
     def theorem(self) -> str:
         """Paper and theorem of the published figure."""
-        return "D Theorem 1" if self._paper == "D" else "C Theorem 3"
+        return "DPSD Theorem 1" if self._paper == "DPSD" else "DPDFD Theorem 3"
 
     @property
     def claim_of_nonprivate_access(self) -> Claim | None:
         """DPSD does not count its teacher as a discriminator (DPSD-T); see `Annotator`."""
-        return RdpSlope(source=self.theorem, slope=0.0) if self._paper == "D" else None
+        return RdpSlope(source=self.theorem, slope=0.0) if self._paper == "DPSD" else None
 
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
         if not self.noise_multiplier:
@@ -276,7 +276,7 @@ class GradientAnnotator(Annotator):
                 "exact composition (Balle and Wang 2018; Dong et al. 2022)"
             ),
             published_source={
-                "C Theorem 3": "DPDFD (Liu et al. 2023, arXiv:2304.12528), Theorem 3",
-                "D Theorem 1": "DPSD (Liu et al., differentially private synthetic distillation), Theorem 1",
+                "DPDFD Theorem 3": "DPDFD (Liu et al. 2023, arXiv:2304.12528), Theorem 3",
+                "DPSD Theorem 1": "DPSD (Liu et al., differentially private synthetic distillation), Theorem 1",
             }[self.theorem],
         )

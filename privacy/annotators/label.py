@@ -22,8 +22,8 @@ from privacy.published.claims import Claim, WholeRun
 __all__ = ["LabelAnnotator"]
 
 _PUBLISHED = {
-    "A": ("A", "LabelDP (Liu et al. 2024, arXiv:2409.12384), selective randomized response"),
-    "D": ("D Theorem 2", "DPSD (Liu et al., differentially private synthetic distillation), Theorem 2"),
+    "LabelDP": ("LabelDP", "LabelDP (Liu et al. 2024, arXiv:2409.12384), selective randomized response"),
+    "DPSD": ("DPSD Theorem 2", "DPSD (Liu et al., differentially private synthetic distillation), Theorem 2"),
 }
 
 _SOFT = "the teacher's probabilities were released without noise where randomized response kept its class"
@@ -96,7 +96,7 @@ class LabelAnnotator(Annotator):
 
     @property
     def _claim(self) -> WholeRun:
-        return WholeRun(source=_PUBLISHED[self._paper or "A"][0], epsilon=self.epsilon)
+        return WholeRun(source=_PUBLISHED[self._paper or "LabelDP"][0], epsilon=self.epsilon)
 
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
         return self._charge_of_size(self.smallest)
@@ -197,5 +197,5 @@ class LabelAnnotator(Annotator):
             relation="zero-out of one record; the bound holds for replace-one and add-or-remove as well",
             source="randomized response, one record may change every response; exact composition on the loss lattice",
             noise="compared with whole-number thresholds that are rounded towards privacy",
-            published_source=_PUBLISHED[self._paper or "A"][1],
+            published_source=_PUBLISHED[self._paper or "LabelDP"][1],
         )

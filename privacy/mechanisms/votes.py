@@ -18,7 +18,7 @@ from privacy.published.claims import Claim, NoisyVotesClaim, RdpSlope
 
 __all__ = ["VOTE_MECHANISMS", "NoisyVote", "vote_mechanism"]
 
-_B = "B Sec. III-E"
+_THEOREM = "DGD Sec. III-E"
 _GNMAX = "Papernot et al. 2018, Proposition 8"
 
 
@@ -71,12 +71,12 @@ class _Laplacian(NoisyVote):
     @classmethod
     def claim(cls, scale: float, *, latent_epsilon: float | None) -> Claim:
         """b = 2/ε₀."""
-        return NoisyVotesClaim(source=_B, epsilon0=2.0 / scale, epsilon1=latent_epsilon or 0.0)
+        return NoisyVotesClaim(source=_THEOREM, epsilon0=2.0 / scale, epsilon1=latent_epsilon or 0.0)
 
     @classmethod
     def free_claim(cls) -> Claim:
         """See `NoisyVote.free_claim`."""
-        return NoisyVotesClaim(source=_B, epsilon0=0.0)
+        return NoisyVotesClaim(source=_THEOREM, epsilon0=0.0)
 
 
 class LaplaceVote(_Laplacian):

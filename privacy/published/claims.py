@@ -102,10 +102,10 @@ def published_epsilon(counts: Mapping[Claim, int], delta: float) -> float:
     Raises:
         ValueError: A negative or fractional count, or `delta` outside (0, 1).
 
-    >>> step = RdpSlope("C Theorem 3", 2 * (1e-3 / 100) ** 2 * 10 * 256)
+    >>> step = RdpSlope("DPDFD Theorem 3", 2 * (1e-3 / 100) ** 2 * 10 * 256)
     >>> round(published_epsilon({step: 200}, 1e-5), 4)
     0.0456
-    >>> published_epsilon({step: 1, WholeRun("A", 1.0): 1}, 1e-5)
+    >>> published_epsilon({step: 1, WholeRun("LabelDP", 1.0): 1}, 1e-5)
     inf
     """
     delta = check_delta(delta)

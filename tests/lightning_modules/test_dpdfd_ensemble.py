@@ -80,7 +80,7 @@ def test_a_run_is_charged_and_says_for_whom(place: Path, images: str) -> None:
     assert record["epsilon_published"] == pytest.approx(
         published_dpdfd_epsilon(1e-3, 10, BATCH_SIZE, STEPS, SIGMA, 1e-5)
     )
-    assert (record["steps"], record["queries"], record["paper"]) == (STEPS, STEPS * BATCH_SIZE, "C")
+    assert (record["steps"], record["queries"], record["paper"]) == (STEPS, STEPS * BATCH_SIZE, "DPDFD")
     assert record["published_claim"].startswith("DPDFD ") and record["published_claim"].endswith("Theorem 3")
     assert 0 <= record["accuracy"] <= 1
     assert record["unit"] == "one training record of one teacher"

@@ -63,7 +63,7 @@ def test_each_switch_runs_on_each_kind_of_images(folder: Path, annotator: Any, c
     model = run(annotator=annotator, images=images).model
     assert model.annotator.calls_made() == 3
     (charge,) = model.annotator.account.counts()
-    assert isinstance(charge.claim, claim) and charge.claim.source.startswith("D Theorem")
+    assert isinstance(charge.claim, claim) and charge.claim.source.startswith("DPSD Theorem")
     assert 0 < model.annotator.account.epsilon() < math.inf
     assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
 
@@ -234,7 +234,7 @@ def test_a_teacher_that_discriminates_is_bounded_by_nothing(folder: Path, annota
 
 def test_a_teacher_taken_by_the_back_door_would_look_bounded(folder: Path) -> None:
     """Negative control: what the annotator charges is all that the account can know."""
-    assert BackDoorDPSD.paper == "D"
+    assert BackDoorDPSD.paper == "DPSD"
     assert run(kind="BackDoorDPSD", annotator=LABEL).model.annotator.account.epsilon() < math.inf
 
 

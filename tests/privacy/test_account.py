@@ -21,10 +21,10 @@ from privacy.published.claims import RdpSlope, WholeRun
 
 STEP = Charge(
     release=Gaussian(mu=0.32),
-    claim=RdpSlope(source="C Theorem 3", slope=dpdfd_rdp_slope(1e-3, 10, 256, 100.0)),
+    claim=RdpSlope(source="DPDFD Theorem 3", slope=dpdfd_rdp_slope(1e-3, 10, 256, 100.0)),
     queries=256,
 )
-LABEL = Charge(release=RandomizedResponse(epsilon=0.1, num_candidates=10), claim=WholeRun("A", 0.1))
+LABEL = Charge(release=RandomizedResponse(epsilon=0.1, num_candidates=10), claim=WholeRun("LabelDP", 0.1))
 VOID = Charge(release=Unbounded(reason="the noise can be drawn again"), claim=STEP.claim)
 
 

@@ -26,7 +26,7 @@ from privacy.ledger import Charge, Ledger, LedgerError
 from privacy.published.claims import RdpSlope
 
 VOTE = Charge(release=Gaussian(mu=2**0.5 / 40))
-STEP = Charge(release=Gaussian(mu=0.32), claim=RdpSlope(source="C Theorem 3", slope=5e-7), queries=256)
+STEP = Charge(release=Gaussian(mu=0.32), claim=RdpSlope(source="DPDFD Theorem 3", slope=5e-7), queries=256)
 LOST = Charge(release=Gaussian(mu=float("inf")), queries=2)
 
 

@@ -68,7 +68,7 @@ def affordable(found: Mapping[str, Any]) -> int:
         if key.startswith(prefix)
     }
     annotator = VoteAnnotator(**budgeted(given))
-    annotator.bind(batch_size=int(found["data.batch_size"]), num_classes=10, paper="B")
+    annotator.bind(batch_size=int(found["data.batch_size"]), num_classes=10, paper="DGD")
     annotator.open(private_data="nothing")
     return annotator.affordable(limit=int(found["model.query_phase.queries"]))
 

@@ -109,8 +109,8 @@ def test_the_agent_runs_the_real_command_and_leaves_what_wandb_sync_accepts(mnis
     kinds = {record.WhichOneof("record_type") for record in records}
     assert {"run", "history", "exit"} <= kinds
     run = next(record.run for record in records if record.WhichOneof("record_type") == "run")
-    assert run.display_name == "C-DPDFD-MNIST-eps1" and run.run_group == "C-DPDFD-MNIST"
-    assert set(run.tags) == {"paper:C", "method:DPDFD", "dataset:MNIST", "epsilon:1", "accounting:published"}
+    assert run.display_name == "DPDFD-MNIST-eps1" and run.run_group == "DPDFD-MNIST"
+    assert set(run.tags) == {"paper:DPDFD", "method:DPDFD", "dataset:MNIST", "epsilon:1", "accounting:published"}
     config = logged_config(records)
     assert config["model"]["init_args"]["annotator"]["init_args"]["noise_multiplier"] == 50.0
     assert (

@@ -33,7 +33,7 @@ def test_result_guarantee_metrics_and_figures(folder: Path) -> None:
     record = json.loads(Path("run/result.json").read_text())
     assert set(record) >= RESULT_FIELDS
     assert (record["paper"], record["method"], record["dataset"], record["steps"], record["seed"]) == (
-        "C",
+        "DPDFD",
         "DPDFD",
         "Digits",
         6,

@@ -51,7 +51,7 @@ def test_a_bound_on_records_is_not_taken_for_one_on_clients(tmp_path: Path) -> N
         )
         if of_clients:
             annotator.protect_clients()
-        annotator.bind(batch_size=BATCH_SIZE, num_classes=10, paper="D")
+        annotator.bind(batch_size=BATCH_SIZE, num_classes=10, paper="DPSD")
         annotator.open(private_data="x", training=federation.training)
         annotator.account.charge(annotator.charge)
         figures.append((annotator.account.epsilon(), annotator.account.neighbours()[0]))

@@ -38,7 +38,7 @@ def of_gradients(
     *, batch: int = 4, records: int = 100, rate: float | None = None, steps_in_pass: int = 1, **settings: Any
 ) -> DirectGradientAnnotator:
     annotator = DirectGradientAnnotator(**budgeted({"release": "per_sample_full", "noise_multiplier": 2.0, **settings}))
-    annotator.bind(batch_size=batch, num_classes=10, paper="C")
+    annotator.bind(batch_size=batch, num_classes=10, paper="DPDFD")
     annotator.bind_sampling(records=records, sample_rate=rate, steps_in_pass=steps_in_pass)
     annotator.open(private_data="digits/train")
     return annotator
@@ -46,7 +46,7 @@ def of_gradients(
 
 def of_labels(*, records: int = 100, classes: int = 10, **settings: Any) -> DirectLabelAnnotator:
     annotator = DirectLabelAnnotator(**budgeted(settings))
-    annotator.bind(batch_size=records, num_classes=classes, paper="D")
+    annotator.bind(batch_size=records, num_classes=classes, paper="DPSD")
     annotator.open(private_data="digits/train")
     return annotator
 
@@ -152,7 +152,7 @@ def test_a_fit_that_goes_on_begins_with_a_new_pass() -> None:
     annotator.annotate(torch.randn(4, 10), torch.arange(4))
     state = annotator.account.state()
     resumed = DirectGradientAnnotator(release="per_sample_full", noise_multiplier=2.0)
-    resumed.bind(batch_size=4, num_classes=10, paper="C")
+    resumed.bind(batch_size=4, num_classes=10, paper="DPDFD")
     resumed.bind_sampling(records=8, steps_in_pass=2)
     resumed.open(private_data="digits/train", state=state)
     # Nobody knows any more who took part: these four may have.
@@ -258,7 +258,7 @@ def test_labels_that_are_drawn_again_cost_again() -> None:
     state, kept = annotator.account.state(), annotator.kept()
     annotator.annotate(labels[50:], everybody[50:], candidates[50:])  # lost with a crash
     resumed = DirectLabelAnnotator(epsilon=1.0)
-    resumed.bind(batch_size=100, num_classes=10, paper="D")
+    resumed.bind(batch_size=100, num_classes=10, paper="DPSD")
     resumed.open(private_data="digits/train", state=state)
     assert kept is not None
     resumed.keep(kept)

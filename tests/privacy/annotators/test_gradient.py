@@ -174,13 +174,13 @@ def test_the_mask_keeps_the_largest_entries_and_the_noise_is_on_all(release: str
 
 def test_the_claim_is_the_paper_s_that_calls() -> None:
     sources = {}
-    for paper in ("C", "D"):
+    for paper in ("DPDFD", "DPSD"):
         made = annotator(ready=False)
         made.bind(batch_size=B, num_classes=CLASSES, paper=paper)
         assert made.charge.claim is not None
         sources[paper] = made.charge.claim.source
-        assert {"C": "DPDFD (", "D": "DPSD ("}[paper] in made.describe().published_source
-    assert sources == {"C": "C Theorem 3", "D": "D Theorem 1"}
+        assert made.describe().published_source.startswith(f"{paper} (")
+    assert sources == {"DPDFD": "DPDFD Theorem 3", "DPSD": "DPSD Theorem 1"}
 
 
 def test_two_runs_of_one_seed_release_differently() -> None:

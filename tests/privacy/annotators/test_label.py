@@ -25,7 +25,7 @@ from privacy.numerics.gaussian import gaussian_epsilon
 B, CLASSES = 4000, 10
 
 
-def annotator(*, rows: int = B, paper: str = "D", **settings: Any) -> LabelAnnotator:
+def annotator(*, rows: int = B, paper: str = "DPSD", **settings: Any) -> LabelAnnotator:
     made = LabelAnnotator(**budgeted(settings))
     made.bind(batch_size=rows, num_classes=CLASSES, paper=paper)
     made.open(private_data="digits/train", ledger=settings.get("ledger"))
@@ -156,7 +156,7 @@ def test_noise_that_can_be_drawn_again_voids_what_the_ledger_says() -> None:
 @pytest.mark.parametrize("kind", [GradientAnnotator, LabelAnnotator])
 def test_what_is_revealed_is_charged_once_and_bounded_by_nothing(kind: type[Annotator]) -> None:
     made = kind()
-    made.bind(batch_size=8, num_classes=CLASSES, paper="D")
+    made.bind(batch_size=8, num_classes=CLASSES, paper="DPSD")
     made.open(private_data="digits/train")
     before = made.account.epsilon_published(counts={made.charge: 5})
     for _ in range(3):
@@ -192,20 +192,22 @@ def test_settings_without_meaning_are_refused(settings: dict[str, Any], message:
 
 def test_the_description_names_the_mechanism() -> None:
     for paper, source in (
-        ("A", "LabelDP (Liu"),
-        ("D", "DPSD (Liu et al., differentially private synthetic distillation), Theorem 2"),
+        ("LabelDP", "LabelDP (Liu"),
+        ("DPSD", "DPSD (Liu et al., differentially private synthetic distillation), Theorem 2"),
     ):
         words = annotator(paper=paper, epsilon=0.5, smallest=3).describe()
         assert all((words.unit, words.relation, words.source)) and "whole-number" in words.noise
         assert "epsilon=0.5" in words.mechanism and "3 to 10" in words.mechanism
-        assert words.published_source.startswith(source) and ("Theorem 2" in words.published_source) is (paper == "D")
+        assert words.published_source.startswith(source) and ("Theorem 2" in words.published_source) is (
+            paper == "DPSD"
+        )
 
 
 # --- the teacher's output in place of its class (LabelDP Algorithm 1 line 9, to the letter) ---
 
 
 def released_by(labels: Any, given: torch.Tensor, *, calls: int) -> set[tuple[float, ...]]:
-    made = annotator(rows=1, paper="A", labels=labels)
+    made = annotator(rows=1, paper="LabelDP", labels=labels)
     return {
         tuple(made.annotate(given, torch.ones(1, CLASSES, dtype=torch.bool)).flatten().tolist()) for _ in range(calls)
     }
@@ -222,7 +224,7 @@ def test_a_soft_label_tells_two_teachers_of_one_class_apart_and_a_hard_one_does_
 
 
 def test_soft_labels_are_the_teachers_probabilities_where_its_class_is_kept() -> None:
-    made = annotator(rows=100, paper="A", labels="soft", epsilon=3.0)
+    made = annotator(rows=100, paper="LabelDP", labels="soft", epsilon=3.0)
     logits, candidates = teacher(100), sets(4, 100)
     logits[7] = math.nan
     out = made.annotate(logits, candidates)
@@ -236,7 +238,7 @@ def test_soft_labels_are_the_teachers_probabilities_where_its_class_is_kept() ->
 
 def test_soft_labels_of_a_teacher_by_dp_sgd_cost_what_its_training_does() -> None:
     made = LabelAnnotator(labels="soft")
-    made.bind(batch_size=4, num_classes=CLASSES, paper="A")
+    made.bind(batch_size=4, num_classes=CLASSES, paper="LabelDP")
     training = Training("0" * 32, kind="DPSGDTeacher", releases={Gaussian(0.5): 1})
     made.open(private_data="digits/train", training=training)
     made.annotate(teacher(4), sets(3, 4))
@@ -245,7 +247,7 @@ def test_soft_labels_of_a_teacher_by_dp_sgd_cost_what_its_training_does() -> Non
 
 
 def test_labels_that_were_charged_as_classes_are_described_as_classes() -> None:
-    made = annotator(rows=4, paper="A")
+    made = annotator(rows=4, paper="LabelDP")
     made.annotate(teacher(4), sets(3, 4))
     made.labels = "soft"
     assert "randomized response over candidates" in made.description().mechanism
@@ -256,7 +258,7 @@ def test_labels_that_were_charged_as_classes_are_described_as_classes() -> None:
 
 def test_nothing_bounds_soft_labels_and_no_theorem_covers_them() -> None:
     """The negative control: charged as classes, they would have a finite ε."""
-    soft, hard = (annotator(rows=100, paper="A", labels=labels) for labels in ("soft", "hard"))
+    soft, hard = (annotator(rows=100, paper="LabelDP", labels=labels) for labels in ("soft", "hard"))
     for made in (soft, hard):
         made.annotate(teacher(100), sets(3, 100))
     assert soft.account.epsilon() == soft.account.epsilon_published() == math.inf
@@ -264,7 +266,7 @@ def test_nothing_bounds_soft_labels_and_no_theorem_covers_them() -> None:
     assert isinstance(soft.charge.release, Unbounded) and soft.calls_made() == 1
     page = soft.guarantee(artefacts=["student"], planned=1)
     assert page.epsilon == math.inf and "probabilities" in page.to_markdown()
-    refused = annotator(rows=100, paper="A", labels="soft", target_epsilon=1e9)
+    refused = annotator(rows=100, paper="LabelDP", labels="soft", target_epsilon=1e9)
     with pytest.raises(BudgetExceeded):
         refused.annotate(teacher(100), sets(3, 100))
     with pytest.raises(ValueError, match="labels must be hard or soft, got 'logits'"):

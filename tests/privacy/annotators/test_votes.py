@@ -32,7 +32,7 @@ CONFIDENT: dict[str, Any] = {"mechanism": "confident", "threshold": 200.0, "thre
 
 def annotator(kind: type[VoteAnnotator] = VoteAnnotator, **settings: Any) -> VoteAnnotator:
     made = kind(**budgeted(settings))
-    made.bind(batch_size=8, num_classes=CLASSES, paper="B")
+    made.bind(batch_size=8, num_classes=CLASSES, paper="DGD")
     made.open(private_data="digits/train", ledger=settings.get("ledger"))
     return made
 
@@ -55,7 +55,7 @@ def probability_that_the_first_of_two_wins(mechanism: str, gap: float, scale: fl
 def test_answers_have_the_noise_that_is_charged_for(mechanism: Any) -> None:
     """Accepted at its scale; at 2/3 and at 3/2 of it the same test refuses them."""
     made = VoteAnnotator(mechanism=mechanism, scale=40.0)
-    made.bind(batch_size=8, num_classes=2, paper="B")
+    made.bind(batch_size=8, num_classes=2, paper="DGD")
     made.open(private_data="digits/train")
     draws = 20_000
     wins = int((made.annotate(torch.tensor([[140, 110]]).repeat(draws, 1)) == 0).sum())

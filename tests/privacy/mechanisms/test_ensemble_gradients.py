@@ -31,7 +31,7 @@ def annotator(
     made = kind(
         **budgeted({"release": "ensemble", "norm_bound": C, "noise_multiplier": SIGMA, "noise": Seeded(), **more})
     )
-    made.bind(batch_size=batch_size, num_classes=num_classes, paper="C")
+    made.bind(batch_size=batch_size, num_classes=num_classes, paper="DPDFD")
     made.open(private_data="digits/train")
     return made
 
@@ -220,7 +220,7 @@ def test_the_charge_has_both_figures(batch_size: int, sigma: float) -> None:
     made = annotator(batch_size=batch_size, noise_multiplier=sigma)
     charge = made.charge
     assert charge.release == Gaussian(mu=math.sqrt(batch_size) * 2 / sigma)
-    assert charge.claim is not None and charge.claim.source == "C Theorem 3"
+    assert charge.claim is not None and charge.claim.source == "DPDFD Theorem 3"
     assert charge.claim.slope == dpdfd_rdp_slope(C, CLASSES, batch_size, sigma)  # type: ignore[attr-defined]
     assert charge.queries == batch_size
     single = annotator(release="per_sample", batch_size=batch_size, noise_multiplier=sigma).charge

@@ -57,29 +57,35 @@ def test_dgd_formula(queries: int, epsilon: float) -> None:
 def test_whole_run_claims_do_not_count() -> None:
     assert published_labeldp_epsilon(1.0) == 1.0
     assert published_dpsd_label_epsilon(2.0) == 2.0
-    assert published_epsilon({WholeRun("A", 1.0): 1}, 1e-5) == published_epsilon({WholeRun("A", 1.0): 99}, 1e-5) == 1.0
+    assert (
+        published_epsilon({WholeRun("LabelDP", 1.0): 1}, 1e-5)
+        == published_epsilon({WholeRun("LabelDP", 1.0): 99}, 1e-5)
+        == 1.0
+    )
 
 
 def test_nothing_claims_nothing() -> None:
     assert published_epsilon({}, 1e-5) == 0.0
-    assert published_epsilon({WholeRun("A", 1.0): 0, RdpSlope("C", 1.0): 0}, 1e-5) == 0.0
+    assert published_epsilon({WholeRun("LabelDP", 1.0): 0, RdpSlope("DPDFD", 1.0): 0}, 1e-5) == 0.0
 
 
 def test_slopes_of_one_theorem_add_and_theorems_do_not_mix() -> None:
-    a, b, other = RdpSlope("C Theorem 3", 0.01), RdpSlope("C Theorem 3", 0.02), RdpSlope("D Theorem 1", 0.01)
+    a, b, other = RdpSlope("DPDFD Theorem 3", 0.01), RdpSlope("DPDFD Theorem 3", 0.02), RdpSlope("DPSD Theorem 1", 0.01)
     assert published_epsilon({a: 2, b: 1}, 1e-5) == pytest.approx(rdp_slope_epsilon(0.04, 1e-5))
     assert published_epsilon({a: 2, b: 1}, 1e-5) > published_epsilon({a: 2}, 1e-5)
     assert published_epsilon({a: 1, other: 1}, 1e-5) == math.inf
-    assert published_epsilon({a: 1, NoisyVotesClaim("B", 0.05): 1}, 1e-5) == math.inf
-    assert published_epsilon({NoisyVotesClaim("B", 0.05): 1, NoisyVotesClaim("B", 0.06): 1}, 1e-5) == math.inf
+    assert published_epsilon({a: 1, NoisyVotesClaim("DGD", 0.05): 1}, 1e-5) == math.inf
+    assert published_epsilon({NoisyVotesClaim("DGD", 0.05): 1, NoisyVotesClaim("DGD", 0.06): 1}, 1e-5) == math.inf
 
 
 def test_votes_pay_the_latent_noise_once() -> None:
-    votes = NoisyVotesClaim("B", 0.05, 0.01)
+    votes = NoisyVotesClaim("DGD", 0.05, 0.01)
     assert published_epsilon({votes: 400}, 1e-5) == published_dgd_epsilon(400, 0.05, 1e-5, 0.01)
 
 
-@pytest.mark.parametrize("claim", [RdpSlope("C", 0.5), NoisyVotesClaim("B", 0.05, 0.01), WholeRun("A", 1.0)])
+@pytest.mark.parametrize(
+    "claim", [RdpSlope("DPDFD", 0.5), NoisyVotesClaim("DGD", 0.05, 0.01), WholeRun("LabelDP", 1.0)]
+)
 def test_claims_round_trip(claim: RdpSlope | NoisyVotesClaim | WholeRun) -> None:
     assert claim_from_dict(claim.to_dict()) == claim
     assert hash(claim_from_dict(claim.to_dict())) == hash(claim)
@@ -96,7 +102,7 @@ def test_claims_round_trip(claim: RdpSlope | NoisyVotesClaim | WholeRun) -> None
         lambda: published_dgd_epsilon(1, 0.05, 1.0),
         lambda: published_labeldp_epsilon(-1.0),
         lambda: published_epsilon({"C": 1}, 1e-5),
-        lambda: published_epsilon({WholeRun("A", 1.0): -1}, 1e-5),
+        lambda: published_epsilon({WholeRun("LabelDP", 1.0): -1}, 1e-5),
         lambda: claim_from_dict({"kind": "hearsay"}),
         lambda: claim_from_dict({"kind": "whole_run", "source": "A"}),
         lambda: RdpSlope("", 1.0),
