@@ -462,18 +462,18 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         return self.run.guarantee(artefacts=self.published_artefacts, assumptions=assumptions)
 
     @property
-    def published_student(self) -> nn.Module:
+    def exportable_student(self) -> nn.Module:
         """The student that is evaluated and published: itself, or the moving average of its weights."""
         average: nn.Module = self.student if self.student_average is None else self.student_average.module
         return average
 
     def published_networks(self) -> dict[str, nn.Module]:
         """Networks that a guarantee of this run covers, by name."""
-        return {"student": self.published_student, **self.images.networks()}
+        return {"student": self.exportable_student, **self.images.networks()}
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """The published student's logits, (N, C, H, W) → (N, c)."""
-        logits: torch.Tensor = self.published_student(images)
+        logits: torch.Tensor = self.exportable_student(images)
         return logits
 
     def on_validation_start(self) -> None:

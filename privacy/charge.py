@@ -30,9 +30,9 @@ class Charge:
     queries: int = 1
     training: str | None = None
 
-    def fills(self, planned: Charge) -> bool:
-        """Whether this one uses up a planned one; see `Release.fills`. All calls of a run belong to one training."""
-        return self.queries == planned.queries and self.release.fills(planned.release)
+    def covers(self, planned: Charge) -> bool:
+        """Whether this one uses up a planned one; see `Release.covers`. All calls of a run belong to one training."""
+        return self.queries == planned.queries and self.release.covers(planned.release)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON and checkpoints; see `from_dict`."""

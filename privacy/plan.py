@@ -28,11 +28,11 @@ def unmade(planned: Mapping[Charge, int], made: Mapping[Charge, int]) -> Counter
 def _matched(planned: Mapping[Charge, int], made: Mapping[Charge, int]) -> tuple[Counter[Charge], Counter[Charge]]:
     """What is left of the plan, and which charges were in none."""
     left, spare = Counter(planned), Counter(made)
-    # The very same first: a charge that could fill two kinds of planned ones fills its own.
+    # The very same first: a charge that could cover two kinds of planned ones covers its own.
     for same in (True, False):
         for wanted in left:
             for charge in spare:
-                if charge.fills(wanted) and (charge.release == wanted.release) is same:
+                if charge.covers(wanted) and (charge.release == wanted.release) is same:
                     used = min(left[wanted], spare[charge])
                     left[wanted] -= used
                     spare[charge] -= used
@@ -89,7 +89,7 @@ class Plan:
             if left[charge] >= count:
                 continue
             grown = True
-            unplanned = sum(number for other, number in spare.items() if other.fills(charge))
+            unplanned = sum(number for other, number in spare.items() if other.covers(charge))
             planned[charge] += count - left[charge] + unplanned
         calls = None if wanted is None else max(wanted, self.calls or 0)
         return Plan(calls, dict(+planned), self.changed or grown, None).held_to(self.limit, limit)

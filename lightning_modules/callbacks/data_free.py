@@ -31,7 +31,7 @@ class DataFreeModule(Protocol):
     draw_seed: int | None
 
     @property
-    def published_student(self) -> nn.Module:
+    def exportable_student(self) -> nn.Module:
         """The student that is evaluated and published."""
 
     @property

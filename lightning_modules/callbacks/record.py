@@ -93,7 +93,7 @@ class ResultRecord(Callback):
             guarantee = pl_module.guarantee()
             curves = next((callback for callback in callbacks_of(trainer) if isinstance(callback, Curves)), None)
             record |= {
-                **measured_on(pl_module.published_student, loader, pl_module.device, auroc=asks_for_auroc(trainer)),
+                **measured_on(pl_module.exportable_student, loader, pl_module.device, auroc=asks_for_auroc(trainer)),
                 "uncharged_accesses": list(pl_module.run.uncharged_queries),
                 "epsilon_record": json_number(guarantee.epsilon),
                 "epsilon_published": json_number(guarantee.claimed_epsilon),

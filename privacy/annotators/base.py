@@ -548,7 +548,7 @@ class Annotator(ABC):
 
 
 def _of_one_noise(first: Charge, second: Charge) -> bool:
-    return first.fills(second) or second.fills(first)
+    return first.covers(second) or second.covers(first)
 
 
 def _identity(training: Training | UnnamedTraining | None, ledger: Ledger) -> str | None:

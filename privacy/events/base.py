@@ -97,7 +97,7 @@ class Release(ABC):
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
         """Loss distributions on a grid, removing and adding the record (or one thing twice, where both are alike)."""
 
-    def fills(self, planned: Release) -> bool:
+    def covers(self, planned: Release) -> bool:
         """Whether this release uses up one that was planned: the same, or a cheaper one that the plan left open.
 
         What was chosen after the first release, such as other noise, was not planned.

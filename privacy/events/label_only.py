@@ -51,9 +51,9 @@ class LabelOnly(Release):
         """See `Release.for_labels`."""
         return self.release
 
-    def fills(self, planned: Release) -> bool:
+    def covers(self, planned: Release) -> bool:
         """As the release for labels does."""
-        return isinstance(planned, LabelOnly) and self.release.fills(planned.release)
+        return isinstance(planned, LabelOnly) and self.release.covers(planned.release)
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
         return np.full_like(checked_orders(orders), np.inf)

@@ -44,7 +44,7 @@ class RandomizedResponse(Release):
         scale = 1.0 / (1.0 + (self.num_candidates - 1) * math.exp(-self.epsilon))
         return scale, scale * math.exp(-self.epsilon)
 
-    def fills(self, planned: Release) -> bool:
+    def covers(self, planned: Release) -> bool:
         """Sizes are fixed before the run, and the smallest is what is planned: one over more candidates uses it up."""
         return (
             isinstance(planned, RandomizedResponse)

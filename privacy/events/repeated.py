@@ -47,9 +47,9 @@ class Repeated(Release):
         """`count` times that of one."""
         return self.count * self.release.rdp(orders)
 
-    def fills(self, planned: Release) -> bool:
+    def covers(self, planned: Release) -> bool:
         """As many, each of which does."""
-        return isinstance(planned, Repeated) and self.count == planned.count and self.release.fills(planned.release)
+        return isinstance(planned, Repeated) and self.count == planned.count and self.release.covers(planned.release)
 
     @property
     def gaussian_mu(self) -> float | None:
