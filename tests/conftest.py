@@ -23,9 +23,11 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     import hypothesis
     import torch
+    from support.quick_parsing import remember_parsed_classes
 
     torch.set_num_threads(1)
     _write_yaml_by_libyaml()
+    remember_parsed_classes()
     # The same examples each time, and no deadline: a contended machine is slow, not wrong.
     hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
     hypothesis.settings.load_profile("project")
