@@ -40,7 +40,7 @@ from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
 from lightning_modules.runtime.runs import commit, hardware, versions
 from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.source import TeacherConfig
+from lightning_modules.teachers.config import TeacherConfig
 from privacy import Budget
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 

@@ -15,7 +15,7 @@ from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPDFD, Teacher
 from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
-from lightning_modules.teachers.source import TeacherConfig
+from lightning_modules.teachers.config import TeacherConfig
 from privacy import GradientAnnotator
 
 

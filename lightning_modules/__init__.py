@@ -14,7 +14,7 @@ from lightning_modules.labeldp import LabelDP
 from lightning_modules.publishing import load_student
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers import DPSGDTeacher, Teacher, TeacherEnsemble
-from lightning_modules.teachers.source import TeacherConfig
+from lightning_modules.teachers.config import TeacherConfig
 
 __all__ = [
     "DGD",

@@ -42,8 +42,8 @@ from lightning_modules.runtime.randomness import Draws
 from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.student import StudentConfig, adam
 from lightning_modules.teachers.checks import show_accuracy, try_foreign
-from lightning_modules.teachers.private_model import PrivateModel
-from lightning_modules.teachers.source import TeacherConfig, TeacherSource
+from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.teachers.private_teacher import PrivateModel
 from privacy.annotators import Annotator
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
@@ -104,7 +104,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self.annotator = annotator
         self.annotator.bind(batch_size=batch_size, num_classes=num_classes, paper=self.paper or None)
         self.run = PrivateRun(annotator)
-        self.teacher_source = TeacherSource(config, num_classes=num_classes, image_shape=self.image_shape)
+        self.teacher_config = config.held()
         self._teacher: PrivateModel | None = None
         self.student_settings = settings_of(StudentConfig, student, name="student", short="network")
         self.image_settings = images
@@ -367,7 +367,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
             self.memory.require_shares(self.processes.size)
         if self._teacher is None:
             teacher = self.read_teacher()
-            self.try_teacher(teacher, self.teacher_source, named="model.teacher.input")
+            self.try_teacher(teacher, self.teacher_config, named="model.teacher")
             self.run.keep_partitions(teacher.partitions)
             self._teacher = teacher
 
@@ -377,14 +377,16 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         Raises:
             TeacherError: The file is missing, or holds nothing of use.
         """
-        teacher = self.teacher_source.load(ensemble=self.of_ensemble)
+        config = self.teacher_config
+        load = config.load_ensemble if self.of_ensemble else config.load
+        teacher: PrivateModel = load(num_classes=self.num_classes, image_shape=self.image_shape)
         if self.needs_gradients_of_teacher is not None:
             teacher.require_gradients(reason=self.needs_gradients_of_teacher)
         return teacher
 
-    def try_teacher(self, teacher: PrivateModel, source: TeacherSource, *, named: str) -> None:
-        """Tries a teacher that was not trained here, see `TeacherChecks`; `named` is the setting of its input."""
-        if source.checks.trial:
+    def try_teacher(self, teacher: PrivateModel, config: TeacherConfig, *, named: str) -> None:
+        """Tries a teacher that was not trained here, see `TeacherChecks`; `named` is its setting."""
+        if config.checks.trial:
             prior = getattr(self.images, "prior", None)
             try_foreign(teacher, self.run, image_shape=self.image_shape, prior=prior, named=named)
 
@@ -403,7 +405,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         )
         if not by_all(self.processes, lambda: self.run.require_calls(self.next_calls, steps_done=self.steps_done)):
             self.trainer.should_stop = True
-        if self.teacher_source.checks.accuracy:
+        if self.teacher_config.checks.accuracy:
             show_accuracy(self.teacher, self.run, self.trainer, self.device)
 
     def on_train_start(self) -> None:

@@ -30,9 +30,8 @@ from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import stream
 from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.private_ensemble import PrivateEnsemble
-from lightning_modules.teachers.private_model import PrivateModel
-from lightning_modules.teachers.source import TeacherConfig, TeacherSource
+from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
 from privacy.annotators import VoteAnnotator
 from privacy.processes import by_all
 
@@ -397,13 +396,10 @@ class DGD(DataFreeDistillation):
             return
         baseline, private_data = self.generator_phase.baseline, self.teacher.private_data
         if self._length("generator") and isinstance(baseline, TeacherConfig):
-            named = baseline.private_data or self.teacher_source.private_data
-            source = TeacherSource(
-                replace(baseline, private_data=named), num_classes=self.num_classes, image_shape=self.image_shape
-            )
-            self._baseline = source.load(ensemble=False)
+            config = replace(baseline, private_data=baseline.private_data or self.teacher_config.private_data)
+            self._baseline = config.load(num_classes=self.num_classes, image_shape=self.image_shape)
             self._baseline.require_gradients(reason="the generator is trained against generator_phase.baseline")
-            self.try_teacher(self._baseline, source, named="model.generator_phase.baseline.input")
+            self.try_teacher(self._baseline, config, named="model.generator_phase.baseline")
             self.run.keep_partitions(self._baseline.partitions)
             if self._baseline.private_data != private_data:
                 raise ValueError(

@@ -17,7 +17,7 @@ from lightning_modules.networks import ConvVAE
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
-from lightning_modules.teachers.source import TeacherConfig
+from lightning_modules.teachers.config import TeacherConfig
 
 __all__ = ["DGDImages", "GeneratorPhase", "QueryPhase", "StudentPhase", "VAEPhase"]
 

@@ -19,9 +19,8 @@ from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_number
 from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.private_ensemble import PrivateEnsemble
-from lightning_modules.teachers.private_teacher import PrivateTeacher
-from lightning_modules.teachers.source import TeacherConfig
+from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher
 from privacy.annotators import MeanResponseAnnotator, ResponseAnnotator
 from privacy.identity import CheckpointError
 

@@ -11,7 +11,7 @@ from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.source import TeacherConfig
+from lightning_modules.teachers.config import TeacherConfig
 from privacy.annotators import GradientAnnotator
 
 __all__ = ["DPDFD"]

@@ -15,7 +15,7 @@ from lightning_modules.losses.targets import Annotation, GradientTargets, LabelT
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.source import TeacherConfig
+from lightning_modules.teachers.config import TeacherConfig
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.mechanisms.randomized_response import top_k_candidates
 

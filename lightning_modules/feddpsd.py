@@ -21,7 +21,7 @@ from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.setting_checks import check_choice, check_whole_number
 from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.private_model import PrivateModel
+from lightning_modules.teachers.private_teacher import PrivateModel
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.events import Gaussian
 from privacy.identity import Training

@@ -26,7 +26,7 @@ from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.source import TeacherConfig
+from lightning_modules.teachers.config import TeacherConfig
 from privacy.account import BudgetExceeded
 from privacy.annotators import LabelAnnotator
 from privacy.identity import CheckpointError

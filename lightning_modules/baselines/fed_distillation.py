@@ -23,8 +23,8 @@ from lightning_modules.networks.batchnorm import evaluating
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice
 from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.private_ensemble import PrivateEnsemble
-from lightning_modules.teachers.source import TeacherConfig
+from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.annotators import ResponseAnnotator
 
 __all__ = ["FedDistillation"]

@@ -15,7 +15,7 @@ from torch import nn
 
 from lightning_modules.private_run import PrivateRun
 from lightning_modules.runtime.publication import private_folder, public_folder
-from lightning_modules.teachers.private_model import PrivateModel
+from lightning_modules.teachers.private_teacher import PrivateModel
 from privacy.annotators import Annotator
 from privacy.guarantee import Guarantee
 

@@ -25,7 +25,6 @@ from lightning_modules.runtime.runs import (
     run_folder,
     versions,
 )
-from lightning_modules.teachers.checks import ACCURACY_ACCESS, keep_teacher_accuracy
 from privacy.files import write_atomically
 from privacy.formatting import json_number
 from privacy.guarantee import Guarantee, LabelStatement
@@ -49,15 +48,11 @@ class ResultRecord(Callback):
     Args:
         path: The file, for example `results/dpdfd_mnist_prior.json`; None is `result.json` in the run's folder.
         note: Free text that is kept with the record.
-        teacher_accuracy: Measure also the accuracy of a student's teacher on the test split. That is a
-            non-private access, not charged: it goes into `private/uncharged_queries.json`, reaches no logger, and the
-            guarantee says that it was made.
     """
 
-    def __init__(self, *, path: str | None = None, note: str = "", teacher_accuracy: bool = False) -> None:
+    def __init__(self, *, path: str | None = None, note: str = "") -> None:
         self.path = path
         self.note = note
-        self.teacher_accuracy = teacher_accuracy
         self._begun = 0.0
         self._seconds_before = 0.0
 
@@ -71,8 +66,6 @@ class ResultRecord(Callback):
             raise ValueError(
                 "ResultRecord measures on the test split of a data module: fit with datamodule=..., or leave it out"
             )
-        if self.teacher_accuracy and is_data_free(pl_module):
-            pl_module.run.note(ACCURACY_ACCESS)
         self._begun = time.monotonic()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -140,9 +133,6 @@ class ResultRecord(Callback):
             "note": self.note,
             "config": resolved_config(trainer),
         }
-        if self.teacher_accuracy and is_data_free(pl_module):
-            found = measured_on(pl_module.teacher.logits, loader, pl_module.device)
-            keep_teacher_accuracy(trainer, found)
         write_atomically(self.file_of(trainer), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
     def file_of(self, trainer: Trainer) -> Path:

@@ -11,8 +11,7 @@ from torch import nn
 
 from datamodules.partition import Partition
 from lightning_modules.federated.messages import Introduction
-from lightning_modules.teachers.private_ensemble import PrivateEnsemble
-from lightning_modules.teachers.private_model import PrivateModel, TeacherError
+from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel, TeacherError
 from privacy.events import OneOf, Release
 from privacy.identity import Training, UnnamedTraining, ledger_file
 

@@ -12,8 +12,8 @@ from torch import nn
 from lightning_modules.federated.client import ClientRefusal, FederatedClient
 from lightning_modules.federated.connection import ClientConnection
 from lightning_modules.federated.messages import Absence, Introduction, Question, Terms
-from lightning_modules.teachers.private_ensemble import PrivateEnsemble
-from lightning_modules.teachers.private_teacher import PrivateTeacher, TeacherError
+from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher, TeacherError
 from privacy.account import BudgetExceeded
 from privacy.identity import UnnamedTraining
 from privacy.mechanisms.noise import NoiseSource
@@ -92,20 +92,17 @@ class LocalClients(ClientConnection):
 
     def _teachers(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> list[PrivateTeacher]:
         if isinstance(self._given, str):
-            self.ensemble = PrivateEnsemble.load(
-                self._given, num_classes=num_classes, image_shape=image_shape, network=self.teacher_network
-            )
+            config = TeacherConfig(path=self._given, network=self.teacher_network)
+            self.ensemble = config.load_ensemble(num_classes=num_classes, image_shape=image_shape)
             return self.ensemble.apart()
         found: list[PrivateTeacher] = []
         for index, given in enumerate(self._given):
-            if isinstance(given, str):
-                teacher = PrivateTeacher.load(
-                    given, num_classes=num_classes, image_shape=image_shape, network=self.teacher_network
-                )
-            else:
-                teacher = PrivateTeacher(given(), private_data=f"training data of client {index} of a script")
-                teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
-            found.append(teacher)
+            config = (
+                TeacherConfig(path=given, network=self.teacher_network)
+                if isinstance(given, str)
+                else TeacherConfig(path=given(), private_data=f"training data of client {index} of a script")
+            )
+            found.append(config.load(num_classes=num_classes, image_shape=image_shape))
         return found
 
     def begin(self, terms: Terms, *, folder: Path | None) -> Mapping[str, Absence]:

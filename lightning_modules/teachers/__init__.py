@@ -2,9 +2,7 @@
 
 from lightning_modules.teachers.dp_sgd import DPSGDTeacher
 from lightning_modules.teachers.ensemble import TeacherEnsemble
-from lightning_modules.teachers.private_ensemble import PrivateEnsemble
-from lightning_modules.teachers.private_model import PrivateModel, TeacherError
-from lightning_modules.teachers.private_teacher import PrivateTeacher
+from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel, PrivateTeacher, TeacherError
 from lightning_modules.teachers.teacher import Teacher
 
 __all__ = [

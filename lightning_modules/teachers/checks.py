@@ -1,34 +1,37 @@
-"""Uncharged checks of a teacher, each listed on the page of every student."""
+"""Uncharged checks of a teacher, each listed on the page of every student.
+
+An external teacher is tried on procedural images: does it give logits, and are its inputs as in its training? The
+bounds of `_Response.is_better_than` were set by small classifiers of digits, MNIST, CIFAR-10 and PneumoniaMNIST, each
+trained with pixels in [-1, 1], in [0, 1], in [0, 255] and normalised as for ImageNet: none of those given their own
+range causes a warning.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from lightning import Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from datamodules.shares import whole
+from datamodules import shares
 from lightning_modules.evaluation import measured_on
-from lightning_modules.priors import ImagePrior
+from lightning_modules.priors import DeadLeavesPrior, ImagePrior, StrokePrior
 from lightning_modules.private_run import PrivateRun
 from lightning_modules.runtime.publication import private_folder
+from lightning_modules.runtime.randomness import stream
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
-from lightning_modules.teachers.private_model import PrivateModel
-from lightning_modules.teachers.trial import trial_images
+from lightning_modules.teachers.files import TeacherError
+from lightning_modules.teachers.private_teacher import PrivateModel
+from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInput, TeacherOutputs
 from privacy.files import write_atomically
 
-__all__ = [
-    "ACCURACY_ACCESS",
-    "CHECKS",
-    "TRIAL_ACCESS",
-    "TeacherChecks",
-    "keep_teacher_accuracy",
-    "show_accuracy",
-    "try_foreign",
-]
+__all__ = ["ACCURACY_ACCESS", "TRIAL_ACCESS", "TeacherChecks", "show_accuracy", "trial_images", "try_foreign"]
 
 ACCURACY_ACCESS = (
     "the teacher's accuracy on the test split was measured without noise and stands in private/uncharged_queries.json: "
@@ -44,6 +47,15 @@ TRIAL_ACCESS = (
 )
 """For the guarantee, where a teacher is tried. The same words whatever was found."""
 
+_IMAGES = 64
+#: Of large images fewer, which take as long.
+_LARGE, _FEWER = 96 * 96, 16
+#: Of the outputs' sums, for a softmax in half precision.
+_TOLERANCE = 2e-3
+#: A network with far too large inputs is certain of everything.
+_TOO_SURE = 0.98
+_IMAGENET_MEAN, _IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherChecks:
@@ -58,32 +70,6 @@ class TeacherChecks:
 
     trial: bool = True
     accuracy: bool = False
-
-
-#: As they are by default.
-CHECKS = TeacherChecks()
-
-
-def try_foreign(
-    teacher: PrivateModel, run: PrivateRun, *, image_shape: tuple[int, int, int], prior: ImagePrior | None, named: str
-) -> None:
-    """Tries a teacher that was not trained here on procedural images, and warns of what its owner should know.
-
-    Args:
-        teacher: It.
-        run: Notes that it was done.
-        image_shape: (C, H, W) of the run's images.
-        prior: The run's, where it has one.
-        named: The setting that says what the teacher takes, for messages.
-
-    Raises:
-        TeacherError: Its outputs are not what was stated.
-    """
-    if not teacher.is_foreign:
-        return
-    run.note(TRIAL_ACCESS)
-    for warning in teacher.tried_on(trial_images(image_shape, prior), named=named):
-        rank_zero_warn(warning)
 
 
 def show_accuracy(teacher: PrivateModel, run: PrivateRun, trainer: Trainer, device: torch.device) -> None:
@@ -102,16 +88,182 @@ def show_accuracy(teacher: PrivateModel, run: PrivateRun, trainer: Trainer, devi
     if not trainer.is_global_zero:
         return
     data.setup("test")
-    found = measured_on(teacher.logits, whole(data.test_dataloader()), device)
+    accuracy = measured_on(teacher.logits, shares.whole(data.test_dataloader()), device)["accuracy"]
     rank_zero_info(
-        f"The teacher's own accuracy on the test split of {data.name}: {100 * found['accuracy']:.2f} %. NOT CHARGED: "
+        f"The teacher's own accuracy on the test split of {data.name}: {100 * accuracy:.2f} %. NOT CHARGED: "
         "this is a query to the private teacher that no noise covers. Do not publish it, and choose nothing by it."
     )
     if not is_dev_run(trainer):
-        keep_teacher_accuracy(trainer, found)
+        content = json.dumps({"teacher_accuracy": accuracy}, indent=2)
+        write_atomically(private_folder(trainer) / "uncharged_queries.json", content + "\n")
 
 
-def keep_teacher_accuracy(trainer: Trainer, found: Mapping[str, float]) -> None:
-    """Writes what an unaccounted query found where nothing is published from."""
-    content = json.dumps({f"teacher_{name}": value for name, value in found.items()}, indent=2)
-    write_atomically(private_folder(trainer) / "uncharged_queries.json", content + "\n")
+def trial_images(image_shape: tuple[int, int, int], prior: ImagePrior | None) -> Tensor:
+    """Public images (N, C, H, W), the same ones each time: half of a run's prior (or strokes), half dead leaves."""
+    draw = stream(0, 0, 0, "trial")
+    device = torch.device("cpu")
+    priors: list[ImagePrior] = [prior or StrokePrior(), DeadLeavesPrior()]
+    parts = [one.sample(_IMAGES // 2, image_shape=image_shape, generator=draw, device=device) for one in priors]
+    # In turn, so that every few of them are of both.
+    return torch.stack(parts, dim=1).flatten(0, 1)
+
+
+def try_foreign(
+    teacher: PrivateModel, run: PrivateRun, *, image_shape: tuple[int, int, int], prior: ImagePrior | None, named: str
+) -> None:
+    """Tries a teacher that was not trained here on procedural images, and warns of what its owner should know.
+
+    A non-private access: nothing of it may be published, stored or chosen by.
+
+    Args:
+        teacher: It.
+        run: Notes that it was done.
+        image_shape: (C, H, W) of the run's images.
+        prior: The run's, where it has one.
+        named: The setting of the teacher, for messages.
+
+    Raises:
+        TeacherError: Its outputs are not what was stated.
+    """
+    if not teacher.is_foreign:
+        return
+    run.note(TRIAL_ACCESS)
+    whole = teacher._network_of(0)
+    if not isinstance(whole, AdaptedTeacher):
+        whole = AdaptedTeacher(whole, takes=TeacherInput(), outputs="logits")
+    network, takes, outputs = whole.network, whole.takes, whole.outputs
+    images = trial_images(image_shape, prior)
+    _, height, width = takes.shape(image_shape)
+    if height * width > _LARGE:
+        images = images[:_FEWER]
+    images = images.to(next((parameter.device for parameter in network.parameters()), images.device))
+    stated = _Response.of(network, takes(images), outputs)
+    whose, count = teacher.name(), f"{len(images)} procedural images"
+    _require_stated(stated.raw, outputs, whose=whose, named=f"{named}.outputs", count=count)
+    if (stated.raw - stated.raw[0]).abs().max() <= 1e-6 * stated.raw.abs().max():
+        rank_zero_warn(
+            f"{whose} gives the same outputs for {count}: its students can learn nothing. Its weights may be untrained "
+            f"or of another network, or its input far from what it was trained with: state {named}.input (range, or "
+            "mean and std)"
+        )
+        return
+    tried = [(_Response.of(network, other(images), outputs), other) for other in _plausible(takes, image_shape)]
+    better = min(
+        ((response, other) for response, other in tried if response.is_better_than(stated)),
+        key=lambda one: (one[0].distance, -one[0].diversity),
+        default=None,
+    )
+    if better is not None:
+        rank_zero_warn(
+            f"{whose} seems to have been trained with another range of pixels than it is given: with "
+            f"{_words(better[1], named)} its decisions on {count} are more diverse, or surer, than with "
+            f"{_words(takes, named)}. State what it was trained with; this is a guess, and nothing was changed"
+        )
+    if stated.classes == 1:
+        rank_zero_warn(
+            f"{whose} gives one class for all of {count}. Where it was trained with pixels that are not in [-1, 1], "
+            f"state {named}.input (range, or mean and std), and its size and channels where they are not the data's"
+        )
+
+
+@dataclass(frozen=True)
+class _Response:
+    """What a network made of images, in figures."""
+
+    raw: Tensor
+    confidence: float
+    #: Entropy of the mean prediction, and how much of it an image decides, both of the most that c classes can have.
+    diversity: float
+    information: float
+    classes: int
+    #: How far the first BatchNorm's input is from what it remembers; 0 where there is none.
+    distance: float
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, network: nn.Module, given: Tensor, outputs: TeacherOutputs) -> _Response:
+        distances: list[float] = []
+        handles = [
+            layer.register_forward_pre_hook(lambda layer, inputs: distances.append(_distance(layer, inputs[0])))
+            for layer in network.modules()
+            if isinstance(layer, _BatchNorm) and layer.running_mean is not None
+        ]
+        try:
+            raw = network(given).float()
+        finally:
+            for handle in handles:
+                handle.remove()
+        probabilities = raw.clamp_min(0) if outputs == "probabilities" else raw.softmax(dim=1)
+        most = math.log(max(2, raw.shape[1]))
+        diversity = _entropy(probabilities.mean(dim=0))
+        return cls(
+            raw=raw,
+            confidence=float(probabilities.max(dim=1).values.mean()),
+            diversity=float(diversity) / most,
+            information=float(diversity - _entropy(probabilities).mean()) / most,
+            classes=len(raw.argmax(dim=1).unique()),
+            distance=distances[0] if distances else 0.0,
+        )
+
+    def is_better_than(self, stated: _Response) -> bool:
+        """Whether these are clearly more what a trained classifier gives."""
+        if self.confidence > _TOO_SURE or self.classes == 1 or not math.isfinite(self.information):
+            return False
+        gained = self.diversity - stated.diversity
+        surer = self.information >= max(2 * stated.information, 0.15) and gained >= -0.03
+        if surer or self.information < stated.information / 2:
+            return surer
+        nearer = self.distance / stated.distance if stated.distance else 1.0
+        return gained >= 0.13 or (nearer <= 0.6 and gained >= 0.03) or (nearer <= 0.35 and gained >= -0.02)
+
+
+def _distance(layer: Any, inputs: Tensor) -> float:
+    axes = [axis for axis in range(inputs.dim()) if axis != 1]
+    variance, mean = torch.var_mean(inputs.float(), dim=axes)
+    kept = layer.running_var.float().clamp_min(1e-12)
+    offset = ((mean - layer.running_mean).square() / kept).mean().sqrt()
+    return float(offset + (variance.clamp_min(1e-12) / kept).log().abs().mean())
+
+
+def _entropy(probabilities: Tensor) -> Tensor:
+    return -(probabilities * probabilities.clamp_min(1e-12).log()).sum(dim=-1)
+
+
+def _require_stated(raw: Tensor, stated: TeacherOutputs, *, whose: str, named: str, count: str) -> None:
+    finite = raw[torch.isfinite(raw).all(dim=1)]
+    if not len(finite):
+        return
+    sums_to_one = ((finite.sum(dim=1) - 1).abs() < _TOLERANCE).all()
+    found: TeacherOutputs = "logits"
+    if bool((finite >= -1e-6).all() and sums_to_one):
+        found = "probabilities"
+    elif bool((finite <= 1e-6).all() and (finite.logsumexp(dim=1).abs() < _TOLERANCE).all()):
+        found = "log_probabilities"
+    # Log-probabilities are logits as well.
+    if found != stated and not (found == "log_probabilities" and stated == "logits"):
+        raise TeacherError(
+            f"{whose} gives {found} for {count}, and {named} states {stated}: its students would be of little use. "
+            f"State {named}: {found}"
+        )
+
+
+def _plausible(stated: TeacherInput, image_shape: tuple[int, int, int]) -> list[TeacherInput]:
+    mean, std = _IMAGENET_MEAN, _IMAGENET_STD
+    if stated.shape(image_shape)[0] != 3:
+        mean, std = [round(sum(mean) / 3, 3)], [round(sum(std) / 3, 3)]
+    plain = replace(stated, range=None, mean=None, std=None)
+    ranges = [
+        plain,
+        replace(plain, range=[0.0, 1.0]),
+        replace(plain, range=[0.0, 255.0]),
+        replace(plain, mean=mean, std=std),
+    ]
+    return [one for one in ranges if one != stated and not (one == plain and stated.range == [-1.0, 1.0])]
+
+
+def _words(takes: TeacherInput, named: str) -> str:
+    if takes.range is not None:
+        return f"{named}.input.range: {[int(one) if one == int(one) else one for one in takes.range]}"
+    if takes.mean is not None:
+        return f"{named}.input.mean: {takes.mean} and std: {takes.std}"
+    return "pixels in [-1, 1]"

@@ -1,27 +1,44 @@
-"""What a teacher's file holds: weights in any of the usual wrappings, or a graph in ONNX. Nothing is unpickled.
+"""What a teacher's file holds: weights in any of the usual wrappings. Nothing is unpickled.
 
-Reads files of torch (weights only), safetensors, the weights of a program of `torch.export`, and ONNX. Refused,
-with the lines that convert them, is whatever could run code of its maker: pickled modules, and TorchScript, a program
-in a language of its own, with operations on files.
+Reads files of torch (weights only), safetensors, and the weights of a program of `torch.export`. Refused, with the
+lines that convert them, is whatever could run code of its maker: pickled modules, and TorchScript, a program in a
+language of its own, with operations on files. A graph in ONNX is read by `OnnxNetwork`.
 """
 
 from __future__ import annotations
 
-import io
-import pickletools
+import json
+import re
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 
-from lightning_modules.teachers.errors import TeacherError
-from lightning_modules.teachers.exported import exported_weights, is_exported
+__all__ = ["TeacherError", "fitted_weights", "is_onnx", "read_file", "weights_in"]
 
-__all__ = ["is_onnx", "read_file"]
+_WRAPPINGS = ("state_dict", "model_state_dict", "model")
+#: Of `torch._export.serde.schema.ScalarType`.
+_EXPORTED_TYPES = {
+    1: torch.uint8,
+    2: torch.int8,
+    4: torch.int32,
+    5: torch.int64,
+    6: torch.float16,
+    7: torch.float32,
+    8: torch.float64,
+    12: torch.bool,
+    13: torch.bfloat16,
+}
 
-_TRUST = "it runs what is in the file, so only where you trust who made it"
+_Weights = Mapping[str, torch.Tensor]
+
+
+class TeacherError(ValueError):
+    """A teacher that is missing, of another architecture, or unusable."""
 
 
 def is_onnx(file: Path) -> bool:
@@ -32,119 +49,127 @@ def is_onnx(file: Path) -> bool:
 def read_file(file: Path) -> Any:
     """What a file of torch or of safetensors holds: tensors and plain values.
 
-    Args:
-        file: One that exists.
-
     Raises:
         TeacherError: It cannot be read without running code of its maker, or not at all.
     """
-    if file.is_dir():
-        raise TeacherError(f"teacher {file} is a folder: give the file of weights in it")
     with file.open("rb") as opened:
         beginning = opened.read(16)
     if file.suffix.lower() == ".safetensors" or beginning[8:9] == b"{":
-        return _safetensors(file)
-    names = _names_in_archive(file)
-    if any(name.endswith("constants.pkl") for name in names) and not is_exported(names):
-        raise TeacherError(
-            f"teacher {file} is TorchScript: loading it runs a program of its maker. Convert it where you trust who "
-            "made it:\n"
-            f'    network = torch.jit.load("{file}")\n'
-            '    torch.save(network.state_dict(), "weights.pt")\n'
-            "and give weights.pt, with model.teacher.network for its architecture"
-        )
-    if is_exported(names):
         try:
-            return exported_weights(file)
-        except (ValueError, OSError, zipfile.BadZipFile) as error:
-            raise TeacherError(
-                f"teacher {file} is a program of torch.export whose weights cannot be read by themselves ({error}), "
-                "and its loader runs what is in the file. Convert it where you trust who made it:\n"
-                f'    program = torch.export.load("{file}")\n'
-                '    torch.save(program.state_dict, "weights.pt")\n'
-                "and give weights.pt, with model.teacher.network for its architecture"
-            ) from error
+            with safe_open(str(file), framework="pt", device="cpu") as archive:
+                return {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118 - no mapping
+        except (SafetensorError, OSError) as error:
+            raise TeacherError(f"teacher {file} cannot be read as safetensors: {error}") from error
+    # Torch's own files have been zip archives since version 1.6.
+    names = zipfile.ZipFile(file).namelist() if zipfile.is_zipfile(file) else []
+    if any(name.endswith(("serialized_exported_program.json", "archive_format")) for name in names):
+        try:
+            return _exported_weights(file)
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+            what = f"a program of torch.export whose weights cannot be read by themselves ({error!r})"
+            raise _must_be_converted(file, what, f'torch.export.load("{file}")', "content.state_dict") from error
+    if any(name.endswith("constants.pkl") for name in names):
+        raise _must_be_converted(file, "TorchScript", f'torch.jit.load("{file}")', "content.state_dict()")
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise TeacherError(_unreadable(file, error, names)) from error
+        pickled = re.search(r"Unsupported global: GLOBAL ([\w.]+)", str(error))
+        if pickled is None:
+            raise TeacherError(
+                f"teacher {file} cannot be read as plain weights ({type(error).__name__}: {str(error)[:300]}). Give a "
+                "checkpoint of `LightningCLI fit` with a Teacher, or a file written by torch.save(model.state_dict(), "
+                "...), by safetensors, or an ONNX graph (*.onnx)"
+            ) from error
+        weights = 'content["state_dict"] if isinstance(content, dict) else content.state_dict()'
+        load = f'torch.load("{file}", weights_only=False)'
+        raise _must_be_converted(file, f"a pickle of objects ({pickled[1]})", load, weights) from error
 
 
-def _safetensors(file: Path) -> dict[str, torch.Tensor]:
-    try:
-        with safe_open(str(file), framework="pt", device="cpu") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
-    except (SafetensorError, OSError) as error:
-        raise TeacherError(
-            f"teacher {file} cannot be read as safetensors ({error}): it is cut short or another file"
-        ) from error
-
-
-def _names_in_archive(file: Path) -> list[str]:
-    """Names of what is in a zip archive, which torch's files have been since version 1.6; none in any other file."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            return archive.namelist()
-    except (zipfile.BadZipFile, OSError):
-        return []
-
-
-def _unreadable(file: Path, error: Exception, names: list[str]) -> str:
-    kind, made_of = _pickled(file, names)
-    if kind == "object":
-        return (
-            f"teacher {file} is a pickled {made_of[0] if made_of else 'object'}, and nothing is unpickled here: that "
-            f"would run code. Convert it ({_TRUST}):\n"
-            f'    network = torch.load("{file}", weights_only=False)\n'
-            '    torch.save(network.state_dict(), "weights.pt")\n'
-            "and give weights.pt, with model.teacher.network for its architecture"
-        )
-    if kind == "mapping" and made_of:
-        return (
-            f"teacher {file} holds objects beside its weights ({', '.join(made_of[:3])}), and nothing is unpickled "
-            f"here: that would run code. Convert it ({_TRUST}):\n"
-            f'    content = torch.load("{file}", weights_only=False)\n'
-            '    torch.save(content["state_dict"], "weights.pt")   # or under which name it has its weights\n'
-            "and give weights.pt, with model.teacher.network for its architecture"
-        )
-    return (
-        f"teacher {file} cannot be read as plain weights ({type(error).__name__}: {str(error)[:300]}). Give a "
-        "checkpoint of `LightningCLI fit` with a Teacher, or a file written by torch.save(model.state_dict(), ...), by "
-        "safetensors, or an ONNX graph (*.onnx)"
+def _must_be_converted(file: Path, what: str, load: str, weights: str) -> TeacherError:
+    return TeacherError(
+        f"teacher {file} is {what}: loading it would run code of its maker. Convert it where you trust who made it:\n"
+        f"    content = {load}\n"
+        f'    torch.save({weights}, "weights.pt")\n'
+        "and give weights.pt, with model.teacher.network for its architecture"
     )
 
 
-def _pickled(file: Path, names: list[str]) -> tuple[str, list[str]]:
-    """Whether a file's pickle is a `mapping`, an `object` or neither, and what else than plain values it names."""
-    try:
-        if names:
-            with zipfile.ZipFile(file) as archive:
-                stream = io.BytesIO(archive.read(next(name for name in names if name.endswith("data.pkl"))))
-            first, made_of = _opcodes(stream)
-        else:
-            stream = io.BytesIO(file.read_bytes())
-            first, made_of = _opcodes(stream)
-            if first == "LONG1":  # before version 1.6 a number, a version and the system stand before the content
-                first, made_of = [_opcodes(stream) for _ in range(3)][-1]
-    except Exception:  # from arbitrary bytes
-        return "neither", []
-    kind = {"EMPTY_DICT": "mapping", "GLOBAL": "object", "MARK": "object"}.get(first, "neither")
-    if kind == "object" and made_of and made_of[0] == "collections.OrderedDict":
-        return "mapping", made_of[1:]
-    return kind, [one for one in made_of if one != "collections.OrderedDict"]
+def _exported_weights(file: Path) -> dict[str, torch.Tensor]:
+    """Weights of the one program of `torch.export` in an archive, whose own loader evaluates expressions.
 
-
-def _opcodes(stream: io.BytesIO) -> tuple[str, list[str]]:
-    """How the next pickle of a stream begins, and the classes and functions that it names; nothing is run.
-
-    Without those that torch reads as plain values.
+    Each weight lies in the archive as plain bytes, and a table in JSON says what they are. The program is not read.
     """
-    first, found = "", []
-    for opcode, argument, _ in pickletools.genops(stream):
-        if opcode.name not in ("PROTO", "FRAME"):
-            first = first or opcode.name
-        if opcode.name == "GLOBAL" and isinstance(argument, str):
-            found.append(argument.replace(" ", "."))
-    plain = ("torch._utils.", "torch.storage")
-    named = [one for one in dict.fromkeys(found) if not one.startswith(plain) and not one.endswith("Storage")]
-    return first, named
+    with zipfile.ZipFile(file) as archive:
+        (table,) = (name for name in archive.namelist() if name.endswith("_weights_config.json"))
+        folder, found = table.rpartition("/")[0], {}
+        for name, entry in json.loads(archive.read(table))["config"].items():
+            if entry["use_pickle"]:
+                raise ValueError("a weight is pickled")
+            meta, content = entry["tensor_meta"], bytearray(archive.read(f"{folder}/{entry['path_name']}"))
+            flat = torch.frombuffer(content, dtype=_EXPORTED_TYPES[int(meta["dtype"])])
+            sizes, strides = ([int(one["as_int"]) for one in meta[key]] for key in ("sizes", "strides"))
+            # It refuses what reaches beyond the bytes.
+            found[name] = flat.as_strided(sizes, strides, int(meta["storage_offset"]["as_int"])).clone()
+        return found
+
+
+def weights_in(content: Any, file: Path) -> dict[str, torch.Tensor]:
+    """The weights in a file's content: itself, or what it has under `state_dict`, `model_state_dict` or `model`.
+
+    Raises:
+        TeacherError: It holds an ensemble, or no weights.
+    """
+    if isinstance(content, Mapping) and "ensemble" in content:
+        raise TeacherError(
+            f"{file} holds an ensemble, and this method takes one teacher: set model.annotator.release to ensemble for "
+            "DPDFD, or take MeanResponseAnnotator for Distillation or VoteAnnotator for DGD. A federation's "
+            "LocalClients take it by itself (teachers=FILE), or a file of one teacher for each client"
+        )
+    found = content
+    while isinstance(found, Mapping):
+        if found and all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()):
+            return dict(found)
+        found = next((found[name] for name in _WRAPPINGS if isinstance(found.get(name), Mapping)), None)
+    held = f": it has {', '.join(map(str, list(content)[:8]))}" if isinstance(content, Mapping) else ""
+    raise TeacherError(f"{file} holds no weights: expected a state_dict, or one under {', '.join(_WRAPPINGS)}{held}")
+
+
+def fitted_weights(weights: _Weights, network: nn.Module, *, file: Path) -> dict[str, torch.Tensor]:
+    """Weights under the names that a network has for them.
+
+    Names are taken as they are, without the `_orig_mod` of `torch.compile`, or without a prefix such as `module` or
+    `model`, where the result has all that the network needs and nothing else. Where nothing fits, they are those that
+    an error can name.
+
+    Args:
+        weights: As they stand in the file.
+        network: What they are for.
+        file: For messages.
+
+    Raises:
+        TeacherError: Several networks in the file fit.
+    """
+    if _fits(weights, network):
+        return dict(weights)
+    candidates: dict[str, dict[str, torch.Tensor]] = {"": {}}
+    for name, value in weights.items():
+        parts = [part for part in name.split(".") if part != "_orig_mod"]
+        for end in range(len(parts)):
+            candidates.setdefault(".".join(parts[:end]), {})[".".join(parts[end:])] = value
+    fitting = [prefix for prefix, named in candidates.items() if _fits(named, network)]
+    if len(fitting) > 1 and "network" not in fitting:
+        raise TeacherError(
+            f"teacher {file} holds {len(fitting)} networks that fit, {' and '.join(sorted(fitting))}: save the one "
+            "that is meant in a file of its own"
+        )
+    # Our own checkpoints have the network under that name.
+    return candidates[fitting[0] if len(fitting) == 1 else "network" if "network" in candidates else ""]
+
+
+def _fits(weights: _Weights, network: nn.Module) -> bool:
+    wanted = network.state_dict()
+    # Files from before PyTorch 0.4.1 have no counters; it fills them in.
+    needed = {name for name in wanted if not name.endswith("num_batches_tracked")}
+    return needed <= weights.keys() <= wanted.keys() and all(
+        weights[name].shape == wanted[name].shape for name in weights
+    )

@@ -6,13 +6,13 @@ import hashlib
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from lightning_modules.teachers.errors import TeacherError
+from lightning_modules.teachers.files import TeacherError
 
 __all__ = ["OnnxNetwork"]
 
@@ -24,19 +24,25 @@ class OnnxNetwork(nn.Module):
         file: The file, with whatever external data it names beside it.
 
     Raises:
-        TeacherError: The extra `onnx` is not installed, or the graph is not one of images to rows of numbers.
+        TeacherError: The extra `onnx` is not installed, its weights are not finite, or the graph is not one of images
+            to rows of numbers.
 
     Attributes:
         digest: Hash of the graph and its weights. **Private.**
-        finite: Whether all weights are finite.
     """
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        onnx, runtime = _extra("onnx", file), _extra("onnxruntime", file)
         try:
-            model = onnx.load(str(file))
+            # Untyped: it ships no type information.
+            onnx, runtime = (importlib.import_module(name) for name in ("onnx", "onnxruntime"))
+            model: Any = onnx.load(str(file))
             session: Any = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        except ImportError as error:
+            raise TeacherError(
+                f"teacher {file} is in ONNX, which needs onnx and onnxruntime: pip install "
+                "'private-model-transcription[onnx]'"
+            ) from error
         except Exception as error:  # each of the two has errors of its own
             raise TeacherError(
                 f"teacher {file} cannot be read as ONNX ({type(error).__name__}: {str(error)[:300]})"
@@ -45,18 +51,15 @@ class OnnxNetwork(nn.Module):
         if len(inputs) != 1 or inputs[0].type != "tensor(float)" or len(inputs[0].shape) != 4:
             found = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in inputs)
             raise TeacherError(
-                f"teacher {file} must take images alone, one float32 input of 4 dimensions (N, C, H, W), got {found}"
+                f"teacher {file} must take images only, one float32 input of 4 dimensions (N, C, H, W), got {found}"
             )
+        weights = [onnx.numpy_helper.to_array(one) for one in model.graph.initializer]
+        if not all(np.isfinite(one).all() for one in weights if one.dtype.kind == "f"):
+            raise TeacherError(f"teacher {file} holds weights that are not finite")
         self._name: str = inputs[0].name
         batch = inputs[0].shape[0]
         #: Images in one call where the graph was written for a fixed number; None takes any.
         self._batch: int | None = batch if isinstance(batch, int) else None
-        # Untyped: it ships no type information.
-        helper: Any = onnx.numpy_helper
-        weights = [helper.to_array(one) for one in model.graph.initializer]
-        self.finite = all(
-            bool(torch.isfinite(torch.from_numpy(one.copy())).all()) for one in weights if one.dtype.kind == "f"
-        )
         self.digest = hashlib.sha256(model.SerializeToString()).digest()
         # In a function: an attribute could be copied, and a session cannot.
         self._session: Callable[[], Any] = lambda: session
@@ -81,12 +84,3 @@ class OnnxNetwork(nn.Module):
         except Exception as error:  # onnxruntime's own have no common class
             raise RuntimeError(f"onnxruntime: {str(error)[:300]}") from error
         return torch.from_numpy(outputs)[:count].float()
-
-
-def _extra(name: str, file: Path) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise TeacherError(
-            f"teacher {file} is in ONNX, and {name} is not installed: pip install 'private-model-transcription[onnx]'"
-        ) from error

@@ -1,35 +1,160 @@
-"""A trained classifier that must never be written anywhere, loaded when a fit begins and not before."""
+"""Private teachers, one or an ensemble, held outside of every module: queried, and never written anywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from jsonargparse import ArgumentParser
 from torch import nn
 
-from lightning_modules.networks import build_network
+from datamodules.partition import Partition
+from lightning_modules.networks import check_network
 from lightning_modules.networks.batchnorm import folded
-from lightning_modules.networks.memory import same_module
-from lightning_modules.networks.named_code import require_known_code
-from lightning_modules.runtime.paths import find_config
-from lightning_modules.teachers.files import is_onnx, read_file
+from lightning_modules.networks.memory import bytes_of, same_module
+from lightning_modules.networks.stacked import NetworkStack
+from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.onnx_network import OnnxNetwork
-from lightning_modules.teachers.private_model import (
-    PrivateModel,
-    TeacherError,
-    has_finite_weights,
-    training_of,
-    weights_digest,
-)
-from lightning_modules.teachers.teacher_input import OURS, TeacherInput, TeacherOutputs, adapted
-from lightning_modules.teachers.weights import fitted_weights, weights_in
-from privacy.identity import LEDGERS, Training, UnnamedTraining, ledger_file
-from privacy.ledger import ledgers_of
+from lightning_modules.teachers.teacher_input import AdaptedTeacher
+from privacy.annotators import Annotator
+from privacy.identity import Training, UnnamedTraining, ledger_file
+from privacy.mechanisms.vote_counts import vote_counts
 
-__all__ = ["PrivateTeacher", "TeacherError", "architecture", "has_finite_weights"]
+__all__ = ["PrivateEnsemble", "PrivateModel", "PrivateTeacher", "TeacherError", "weights_digest"]
+
+
+class PrivateModel(ABC):
+    """A private classifier or an ensemble of them, held outside of every `nn.Module`.
+
+    No attribute is a network, so that no `state_dict`, checkpoint, logger or copy can reach one; the networks are
+    queried by methods, whose responses are private until an annotator has released something of them.
+
+    Args:
+        private_data: Public name of what was trained on.
+        training: Which training it comes from; None: unknown, and nothing bounds what is computed from it.
+        num_records: Number of records that were trained on, where known.
+        path: The file it came from.
+        known_ledger: The ledger that knows it by its weights, where its file names no private data.
+        assumptions: What a guarantee rests on because of its file, or of what is in it.
+    """
+
+    def __init__(
+        self,
+        *,
+        private_data: str,
+        training: Training | UnnamedTraining | None,
+        num_records: int | None = None,
+        path: Path | None = None,
+        known_ledger: Path | None = None,
+        assumptions: tuple[str, ...] = (),
+    ) -> None:
+        self.private_data = private_data
+        if isinstance(training, UnnamedTraining) and path is not None:
+            training = replace(training, folder=path.resolve().parent)
+        self.training = training
+        self.num_records = num_records
+        # Resolved: a symbolic link must not lead to another ledger.
+        self.path = None if path is None else path.resolve()
+        self.known_ledger = known_ledger
+        self.assumptions = assumptions
+        self._admitted: tuple[Annotator, str | None] | None = None
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """Which records its file says are private; none where it holds plain weights, of which nothing is known."""
+        stated = self.training.partition if isinstance(self.training, Training) else None
+        return () if stated is None else (stated,)
+
+    @property
+    @abstractmethod
+    def num_teachers(self) -> int:
+        """n."""
+
+    @abstractmethod
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """Its decision, (N, C, H, W) → (N, c), float32: logits of one teacher, votes of many."""
+
+    @abstractmethod
+    def each(self, images: torch.Tensor) -> torch.Tensor:
+        """Every teacher's logits, (N, C, H, W) → (n, N, c), float32."""
+
+    @abstractmethod
+    def _network_of(self, teacher: int) -> nn.Module:
+        """One network, only for the checks of this package and for `unprotected`."""
+
+    def unprotected(self, annotator: Annotator, *, reason: str, teacher: int = 0) -> nn.Module:
+        """One network itself, for a gradient with respect to images or its BatchNorm statistics.
+
+        Args:
+            annotator: Charged first, once in a run, with a release that nothing but the teacher's own training bounds.
+            reason: What is done with it, in words.
+            teacher: Its number, from 0.
+
+        Raises:
+            BudgetExceeded: The target does not allow it.
+            TeacherError: It is a graph that has only outputs.
+        """
+        if self._admitted is None or self._admitted[0] is not annotator:
+            self._admitted = (annotator, annotator.admit(self.training))
+        self.require_gradients(reason=reason)
+        annotator.charge_nonprivate_access(reason, training=self._admitted[1])
+        return self._network_of(teacher).eval()
+
+    @property
+    def ledger(self) -> Path | None:
+        """Where the ledger of the private data lies; None for a model of a script, whose ledger is kept in memory."""
+        if self.path is None or self.known_ledger is not None:
+            return self.known_ledger
+        recorded = self.training.ledger if isinstance(self.training, Training) else None
+        return ledger_file(self.private_data, beside=self.path, recorded=recorded)
+
+    def require_usable(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
+        """Refuses, before anything is charged, a model without usable responses.
+
+        Raises:
+            TeacherError: Weights that are not finite, or not (N, c) finite logits for blank images.
+        """
+        for index in range(self.num_teachers):
+            network = self._network_of(index)
+            values = (value for value in network.state_dict().values() if value.is_floating_point())
+            if not all(bool(torch.isfinite(value).all()) for value in values):
+                raise TeacherError(
+                    f"{self.name(index)} holds weights that are not finite; it was refused before anything was "
+                    "charged. Train with a lower rate (model.optimizer)"
+                )
+            try:
+                check_network(network, num_classes=num_classes, image_shape=image_shape, name="model.teacher")
+            except ValueError as error:
+                raise TeacherError(f"{self.name(index)} is of no use here: {error}") from error
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it was not trained here, on images as they are here: it may expect others, and give no logits."""
+        return isinstance(self.training, UnnamedTraining) or isinstance(self._network_of(0), AdaptedTeacher)
+
+    def require_gradients(self, *, reason: str) -> None:
+        """Refuses a graph that has only outputs where gradients or BatchNorm statistics are needed.
+
+        Raises:
+            TeacherError: It is one.
+        """
+        if any(isinstance(module, OnnxNetwork) for module in self._network_of(0).modules()):
+            raise TeacherError(
+                f"{self.name()} is in ONNX, which gives outputs and no gradients, and they are needed: {reason}. Train "
+                "the generator against the student (discriminator: student, baseline: student), take images.source: "
+                "prior, or give the teacher as weights with model.teacher.network"
+            )
+
+    def name(self, teacher: int = 0) -> str:
+        """What messages call it."""
+        return "the teacher" if self.path is None else f"teacher {self.path}"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a private teacher is never written, copied or sent to another process")
 
 
 class PrivateTeacher(PrivateModel):
@@ -37,38 +162,20 @@ class PrivateTeacher(PrivateModel):
 
     Args:
         network: The classifier, (N, C, H, W) → (N, c) logits.
-        private_data: Public name of what it was trained on.
         training: See `PrivateModel`; None takes its weights for its identity.
-        num_records: Number of records it was trained on, where known.
-        path: The file it came from.
-        inputs: What the classifier takes, where it is not images as they are here.
-        outputs: What it gives.
+        origin: The other arguments of `PrivateModel`.
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        *,
-        private_data: str,
-        training: Training | UnnamedTraining | None = None,
-        num_records: int | None = None,
-        path: Path | None = None,
-        inputs: TeacherInput = OURS,
-        outputs: TeacherOutputs = "logits",
+        self, network: nn.Module, *, training: Training | UnnamedTraining | None = None, **origin: Any
     ) -> None:
-        super().__init__(
-            private_data=private_data,
-            training=training or UnnamedTraining(weights_digest(network.state_dict()), kind="network of a script"),
-            num_records=num_records,
-            path=path,
-            outputs=outputs,
-        )
-        network = adapted(network, inputs=inputs, outputs=outputs)
+        super().__init__(training=training or _of_script([network]), **origin)
         network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
-        # In a function: an attribute could be reached, and a copy could register it.
+        # A network from a file has no other owner who could change it later.
+        faster = network if self.path is None else folded(network).to(memory_format=torch.channels_last)
+        # In functions: an attribute could be reached, and a copy could register it.
         self._held: Callable[[], nn.Module] = lambda: network
-        #: Computes the logits.
-        self._asked = self._held
+        self._folded: Callable[[], nn.Module] = lambda: faster
 
     @property
     def num_teachers(self) -> int:
@@ -119,7 +226,7 @@ class PrivateTeacher(PrivateModel):
 
     def _ready(self, device: torch.device) -> nn.Module:
         """The network in evaluation mode, on a device: its modules are visited only when something must change."""
-        network = self._asked()
+        network = self._folded()
         weight = next(network.parameters(), None)
         if weight is None or weight.device != device:
             network.to(device)
@@ -129,205 +236,95 @@ class PrivateTeacher(PrivateModel):
         """The same as those of one teacher, (N, C, H, W) → (1, N, c)."""
         return self.logits(images).unsqueeze(0)
 
-    @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        *,
-        num_classes: int,
-        image_shape: tuple[int, int, int],
-        network: Callable[..., nn.Module] | None = None,
-        private_data: str | None = None,
-        inputs: TeacherInput = OURS,
-        outputs: TeacherOutputs = "logits",
-    ) -> PrivateTeacher:
-        """Reads a checkpoint of `Teacher`, weights of any classifier (see `files`, `weights`), or a graph in ONNX.
 
-        Args:
-            path: The file; read without unpickling code.
-            num_classes: c that the run expects.
-            image_shape: (C, H, W) that the run expects.
-            network: Builds the architecture. A checkpoint of `Teacher` knows its own.
-            private_data: Public name of the private data; a checkpoint of `Teacher` knows it.
-            inputs: What the classifier takes, where it is not images as they are here.
-            outputs: What it gives.
+class PrivateEnsemble(PrivateModel):
+    """n private classifiers, trained on disjoint shards, see `PrivateModel`.
 
-        Raises:
-            TeacherError: Missing file, one that cannot be read without running code, other architecture or class count,
-                weights that are not finite.
-        """
-        file = Path(path)
-        if not file.is_file():
-            raise TeacherError(_missing(file))
-        shape = _shape_of(inputs, image_shape)
-        if is_onnx(file):
-            graph = OnnxNetwork(file)
-            built: nn.Module = graph
-            content: Any = {}
-            training: Training | UnnamedTraining = UnnamedTraining(
-                graph.digest, kind="graph in ONNX", folder=file.parent
-            )
-        else:
-            content = read_file(file)
-            built, weights = _read_network(content, file, network, num_classes=num_classes, image_shape=shape)
-            training = training_of(content, weights, file)
-        records = _stated(content, "num_records")
-        named = private_data or _stated(content, "private_data")
-        own_name = f"training data of {file.name}"
-        known = {} if named else _known_ledgers(training, file)
-        # The one under the file's present name comes first, whatever names it had.
-        kept = min(known, key=lambda path: (known[path] != own_name, path), default=None)
-        teacher = cls(
-            built,
-            private_data=named or (own_name if kept is None else known[kept]),
-            training=training,
-            num_records=None if records is None else int(records),
-            path=file,
-            inputs=inputs,
-            outputs=outputs,
-        )
-        teacher.assumptions = (*_of_its_training(content), *teacher.assumptions)
-        if not named:
-            teacher.known_ledger = kept
-            teacher.assumptions = (_UNNAMED, *teacher.assumptions)
-        teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
-        # A network from a file has no other owner who could change it later.
-        asked = folded(teacher._held()).to(memory_format=torch.channels_last)
-        teacher._asked = lambda: asked
-        return teacher
-
-
-def _of_its_training(content: Any) -> tuple[str, ...]:
-    """Assumptions of a DP-SGD teacher's guarantee, and so of all that is computed from it."""
-    state = content.get("dp_sgd") if isinstance(content, dict) else None
-    return tuple(str(text) for text in state.get("assumptions", ())) if isinstance(state, dict) else ()
-
-
-def _shape_of(inputs: TeacherInput, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    try:
-        return inputs.shape(image_shape)
-    except ValueError as error:
-        raise TeacherError(str(error)) from error
-
-
-def _read_network(
-    content: Any,
-    file: Path,
-    network: Callable[..., nn.Module] | None,
-    *,
-    num_classes: int,
-    image_shape: tuple[int, int, int],
-) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """A network with the weights of a file, and these weights under its names."""
-    held = weights_in(content, file)
-    built = architecture(
-        network, content, file, whose=f"teacher {file}", num_classes=num_classes, image_shape=image_shape
-    )
-    weights = fitted_weights(held, built, file=file)
-    try:
-        built.load_state_dict(weights)
-    except RuntimeError as error:
-        listed = " ".join(str(error).split())  # torch lists weights in lines of their own
-        raise TeacherError(
-            f"the weights in teacher {file} do not fit the architecture {type(built).__name__} with "
-            f"num_classes={num_classes} and image_shape={image_shape}: {listed}. Set model.teacher.network to the "
-            "class that the teacher was trained with, and its arguments, or take the data set that it was trained on"
-        ) from error
-    return built, weights
-
-
-def _known_ledgers(training: Training | UnnamedTraining, file: Path) -> dict[Path, str]:
-    """Ledgers that know a file by its weights, under whatever name it had: where its own would lie."""
-    if not isinstance(training, UnnamedTraining):
-        return {}
-    # Of any name: it is the folder that counts.
-    return ledgers_of(training, [ledger_file("x", beside=file).parent])
-
-
-_UNNAMED = (
-    "UNNAMED DATA: the teacher's file does not say what it was trained on. Its ledger is known by the file's folder "
-    "and weights: it holds no use of the teacher from another folder, before it was moved, nor of other teachers of "
-    f"the same data. Set private_data and {LEDGERS} (one folder for all ledgers) to count what follows under one name; "
-    "what these weights were charged in the folder before is counted under any name"
-)
-
-
-def architecture(
-    network: Callable[..., nn.Module] | None,
-    content: Any,
-    file: Path,
-    *,
-    whose: str,
-    num_classes: int,
-    image_shape: tuple[int, int, int],
-) -> nn.Module:
-    """The network that a checkpoint's weights belong to, freshly initialised.
+    One changed record (replaced, or added or taken out, its id deciding its shard) changes one teacher arbitrarily and
+    leaves the others equal to the last bit. So for any images chosen without looking at that record, **two of an
+    image's counts move by at most 1 each, and one teacher's logits by whatever they may**. That is what `LaplaceVotes`,
+    `GaussianVotes` and the `ensemble` gradient release are computed for, under record-level replace-one or
+    add-or-remove neighbours alike.
 
     Args:
-        network: Builds it; None takes what the checkpoint says.
-        content: The checkpoint.
-        file: Where it lies, for messages.
-        whose: Of whom, for messages.
-        num_classes: c that the run expects.
-        image_shape: (C, H, W) that the run expects.
-
-    Raises:
-        TeacherError: The checkpoint does not say, or it cannot be built.
+        teachers: The networks.
+        training: See `PrivateModel`; None takes their weights for their identity.
+        origin: The other arguments of `PrivateModel`; `num_records` is of all together.
     """
-    spec = content.get("hyper_parameters", {}).get("network") if isinstance(content, dict) else None
-    try:
-        return build_network(
-            network or _factory(spec, file),
-            num_classes=num_classes,
-            image_shape=image_shape,
-            name="model.teacher.network",
-        )
-    except TeacherError:
-        raise
-    except (ValueError, TypeError) as error:
-        hint = ""
-        if "images of" in str(error):
-            hint = (
-                ". Where it was made for images of another size or other channels than the data's, state "
-                "model.teacher.input.size and channels; where it is the data that are not as they should be, set "
-                "theirs (of ImageFolder --data.dataset.channels 1 for grey pictures, and size)"
+
+    def __init__(
+        self, teachers: NetworkStack, *, training: Training | UnnamedTraining | None = None, **origin: Any
+    ) -> None:
+        networks = [teachers.network(index) for index in range(len(teachers))] if training is None else []
+        super().__init__(training=training or _of_script(networks), **origin)
+        # In a function, see `PrivateTeacher`.
+        self._held: Callable[[], NetworkStack] = lambda: teachers
+
+    @property
+    def num_teachers(self) -> int:
+        """n."""
+        return len(self._held())
+
+    def _network_of(self, teacher: int) -> nn.Module:
+        return self._held().network(teacher)
+
+    @torch.no_grad()
+    def each(self, images: torch.Tensor) -> torch.Tensor:
+        """Each teacher's logits, (N, C, H, W) → (n, N, c), float32, on the device of `images`.
+
+        A sample that is not finite is given as zeros: whether a teacher breaks on an image depends on its records, and
+        a run that stopped there would have answered. Whatever is computed from them is private until an annotator has
+        released it.
+        """
+        logits = self._held().logits(images)
+        return torch.where(torch.isfinite(logits).all(dim=2, keepdim=True), logits, torch.zeros_like(logits))
+
+    def votes(self, images: torch.Tensor) -> torch.Tensor:
+        """Votes per class, (N, C, H, W) → (N, c), int64; rows sum to n. As private as the logits.
+
+        Every teacher has one vote on every image: where its logits are not finite, it goes to class 0.
+        """
+        logits = self.each(images)
+        return vote_counts(logits.argmax(dim=2), num_classes=logits.shape[2])
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """The votes as numbers, shape (N, c): their argmax is what most teachers say. As private as they are."""
+        return self.votes(images).float()
+
+    def apart(self) -> list[PrivateTeacher]:
+        """Each teacher by itself, as the one of a client, with private data and a ledger of its own.
+
+        A client is known by its number: the file's n-th teacher is that of the same shard whatever the others are.
+        """
+        return [
+            PrivateTeacher(
+                self._network_of(index),
+                private_data=f"{self.private_data}/client-{index}",
+                num_records=self.num_records,  # of all clients together: more than this one's
+                path=self.path,
+                assumptions=self.assumptions,
             )
-        raise TeacherError(f"the architecture of {whose} cannot be built: {error}{hint}") from error
+            for index in range(self.num_teachers)
+        ]
+
+    def name(self, teacher: int = 0) -> str:
+        """What messages call one of its teachers."""
+        return f"teacher {teacher} of {'the ensemble' if self.path is None else f'ensemble {self.path}'}"
 
 
-def _missing(file: Path) -> str:
-    text = f"teacher checkpoint {file} does not exist."
-    stem = file.stem
-    name = f"dp_teacher_{stem[:-3]}.yaml" if stem.endswith("_dp") else f"teacher_{stem}.yaml"
-    for recipe in (f"sweeps/{name}", f"sweeps/methods/{name}"):
-        if Path(find_config(recipe)).is_file():
-            return f"{text} Make it with:  LightningCLI fit --config {recipe}"
-    return (
-        f"{text} Train one with `LightningCLI fit --config sweeps/teacher_<dataset>.yaml`, or set "
-        f"--model.teacher to your own file"
-    )
+def weights_digest(weights: Mapping[str, torch.Tensor]) -> bytes:
+    """Hash of names, shapes and values. **Private**: a ledger keeps no more of it than a keyed hash."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name]
+        digest.update(f"{name}|{tuple(value.shape)}|{value.dtype}|".encode())
+        digest.update(bytes_of(value))
+    return digest.digest()
 
 
-def _factory(spec: Any, file: Path) -> Callable[..., nn.Module]:
-    if not isinstance(spec, dict):
-        raise TeacherError(
-            f"{file} does not say which architecture it holds: set model.teacher.network, for example to "
-            "lightning_modules.networks.ResNet34, torchvision.models.resnet18 or path/to/my.py:Net"
-        )
-    try:
-        require_known_code(spec)
-    except ValueError as error:
-        raise TeacherError(
-            f"the architecture in {file} is not built: {error}. Set model.teacher.network, with the arguments that it "
-            "was trained with"
-        ) from error
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--network", type=Callable[..., nn.Module])
-    factory: Callable[..., nn.Module] = parser.instantiate_classes(parser.parse_object({"network": spec})).network
-    return factory
-
-
-def _stated(content: Any, name: str) -> Any:
-    # A plain file of weights might have a weight of that name.
-    value = content.get(name) if isinstance(content, dict) else None
-    return None if isinstance(value, torch.Tensor) else value
+def _of_script(networks: list[nn.Module]) -> UnnamedTraining:
+    """The training of a script's networks, known by their weights, whatever images they are given."""
+    plain = [network.network if isinstance(network, AdaptedTeacher) else network for network in networks]
+    states = [network.state_dict() for network in plain]
+    stacked = {f"{index}.{name}": value for index, state in enumerate(states) for name, value in state.items()}
+    return UnnamedTraining(weights_digest(states[0] if len(states) == 1 else stacked), kind="network of a script")

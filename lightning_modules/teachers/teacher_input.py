@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lightning_modules.setting_checks import check_choice
-
-__all__ = ["OURS", "AdaptedTeacher", "TeacherInput", "TeacherOutputs", "adapted", "as_logits", "check_outputs"]
+__all__ = ["AdaptedTeacher", "TeacherInput", "TeacherOutputs"]
 
 TeacherOutputs = Literal["logits", "probabilities", "log_probabilities"]
 
@@ -41,30 +39,21 @@ class TeacherInput:
     channels: int | None = None
 
     def __post_init__(self) -> None:
-        if self.range is not None and (self.mean is not None or self.std is not None):
+        mean, std = self.mean or [], self.std or []
+        if self.range is not None and (mean or std):
             raise ValueError("teacher.input takes either range, or mean and std, got both")
-        if (self.mean is None) != (self.std is None):
-            raise ValueError(f"teacher.input.mean and std belong together, got {self.mean} and {self.std}")
-        if self.range is not None and (
-            len(self.range) != 2 or not all(map(math.isfinite, self.range)) or self.range[0] >= self.range[1]
-        ):
+        ends = [-math.inf, *(self.range or [0, 1]), math.inf]
+        if len(ends) != 4 or not ends[0] < ends[1] < ends[2] < ends[3]:
             raise ValueError(
                 f"teacher.input.range must be a lowest and a highest value, such as [0, 1], got {self.range}"
             )
-        for name in ("mean", "std"):
-            values = getattr(self, name)
-            if values is not None and (not values or not all(map(math.isfinite, values))):
-                raise ValueError(
-                    f"teacher.input.{name} must be one finite number or one for each channel, got {values}"
-                )
-        if self.std is not None and min(self.std) <= 0:
-            raise ValueError(f"teacher.input.std must be above 0, got {self.std}")
-        if self.mean is not None and self.std is not None and len(self.mean) != len(self.std):
-            raise ValueError(f"teacher.input.mean and std must be equally many, got {self.mean} and {self.std}")
-        sides = self.size if isinstance(self.size, list) else [self.size]
-        if self.size is not None and (
-            len(sides) not in (1, 2) or any(type(one) is not int or one < 1 for one in sides)
-        ):
+        if len(mean) != len(std) or not all(map(math.isfinite, [*mean, *std])) or min(std, default=1) <= 0:
+            raise ValueError(
+                "teacher.input.mean and std must be equally many finite numbers, one or one for each channel, and std "
+                f"above 0, got {self.mean} and {self.std}"
+            )
+        sides = self.size if isinstance(self.size, list) else [self.size or 1]
+        if self.size == 0 or len(sides) not in (1, 2) or any(type(one) is not int or one < 1 for one in sides):
             raise ValueError(
                 f"teacher.input.size must be a side of 1 or more pixels, or height and width, got {self.size}"
             )
@@ -84,21 +73,20 @@ class TeacherInput:
                 f"{channels}"
             )
         channels = self.channels or channels
-        for name in ("mean", "std"):
-            values = getattr(self, name)
-            if values is not None and len(values) not in (1, channels):
-                raise ValueError(
-                    f"teacher.input.{name} must be one number or one for each of {channels} channels, got {values}"
-                )
+        if self.mean is not None and len(self.mean) not in (1, channels):
+            raise ValueError(
+                f"teacher.input.mean must be one number or one for each of {channels} channels, got {self.mean}"
+            )
         if isinstance(self.size, list):
             return channels, self.size[0], self.size[-1]
-        return (channels, self.size, self.size) if self.size is not None else (channels, height, width)
+        return channels, self.size or height, self.size or width
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """What the teacher is given of images (N, C, H, W) in [-1, 1], with its graph."""
         channels, height, width = self.shape((images.shape[1], images.shape[2], images.shape[3]))
         if channels != images.shape[1]:
-            images = images.expand(-1, 3, -1, -1) if channels == 3 else _grey(images)
+            luma = images.new_tensor(_LUMA).view(1, 3, 1, 1)
+            images = images.expand(-1, 3, -1, -1) if channels == 3 else (images * luma).sum(dim=1, keepdim=True)
         if (height, width) != tuple(images.shape[2:]):
             # As torchvision's own resizing does: without it a smaller image shows aliasing.
             images = F.interpolate(images, size=(height, width), mode="bilinear", align_corners=False, antialias=True)
@@ -111,52 +99,22 @@ class TeacherInput:
         return images
 
 
-#: Images as they are.
-OURS = TeacherInput()
-
-
 class AdaptedTeacher(nn.Module):
     """A teacher that takes this project's images and gives logits; gradients and hooks reach the network inside.
 
     Args:
         network: The teacher as it was trained.
-        inputs: What it takes.
+        takes: Its input.
         outputs: What it gives.
     """
 
-    def __init__(self, network: nn.Module, *, inputs: TeacherInput, outputs: TeacherOutputs) -> None:
+    def __init__(self, network: nn.Module, *, takes: TeacherInput, outputs: TeacherOutputs) -> None:
         super().__init__()
         self.network = network
-        self.stated: TeacherInput = inputs
+        self.takes = takes
         self.outputs: TeacherOutputs = outputs
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits (N, c) of images (N, C, H, W) in [-1, 1]."""
-        return as_logits(self.network(self.stated(images)), self.outputs)
-
-
-def as_logits(outputs: torch.Tensor, kind: TeacherOutputs) -> torch.Tensor:
-    """Logits of a teacher's outputs (..., c): of probabilities their logarithm; log-probabilities are logits."""
-    return outputs.clamp_min(_LEAST_PROBABILITY).log() if kind == "probabilities" else outputs
-
-
-def adapted(network: nn.Module, *, inputs: TeacherInput, outputs: TeacherOutputs) -> nn.Module:
-    """The network itself where it takes and gives what this project does, else an `AdaptedTeacher` of it."""
-    if inputs == OURS and outputs != "probabilities":
-        return network
-    return AdaptedTeacher(network, inputs=inputs, outputs=outputs)
-
-
-def check_outputs(outputs: Any, *, name: str) -> TeacherOutputs:
-    """A setting of what a teacher gives.
-
-    Raises:
-        ValueError: It is none of these.
-    """
-    check_choice(name, outputs, get_args(TeacherOutputs))
-    return outputs  # type: ignore[no-any-return]
-
-
-def _grey(images: torch.Tensor) -> torch.Tensor:
-    luma = images.new_tensor(_LUMA).view(1, 3, 1, 1)
-    return (images * luma).sum(dim=1, keepdim=True)
+        """Logits (N, c) of images (N, C, H, W) in [-1, 1]: log-probabilities are logits as well."""
+        outputs: torch.Tensor = self.network(self.takes(images))
+        return outputs.clamp_min(_LEAST_PROBABILITY).log() if self.outputs == "probabilities" else outputs

@@ -19,7 +19,7 @@ from datamodules.clients import ClientPartition
 from datamodules.splits import id_fraction
 from lightning_modules import TeacherEnsemble
 from lightning_modules.networks import SmallCNN
-from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+from lightning_modules.teachers.config import TeacherConfig
 
 SETTINGS: dict[str, Any] = {"num_clients": 5, "alpha": 0.5, "num_classes": 10, "seed": 0}
 
@@ -211,7 +211,7 @@ def federation(folder: str, **data: Any) -> dict[str, Any]:
 
 def test_one_fit_trains_a_teacher_for_each_client(folder: Path) -> None:
     fit(federation("whole"), *QUIET)
-    ensemble = PrivateEnsemble.load("whole/checkpoints/last.ckpt", num_classes=10, image_shape=(1, 8, 8))
+    ensemble = TeacherConfig(path="whole/checkpoints/last.ckpt").load_ensemble(num_classes=10, image_shape=(1, 8, 8))
     assert ensemble.num_teachers == 3 and ensemble.private_data == "Digits/train"
     assert "does not change with its label" in ensemble.assumptions[0]
     # Teachers of one file are of one partition.

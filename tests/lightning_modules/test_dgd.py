@@ -22,8 +22,7 @@ from lightning_modules.dgd import DGD
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
-from lightning_modules.teachers.private_ensemble import PrivateEnsemble
-from lightning_modules.teachers.private_teacher import TeacherError
+from lightning_modules.teachers.private_teacher import PrivateEnsemble, TeacherError
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator

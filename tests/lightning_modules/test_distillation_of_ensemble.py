@@ -20,8 +20,7 @@ from lightning_modules import Distillation
 from lightning_modules.cli import main
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.networks import SmallCNN
-from lightning_modules.teachers.private_ensemble import PrivateEnsemble
-from lightning_modules.teachers.private_teacher import TeacherError
+from lightning_modules.teachers.private_teacher import PrivateEnsemble, TeacherError
 from privacy import BudgetExceeded, Gaussian, compose
 from privacy.accounting.calibration import calibrate_noise
 from privacy.annotators.mean_response import MeanResponseAnnotator
@@ -397,8 +396,7 @@ class OneForAll(PrivateEnsemble):
 def test_the_annotator_is_given_each_teachers_own_answers(
     monkeypatch: pytest.MonkeyPatch, kind: type[PrivateEnsemble]
 ) -> None:
-    monkeypatch.setattr("lightning_modules.teachers.source.PrivateEnsemble", kind)
-    monkeypatch.setattr("lightning_modules.teachers.private_ensemble.PrivateEnsemble", kind)
+    monkeypatch.setattr("lightning_modules.teachers.config.PrivateEnsemble", kind)
     teachers = small_networks(4)
     annotator = Watching(noise_multiplier=1.0, noise=Seeded(factor=0.0))
     module = script(teachers, annotator)

@@ -280,7 +280,7 @@ def test_half_a_batch_that_processes_cannot_share_is_refused_by_the_batch_size_t
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(10))
     network(torch.zeros(1, *module.image_shape))
     teacher = PrivateTeacher(network, private_data="digits/train")
-    monkeypatch.setattr(module.teacher_source, "load", lambda **_: teacher)
+    monkeypatch.setattr(DPDFD, "read_teacher", lambda self: teacher)
     module._prepare_fit()
     assert module._teacher is teacher and module.images.rows == 4
 

@@ -29,6 +29,7 @@ from lightning_modules.private_run import PrivateRun
 from lightning_modules.runtime import publication
 from lightning_modules.runtime.publication import clear
 from lightning_modules.teachers import dp_sgd
+from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
 from lightning_modules.teachers.own_training import CheckpointError
 from privacy import (
@@ -484,8 +485,8 @@ def test_only_what_the_guarantee_covers_is_in_public() -> None:
 @pytest.mark.parametrize("asked", [False, True])
 def test_an_access_to_the_teacher_is_told_and_kept_apart(asked: bool) -> None:
     private_teacher("teacher")
-    record = [{"class_path": "ResultRecord", "init_args": {"teacher_accuracy": asked}}]
-    distil("run", model={"teacher": TEACHER}, trainer={"callbacks": record}, steps=1)
+    checks = {"accuracy": asked}
+    distil("run", "--trainer.callbacks+=ResultRecord", model={"teacher": TEACHER, "teacher_checks": checks}, steps=1)
     page = Path("run/public/guarantee.md").read_text()
     assert ("ACCESSED WITHOUT CHARGE: the teacher's accuracy" in page) is asked
     assert ("within this run nothing about a teacher left but through the annotator" in page) is not asked
@@ -506,9 +507,8 @@ class PrivateFile:
     """What a teacher's file says of itself."""
 
     def __init__(self, path: str) -> None:
-        from lightning_modules.teachers.private_teacher import PrivateTeacher
 
-        teacher = PrivateTeacher.load(path, num_classes=10, image_shape=(1, 8, 8))
+        teacher = TeacherConfig(path=path).load(num_classes=10, image_shape=(1, 8, 8))
         assert teacher.training is not None and teacher.training.releases is not None
         self.releases: Mapping[Release, int] = teacher.training.releases
 
@@ -674,8 +674,7 @@ def test_accesses_are_not_forgotten_on_resuming() -> None:
     teacher_by_dp_sgd("teacher", noise_multiplier=1.0, evaluation="validation", epochs=1)
     teacher_by_dp_sgd("teacher", f"--ckpt_path={TEACHER}", noise_multiplier=1.0, epochs=2)
     assert "ACCESSED WITHOUT CHARGE" in Path("teacher/public/guarantee.md").read_text()
-    record = [{"class_path": "ResultRecord", "init_args": {"teacher_accuracy": True}}]
-    distil("run", model={"teacher": TEACHER}, trainer={"callbacks": record}, steps=1)
+    distil("run", model={"teacher": TEACHER, "teacher_checks": {"accuracy": True}}, steps=1)
     distil("run", "--ckpt_path=run/checkpoints/last.ckpt", model={"teacher": TEACHER}, steps=1, epochs=2)
     assert "ACCESSED WITHOUT CHARGE" in Path("run/public/guarantee.md").read_text()
 

@@ -22,8 +22,8 @@ from lightning_modules.dgd_phases import DGDImages, GeneratorPhase
 from lightning_modules.networks import SmallCNN
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.teachers.checks import TRIAL_ACCESS
+from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import TeacherError
-from lightning_modules.teachers.source import TeacherConfig
 from lightning_modules.teachers.teacher_input import TeacherInput
 from privacy.identity import CheckpointError
 
@@ -98,7 +98,7 @@ def test_a_softmax_is_refused_and_served_where_it_is_stated(place: Path) -> None
     given = settings(place)
     given["teacher_network"]["init_args"]["softmax"] = True
     with pytest.raises(
-        TeacherError, match=r"teacher\.pt gives probabilities, .*model\.teacher\.outputs: probabilities"
+        TeacherError, match=r"teacher\.pt gives probabilities for .*model\.teacher\.outputs: probabilities"
     ):
         distil("refused", model=given)
     assert not Path("refused/public/guarantee.json").exists()

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_modules.images import Images
 from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.source import TeacherConfig
+from lightning_modules.teachers.config import TeacherConfig
 from privacy import Budget
 
 __all__ = ["SHORT", "budgeted", "grouped", "nested"]

@@ -22,7 +22,7 @@ from lightning_modules.federated.flower.wire import (
     to_bytes,
     unpack,
 )
-from lightning_modules.teachers.private_teacher import PrivateTeacher
+from lightning_modules.teachers.config import TeacherConfig
 from privacy.account import BudgetExceeded
 from privacy.formatting import round_up
 
@@ -101,12 +101,8 @@ class Node:
     def _client_for(self, given: Mapping[str, Any]) -> FederatedClient:
         if self._client is None or self._made_for != given:
             self.end()
-            teacher = PrivateTeacher.load(
-                self.teacher,
-                num_classes=given["num_classes"],
-                image_shape=tuple(given["image_shape"]),
-                network=self.teacher_network,
-            )
+            config = TeacherConfig(path=str(self.teacher), network=self.teacher_network)
+            teacher = config.load(num_classes=given["num_classes"], image_shape=tuple(given["image_shape"]))
             self._client = FederatedClient(name=self.name, teacher=teacher, **self._settings)
             self._made_for = given
         return self._client

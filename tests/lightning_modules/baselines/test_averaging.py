@@ -16,7 +16,7 @@ from lightning_modules import FedAvg
 from lightning_modules.baselines.averaging import weighted_mean
 from lightning_modules.cli import main
 from lightning_modules.networks import SmallCNN
-from lightning_modules.teachers.private_teacher import PrivateTeacher
+from lightning_modules.teachers.config import TeacherConfig
 
 
 def test_the_mean_is_weighted_and_of_every_buffer() -> None:
@@ -74,7 +74,7 @@ def test_clients_average_to_a_network_that_none_of_them_bounds(folder: Path) -> 
     assert found["method"] == "FedAvg"
     ledger = Path("ledgers/Digits-train.jsonl").read_text(encoding="utf-8")
     assert "FedAvg" in ledger
-    teacher = PrivateTeacher.load("run/checkpoints/last.ckpt", num_classes=10, image_shape=(1, 8, 8))
+    teacher = TeacherConfig(path="run/checkpoints/last.ckpt").load(num_classes=10, image_shape=(1, 8, 8))
     images, labels = Digits().read("test").__getitems__(range(362))
     assert float((teacher.logits(images).argmax(1) == labels).float().mean()) == pytest.approx(found["accuracy"])
 

@@ -14,6 +14,7 @@ from support.federations import BATCH_SIZE, client, question, reproducible, smal
 from torch import nn
 
 from lightning_modules.federated import ClientRefusal, FederatedClient
+from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
@@ -104,7 +105,7 @@ def test_no_server_sets_what_a_client_counts_or_takes_its_noise_away(mechanism: 
 def test_a_teacher_by_dp_sgd_bounds_what_is_sent_without_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     teacher_by_dp_sgd("dp", target_epsilon=2.0)
-    held = PrivateTeacher.load("dp/checkpoints/last.ckpt", num_classes=10, image_shape=(1, 8, 8))
+    held = TeacherConfig(path="dp/checkpoints/last.ckpt").load(num_classes=10, image_shape=(1, 8, 8))
     asked = FederatedClient(name="one", teacher=held, trusts_server=True)
     asked.begin(terms(noise_by="server", mechanism={**terms().mechanism, "noise_multiplier": 0.0}))
     asked.answer(question())

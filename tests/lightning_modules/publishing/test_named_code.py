@@ -16,8 +16,7 @@ from support.runs import configuration
 from lightning_modules.cli import main
 from lightning_modules.dpdfd import DPDFD
 from lightning_modules.networks.named_code import require_known_code
-from lightning_modules.teachers.private_ensemble import PrivateEnsemble
-from lightning_modules.teachers.private_teacher import PrivateTeacher
+from lightning_modules.teachers.config import TeacherConfig
 
 MARKER = Path("marker")
 FOREIGN = "lightning_modules.networks.foreign.ForeignNetwork"
@@ -129,13 +128,13 @@ def under_another_section() -> None:
 
 def taught() -> None:
     changed(TEACHER, network=SYSTEM)
-    PrivateTeacher.load(TEACHER, **SHAPE)
+    TeacherConfig(path=TEACHER).load(**SHAPE)
 
 
 def taught_by_many() -> None:
     ensemble = {"weights": {}, "done": 1, "settings": {"num_teachers": 1}}
     torch.save({"ensemble": ensemble, "hyper_parameters": {"network": SYSTEM}}, "many.ckpt")
-    PrivateEnsemble.load("many.ckpt", **SHAPE)
+    TeacherConfig(path="many.ckpt").load_ensemble(**SHAPE)
 
 
 def of_client() -> None:

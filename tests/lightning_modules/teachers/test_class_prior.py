@@ -21,8 +21,8 @@ from datamodules import Digits, PoissonSampled
 from lightning_modules import DPSGDTeacher, Teacher
 from lightning_modules.teachers import class_prior as module
 from lightning_modules.teachers.class_prior import log_prior_of
+from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.linear_head import clipped_sums
-from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.identity import CheckpointError
 
 FREQUENCIES = (0.75, 0.2, 0.05)
@@ -185,5 +185,5 @@ def test_whoever_has_the_teacher_is_told_what_its_guarantee_rests_on(clipping: s
     assert math.isfinite(float(stated["epsilon"]))
     told = " ".join(stated["assumptions"])
     assert {text: text in told for text in expected} == expected
-    plain = PrivateTeacher.load("plain/checkpoints/last.ckpt", num_classes=10, image_shape=(1, 8, 8))
+    plain = TeacherConfig(path="plain/checkpoints/last.ckpt").load(num_classes=10, image_shape=(1, 8, 8))
     assert plain.assumptions == ()

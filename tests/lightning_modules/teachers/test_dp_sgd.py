@@ -23,7 +23,7 @@ from lightning_modules.networks.scattering import Scattering2d
 from lightning_modules.teachers import clipped_network
 from lightning_modules.teachers.augmentation import random_views
 from lightning_modules.teachers.clipping_trial import ClippingTrial
-from lightning_modules.teachers.private_teacher import PrivateTeacher
+from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.record_clipping import FlatClipping
 from privacy import BudgetExceeded
 from privacy.mechanisms.noise import ReproducibleNoise
@@ -198,7 +198,7 @@ def test_parameters_are_averaged_by_lightnings_callback(start: torch.Tensor) -> 
     assert averaged["dp_sgd"] == plain["dp_sgd"]
     assert averaged["training"]["releases"] == plain["training"]["releases"]
     images = torch.rand(4, 1, 8, 8)
-    teacher = PrivateTeacher.load("averaged/checkpoints/last.ckpt", num_classes=10, image_shape=(1, 8, 8))
+    teacher = TeacherConfig(path="averaged/checkpoints/last.ckpt").load(num_classes=10, image_shape=(1, 8, 8))
     network = SmallCNN(num_classes=10, image_shape=(1, 8, 8), width=4, hidden=8, norm="group", activation="tanh").eval()
     torch.nn.utils.vector_to_parameters(expected, network.parameters())
     assert torch.allclose(teacher.logits(images), network(images), atol=1e-5)

@@ -19,7 +19,7 @@ from lightning_modules import TeacherEnsemble
 from lightning_modules.losses.regression import solve_head
 from lightning_modules.networks import LinearOnFeatures, SmallCNN
 from lightning_modules.networks.scattering import Scattering2d
-from lightning_modules.teachers.private_ensemble import PrivateEnsemble
+from lightning_modules.teachers.config import TeacherConfig
 from privacy.mechanisms.vote_counts import vote_counts
 
 TEACHERS, STEPS = 6, 12
@@ -297,7 +297,7 @@ def test_the_file_gives_the_same_votes(
     logged = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
     assert logged["ensemble/teachers_done"] == 5
     file = Path("run/checkpoints/last.ckpt")
-    loaded = PrivateEnsemble.load(file, num_classes=10, image_shape=SHAPE, workers=1)
+    loaded = TeacherConfig(path=str(file)).load_ensemble(num_classes=10, image_shape=SHAPE)
     votes = loaded.votes(images)
     assert torch.equal(votes, cli.model(images)) and loaded.num_teachers == 5
     with torch.no_grad():
@@ -308,7 +308,9 @@ def test_the_file_gives_the_same_votes(
     content = torch.load(file, weights_only=True)
     content["ensemble"]["weights"]["head.weight"][0] = content["ensemble"]["weights"]["head.weight"][1]
     torch.save(content, "other.ckpt")
-    assert not torch.equal(PrivateEnsemble.load("other.ckpt", num_classes=10, image_shape=SHAPE).votes(images), votes)
+    assert not torch.equal(
+        TeacherConfig(path="other.ckpt").load_ensemble(num_classes=10, image_shape=SHAPE).votes(images), votes
+    )
 
 
 def test_the_files_hold_nothing_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ from lightning_modules import DGD, DPDFD, DPSD, LabelDP
 from lightning_modules.dgd_phases import DGDImages, GeneratorPhase
 from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
-from lightning_modules.teachers import onnx_network
-from lightning_modules.teachers.private_teacher import PrivateTeacher, TeacherError
-from lightning_modules.teachers.source import TeacherConfig
+from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.teachers.private_teacher import TeacherError
 from lightning_modules.teachers.teacher_input import TeacherInput
 from privacy.identity import UnnamedTraining
 
@@ -46,12 +46,12 @@ def network(exported: tuple[nn.Module, Path], tmp_path: Path, monkeypatch: pytes
 
 
 def test_it_gives_what_torch_gives(network: nn.Module) -> None:
-    teacher = PrivateTeacher.load("teacher.onnx", **SHAPE)
+    teacher = TeacherConfig(path="teacher.onnx").load(**SHAPE)
     images = torch.randn(5, 1, 8, 8)
     assert torch.allclose(teacher.logits(images), network(images), atol=1e-5)
     export(network, "fixed.onnx", images=torch.zeros(2, 1, 8, 8), any_batch=False)
-    assert torch.allclose(PrivateTeacher.load("fixed.onnx", **SHAPE).logits(images), network(images), atol=1e-5)
-    stated = PrivateTeacher.load("teacher.onnx", **SHAPE, inputs=TeacherInput(range=[0, 1]))
+    assert torch.allclose(TeacherConfig(path="fixed.onnx").load(**SHAPE).logits(images), network(images), atol=1e-5)
+    stated = TeacherConfig(path="teacher.onnx", input=TeacherInput(range=[0, 1])).load(**SHAPE)
     assert torch.allclose(stated.logits(images), network((images + 1) / 2), atol=1e-5)
 
 
@@ -61,7 +61,7 @@ def test_each_graph_is_a_teacher_of_its_own(network: nn.Module) -> None:
     export(network, "other.onnx", images=torch.zeros(2, 1, 8, 8))
     digests = []
     for file in ("teacher.onnx", "other.onnx", "teacher.onnx"):
-        training = PrivateTeacher.load(file, **SHAPE).training
+        training = TeacherConfig(path=file).load(**SHAPE).training
         assert isinstance(training, UnnamedTraining)
         digests.append(training.digest)
     assert digests[0] == digests[2] != digests[1]
@@ -69,27 +69,25 @@ def test_each_graph_is_a_teacher_of_its_own(network: nn.Module) -> None:
 
 def test_graphs_that_are_of_no_use(network: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TeacherError, match=r"(?s)of no use here: .*\(3, 8, 8\)"):
-        PrivateTeacher.load("teacher.onnx", num_classes=10, image_shape=(3, 8, 8))
+        TeacherConfig(path="teacher.onnx").load(num_classes=10, image_shape=(3, 8, 8))
     with pytest.raises(TeacherError, match=r"one row of 3 logits"):
-        PrivateTeacher.load("teacher.onnx", num_classes=3, image_shape=(1, 8, 8))
+        TeacherConfig(path="teacher.onnx").load(num_classes=3, image_shape=(1, 8, 8))
     Path("text.onnx").write_text("hello")
     with pytest.raises(TeacherError, match=r"text\.onnx cannot be read as ONNX"):
-        PrivateTeacher.load("text.onnx", **SHAPE)
+        TeacherConfig(path="text.onnx").load(**SHAPE)
     with torch.no_grad():
         network.head.bias[0] = torch.inf  # type: ignore[union-attr, operator, index]
     export(network, "infinite.onnx", images=torch.zeros(2, 1, 8, 8))
     with pytest.raises(TeacherError, match="not finite"):
-        PrivateTeacher.load("infinite.onnx", **SHAPE)
+        TeacherConfig(path="infinite.onnx").load(**SHAPE)
     export(nn.Linear(4, 10), "rows.onnx", images=torch.zeros(2, 4))
-    with pytest.raises(TeacherError, match=r"must take images alone, one float32 input of 4 dimensions"):
-        PrivateTeacher.load("rows.onnx", **SHAPE)
-
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(onnx_network.importlib, "import_module", missing)
-    with pytest.raises(TeacherError, match=r"onnx is not installed: pip install 'private-model-transcription\[onnx\]'"):
-        PrivateTeacher.load("teacher.onnx", **SHAPE)
+    with pytest.raises(TeacherError, match=r"must take images only, one float32 input of 4 dimensions"):
+        TeacherConfig(path="rows.onnx").load(**SHAPE)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(
+        TeacherError, match=r"needs onnx and onnxruntime: pip install 'private-model-transcription\[onnx\]'"
+    ):
+        TeacherConfig(path="teacher.onnx").load(**SHAPE)
 
 
 def test_gradients_are_refused_when_it_is_loaded(network: nn.Module) -> None:

@@ -16,8 +16,8 @@ from lightning_modules import TeacherEnsemble
 from lightning_modules.cli import main
 from lightning_modules.networks import SmallCNN, TwoConvNet
 from lightning_modules.networks.stacked import NetworkStack
-from lightning_modules.teachers.private_ensemble import PrivateEnsemble
-from lightning_modules.teachers.private_teacher import TeacherError
+from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.teachers.private_teacher import PrivateEnsemble, TeacherError
 from privacy.identity import Training
 
 SHAPE = (1, 8, 8)
@@ -49,25 +49,26 @@ def images() -> torch.Tensor:
     return Digits().read("test").__getitems__(list(range(100)))[0]
 
 
-def load(path: str | Path, **settings: Any) -> PrivateEnsemble:
-    return PrivateEnsemble.load(path, **{"num_classes": 10, "image_shape": SHAPE, **settings})
+def load(path: str | Path, *, network: Any = None, name: str | None = None, **shape: Any) -> PrivateEnsemble:
+    config = TeacherConfig(path=str(path), network=network, private_data=name)
+    return config.load_ensemble(**{"num_classes": 10, "image_shape": SHAPE, **shape})
 
 
 def test_what_the_file_knows(file: Path) -> None:
     ensemble = load(file)
-    assert (ensemble.num_teachers, ensemble.num_classes, ensemble.path) == (5, 10, file)
+    assert (ensemble.num_teachers, ensemble.path) == (5, file)
     assert (ensemble.private_data, ensemble.num_records) == ("Digits/train", 1435)
     training = ensemble.training
     assert isinstance(training, Training) and (training.kind, training.releases) == ("TeacherEnsemble", None)
     assert load(file).training == training
-    assert load(file, private_data="ours").private_data == "ours"
+    assert load(file, name="ours").private_data == "ours"
 
 
 def test_votes_and_logits_are_those_of_each_teacher_by_itself(
     made: tuple[Path, TeacherEnsemble], images: torch.Tensor
 ) -> None:
     file, module = made
-    ensemble = load(file, workers=2)
+    ensemble = load(file)
     logits, votes = ensemble.each(images), ensemble.votes(images)
     assert logits.shape == (5, 100, 10) and logits.dtype == torch.float32 and not logits.requires_grad
     assert votes.shape == (100, 10) and votes.dtype == torch.int64 and set(votes.sum(dim=1).tolist()) == {5}
@@ -100,8 +101,7 @@ def test_a_teacher_that_breaks_on_an_image_still_has_one_vote(images: torch.Tens
     torch.manual_seed(0)
     healthy: list[nn.Module] = [nn.Sequential(nn.Flatten(), nn.Linear(64, 10)) for _ in range(3)]
     before, after = (
-        PrivateEnsemble(_Mixed([*healthy[:2], last]), num_classes=10, private_data="digits")
-        for last in (healthy[2], Moody())
+        PrivateEnsemble(_Mixed([*healthy[:2], last]), private_data="digits") for last in (healthy[2], Moody())
     )
     assert torch.equal(after.each(images)[2], torch.zeros(100, 10))
     moved = after.votes(images) - before.votes(images)
@@ -156,18 +156,21 @@ def test_a_teacher_itself_is_charged_first(file: Path) -> None:
     assert all(weight.grad is None for weight in network.parameters())
 
 
-def test_a_missing_file_names_the_command_that_makes_it(tmp_path: Path) -> None:
-    with pytest.raises(TeacherError, match=r"does not exist.*LightningCLI fit --config sweeps/ensemble_"):
-        load(tmp_path / "none.ckpt")
-
-
-def test_files_that_hold_no_ensemble(tmp_path: Path) -> None:
-    (tmp_path / "text.ckpt").write_text("hello")
-    with pytest.raises(TeacherError, match="cannot be read as plain weights"):
-        load(tmp_path / "text.ckpt")
+def test_files_that_hold_no_ensemble_of_this_kind(file: Path, tmp_path: Path) -> None:
     torch.save({"state_dict": {"network.weight": torch.zeros(1)}}, tmp_path / "teacher.ckpt")
-    with pytest.raises(TeacherError, match="holds no ensemble"):
-        load(tmp_path / "teacher.ckpt")
+    content = torch.load(file, weights_only=True)
+    content["ensemble"]["weights"]["head.bias"][2, 0] = torch.nan
+    torch.save(content, tmp_path / "broken.ckpt")
+    given: list[tuple[Path, dict[str, Any], str]] = [
+        (tmp_path / "none.ckpt", {}, r"does not exist.*LightningCLI fit --config sweeps/ensemble_"),
+        (tmp_path / "teacher.ckpt", {}, "holds no ensemble"),
+        (tmp_path / "broken.ckpt", {}, r"teacher 2 of ensemble .* not finite"),
+        (file, {"network": TwoConvNet}, r"(?s)do not fit the architecture TwoConvNet.*model\.teacher\.network"),
+        (file, {"num_classes": 2}, r"(?s)num_classes=2 .*size mismatch"),
+    ]
+    for path, settings, message in given:
+        with pytest.raises(TeacherError, match=message):
+            load(path, **settings)
 
 
 def test_an_unfinished_ensemble_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,26 +190,11 @@ def test_an_unfinished_ensemble_is_refused(tmp_path: Path, monkeypatch: pytest.M
         load("teachers/digits_ensemble.ckpt")
 
 
-def test_other_architecture_and_other_class_count_are_told(file: Path) -> None:
-    with pytest.raises(TeacherError, match=r"(?s)do not fit the architecture TwoConvNet.*model\.teacher\.network"):
-        load(file, network=TwoConvNet)
-    with pytest.raises(TeacherError, match=r"(?s)num_classes=2 .*size mismatch"):
-        load(file, num_classes=2)
-    with pytest.raises(TeacherError, match="cannot be built"):
-        load(file, image_shape=(1, 2, 2))
-
-
-def test_weights_that_are_not_finite_are_refused(file: Path, tmp_path: Path) -> None:
-    content = torch.load(file, weights_only=True)
-    content["ensemble"]["weights"]["head.bias"][2, 0] = torch.nan
-    torch.save(content, tmp_path / "broken.ckpt")
-    with pytest.raises(TeacherError, match=r"teacher 2 of ensemble .* not finite"):
-        load(tmp_path / "broken.ckpt")
-
-
 def test_a_script_may_give_networks() -> None:
-    many = [SmallCNN(image_shape=SHAPE, width=4, hidden=8) for _ in range(3)]
-    ensemble = PrivateEnsemble(NetworkStack(many), num_classes=10, private_data="ours")
+    many = TeacherConfig(path=nn.ModuleList([SmallCNN(image_shape=SHAPE, width=4, hidden=8) for _ in range(3)]))
+    ensemble = many.load_ensemble(num_classes=10, image_shape=SHAPE)
     assert int(ensemble.votes(torch.zeros(2, *SHAPE)).sum()) == 6
     with pytest.raises(TeacherError, match="of no use here"):
-        ensemble.require_usable(num_classes=3, image_shape=SHAPE)
+        many.load_ensemble(num_classes=3, image_shape=SHAPE)
+    with pytest.raises(TeacherError, match="must be one network"):
+        many.load(num_classes=10, image_shape=SHAPE)

@@ -1,66 +1,223 @@
-"""Teachers that are missing, do not fit, or are broken: refused with a way out, before anything is charged."""
+"""Files of teachers: read in every usual wrapping, or refused with a way out before anything is charged.
+
+Nothing in these tests may unpickle: a class that says when it is stands in the pickled files.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from support.runs import distil
 from support.variants import MoodyTeacher
+from torch import nn
 
-from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPDFD
 from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN, TwoConvNet
-from lightning_modules.teachers.private_teacher import PrivateTeacher, TeacherError
+from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.teachers.files import TeacherError
+from lightning_modules.teachers.private_teacher import PrivateTeacher
 
-PRIOR = Images(source="prior")
-
-SHAPE = (1, 8, 8)
-
-
-def load(path: str | Path = "teachers/digits.ckpt", **settings: Any) -> PrivateTeacher:
-    return PrivateTeacher.load(path, **{"num_classes": 10, "image_shape": SHAPE, **settings})
+SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8)}
 
 
-def test_a_missing_teacher_names_the_command_that_makes_it(folder: Path) -> None:
-    with pytest.raises(TeacherError, match=r"LightningCLI fit --config sweeps/teacher_mnist\.yaml"):
-        distil(model={"teacher": "teachers/mnist.ckpt"})
-    with pytest.raises(TeacherError, match=r"--model\.teacher to your own file"):
-        load("teachers/of_my_own.ckpt")
+class Loud(nn.Linear):
+    """Says when it is unpickled."""
+
+    unpickled = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Loud.unpickled += 1
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture
+def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    network = SmallCNN(**SHAPE)
+    for layer in network.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.running_mean += torch.rand_like(layer.running_mean)  # type: ignore[operator, arg-type]
+    return network.eval()
+
+
+def load(path: str = "weights.pt", *, shape: dict[str, Any] = SHAPE, **given: Any) -> PrivateTeacher:
+    return TeacherConfig(path=path, **{"network": SmallCNN, **given}).load(**shape)
+
+
+def prefixed(weights: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {f"{prefix}{name}": value for name, value in weights.items()}
+
+
+WRAPPINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "plain": lambda weights: weights,
+    "state_dict": lambda weights: {"state_dict": weights, "epoch": 3},
+    "model_state_dict": lambda weights: {"model_state_dict": weights, "optimizer_state_dict": {"state": {}}},
+    "nested": lambda weights: {"model": {"state_dict": weights}},
+    "compiled in DDP": lambda weights: prefixed(weights, "module._orig_mod."),
+    "DDP in compiled": lambda weights: {"model": prefixed(weights, "_orig_mod.module.")},
+    "Lightning, ours": lambda weights: {"state_dict": prefixed(weights, "network.")},
+    "Lightning, net, compiled": lambda weights: {"state_dict": prefixed(weights, "net._orig_mod.")},
+    "two words": lambda weights: {"state_dict": prefixed(weights, "classifier.backbone.")},
+    "a part compiled": lambda weights: {name.replace("head.", "head._orig_mod."): weights[name] for name in weights},
+    "beside a loss": lambda weights: {
+        "state_dict": {**prefixed(weights, "model."), "criterion.weight": torch.ones(10)},
+    },
+    "half precision": lambda weights: {name: value.half() for name, value in weights.items()},
+    "before counters": lambda weights: {
+        name: value for name, value in weights.items() if not name.endswith("num_batches_tracked")
+    },
+}
+
+
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+def test_every_wrapping_gives_the_same_network(network: nn.Module, wrapping: str) -> None:
+    torch.save(WRAPPINGS[wrapping](network.state_dict()), "weights.pt")
+    images = torch.randn(3, 1, 8, 8)
+    tolerance = 2e-2 if wrapping == "half precision" else 1e-5
+    assert torch.allclose(load().logits(images), network(images), atol=tolerance)
+
+
+def test_weights_that_do_not_fit_are_named(network: nn.Module) -> None:
+    weights = prefixed(network.state_dict(), "model.")
+    torch.save({"state_dict": {name: value for name, value in weights.items() if "head" not in name}}, "weights.pt")
+    with pytest.raises(TeacherError, match=r"(?s)do not fit the architecture SmallCNN.*model\."):
+        load()
+    both = {**prefixed(network.state_dict(), "student."), **prefixed(SmallCNN(**SHAPE).state_dict(), "ema.")}
+    torch.save({"state_dict": both}, "weights.pt")
+    with pytest.raises(TeacherError, match=r"holds 2 networks that fit, ema and student: save the one"):
+        load()
+    # Of ours, `network` is the one.
+    torch.save({"state_dict": {**both, **prefixed(network.state_dict(), "network.")}}, "weights.pt")
+    images = torch.randn(3, 1, 8, 8)
+    assert torch.allclose(load().logits(images), network(images), atol=1e-5)
+    with pytest.raises(TeacherError, match=r"does not say which architecture .*model\.teacher\.network"):
+        load(network=None)
+
+
+def test_one_identity_whatever_the_wrapping(network: nn.Module) -> None:
+    found = set()
+    for wrapping in ("plain", "compiled in DDP", "Lightning, ours", "nested"):
+        torch.save(WRAPPINGS[wrapping](network.state_dict()), "weights.pt")
+        found.add(load().training.digest)  # type: ignore[union-attr]
+    assert found == {TeacherConfig(path=network).load(**SHAPE).training.digest}  # type: ignore[union-attr]
+    torch.save({name: value + 1 for name, value in network.state_dict().items()}, "weights.pt")
+    assert load().training.digest not in found  # type: ignore[union-attr]
+
+
+def test_safetensors_and_weights_of_torch_export(network: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.randn(3, 1, 8, 8)
+    monkeypatch.setattr(torch.export, "load", lambda *_: pytest.fail("its loader was used"))
+    torch.export.save(torch.export.export(network, (images,)), "program.pt2")
+    for file in ("weights.safetensors", "by_content.bin"):
+        save_file(prefixed(network.state_dict(), "module."), file, metadata={"format": "pt"})
+    for file in ("weights.safetensors", "by_content.bin", "program.pt2"):
+        assert torch.allclose(load(file).logits(images), network(images), atol=1e-5)
+    monkeypatch.setattr("lightning_modules.teachers.files._EXPORTED_TYPES", {})
+    with pytest.raises(
+        TeacherError, match=r'content = torch\.export\.load\("program\.pt2"\)\n    torch\.save\(content'
+    ):
+        load("program.pt2")
+
+
+def test_what_is_no_file_of_weights(network: nn.Module) -> None:
+    Path("text.ckpt").write_text("hello")
+    Path("cut.safetensors").write_bytes(b"\x00" * 100)
+    torch.save({"a": 1}, "none.ckpt")
+    torch.save({"ensemble": {}}, "many.ckpt")
+    Path("folder").mkdir()
+    for file, message in (
+        ("text.ckpt", "cannot be read as plain weights"),
+        ("cut.safetensors", r"cut\.safetensors cannot be read as safetensors"),
+        ("none.ckpt", "holds no weights: expected a state_dict.*it has a"),
+        ("many.ckpt", "holds an ensemble, and this method takes one teacher"),
+        ("folder", "does not exist"),
+        ("of_my_own.ckpt", r"--model\.teacher to your own file"),
+        ("mnist.ckpt", r"LightningCLI fit --config sweeps/teacher_mnist\.yaml"),
+    ):
+        with pytest.raises(TeacherError, match=message):
+            load(file)
+
+
+PICKLED: dict[str, Callable[[nn.Module], None]] = {
+    "module": lambda network: torch.save(network, "teacher.pt"),
+    "module, old format": lambda network: torch.save(network, "teacher.pt", _use_new_zipfile_serialization=False),
+    "objects beside": lambda network: torch.save(
+        {"state_dict": network.state_dict(), "args": argparse.Namespace(lr=1), "head": Loud(1, 1)}, "teacher.pt"
+    ),
+    "TorchScript": lambda network: torch.jit.trace(network, torch.zeros(1, 1, 8, 8)).save("teacher.pt"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("kind", PICKLED)
+def test_what_could_run_code_is_refused_with_lines_that_convert_it(network: nn.Module, kind: str) -> None:
+    PICKLED[kind](nn.Sequential(nn.Flatten(), Loud(64, 10)))
+    Loud.unpickled = 0
+    with pytest.raises(TeacherError, match=r"(?s)teacher\.pt is (TorchScript|a pickle of).*Convert it") as refused:
+        load("teacher.pt")
+    assert Loud.unpickled == 0
+    # The two lines do what they say.
+    lines = re.findall(r"^    (.+)$", str(refused.value), re.MULTILINE)
+    assert len(lines) == 2
+    exec("\n".join(lines), {"torch": torch})
+    plain = load("weights.pt", network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    assert plain.logits(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+
+
+@pytest.mark.parametrize("written", ["plain", "nested", "text", "escaped"])
+def test_a_file_does_not_name_code_that_is_run(
+    network: nn.Module, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    Path("theirs.py").write_text("called = []\ndef touch(**_): called.append(1)\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    inner: Any = {"class_path": "lightning_modules.networks.ForeignNetwork", "init_args": {"name": "theirs.touch"}}
+    if written in ("text", "escaped"):
+        inner = json.dumps(inner)
+    if written == "escaped":
+        inner = inner.replace("ForeignNetwork", "Foreign\\u004eetwork")
+    # A network with a part that is not the first of its parameters: that one the parser builds.
+    spec = {
+        "class_path": "torch.nn.modules.transformer.TransformerEncoder",
+        "init_args": {"num_layers": 1, "norm": inner},
+    }
+    content = {"state_dict": prefixed(network.state_dict(), "network."), "hyper_parameters": {"network": spec}}
+    torch.save({**content, "hyper_parameters": {"network": inner if written == "plain" else spec}}, "weights.pt")
+    with pytest.raises(TeacherError, match="code that a file names is not run"):
+        load(network=None)
+    assert "theirs" not in sys.modules
+    assert load().logits(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+    # The control: what the parser would have done.
+    monkeypatch.setattr("lightning_modules.teachers.config.require_known_code", lambda *_, **__: None)
+    with pytest.raises(TeacherError, match="cannot be built"):
+        load(network=None)
+    assert "theirs" in sys.modules
+    del sys.modules["theirs"]
 
 
 def test_a_checkpoint_knows_its_architecture_and_its_data(folder: Path) -> None:
-    teacher = load()
+    path = "teachers/digits.ckpt"
+    teacher = load(path, network=None)
     assert teacher.private_data == "Digits/train" and teacher.num_records == 1435
-    assert teacher.logits(torch.zeros(2, *SHAPE)).shape == (2, 10)
-
-
-def test_other_architecture_and_other_class_count_are_told(folder: Path) -> None:
-    with pytest.raises(TeacherError, match=r"(?s)do not fit the architecture TwoConvNet.*model\.teacher\.network"):
-        load(network=TwoConvNet)
-    with pytest.raises(TeacherError, match=r"(?s)num_classes=2 .*size mismatch"):
-        load(num_classes=2)
-    with pytest.raises(TeacherError, match="cannot be built"):
-        load(image_shape=(1, 2, 2))
-
-
-def test_plain_weights_need_the_architecture(folder: Path) -> None:
-    torch.save(SmallCNN(image_shape=SHAPE).state_dict(), "weights.pt")
-    with pytest.raises(TeacherError, match=r"does not say which architecture .*model\.teacher\.network"):
-        load("weights.pt")
-    assert load("weights.pt", network=SmallCNN).logits(torch.zeros(1, *SHAPE)).shape == (1, 10)
-
-
-def test_a_file_that_is_no_weights(folder: Path) -> None:
-    Path("text.ckpt").write_text("hello")
-    with pytest.raises(TeacherError, match="cannot be read as plain weights"):
-        load("text.ckpt")
-    torch.save({"a": 1}, "none.ckpt")
-    with pytest.raises(TeacherError, match="holds no weights"):
-        load("none.ckpt")
+    for given, shape, message in (
+        (TwoConvNet, {}, r"(?s)do not fit the architecture TwoConvNet.*model\.teacher\.network"),
+        (None, {"num_classes": 2}, r"(?s)num_classes=2 .*size mismatch"),
+        (None, {"image_shape": (1, 2, 2)}, "cannot be built"),
+    ):
+        with pytest.raises(TeacherError, match=message):
+            load(path, network=given, shape={**SHAPE, **shape})
+    with pytest.raises(TeacherError, match=r"of no use here.*model\.teacher"):
+        TeacherConfig(path=nn.Linear(3, 3)).load(**SHAPE)
 
 
 def test_weights_that_are_not_finite_are_refused_before_any_charge(folder: Path) -> None:
@@ -75,20 +232,16 @@ def test_weights_that_are_not_finite_are_refused_before_any_charge(folder: Path)
 def test_answers_that_are_not_finite_neither_stop_the_run_nor_change_its_charge(folder: Path) -> None:
     from lightning import Trainer
 
-    module = DPDFD(num_classes=10, image_shape=SHAPE, batch_size=8, teacher=MoodyTeacher(), images=PRIOR)
+    from datamodules import Digits, SyntheticSteps
+
+    module = DPDFD(**SHAPE, batch_size=8, teacher=MoodyTeacher(), images=Images(source="prior"))
     trainer = Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=3, batch_size=8))
-    assert not torch.isfinite(module.teacher.logits(torch.ones(1, *SHAPE))).any()
+    assert not torch.isfinite(module.teacher.logits(torch.ones(1, 1, 8, 8))).any()
     assert all(bool(torch.isfinite(parameter).all()) for parameter in module.student.parameters())
     assert module.steps_done == 3
     healthy = distil(model={"images": "prior"}).model
     assert module.annotator.account.epsilon() == healthy.annotator.account.epsilon() > 0
-
-
-def test_a_teacher_of_another_shape_in_a_script_is_refused(folder: Path) -> None:
-    module = DPDFD(num_classes=10, image_shape=SHAPE, batch_size=4, teacher=torch.nn.Linear(3, 3), images=PRIOR)
-    with pytest.raises(TeacherError, match=r"of no use here.*model\.teacher"):
-        module.setup("fit")

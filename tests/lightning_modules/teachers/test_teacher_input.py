@@ -13,10 +13,8 @@ from torchvision.transforms import v2
 
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.networks import SmallCNN, logits_and_statistics
-from lightning_modules.networks.stacked import NetworkStack
-from lightning_modules.teachers.private_ensemble import PrivateEnsemble
-from lightning_modules.teachers.private_teacher import PrivateTeacher
-from lightning_modules.teachers.teacher_input import OURS, AdaptedTeacher, TeacherInput, adapted, as_logits
+from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInput
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 
@@ -28,7 +26,7 @@ def ours(pixels: torch.Tensor) -> torch.Tensor:
 
 def test_ranges_and_normalisation_are_torchvisions() -> None:
     pixels = torch.rand(4, 3, 8, 8)
-    assert torch.equal(OURS(ours(pixels)), ours(pixels))
+    assert torch.equal(TeacherInput()(ours(pixels)), ours(pixels))
     assert torch.allclose(TeacherInput(range=[0, 1])(ours(pixels)), pixels, atol=1e-6)
     assert torch.allclose(TeacherInput(range=[0, 255])(ours(pixels)), 255 * pixels, atol=1e-4)
     expected = v2.Normalize(**IMAGENET)(pixels)
@@ -54,12 +52,11 @@ def test_sizes_and_channels_are_torchvisions() -> None:
     ("given", "message"),
     [
         ({"range": [0, 1], **IMAGENET}, "either range, or mean and std"),
-        ({"mean": [0.5]}, "mean and std belong together"),
+        ({"mean": [0.5]}, "mean and std must be equally many"),
         ({"range": [1, 0]}, r"range must be a lowest and a highest value.*got \[1, 0\]"),
         ({"range": [0]}, "range must be a lowest and a highest value"),
-        ({"mean": [0.5], "std": [0.0]}, "std must be above 0"),
-        ({"mean": [0.5, 0.5], "std": [0.5]}, "equally many"),
-        ({"mean": [float("nan")], "std": [1.0]}, "mean must be one finite number"),
+        ({"mean": [0.5], "std": [0.0]}, "std above 0"),
+        ({"mean": [float("nan")], "std": [1.0]}, "must be equally many finite numbers"),
         ({"size": 0}, "size must be a side of 1 or more"),
         ({"size": [8, 8, 8]}, "size must be a side"),
         ({"channels": 4}, "channels must be 1 or 3, got 4"),
@@ -83,11 +80,11 @@ def test_outputs_become_logits_of_the_same_probabilities() -> None:
     images = torch.randn(6, 1, 4, 4)
     expected = network(images).softmax(dim=1)
     for layer, outputs in ((nn.Softmax(1), "probabilities"), (nn.LogSoftmax(1), "log_probabilities")):
-        whole = adapted(nn.Sequential(network, layer), inputs=OURS, outputs=outputs)  # type: ignore[arg-type]
+        whole = TeacherConfig(path="x", outputs=outputs).adapted(nn.Sequential(network, layer))  # type: ignore[arg-type]
         assert torch.allclose(whole(images).softmax(dim=1), expected, atol=1e-6)
-    sure = as_logits(torch.tensor([[0.0, 500.0]]).softmax(dim=1), "probabilities")
-    assert torch.isfinite(sure).all()
-    assert adapted(network, inputs=OURS, outputs="logits") is network
+    sure = AdaptedTeacher(nn.Softmax(1), takes=TeacherInput(range=[0, 500]), outputs="probabilities")
+    assert torch.isfinite(sure(torch.tensor([[[[-1.0]], [[1.0]]]]))).all()
+    assert TeacherConfig(path="x").adapted(network) is network
 
 
 def test_gradients_features_and_statistics_are_of_what_it_is_given() -> None:
@@ -95,7 +92,7 @@ def test_gradients_features_and_statistics_are_of_what_it_is_given() -> None:
     torch.manual_seed(0)
     network = SmallCNN(num_classes=4, image_shape=(3, 8, 8)).eval()
     stated = TeacherInput(range=[0, 1], channels=3, size=8)
-    whole = adapted(network, inputs=stated, outputs="logits")
+    whole = AdaptedTeacher(network, takes=stated, outputs="logits")
     images = torch.randn(6, 1, 10, 10, requires_grad=True)
     given = ((images + 1) / 2).repeat(1, 3, 1, 1)
     given = F.interpolate(given, size=(8, 8), mode="bilinear", antialias=True)
@@ -117,15 +114,13 @@ def test_private_teachers_and_ensembles_apply_it(tmp_path: Path, monkeypatch: py
     expected = torch.stack([network((images + 1) / 2) for network in networks]).detach()
     torch.save(networks[0].state_dict(), "weights.pt")
     shape: dict[str, Any] = {"num_classes": 4, "image_shape": (1, 8, 8)}
-    for teacher in (
-        PrivateTeacher(networks[0], private_data="x", inputs=stated),
-        PrivateTeacher.load("weights.pt", **shape, network=SmallCNN, inputs=stated),
-    ):
+    for path in (networks[0], "weights.pt"):
+        teacher = TeacherConfig(path=path, network=SmallCNN, input=stated).load(**shape)  # type: ignore[arg-type]
         assert torch.allclose(teacher.logits(images), expected[0], atol=1e-5)
         assert torch.allclose(teacher._network_of(0)(images), expected[0], atol=1e-5)
-    # It is the same teacher, whatever it is given.
-    assert teacher.training == PrivateTeacher.load("weights.pt", **shape, network=SmallCNN).training
-    ensemble = PrivateEnsemble(NetworkStack(networks), num_classes=4, private_data="x", inputs=stated)
+        # It is the same teacher, whatever it is given.
+        same = TeacherConfig(path=path, network=SmallCNN).load(**shape)  # type: ignore[arg-type]
+        assert teacher.training == same.training
+    ensemble = TeacherConfig(path=nn.ModuleList(networks), input=stated).load_ensemble(**shape)
     assert torch.allclose(ensemble.each(images), expected, atol=1e-5)
-    assert isinstance(ensemble._network_of(1), AdaptedTeacher)
     assert torch.allclose(ensemble._network_of(1)(images), expected[1], atol=1e-5)

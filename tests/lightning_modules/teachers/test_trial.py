@@ -13,12 +13,15 @@ from torch.nn import functional as F
 
 from lightning_modules.networks import SmallCNN, TwoConvNet
 from lightning_modules.priors import StrokePrior
-from lightning_modules.teachers.teacher_input import OURS, TeacherInput
-from lightning_modules.teachers.trial import trial_images, try_teacher
+from lightning_modules.private_run import PrivateRun
+from lightning_modules.teachers import checks
+from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.teachers.teacher_input import TeacherInput
+from privacy import GradientAnnotator
 
 SHAPE = (1, 8, 8)
 INPUTS = {
-    "ours": OURS,
+    "ours": TeacherInput(),
     "[0, 1]": TeacherInput(range=[0, 1]),
     "[0, 255]": TeacherInput(range=[0, 255]),
     "ImageNet": TeacherInput(mean=[0.449], std=[0.226]),
@@ -42,36 +45,42 @@ def trained(kind: type[nn.Module], inputs: str) -> nn.Module:
     return network.eval()
 
 
-def tried(network: nn.Module, inputs: TeacherInput = OURS, outputs: Any = "logits") -> list[str]:
-    return try_teacher(
-        network.eval(), trial_images(SHAPE, None), inputs=inputs, outputs=outputs, whose="teacher x",
-        named="model.teacher.input",
-    )  # fmt: skip
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr(checks, "rank_zero_warn", found.append)
+    return found
+
+
+def tried(network: nn.Module, stated: str = "ours", outputs: Any = "logits", named: str = "model.teacher") -> None:
+    config = TeacherConfig(path=network, input=INPUTS[stated], outputs=outputs)
+    teacher = config.load(num_classes=10, image_shape=SHAPE)
+    run = PrivateRun(GradientAnnotator())
+    checks.try_foreign(teacher, run, image_shape=SHAPE, prior=None, named=named)
+    assert run.uncharged_queries == [checks.TRIAL_ACCESS]
 
 
 @pytest.mark.parametrize("kind", [SmallCNN, TwoConvNet])
 @pytest.mark.parametrize("inputs", ["ours", "[0, 1]", "ImageNet"])
-def test_the_range_that_it_was_trained_with_is_not_warned_of(kind: type[nn.Module], inputs: str) -> None:
-    assert tried(trained(kind, inputs), INPUTS[inputs]) == []
+def test_the_range_that_it_was_trained_with_is_not_warned_of(
+    said: list[str], kind: type[nn.Module], inputs: str
+) -> None:
+    tried(trained(kind, inputs), inputs)
+    assert said == []
 
 
 @pytest.mark.parametrize(
-    ("inputs", "named"),
+    ("inputs", "given", "named", "than"),
     [
-        ("[0, 1]", "with model.teacher.input.range: [0, 1] its decisions"),
-        ("[0, 255]", "with model.teacher.input.range: [0, 255] its decisions"),
-        ("ImageNet", "with model.teacher.input.mean: [0.449] and std: [0.226] its decisions"),
+        ("[0, 1]", "ours", "model.teacher.input.range: [0, 1]", "pixels in [-1, 1]"),
+        ("[0, 255]", "ours", "model.teacher.input.range: [0, 255]", "pixels in [-1, 1]"),
+        ("ImageNet", "ours", "model.teacher.input.mean: [0.449] and std: [0.226]", "pixels in [-1, 1]"),
+        ("ours", "[0, 1]", "pixels in [-1, 1]", "model.teacher.input.range: [0, 1]"),
     ],
 )
-def test_another_range_is_warned_of_and_named(inputs: str, named: str) -> None:
-    found = tried(trained(SmallCNN, inputs))
-    assert named in found[0] and "than with pixels in [-1, 1]" in found[0]
-
-
-def test_a_range_that_was_stated_in_vain_is_warned_of() -> None:
-    found = tried(trained(SmallCNN, "ours"), INPUTS["[0, 1]"])
-    assert "with pixels in [-1, 1] its decisions" in found[0]
-    assert "than with model.teacher.input.range: [0, 1]" in found[0]
+def test_another_range_is_warned_of_and_named(said: list[str], inputs: str, given: str, named: str, than: str) -> None:
+    tried(trained(SmallCNN, inputs), given)
+    assert f"with {named} its decisions" in said[0] and f"than with {than}" in said[0]
 
 
 class Constant(nn.Module):
@@ -85,36 +94,12 @@ class Constant(nn.Module):
         return logits
 
 
-def test_constants_and_one_class_for_everything_are_named() -> None:
-    assert "gives the same outputs for 64 procedural images" in tried(Constant(jitter=0.0))[0]
-    (found,) = tried(Constant(jitter=0.1))
-    assert "one class for all of 64 procedural images" in found and "model.teacher.input" in found
-
-
-@pytest.mark.parametrize("inputs", ["ours", "[0, 1]"])
-def test_outputs_that_are_not_as_stated_are_refused(inputs: str) -> None:
-    logits = trained(SmallCNN, inputs)
-    probabilities, logarithms = nn.Sequential(logits, nn.Softmax(1)), nn.Sequential(logits, nn.LogSoftmax(1))
-    for stated in ("logits", "log_probabilities"):
-        with pytest.raises(
-            ValueError, match=r"teacher x gives probabilities.*State model\.teacher\.outputs: probabilities"
-        ):
-            tried(probabilities, INPUTS[inputs], stated)
-    with pytest.raises(ValueError, match=r"gives no probabilities.*State model\.teacher\.outputs: logits"):
-        tried(logits, INPUTS[inputs], "probabilities")
-    with pytest.raises(ValueError, match=r"gives no probabilities.*State model\.teacher\.outputs: log_probabilities"):
-        tried(logarithms, INPUTS[inputs], "probabilities")
-    with pytest.raises(ValueError, match=r"gives no log-probabilities.*State model\.teacher\.outputs: logits"):
-        tried(logits, INPUTS[inputs], "log_probabilities")
-    for network, stated in (
-        (probabilities, "probabilities"),
-        (logarithms, "log_probabilities"),
-        (logarithms, "logits"),
-    ):
-        assert tried(network, INPUTS[inputs], stated) == []
-    # In half precision too.
-    with pytest.raises(ValueError, match="gives probabilities"):
-        tried(nn.Sequential(probabilities, Rounded()), INPUTS[inputs])
+def test_constants_and_one_class_for_everything_are_named(said: list[str]) -> None:
+    tried(Constant(jitter=0.0))
+    tried(Constant(jitter=0.1))
+    same, one_class = said
+    assert "gives the same outputs for 64 procedural images" in same
+    assert "one class for all of 64 procedural images" in one_class and "model.teacher.input" in one_class
 
 
 class Rounded(nn.Module):
@@ -122,16 +107,27 @@ class Rounded(nn.Module):
         return outputs.half().float()
 
 
-def test_the_setting_of_a_baseline_is_named() -> None:
-    with pytest.raises(ValueError, match=r"State model\.generator_phase\.baseline\.outputs: probabilities"):
-        try_teacher(
-            nn.Sequential(trained(SmallCNN, "ours"), nn.Softmax(1)), trial_images(SHAPE, None), inputs=OURS,
-            outputs="logits", whose="x", named="model.generator_phase.baseline.input",
-        )  # fmt: skip
+@pytest.mark.parametrize("inputs", ["ours", "[0, 1]"])
+def test_outputs_that_are_not_as_stated_are_refused(said: list[str], inputs: str) -> None:
+    logits = trained(SmallCNN, inputs)
+    probabilities, logarithms = nn.Sequential(logits, nn.Softmax(1)), nn.Sequential(logits, nn.LogSoftmax(1))
+    for network, found, wrong in (
+        (probabilities, "probabilities", ("logits", "log_probabilities")),
+        (nn.Sequential(probabilities, Rounded()), "probabilities", ("logits",)),
+        (logits, "logits", ("probabilities", "log_probabilities")),
+        (logarithms, "log_probabilities", ("probabilities",)),
+    ):
+        for stated in wrong:
+            message = rf"gives {found} for 64 .*\.baseline\.outputs states {stated}.*baseline\.outputs: {found}"
+            with pytest.raises(ValueError, match=message):
+                tried(network, inputs, stated, named="model.generator_phase.baseline")
+        tried(network, inputs, found)
+    tried(logarithms, inputs, "logits")
+    assert said == []
 
 
 def test_images_are_the_same_ones_each_time_and_disturb_no_draws() -> None:
     state = torch.get_rng_state()
-    images = trial_images((3, 16, 16), StrokePrior())
-    assert torch.equal(images, trial_images((3, 16, 16), None)) and images.shape == (64, 3, 16, 16)
+    images = checks.trial_images((3, 16, 16), StrokePrior())
+    assert torch.equal(images, checks.trial_images((3, 16, 16), None)) and images.shape == (64, 3, 16, 16)
     assert torch.equal(torch.get_rng_state(), state)

@@ -11,8 +11,8 @@ import torch
 from support.runs import distil
 
 from lightning_modules.networks import SmallCNN
-from lightning_modules.teachers import private_teacher
-from lightning_modules.teachers.private_teacher import PrivateTeacher
+from lightning_modules.teachers import config
+from lightning_modules.teachers.config import TeacherConfig
 from privacy import Budget, GradientAnnotator
 from privacy.annotators import base as annotators
 from privacy.guarantee import Guarantee
@@ -29,7 +29,7 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def used(path: str, **given: Any) -> tuple[Guarantee, tuple[str, ...]]:
     """One run that asks until its budget of all runs is used up."""
-    teacher = PrivateTeacher.load(path, **SHAPE, network=SmallCNN, **given)
+    teacher = TeacherConfig(path=path, network=SmallCNN, **given).load(**SHAPE)
     annotator = GradientAnnotator(release="per_sample_full", noise_multiplier=30.0, budget=Budget(target_epsilon=3.0))
     annotator.bind(batch_size=32, num_classes=10)
     annotator.open(private_data=teacher.private_data, ledger=teacher.ledger, training=teacher.training)
@@ -47,7 +47,7 @@ def test_a_file_that_was_renamed_has_no_new_budget(
     if place != "beside it":
         monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "ledgers"))
     if broken:  # known by the file's name alone
-        monkeypatch.setattr(private_teacher, "_known_ledgers", lambda training, file: {})
+        monkeypatch.setattr(config, "_known_ledgers", lambda training, file: {})
     first, _ = used("weights.pt")
     spent = first.queries
     assert spent > 0
@@ -80,7 +80,7 @@ def test_charges_of_the_same_weights_count_under_any_name(
 ) -> None:
     if broken:
         monkeypatch.setattr(annotators, "_known_elsewhere", lambda training, ledger: {})
-        monkeypatch.setattr(private_teacher, "_known_ledgers", lambda training, file: {})
+        monkeypatch.setattr(config, "_known_ledgers", lambda training, file: {})
     spent, _ = used("weights.pt")
     assert spent.queries > 0
     if then == "one folder for all":

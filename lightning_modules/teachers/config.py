@@ -1,0 +1,268 @@
+"""A method's teacher: its settings, and how it is read when a fit begins and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from jsonargparse import ArgumentParser
+from torch import nn
+
+from lightning_modules.networks import build_network
+from lightning_modules.networks.named_code import require_known_code
+from lightning_modules.networks.stacked import NetworkStack
+from lightning_modules.runtime.hyperparameters import settings_of
+from lightning_modules.runtime.paths import find_config
+from lightning_modules.setting_checks import check_choice
+from lightning_modules.teachers.checks import TeacherChecks
+from lightning_modules.teachers.files import TeacherError, fitted_weights, is_onnx, read_file, weights_in
+from lightning_modules.teachers.onnx_network import OnnxNetwork
+from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel, PrivateTeacher, weights_digest
+from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInput, TeacherOutputs
+from privacy.identity import LEDGERS, Training, UnnamedTraining, ledger_file
+from privacy.ledger import ledgers_of
+
+__all__ = ["TeacherConfig"]
+
+_UNNAMED = (
+    "UNNAMED DATA: the teacher's file does not say what it was trained on. Its ledger is known by the file's folder "
+    "and weights: it holds no use of the teacher from another folder, before it was moved, nor of other teachers of "
+    f"the same data. Set private_data and {LEDGERS} (one folder for all ledgers) to count what follows under one name; "
+    "what these weights were charged in the folder before is counted under any name"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherConfig:
+    """The private teacher, or the ensemble of them; a string stands for its `path`.
+
+    Attributes:
+        path: Its checkpoint, or a network in a script; of an ensemble the file of a `TeacherEnsemble`, or an
+            `nn.ModuleList` in a script.
+        network: Builds it, or one teacher of an ensemble, where the file holds nothing but weights.
+        private_data: Public name of its training data, where the file does not say.
+        input: What it takes, where it is not images in [-1, 1] of the data's size and channels.
+        outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
+        checks: Uncharged checks of the teacher; see `TeacherChecks`.
+    """
+
+    path: str | nn.Module
+    network: Callable[..., nn.Module] | None = None
+    private_data: str | None = None
+    input: TeacherInput = field(default_factory=TeacherInput)
+    outputs: TeacherOutputs = "logits"
+    checks: TeacherChecks = field(default_factory=TeacherChecks)
+
+    def __post_init__(self) -> None:
+        # In a checkpoint of a script they are plain values.
+        object.__setattr__(self, "input", settings_of(TeacherInput, self.input, name="teacher.input"))
+        object.__setattr__(self, "checks", settings_of(TeacherChecks, self.checks, name="teacher.checks"))
+        check_choice("teacher.outputs", self.outputs, get_args(TeacherOutputs))
+
+    def held(self) -> TeacherConfig:
+        """The same, with a network of a script out of reach of every `state_dict`, copy and pickle."""
+        given: Any = self.path
+        if isinstance(given, nn.Module):
+            name = self.private_data or "training data of a teacher given in a script"
+            if isinstance(given, nn.ModuleList):
+                stack = NetworkStack([self.adapted(network) for network in given])
+                given = PrivateEnsemble(stack, private_data=name)
+            else:
+                given = PrivateTeacher(self.adapted(given), private_data=name)
+        return replace(self, path=given)
+
+    def adapted(self, network: nn.Module) -> nn.Module:
+        """The network itself where it takes and gives what this project does, else an `AdaptedTeacher` of it."""
+        if self.input == TeacherInput() and self.outputs == "logits":
+            return network
+        return AdaptedTeacher(network, takes=self.input, outputs=self.outputs)
+
+    def load(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> PrivateTeacher:
+        """Reads a checkpoint of `Teacher`, weights of any classifier (see `files`), or a graph in ONNX.
+
+        Args:
+            num_classes: c that the run expects.
+            image_shape: (C, H, W) that the run expects.
+
+        Raises:
+            TeacherError: Missing file, one that cannot be read without running code, other architecture or class count,
+                weights that are not finite.
+        """
+        teacher: Any = self.held().path
+        if not isinstance(teacher, PrivateModel):
+            file = Path(teacher)
+            if not file.is_file():
+                raise TeacherError(f"teacher checkpoint {file} does not exist. {_recipe(file)}")
+            network, origin = self._read(file, num_classes=num_classes, image_shape=image_shape)
+            teacher = PrivateTeacher(self.adapted(network), **origin)
+        if not isinstance(teacher, PrivateTeacher):
+            raise TeacherError("teacher must be one network, got an nn.ModuleList of several")
+        teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
+        return teacher
+
+    def load_ensemble(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> PrivateEnsemble:
+        """Reads a checkpoint of `TeacherEnsemble`, see `load`.
+
+        Raises:
+            TeacherError: As `load`; also an unfinished ensemble, or a file of none.
+        """
+        teacher: Any = self.held().path
+        if not isinstance(teacher, PrivateModel):
+            file = Path(teacher)
+            if not file.is_file():
+                raise TeacherError(
+                    f"checkpoint {file} of an ensemble does not exist. Make one with `LightningCLI fit --config "
+                    "sweeps/ensemble_<dataset>.yaml` (a federation's: sweeps/clients_<dataset>.yaml), or set "
+                    "model.teacher to your own file"
+                )
+            content = read_file(file)
+            weights = _finished_ensemble(content, file)
+            template = self._architecture(content, file, num_classes=num_classes, image_shape=image_shape)
+            with _fits(file, template, num_classes=num_classes, image_shape=image_shape):
+                stack = NetworkStack.from_states(template, weights)
+            if self.adapted(template) is not template:
+                stack = NetworkStack([self.adapted(stack.network(index)) for index in range(len(stack))])
+            teacher = PrivateEnsemble(stack, **self._origin(content, _training_of(content, weights, file), file))
+        if not isinstance(teacher, PrivateEnsemble):
+            raise TeacherError("teacher must be the file of an ensemble, or an nn.ModuleList of networks in a script")
+        teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
+        return teacher
+
+    def _read(
+        self, file: Path, *, num_classes: int, image_shape: tuple[int, int, int]
+    ) -> tuple[nn.Module, dict[str, Any]]:
+        """The one network of a file, as it was trained, and what the file says of it."""
+        if is_onnx(file):
+            graph = OnnxNetwork(file)
+            return graph, self._origin({}, UnnamedTraining(graph.digest, kind="graph in ONNX"), file)
+        content = read_file(file)
+        found = weights_in(content, file)
+        network = self._architecture(content, file, num_classes=num_classes, image_shape=image_shape)
+        weights = fitted_weights(found, network, file=file)
+        with _fits(file, network, num_classes=num_classes, image_shape=image_shape):
+            network.load_state_dict(weights)
+        # A plain file of weights might have one of a name that our own settings have.
+        stated = {name: value for name, value in content.items() if not isinstance(value, torch.Tensor)}
+        return network, self._origin(stated, _training_of(stated, weights, file), file)
+
+    def _architecture(
+        self, content: Any, file: Path, *, num_classes: int, image_shape: tuple[int, int, int]
+    ) -> nn.Module:
+        """The network that a file's weights belong to, freshly initialised."""
+        spec = content.get("hyper_parameters", {}).get("network") if isinstance(content, dict) else None
+        shape = self.input.shape(image_shape)
+        try:
+            factory = self.network or _factory(spec, file)
+            return build_network(factory, num_classes=num_classes, image_shape=shape, name="model.teacher.network")
+        except TeacherError:
+            raise
+        except (ValueError, TypeError) as error:
+            raise TeacherError(
+                f"the architecture of teacher {file} cannot be built: {error}. A network for images of another size or "
+                "other channels than the data's needs model.teacher.input.size and channels"
+            ) from error
+
+    def _origin(self, content: Mapping[str, Any], training: Training | UnnamedTraining, file: Path) -> dict[str, Any]:
+        """What a file says of its teacher, as arguments of `PrivateModel`."""
+        records, own_name = content.get("num_records"), f"training data of {file.name}"
+        named = self.private_data or content.get("private_data")
+        kept, known, assumptions = None, {}, []
+        if not named:
+            assumptions.append(_UNNAMED)
+            known = _known_ledgers(training, file)
+            # The one under the file's present name comes first, whatever names it had.
+            kept = min(known, key=lambda path: (known[path] != own_name, path), default=None)
+        for state in (content.get("dp_sgd"), content.get("ensemble")):
+            assumptions += [str(text) for text in (state or {}).get("assumptions", ())]
+        return {
+            "private_data": named or (own_name if kept is None else known[kept]),
+            "training": training,
+            "num_records": None if records is None else int(records),
+            "path": file,
+            "known_ledger": kept,
+            "assumptions": tuple(assumptions),
+        }
+
+
+def _finished_ensemble(content: Any, file: Path) -> Mapping[str, torch.Tensor]:
+    ensemble = content.get("ensemble") if isinstance(content, dict) else None
+    if not isinstance(ensemble, dict) or "weights" not in ensemble:
+        raise TeacherError(f"{file} holds no ensemble: give a checkpoint of `LightningCLI fit` with a TeacherEnsemble")
+    done, wanted = int(ensemble["done"]), int(ensemble["settings"]["num_teachers"])
+    if done < wanted:
+        raise TeacherError(
+            f"{file} holds an unfinished ensemble, {done} of {wanted} teachers: go on with `LightningCLI fit "
+            f"--config ... --ckpt_path {file}`"
+        )
+    weights: Mapping[str, torch.Tensor] = ensemble["weights"]
+    return weights
+
+
+def _training_of(
+    content: Mapping[str, Any], weights: Mapping[str, torch.Tensor], file: Path
+) -> Training | UnnamedTraining:
+    """A file's training run, as the file names it or else by its weights."""
+    stated = content.get("training")
+    if stated is None:
+        return UnnamedTraining(weights_digest(weights), kind="file without an identity")
+    try:
+        return Training.from_dict(stated)
+    except ValueError as error:
+        raise TeacherError(f"teacher {file}: {error}") from error
+
+
+def _known_ledgers(training: Training | UnnamedTraining, file: Path) -> dict[Path, str]:
+    """Ledgers that know a file by its weights, under whatever name it had: where its own would lie."""
+    if not isinstance(training, UnnamedTraining):
+        return {}
+    # Of any name: it is the folder that counts.
+    return ledgers_of(training, [ledger_file("x", beside=file).parent])
+
+
+@contextmanager
+def _fits(file: Path, network: nn.Module, *, num_classes: int, image_shape: tuple[int, int, int]) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        listed = " ".join(str(error).split())  # torch lists weights in lines of their own
+        raise TeacherError(
+            f"the weights in teacher {file} do not fit the architecture {type(network).__name__} with "
+            f"num_classes={num_classes} and image_shape={image_shape}: {listed}. Set model.teacher.network to the "
+            "class that the teacher was trained with, and its arguments, or take the data set that it was trained on"
+        ) from error
+
+
+def _recipe(file: Path) -> str:
+    """How a missing teacher is made."""
+    name = f"dp_teacher_{file.stem[:-3]}.yaml" if file.stem.endswith("_dp") else f"teacher_{file.stem}.yaml"
+    for recipe in (f"sweeps/{name}", f"sweeps/methods/{name}"):
+        if Path(find_config(recipe)).is_file():
+            return f"Make it with:  LightningCLI fit --config {recipe}"
+    return (
+        "Train one with `LightningCLI fit --config sweeps/teacher_<dataset>.yaml`, or set --model.teacher to your own "
+        "file"
+    )
+
+
+def _factory(spec: Any, file: Path) -> Callable[..., nn.Module]:
+    """The architecture that a checkpoint names, where that is known code."""
+    if not isinstance(spec, dict):
+        raise TeacherError(
+            f"{file} does not say which architecture it holds: set model.teacher.network, for example to "
+            "lightning_modules.networks.ResNet34, torchvision.models.resnet18 or path/to/my.py:Net"
+        )
+    try:
+        require_known_code(spec)
+    except ValueError as error:
+        raise TeacherError(
+            f"the architecture in {file} is not built: {error}. Set model.teacher.network, with the arguments that it "
+            "was trained with"
+        ) from error
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--network", type=Callable[..., nn.Module])
+    factory: Callable[..., nn.Module] = parser.instantiate_classes(parser.parse_object({"network": spec})).network
+    return factory
