@@ -28,7 +28,6 @@ from torch.nn import functional as F
 from benchmarks.reporting import report
 from datamodules.mapped import MappedRecords
 from lightning_modules.networks import ImageClassifier
-from lightning_modules.runtime.runs import commit, hardware, versions
 from lightning_modules.teachers.record_clipping import WAYS
 from privacy.mechanisms.noise import SystemNoise
 
@@ -86,11 +85,6 @@ def steps_of_ours(network: Head, inputs: Tensor, labels: Tensor, batches: list[T
         optimizer.step()
 
 
-def peak_mib() -> float:
-    """Most memory that this process has held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def take_steps(
     answer: Connection, way: str, *, records: int, features: int, batch: int, steps: int, physical: int
 ) -> None:
@@ -102,7 +96,7 @@ def take_steps(
     batches = [torch.randperm(records, generator=draw)[:batch] for _ in range(steps + 1)]
     network = Head(features)
 
-    before = peak_mib()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.process_time()
     if way == "opacus":
         steps_of_opacus(network, inputs, labels, batches, physical=physical)
@@ -111,7 +105,8 @@ def take_steps(
     # With the kernel's: memory that is taken and given back costs as well.
     seconds = (time.process_time() - start) / len(batches)
     weights = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
-    answer.send((seconds, peak_mib() - before, weights.numpy()))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    answer.send((seconds, (peak - before) / 1024, weights.numpy()))
 
 
 def measured(way: str, **sizes: int) -> tuple[float, float, Tensor]:
@@ -181,16 +176,9 @@ def main(args: list[str] | None = None) -> None:
     warnings.simplefilter("ignore")
     sizes = {"steps": options.steps, "repeats": options.repeats, "physical": options.physical}
     names = ("records", "features", "batch")
-    result = {
-        "physical": options.physical,
-        "rows": [
-            measure_head(**dict(zip(names, map(int, size.split("x")), strict=True)), **sizes) for size in options.sizes
-        ],
-        "hardware": hardware(),
-        "versions": versions(),
-        "commit": commit(),
-    }
-    report(result, table(result), output=options.output)
+    shapes = [dict(zip(names, map(int, size.split("x")), strict=True)) for size in options.sizes]
+    rows = [measure_head(**shape, **sizes) for shape in shapes]
+    report({"physical": options.physical, "rows": rows}, table, output=options.output)
 
 
 if __name__ == "__main__":

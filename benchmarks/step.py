@@ -38,7 +38,6 @@ from lightning_modules.images.source import Images
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
-from lightning_modules.runtime.runs import commit, hardware, versions
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from privacy import Budget
@@ -70,6 +69,7 @@ def _prior() -> Images:
     return Images(source="prior", prior=StrokePrior())
 
 
+CLASSES = 10
 METHODS: dict[str, Callable[..., LightningModule]] = {
     "DPDFD": lambda **given: DPDFD(annotator=GradientAnnotator(**GRADIENTS), images=_prior(), **given),
     "DPSD, gradients": lambda **given: DPSD(
@@ -114,11 +114,11 @@ def module_of(name: str, options: argparse.Namespace, *, folder: Path) -> Lightn
     """A fresh module of a method, its teacher read from a file as in a real run: with a ledger beside it."""
     shape = (1, options.side, options.side)
     seed_everything(0, verbose=False)
-    file = folder / f"teacher_{options.classes}_{options.side}.pt"
+    file = folder / f"teacher_{CLASSES}_{options.side}.pt"
     if not file.is_file():
-        torch.save(SmallCNN(num_classes=options.classes, image_shape=shape).state_dict(), file)
+        torch.save(SmallCNN(num_classes=CLASSES, image_shape=shape).state_dict(), file)
     return METHODS[name](
-        num_classes=options.classes,
+        num_classes=CLASSES,
         image_shape=shape,
         batch_size=options.batch_size,
         teacher=TeacherConfig(path=str(file), network=SmallCNN, private_data=f"benchmark {name} {time.monotonic_ns()}"),
@@ -145,7 +145,7 @@ def seconds_of_opacus(options: argparse.Namespace) -> float:
     shape = (1, options.side, options.side)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     seed_everything(0, verbose=False)
-    student = GradSampleModule(_group_norm(num_classes=options.classes, image_shape=shape).to(device))
+    student = GradSampleModule(_group_norm(num_classes=CLASSES, image_shape=shape).to(device))
     optimizer = DPOptimizer(
         torch.optim.Adam(student.parameters(), lr=1e-3),
         noise_multiplier=1.0,
@@ -154,7 +154,7 @@ def seconds_of_opacus(options: argparse.Namespace) -> float:
     )
     draw = torch.Generator().manual_seed(0)
     images = StrokePrior().sample(options.batch_size, image_shape=shape, generator=draw, device=device)
-    labels = torch.randint(options.classes, (options.batch_size,), generator=draw).to(device)
+    labels = torch.randint(CLASSES, (options.batch_size,), generator=draw).to(device)
     start = 0.0
     for step in range(options.warm_up + options.steps):
         if step == options.warm_up:
@@ -163,11 +163,6 @@ def seconds_of_opacus(options: argparse.Namespace) -> float:
         F.cross_entropy(student(images), labels).backward()
         optimizer.step()
     return float((now() - start) / options.steps)
-
-
-def seconds(name: str, options: argparse.Namespace, *, folder: Path) -> float:
-    """Seconds per step, of whatever is measured."""
-    return seconds_of_opacus(options) if name == OPACUS else seconds_of_method(name, options, folder=folder)
 
 
 def in_turns(measured: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
@@ -187,7 +182,8 @@ def ratio(found: dict[str, list[float]], name: str, base: str) -> float:
 def measure_methods(options: argparse.Namespace, *, folder: Path) -> list[dict[str, Any]]:
     """Every method against plain distillation, and the one with Opacus's student against Opacus."""
     names = ["DPDFD", "plain distillation", "DPSD, gradients", "DPSD, labels", "DPDFD, group norm", OPACUS]
-    found = in_turns({name: partial(seconds, name, options, folder=folder) for name in names}, options.rounds)
+    measured = {name: partial(seconds_of_method, name, options, folder=folder) for name in names if name != OPACUS}
+    found = in_turns({**measured, OPACUS: partial(seconds_of_opacus, options)}, options.rounds)
     rows: list[dict[str, Any]] = []
     for name in names:
         row: dict[str, Any] = {"step": name, "ms": 1e3 * statistics.median(found[name])}
@@ -219,7 +215,6 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--warm-up", type=int, default=3, help="steps of each turn that do not count")
     parser.add_argument("--rounds", type=int, default=9, help="turns")
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--side", type=int, default=28, help="pixels of an image's side")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="a few small steps of each, which say nothing of speed")
@@ -235,16 +230,11 @@ def main(args: list[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     try:
         with tempfile.TemporaryDirectory() as temporary:
-            result = {
-                **{key: vars(options)[key] for key in ("batch_size", "classes", "side", "steps", "rounds", "threads")},
-                "methods": measure_methods(options, folder=Path(temporary)),
-                "hardware": hardware(),
-                "versions": versions(),
-                "commit": commit(),
-            }
+            methods = measure_methods(options, folder=Path(temporary))
     finally:
         torch.set_num_threads(threads)
-    report(result, table(result), output=options.output)
+    settings = {key: vars(options)[key] for key in ("batch_size", "side", "steps", "rounds", "threads")}
+    report({**settings, "classes": CLASSES, "methods": methods}, table, output=options.output)
 
 
 if __name__ == "__main__":

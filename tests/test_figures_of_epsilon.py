@@ -20,7 +20,7 @@ PINNED: dict[str, Any] = json.loads(Path(figures_of_epsilon.__file__).with_suffi
 SLOW = {
     name
     for name in PINNED["recipes"]
-    if re.search("Whitened|Kernel", (SWEEPS / f"{name}.yaml").read_text(encoding="utf-8"))
+    if re.search("whitening|Kernels", (SWEEPS / f"{name}.yaml").read_text(encoding="utf-8"))
 }
 
 

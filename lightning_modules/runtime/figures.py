@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -17,26 +16,17 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-__all__ = ["Line", "comparison", "image_grid", "lines_over", "run_curves", "save_figure"]
+from privacy.files import write_atomically
 
-# SVG files of equal figures are equal: the ids in them are else drawn anew each time.
-matplotlib.rcParams["svg.hashsalt"] = "figures"
+__all__ = ["comparison", "image_grid", "run_curves", "save_figure"]
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Writes a PNG, or an SVG by the file's ending, atomically, and closes the figure (which can be saved again)."""
+    """Writes a PNG atomically and closes the figure."""
     buffer = io.BytesIO()
-    target = Path(path)
-    if target.suffix == ".svg":
-        figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
-    else:
-        figure.savefig(buffer, format="png", dpi=120, bbox_inches="tight")
+    figure.savefig(buffer, format="png", dpi=120, bbox_inches="tight")
     plt.close(figure)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.part")
-    temporary.write_bytes(buffer.getvalue())
-    temporary.replace(target)
-    return target
+    return write_atomically(path, buffer.getvalue())
 
 
 def image_grid(images: torch.Tensor, *, title: str) -> Figure:
@@ -111,54 +101,5 @@ def comparison(
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    figure.tight_layout()
-    return figure
-
-
-@dataclass
-class Line:
-    """Accuracy over a quantity.
-
-    Attributes:
-        x: The quantity.
-        mean: Accuracy between 0 and 1.
-        std: Its standard deviation; 0 draws no bar.
-        printed: Whether a paper prints it, in place of a run having measured it.
-    """
-
-    x: list[float]
-    mean: list[float]
-    std: list[float]
-    printed: bool = False
-
-    def add(self, x: float, mean: float, std: float) -> None:
-        """Takes a point."""
-        self.x.append(x)
-        self.mean.append(mean)
-        self.std.append(std)
-
-
-def lines_over(lines: Mapping[str, Line], *, title: str, label: str, log: bool = False) -> Figure:
-    """Accuracy over a quantity, one line per name; what a paper prints is dashed.
-
-    Args:
-        lines: By name.
-        title: Heading.
-        label: Of the horizontal axis.
-        log: Whether that axis is logarithmic.
-    """
-    figure, axes = plt.subplots(figsize=(6, 4))
-    for name, line in lines.items():
-        style = "--s" if line.printed else "-o"
-        axes.errorbar(line.x, line.mean, yerr=line.std, fmt=style, markersize=4, capsize=2, label=name)
-    if log:
-        axes.set_xscale("log")
-    axes.set_xlabel(label)
-    axes.set_ylabel("student accuracy (test)")
-    axes.set_ylim(0, 1)
-    axes.set_title(title, fontsize=10)
-    axes.grid(alpha=0.3)
-    if lines:
-        axes.legend(fontsize=8)
     figure.tight_layout()
     return figure

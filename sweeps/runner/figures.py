@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from lightning_modules.runtime.figures import Line, lines_over
 from privacy.formatting import round_up
 from sweeps.runner.rows import Row
 from sweeps.runner.spec import Spec
@@ -25,12 +25,22 @@ TOP = 0.93
 
 
 @dataclass
-class _Epsilons:
-    """Both ε of the points of one line, None where a record has none."""
+class _Line:
+    """Points of one line; where a paper prints it, it is dashed and without ε."""
 
+    printed: bool = False
     x: list[float] = field(default_factory=list)
+    mean: list[float] = field(default_factory=list)
+    std: list[float] = field(default_factory=list)
     record: list[float | None] = field(default_factory=list)
     published: list[float | None] = field(default_factory=list)
+
+    def add(self, x: float, mean: float, std: float = 0.0, row: Row | None = None) -> None:
+        self.x.append(x)
+        self.mean.append(mean)
+        self.std.append(std)
+        self.record.append(None if row is None else row.largest("epsilon_record"))
+        self.published.append(None if row is None else row.largest("epsilon_published"))
 
 
 def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
@@ -44,29 +54,37 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
         rows: Its rows.
     """
     axis = spec.figure["x"]
-    lines: dict[str, Line] = {}
-    epsilons: dict[str, _Epsilons] = {}
+    lines: dict[str, _Line] = {}
     for row in rows:
         labels = dict(row.labels)
         x = float(labels.pop(axis))
         name = ", ".join(labels.values()) or "ours"
         if row.mean is not None:
-            lines.setdefault(name, Line([], [], [])).add(x, row.mean, row.std or 0.0)
-            mine = epsilons.setdefault(name, _Epsilons())
-            mine.x.append(x)
-            mine.record.append(row.largest("epsilon_record"))
-            mine.published.append(row.largest("epsilon_published"))
+            lines.setdefault(name, _Line()).add(x, row.mean, row.std or 0.0, row)
         if row.printed is not None:
-            lines.setdefault(f"{name} (paper)", Line([], [], [], printed=True)).add(x, row.printed.accuracy, 0.0)
-    label = str(spec.figure.get("label", axis))
-    figure = lines_over(lines, title=spec.title, label=label, log=bool(spec.figure.get("log")))
-    if epsilons:
-        colors = {name: drawn[0].get_color() for name, drawn in zip(lines, figure.axes[0].containers, strict=True)}
-        _add_panel(figure, epsilons, colors)
+            lines.setdefault(f"{name} (paper)", _Line(printed=True)).add(x, row.printed.accuracy)
+    figure, axes = plt.subplots(figsize=(6, 4))
+    colors = {}
+    for name, line in lines.items():
+        style = "--s" if line.printed else "-o"
+        drawn = axes.errorbar(line.x, line.mean, yerr=line.std, fmt=style, markersize=4, capsize=2, label=name)
+        colors[name] = drawn[0].get_color()
+    if spec.figure.get("log"):
+        axes.set_xscale("log")
+    axes.set_xlabel(str(spec.figure.get("label", axis)))
+    axes.set_ylabel("student accuracy (test)")
+    axes.set_ylim(0, 1)
+    axes.set_title(spec.title, fontsize=10)
+    axes.grid(alpha=0.3)
+    if lines:
+        axes.legend(fontsize=8)
+    figure.tight_layout()
+    if measured := {name: line for name, line in lines.items() if not line.printed}:
+        _add_panel(figure, measured, colors)
     return figure
 
 
-def _add_panel(figure: Figure, epsilons: Mapping[str, _Epsilons], colors: Mapping[str, Any]) -> None:
+def _add_panel(figure: Figure, lines: Mapping[str, _Line], colors: Mapping[str, Any]) -> None:
     top = figure.axes[0]
     grid = figure.add_gridspec(2, 1, height_ratios=[3, 2])
     top.set_subplotspec(grid[0])
@@ -77,9 +95,9 @@ def _add_panel(figure: Figure, epsilons: Mapping[str, _Epsilons], colors: Mappin
     panel.tick_params(axis="x", which="minor", labelsize=6)
     figure.set_size_inches(6, 6)
     seen: dict[float, dict[str, tuple[float, bool]]] = {}
-    for name, mine in epsilons.items():
-        for values, style, bound in ((mine.record, "-o", True), (mine.published, ":s", False)):
-            points = [(x, value) for x, value in zip(mine.x, values, strict=True) if value is not None and value > 0]
+    for name, line in lines.items():
+        for values, style, bound in ((line.record, "-o", True), (line.published, ":s", False)):
+            points = [(x, value) for x, value in zip(line.x, values, strict=True) if value is not None and value > 0]
             finite = [point for point in points if math.isfinite(point[1])]
             if finite:
                 panel.plot(*zip(*finite, strict=True), style, color=colors[name], markersize=3, linewidth=1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,14 @@ from rich.table import Table
 
 from lightning_modules.callbacks.record import role
 from lightning_modules.runtime.figures import comparison, save_figure
+from privacy.files import write_atomically
 from privacy.formatting import short_figure
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.queue import Plan, Run, Store, run_plan
 from sweeps.runner.spec import Spec
-from sweeps.runner.workers import Workers, add_worker_arguments, workers_of
+from sweeps.runner.workers import add_worker_arguments, workers_of
 
-__all__ = ["pipeline", "run_pipeline", "summary"]
+__all__ = ["bound", "claim", "pipeline"]
 
 MEANING = """\
 ε published   what the paper's own theorem gives: the figure its tables are indexed by. A claim; it bounds no record.
@@ -37,56 +37,15 @@ MEANING = """\
 A teacher that was trained without differential privacy has no bound at all (inf)."""
 
 
-def run_pipeline(
-    spec: Spec,
-    run: Run,
-    *,
-    folder: Path | None = None,
-    force: bool = False,
-    results: Path | None = None,
-    workers: Workers | None = None,
-) -> None:
-    """Runs what has not been run.
-
-    Args:
-        spec: The pipeline.
-        run: Takes the arguments of one `fit` command.
-        folder: Parent of the fits' folders, in place of the file's own.
-        force: Run everything again.
-        results: Folder into which each fit's record is copied as `<pipeline>_<fit>.json`, and the figure as
-            `<pipeline>.png`; None for no copies.
-        workers: What runs the fits; None is this process, which lets their errors through.
-
-    Raises:
-        RunnerError: A fit failed in its own process.
-    """
-    folder = folder or spec.folder
-    plan = Plan(spec.pipeline(), Store(folder), title=spec.name)
-    if force:
-        for name in plan.tasks:
-            plan.store.clear(name)
-    progress = run_plan(plan, run, workers=workers, say=rank_zero_info, strict=True)
-    if progress.failed:
-        name, error = next(iter(progress.failed.items()))
-        raise RunnerError(f"{spec.name}: not all fits were made: {name}: {error}")
-    if progress.left:
-        return  # a process that helps with one fit
-    folders = {name: folder / name for name in plan.tasks}
-    rank_zero_info(summary(folders, title=spec.title if spec.kind == "figure" else None, folder=folder))
-    if results is not None:
-        results.mkdir(parents=True, exist_ok=True)
-        for name, place in folders.items():
-            shutil.copyfile(place / "result.json", results / f"{spec.name}_{name}.json")
-        if (figure := folder / "figure.png").is_file():
-            shutil.copyfile(figure, results / f"{spec.name}.png")
-
-
 def pipeline(args: Sequence[str], *, run: Run) -> None:
     """The command `pipeline FILE [--force] [--jobs N] [--dask ADDRESS]`.
 
     Args:
         args: What follows the command.
         run: Runs one `fit` command in this process.
+
+    Raises:
+        RunnerError: The file makes no sense, or a fit failed in a process of its own; errors in this one pass through.
     """
     parser = argparse.ArgumentParser(
         prog="LightningCLI pipeline",
@@ -99,17 +58,27 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
     parser.add_argument("--folder", type=Path, help="Where the fits' folders lie, in place of the file's own.")
     parser.add_argument("--results", type=Path, help="Copy each fit's record and the figure into this folder.")
     options = parser.parse_args(list(args))
-    run_pipeline(
-        Spec.read(options.file),
-        run,
-        folder=options.folder,
-        force=options.force,
-        results=options.results,
-        workers=workers_of(options),
-    )
+    workers, spec = workers_of(options), Spec.read(options.file)
+    folder: Path = options.folder or spec.folder
+    plan = Plan(spec.pipeline(), Store(folder), title=spec.name)
+    for name in plan.tasks if options.force else ():
+        plan.store.clear(name)
+    progress = run_plan(plan, run, workers=workers, say=rank_zero_info, strict=True)
+    if progress.failed:
+        name, error = next(iter(progress.failed.items()))
+        raise RunnerError(f"{spec.name}: not all fits were made: {name}: {error}")
+    if progress.left:
+        return  # a process that helps with one fit
+    folders = {name: folder / name for name in plan.tasks}
+    rank_zero_info(_summary(folders, title=spec.title if spec.kind == "figure" else None, folder=folder))
+    if options.results is not None:
+        for name, place in folders.items():
+            write_atomically(options.results / f"{spec.name}_{name}.json", (place / "result.json").read_bytes())
+        if (figure := folder / "figure.png").is_file():
+            write_atomically(options.results / f"{spec.name}.png", figure.read_bytes())
 
 
-def summary(folders: Mapping[str, Path], *, title: str | None = None, folder: Path) -> str:
+def _summary(folders: Mapping[str, Path], *, title: str | None = None, folder: Path) -> str:
     """Finished fits as a table, the meaning of its columns, and where figures and guarantees are.
 
     Args:
@@ -117,7 +86,8 @@ def summary(folders: Mapping[str, Path], *, title: str | None = None, folder: Pa
         title: Of a figure with the curves of all students, written to `folder`; None for no figure.
         folder: The pipeline's folder.
     """
-    records = {name: record for name, place in folders.items() if (record := _record(place)) is not None}
+    files = {name: place / "result.json" for name, place in folders.items()}
+    records = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.is_file()}
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("fit", "what", "data", "test accuracy", "ε published", "ε record", "δ", "teacher queries"):
         table.add_column(heading, justify="left" if heading in ("fit", "what", "data") else "right")
@@ -162,11 +132,3 @@ def claim(record: Mapping[str, Any]) -> str | None:
     if not record.get("published_claim") or isinstance(value, str):
         return value if record.get("published_claim") else None
     return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
-
-
-def _record(place: Path) -> dict[str, Any] | None:
-    path = place / "result.json"
-    if not path.is_file():
-        return None
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return record

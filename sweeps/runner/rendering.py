@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -43,19 +41,14 @@ mean and standard deviation from three on.
 
 
 def render_table(spec: Spec, *, results: Path) -> Path:
-    """Writes the page of a table, and `table.csv`, `figure.png` and `figure.svg` beside the records of each preset.
+    """Writes the page of a table, and for a figure `figure.png` beside the records of each preset.
 
     Returns:
         The page.
     """
     measured = _measured(spec, results)
-    for preset, rows in measured.items():
-        place = results / spec.name / preset
-        write_atomically(place / "table.csv", as_csv(rows, measures=spec.measures))
-        if spec.kind == "figure":
-            figure = figure_of(spec, rows)
-            save_figure(figure, place / "figure.svg")
-            save_figure(figure, place / "figure.png")
+    for preset, rows in measured.items() if spec.kind == "figure" else ():
+        save_figure(figure_of(spec, rows), results / spec.name / preset / "figure.png")
     page = results / f"{spec.name}.md"
     write_atomically(page, page_of(spec, measured, results=results))
     return page
@@ -149,35 +142,6 @@ def _section(spec: Spec, preset: str, rows: Sequence[Row], results: Path) -> lis
     ]
     lines += [""] if failures else []
     return [*lines, _provenance(spec, preset, [record for row in rows for record in row.records]), ""]
-
-
-def as_csv(rows: Sequence[Row], *, measures: Sequence[str] = ()) -> str:
-    """One line per point of the grid, with these figures beside the accuracy."""
-    of_labels = any(row.largest("epsilon_label") is not None for row in rows)
-    largest = ["epsilon_published", "epsilon_record", *(["epsilon_label"] if of_labels else [])]
-    largest += ["delta", "steps", "wall_seconds"]
-    lines = [
-        {
-            **dict(row.labels),
-            "paper_accuracy": None if row.printed is None else row.printed.accuracy,
-            "ours_mean": row.mean,
-            "ours_sd": row.std,
-            "ours": " ".join(map(repr, row.accuracies)),
-            **{name: row.mean_of(name) for name in measures},
-            "seeds": " ".join(str(record["seed"]) for record in row.records),
-            **{name: row.largest(name) for name in largest},
-            "footnotes": "" if row.printed is None else " ".join(row.printed.notes),
-            "errors": "; ".join(row.errors),
-            "commit": " ".join(_distinct(row.records, "commit")),
-            "hardware": "; ".join(_distinct(row.records, "hardware")),
-        }
-        for row in rows
-    ]
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return stream.getvalue()
 
 
 class _Notes:

@@ -40,7 +40,6 @@ the cell's seed, and those named in `seeded`: other parents are made once, with 
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -156,16 +155,15 @@ class Spec:
         file, where = _locate(str(path)), str(path)
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
         grid = isinstance(values, Mapping) and "axes" in values
-        _only(values, OF_FITS | OF_TABLES if grid else OF_FITS, where)
-        fits = _fits(values.get("fits") or {}, where)
+        needed = {"fits", "title", "presets"} if grid else {"fits"}
+        _only(values, OF_FITS | OF_TABLES if grid else OF_FITS, where, needed=needed)
+        fits = _fits(values["fits"], where)
         title, kind = str(values.get("title", "")), values.get("kind", "table" if grid else "pipeline")
         folder = Path(values.get("folder") or f"runs/{file.stem}")
         if kind not in (("table", "figure") if grid else ("pipeline", "figure")):
             raise RunnerError(f"{where}: kind must be figure or left out, got {kind!r}")
         if not grid:
             return cls(name=file.stem, title=title, kind=kind, folder=folder, fits=fits)
-        if missing := {"title", "presets"} - set(values):
-            raise RunnerError(f"{where}: `{'`, `'.join(sorted(missing))}` needed")
         axes = {str(axis): _values(entry) for axis, entry in values["axes"].items()}
         _check_patches(axes, fits, where)
         figure = values.get("figure") or {}
@@ -175,15 +173,12 @@ class Spec:
         paper, table = str(values.get("paper", "")), values.get("reported")
         if table is not None and not any((row.paper, row.table) == (paper, table) for row in reported()):
             raise RunnerError(f"{where}: sweeps/reported has no {table!r} of paper {paper!r}")
-        seeded = values.get("seeded") or []
-        if unknown := set(seeded) - set(fits):
-            raise RunnerError(f"{where}, seeded: fits are {sorted(fits)}, got {sorted(unknown)}")
-        measures = values.get("measures") or []
-        if not isinstance(measures, list) or not set(map(str, measures)) <= set(MEASURES):
-            raise RunnerError(f"{where}: measures must be a list of {', '.join(MEASURES)}, got {measures!r}")
-        value = values.get("value")
-        if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-            raise RunnerError(f"{where}: value must be a finite number, got {value!r}")
+        seeded, measures = values.get("seeded") or [], values.get("measures") or []
+        _known(seeded, fits, f"{where}, seeded")
+        _known(measures, MEASURES, f"{where}, measures")
+        compared = values.get("compare_with") or []
+        for entry in compared:
+            _only(entry, {"table", "label", "cell"}, f"{where}, compare_with", needed={"table", "label"})
         return cls(
             name=file.stem,
             title=title,
@@ -197,8 +192,8 @@ class Spec:
             presets={name: _preset(name, values, axes, fits, where) for name in values["presets"]},
             figure=figure,
             seeded=(*seeded, list(fits)[-1]),
-            compare_with=_compare_with(values.get("compare_with") or [], where),
-            value=value,
+            compare_with=tuple(compared),
+            value=values.get("value"),
             unprinted=_points(values.get("unprinted"), axes, f"{where}, unprinted"),
             measures=tuple(measures),
         )
@@ -320,10 +315,17 @@ def _locate(path: str) -> Path:
     raise RunnerError(f"there is no table or figure {path!r}; known are {', '.join(_installed())}")
 
 
-def _only(values: Any, allowed: Iterable[str], where: str) -> None:
-    if not isinstance(values, Mapping) or set(values) - set(allowed):
-        got = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
-        raise RunnerError(f"{where}: allowed keys are {sorted(allowed)}, got {got}")
+def _only(values: Any, allowed: Iterable[str], where: str, *, needed: Iterable[str] = ()) -> None:
+    if not isinstance(values, Mapping):
+        raise RunnerError(f"{where}: must be a mapping with the keys {sorted(allowed)}, got {type(values).__name__}")
+    _known(values, allowed, where)
+    if missing := sorted(set(needed) - set(values)):
+        raise RunnerError(f"{where}: needs {missing}, got {sorted(map(str, values))}")
+
+
+def _known(given: Iterable[Any], allowed: Iterable[str], where: str) -> None:
+    if unknown := {str(value) for value in given} - set(allowed):
+        raise RunnerError(f"{where}: allowed are {sorted(allowed)}, got {sorted(unknown)}")
 
 
 def _fits(entries: Any, where: str) -> dict[str, Fit]:
@@ -331,11 +333,9 @@ def _fits(entries: Any, where: str) -> dict[str, Fit]:
         raise RunnerError(f"{where}: `fits` must be a mapping of at least one name to its `config` and `set`")
     fits: dict[str, Fit] = {}
     for name, entry in entries.items():
-        _only(entry, {"config", "set"}, f"{where}, fit {name}")
-        if not re.fullmatch(r"\w+", str(name)) or name == CLAIMS or "config" not in entry:
-            raise RunnerError(
-                f"{where}: a fit has a single word other than {CLAIMS} for a name and a `config`, got {name!r}: {entry}"
-            )
+        _only(entry, {"config", "set"}, f"{where}, fit {name}", needed={"config"})
+        if not re.fullmatch(r"\w+", str(name)) or name == CLAIMS:
+            raise RunnerError(f"{where}: the name of a fit must be a single word other than {CLAIMS}, got {name!r}")
         fits[name] = Fit(name=name, config=_files(entry["config"]), set=entry.get("set") or {})
         if missing := set(fits[name].parents) - set(fits):
             raise RunnerError(f"{where}, fit {name}: refers to {sorted(missing)}, before it are {sorted(fits)[:-1]}")
@@ -357,20 +357,18 @@ def _points(entries: Any, axes: Axes, where: str) -> list[Point]:
 
 def _point(entry: Any, axes: Axes, where: str) -> Point:
     _only(entry, axes, where)
-    # Nothing to compare would mean the whole grid.
-    if not entry or any(str(value) not in axes[axis] for axis, value in entry.items()):
-        known = {axis: sorted(values) for axis, values in axes.items()}
-        raise RunnerError(f"{where}: needs values of the axes {known}, got {entry}")
+    if not entry:
+        raise RunnerError(f"{where}: needs a value of an axis: without one it would mean the whole grid")
+    for axis, value in entry.items():
+        _known([value], axes[axis], f"{where}, {axis}")
     return {axis: str(value) for axis, value in entry.items()}
 
 
 def _exceptions(entries: Any, axes: Axes, fits: Mapping[str, Fit], where: str) -> list[tuple[Point, Patch]]:
     made = []
     for entry in entries or []:
-        _only(entry, {"when", "set"}, where)
-        when, patch = _point(entry.get("when"), axes, f"{where}, when"), entry.get("set") or {}
-        if not patch:
-            raise RunnerError(f"{where}: `set` needed, what {when} changes, got {entry}")
+        _only(entry, {"when", "set"}, where, needed={"when", "set"})
+        when, patch = _point(entry["when"], axes, f"{where}, when"), entry["set"]
         _check_patches({"exceptions": {str(when): patch}}, fits, where)
         made.append((when, patch))
     return made
@@ -380,12 +378,11 @@ def _preset(name: str, values: Mapping[str, Any], axes: Axes, fits: Mapping[str,
     place, entry = f"{where}, preset {name}", values["presets"][name]
     _only(entry, OF_PRESETS, place)
     chosen: dict[str, Mapping[str, Patch]] = dict(axes)
+    _known(entry.get("axes") or (), axes, f"{place}, axes")
     for axis, given in (entry.get("axes") or {}).items():
-        if axis not in axes:
-            raise RunnerError(f"{place}: axes are {sorted(axes)}, got {axis!r}")
         more = _values(given) if isinstance(given, Mapping) else {str(value): {} for value in given}
-        if not isinstance(given, Mapping) and (absent := set(more) - set(axes[axis])):
-            raise RunnerError(f"{place}: {axis} has the values {sorted(axes[axis])}, got {sorted(absent)}")
+        if not isinstance(given, Mapping):
+            _known(more, axes[axis], f"{place}, {axis}")
         chosen[axis] = {value: _merged(axes[axis].get(value, {}), patch) for value, patch in more.items()}
     _check_patches({**chosen, "set": {"set": entry.get("set") or {}}}, fits, place)
     exceptions = _exceptions(values.get("exceptions"), axes, fits, f"{where}, exceptions")
@@ -404,18 +401,6 @@ def _preset(name: str, values: Mapping[str, Any], axes: Axes, fits: Mapping[str,
 
 def _merged(first: Patch, second: Patch) -> Patch:
     return {name: {**first.get(name, {}), **second.get(name, {})} for name in {**first, **second}}
-
-
-def _compare_with(entries: Any, where: str) -> tuple[Mapping[str, Any], ...]:
-    for entry in entries:
-        _only(entry, {"table", "label", "cell"}, f"{where}, compare_with")
-        if missing := {"table", "label"} - set(entry):
-            raise RunnerError(f"{where}, compare_with: `{'`, `'.join(sorted(missing))}` needed")
-        other = yaml.safe_load(_locate(str(entry["table"])).read_text(encoding="utf-8"))
-        if entry.get("cell"):
-            axes = {str(axis): _values(values) for axis, values in (other.get("axes") or {}).items()}
-            _point(entry["cell"], axes, f"{where}, compare_with {entry['table']}")
-    return tuple(entries)
 
 
 def _check_patches(axes: Axes, fits: Mapping[str, Fit], where: str) -> None:

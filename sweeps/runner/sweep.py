@@ -1,16 +1,15 @@
 """W&B's sweep files without W&B's server: `LightningCLI sweep sweeps/wandb/dpdfd_mnist.yaml`.
 
-Grid and random search over `parameters`, each run by the file's own `command` with its macros expanded as `wandb agent`
-does it, in its own folder, once: by this process, by several (`--jobs`), or by those of a Dask cluster (`--dask`).
+Each point of the grid `parameters` is run once, in a folder of its own, by the file's `command` with its macros
+expanded as `wandb agent` does it: by this process, by several (`--jobs`), or by those of a Dask cluster (`--dask`).
+Other searches need W&B's server.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import math
 import os
-import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ __all__ = ["Sweep", "sweep"]
 
 PROGRAMS = ("LightningCLI", "transcribe")
 ENTRY = ("method", "parameters", "command")
-DISTRIBUTIONS = ("uniform", "int_uniform", "log_uniform_values", "q_uniform")
 
 
 @dataclass(frozen=True)
@@ -37,15 +35,13 @@ class Sweep:
 
     Attributes:
         name: Its name.
-        method: `grid` or `random`.
-        parameters: By dotted name, as W&B describes them.
+        parameters: Values of each parameter, by dotted name.
         command: With macros.
         program: What `${program}` stands for.
     """
 
     name: str
-    method: str
-    parameters: Mapping[str, Mapping[str, Any]]
+    parameters: Mapping[str, Sequence[Any]]
     command: Sequence[str]
     program: str
 
@@ -62,40 +58,21 @@ class Sweep:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
         if missing := [name for name in ENTRY if name not in values]:
             raise RunnerError(f"{path}: {', '.join(missing)} missing")
-        if values["method"] not in ("grid", "random"):
-            raise RunnerError(f"{path}: method must be grid or random without a server, got {values['method']!r}")
+        if values["method"] != "grid":
+            raise RunnerError(f"{path}: method must be grid without W&B's server, got {values['method']!r}")
         found = cls(
             name=str(values.get("name") or file.stem),
-            method=values["method"],
-            parameters=values["parameters"],
+            parameters={name: _values(name, entry) for name, entry in values["parameters"].items()},
             command=[str(part) for part in values["command"]],
             program=str(values.get("program", "")),
         )
         found.arguments({})
-        for name, entry in found.parameters.items():
-            _check(name, entry, found.method)
         return found
 
-    def points(self, *, count: int | None = None, seed: int = 0) -> Iterator[dict[str, Any]]:
-        """Values of the parameters, run by run.
-
-        Args:
-            count: How many; None is the whole grid. Random search needs it.
-            seed: Of random search. The first runs are the same whatever `count` is.
-
-        Raises:
-            RunnerError: Random search without a count.
-        """
-        if self.method == "grid":
-            choices = [[e["value"]] if "value" in e else list(e["values"]) for e in self.parameters.values()]
-            for point in itertools.islice(itertools.product(*choices), count):
-                yield dict(zip(self.parameters, point, strict=True))
-            return
-        if count is None:
-            raise RunnerError("random search goes on for ever: give --count")
-        draw = random.Random(seed)
-        for _ in range(count):
-            yield {name: _draw(entry, draw) for name, entry in self.parameters.items()}
+    def points(self) -> Iterator[dict[str, Any]]:
+        """Values of the parameters, run by run."""
+        for point in itertools.product(*self.parameters.values()):
+            yield dict(zip(self.parameters, point, strict=True))
 
     def arguments(self, point: Mapping[str, Any]) -> list[str]:
         """Arguments of `LightningCLI` for one run: the command with macros expanded, from after the program on.
@@ -134,7 +111,7 @@ class Sweep:
 
 
 def sweep(args: Sequence[str], *, run: Run) -> None:
-    """The command `sweep FILE [--count N] [--jobs N] [--dask ADDRESS]`.
+    """The command `sweep FILE [--jobs N] [--dask ADDRESS]`.
 
     Args:
         args: Its arguments.
@@ -142,15 +119,13 @@ def sweep(args: Sequence[str], *, run: Run) -> None:
     """
     parser = argparse.ArgumentParser(prog="LightningCLI sweep", description=__doc__, allow_abbrev=False)
     parser.add_argument("file", help="W&B's sweep file, for example sweeps/wandb/dpdfd_mnist.yaml.")
-    parser.add_argument("--count", type=int, default=None, help="Runs to make at most; random search needs it.")
-    parser.add_argument("--seed", type=int, default=0, help="Of random search.")
     parser.add_argument("--folder", default="runs/sweeps", help="Where the sweep's folder lies.")
     parser.add_argument("--dry-run", action="store_true", help="Show the command lines; run nothing.")
     add_worker_arguments(parser.add_argument)
     options = parser.parse_args(list(args))
     workers = workers_of(options)
     found = Sweep.read(options.file)
-    tasks = [found.task(point) for point in found.points(count=options.count, seed=options.seed)]
+    tasks = [found.task(point) for point in found.points()]
     for task in tasks:
         _refuse_private_selection(task.fit.arguments)
     plan = Plan(tasks, Store(Path(options.folder) / found.name), title=found.name)
@@ -193,38 +168,9 @@ def _refuse_private_selection(arguments: Sequence[str]) -> None:
         )
 
 
-def _check(name: str, entry: Mapping[str, Any], method: str) -> None:
-    if not isinstance(entry, Mapping):
-        raise RunnerError(f"parameter {name}: a mapping is needed, got {entry!r}")
-    if "parameters" in entry:
-        raise RunnerError(f"parameter {name}: nested parameters reach no command line; use dotted names")
-    if "value" in entry or "values" in entry:
-        return
-    if method == "grid":
-        raise RunnerError(f"parameter {name}: a grid needs `value` or `values`, got {sorted(entry)}")
-    if not {"min", "max"} <= set(entry):
-        raise RunnerError(f"parameter {name}: `value`, `values` or `min` and `max` are needed, got {sorted(entry)}")
-    kind = entry.get("distribution", "uniform")
-    if kind not in DISTRIBUTIONS:
-        raise RunnerError(f"parameter {name}: distribution must be one of {DISTRIBUTIONS}, got {kind!r}")
-    if not entry["min"] <= entry["max"] or (kind == "log_uniform_values" and entry["min"] <= 0):
-        raise RunnerError(
-            f"parameter {name}: min and max do not span an interval, got {entry['min']} and {entry['max']}"
-        )
-
-
-def _draw(entry: Mapping[str, Any], draw: random.Random) -> Any:
-    if "value" in entry:
-        return entry["value"]
-    if "values" in entry:
-        return draw.choices(list(entry["values"]), weights=entry.get("probabilities"))[0]
-    low, high = entry["min"], entry["max"]
-    # W&B's own rule for what an interval means where no distribution is named.
-    whole = isinstance(low, int) and isinstance(high, int)
-    kind = entry.get("distribution", "int_uniform" if whole else "uniform")
-    if kind == "int_uniform":
-        return draw.randint(int(low), int(high))
-    if kind == "log_uniform_values":
-        return math.exp(draw.uniform(math.log(low), math.log(high)))
-    value = draw.uniform(low, high)
-    return round(value / entry.get("q", 1)) * entry.get("q", 1) if kind == "q_uniform" else value
+def _values(name: str, entry: Any) -> Sequence[Any]:
+    if isinstance(entry, Mapping) and "value" in entry:
+        return [entry["value"]]
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("values"), list):
+        raise RunnerError(f"parameter {name}: a grid over dotted names needs `value` or `values`, got {entry!r}")
+    return list(entry["values"])

@@ -32,13 +32,11 @@ class Turn:
 
     Attributes:
         spec: The table.
-        number: Which of the table's seeds, from 0.
-        seed: That seed.
+        seed: One of its seeds.
         cells: The cells.
     """
 
     spec: Spec
-    number: int
     seed: int
     cells: Sequence[Cell]
 
@@ -53,12 +51,12 @@ def in_order(specs: Sequence[Spec], *, preset: str, seeds: Sequence[int] | None 
         preset: Their size.
         seeds: In place of the preset's.
     """
-    turns = []
+    turns: list[tuple[int, Turn]] = []
     for spec in sorted(specs, key=lambda spec: -math.inf if spec.value is None else spec.value, reverse=True):
         cells = spec.cells(preset, seeds=seeds)
         for number, seed in enumerate(dict.fromkeys(cell.seed for cell in cells)):
-            turns.append(Turn(spec, number, seed, [cell for cell in cells if cell.seed == seed]))
-    return sorted(turns, key=lambda turn: turn.number)
+            turns.append((number, Turn(spec, seed, [cell for cell in cells if cell.seed == seed])))
+    return [turn for _, turn in sorted(turns, key=lambda entry: entry[0])]
 
 
 def plan_of(turns: Sequence[Turn], store: Store, *, title: str = "") -> Plan:
@@ -168,23 +166,13 @@ def _parser() -> argparse.ArgumentParser:
     add_worker_arguments(run.add_argument)
     run.add_argument("--dry-run", action="store_true", help="Show what would be run with its cost; run nothing.")
     run.add_argument(
-        "--hours", type=_hours, default=math.inf, help="Begin no fit that its estimate says would not end in that time."
+        "--hours", type=float, default=math.inf, help="Begin no fit that its estimate says would not end in that time."
     )
     render = commands.add_parser("render", help="Render all records again, and the index of all tables.")
     render.add_argument("--results", default=RESULTS, help="Where the records are.")
     render.add_argument("--document", default="docs/results.md", help="The index.")
     render.add_argument("--check", action="store_true", help="Write nothing; fail where a page is out of date.")
     return parser
-
-
-def _hours(given: str) -> float:
-    try:
-        hours = float(given)
-    except ValueError:
-        hours = math.nan
-    if not hours > 0:
-        raise argparse.ArgumentTypeError(f"must be a number of hours above 0, got {given!r}")
-    return hours
 
 
 def _list() -> None:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -71,21 +71,19 @@ class Workers:
             environment=environment,
             program=tuple(self.program),
         )
-        client = None
-        try:
-            if self.dask is not None:
-                client = _client(self.dask)
-            executor = ThreadPoolExecutor(self.jobs) if client is None else client.get_executor(pure=False)
-            try:
-                with _ended_by_sigterm():
-                    yield executor, function
-            finally:
-                marker.unlink(missing_ok=True)
-                executor.shutdown(wait=client is None)
-        finally:
-            marker.unlink(missing_ok=True)
-            if client is not None:
-                client.close()
+        with ExitStack() as ends:
+            ends.callback(marker.unlink, missing_ok=True)
+            if self.dask is None:
+                executor: Executor = ThreadPoolExecutor(self.jobs)
+                ends.callback(executor.shutdown)
+            else:
+                client = ends.enter_context(closing(_client(self.dask)))
+                executor = client.get_executor(pure=False)
+                ends.callback(executor.shutdown, wait=False)
+            # Removed first: processes end where it is gone.
+            ends.callback(marker.unlink, missing_ok=True)
+            ends.enter_context(_ended_by_sigterm())
+            yield executor, function
 
 
 def make_in_a_process(

@@ -21,8 +21,7 @@ from lightning_modules import Distillation, DPSGDTeacher, TeacherEnsemble
 from lightning_modules.cli import run
 from lightning_modules.networks import SmallCNN
 from lightning_modules.student import StudentConfig
-from sweeps.runner.pipeline import run_pipeline
-from sweeps.runner.spec import Spec
+from sweeps.runner.pipeline import pipeline
 
 SHAPE = (1, 8, 8)
 
@@ -139,7 +138,7 @@ def test_a_pipeline_holds_one_fit_at_a_time(folder: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(broken, Current)
     elif broken:
         monkeypatch.setattr(broken, lambda: None)
-    run_pipeline(Spec.read("pipe.yaml"), watched)
+    pipeline(["pipe.yaml"], run=watched)
     left = [one() is not None for one in modules]
     if broken:
         assert max(alive) > 0 and any(left)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,10 +13,6 @@ Bad = tuple[str, tuple[str, ...], Callable[[], None] | None, str]
 """What is wrong, in words; the arguments; what is done before; a part of what is said."""
 
 FIT = ("fit", "--config", "sweeps/dpdfd_digits.yaml", "--trainer.max_epochs=1")
-
-
-def _fit(*more: str) -> tuple[str, ...]:
-    return (*FIT, *more)
 
 
 def _corrupt() -> None:
@@ -33,18 +28,14 @@ def _other_architecture() -> None:
     torch.save({"weight": torch.zeros(2)}, "teachers/other.pt")
 
 
-def _idx(*, size: int) -> None:
+def _truncated_images() -> None:
     folder = Path("data/MNIST/raw")
     folder.mkdir(parents=True, exist_ok=True)
     for part, count in (("train", 60000), ("t10k", 10000)):
         (folder / f"{part}-images-idx3-ubyte").write_bytes(
-            b"\0\0\x08\x03" + count.to_bytes(4, "big") + (28).to_bytes(4, "big") * 2 + b"\0" * size
+            b"\0\0\x08\x03" + count.to_bytes(4, "big") + (28).to_bytes(4, "big") * 2 + b"\0" * 100
         )
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + count.to_bytes(4, "big") + b"\0" * size)
-
-
-def _truncated_images() -> None:
-    _idx(size=100)
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + count.to_bytes(4, "big") + b"\0" * 100)
 
 
 def _occupied() -> None:
@@ -55,174 +46,74 @@ def _broken_yaml() -> None:
     Path("broken.yaml").write_text("model: {class_path: DPDFD\ntrainer: 3\n")
 
 
-MNIST = ("--config", "sweeps/teacher_mnist.yaml", "--trainer.max_epochs=1")
+MNIST = ("fit", "--config", "sweeps/teacher_mnist.yaml", "--trainer.max_epochs=1")
 DPSD = ("fit", "--config", "sweeps/methods/dpsd_digits.yaml", "--trainer.max_epochs=1")
-SMALL = ("--model.teacher.network=SmallCNN",)
-ANNOTATOR = "--model.annotator"
+ANNOTATOR, BUDGET = "--model.annotator", "--model.annotator.budget"
 
+# fmt: off
 BAD: list[Bad] = [
-    (
-        "negative noise",
-        _fit(f"{ANNOTATOR}.noise_multiplier=-1"),
-        None,
-        "noise_multiplier must be 0 or lie between 1e-30 and 1e+30, got -1.0",
-    ),
-    (
-        "negative noise, where the annotator may be of two classes",
-        (*DPSD, f"{ANNOTATOR}.noise_multiplier=-1"),
-        None,
-        "noise_multiplier must be 0 or lie between 1e-30 and 1e+30, got -1.0",
-    ),
-    ("δ of 0", _fit(f"{ANNOTATOR}.budget.delta=0"), None, "delta must be in (0, 1), got 0.0"),
-    ("δ of 1", _fit(f"{ANNOTATOR}.budget.delta=1"), None, "delta must be in (0, 1), got 1.0"),
-    (
-        "δ above one in the number of records",
-        _fit(f"{ANNOTATOR}.budget.delta=0.01"),
-        None,
-        "delta must lie below 1/N = 0.000697 for the 1435 records of Digits/train",
-    ),
-    ("ε of 0", _fit(f"{ANNOTATOR}.budget.target_epsilon=0"), None, "target_epsilon must be above 0 or null, got 0.0"),
-    (
-        "ε that is no number",
-        _fit(f"{ANNOTATOR}.budget.target_epsilon=low"),
-        None,
-        "model.annotator.budget.target_epsilon must be float, got low",
-    ),
-    (
-        "an ε too small for one step",
-        _fit(f"{ANNOTATOR}.budget.target_epsilon=1e-6"),
-        None,
-        "target_epsilon=1e-06 (published accounting",
-    ),
-    ("an empty batch", _fit("--data.batch_size=0"), None, "batch_size must be an integer of at least 1, got 0"),
-    ("no steps", _fit("--data.steps_per_epoch=0"), None, "steps_per_epoch must be an integer of at least 1, got 0"),
-    ("a GPU where there is none", _fit("--trainer.accelerator=gpu"), None, "trainer.accelerator is gpu"),
-    ("a number that is none", _fit("--trainer.max_epochs=many"), None, "trainer.max_epochs must be int, got many"),
-    (
-        "a checkpoint that is missing",
-        _fit("--ckpt_path=missing.ckpt"),
-        None,
-        "ckpt_path must be `last` or a checkpoint's file, and missing.ckpt is none",
-    ),
-    (
-        "a checkpoint that is none",
-        ("test", *FIT[1:], "--ckpt_path=corrupt.ckpt"),
-        _corrupt,
-        "ckpt_path corrupt.ckpt cannot be read as a checkpoint (UnpicklingError)",
-    ),
-    (
-        "gradients accumulated",
-        _fit("--trainer.accumulate_grad_batches=2"),
-        None,
-        "trainer.accumulate_grad_batches must be 1",
-    ),
-    (
-        "gradients clipped by the trainer",
-        _fit("--trainer.gradient_clip_val=1"),
-        None,
-        "trainer.gradient_clip_val must be null",
-    ),
-    (
-        "double precision",
-        _fit("--trainer.precision=64"),
-        None,
-        "trainer.precision must be one of 32, 32-true, bf16-mixed, 16-mixed, got 64",
-    ),
+    ("negative noise", (*FIT, f"{ANNOTATOR}.noise_multiplier=-1"), None,
+     "noise_multiplier must be 0 or lie between 1e-30 and 1e+30, got -1.0"),
+    ("negative noise, where the annotator may be of two classes", (*DPSD, f"{ANNOTATOR}.noise_multiplier=-1"), None,
+     "noise_multiplier must be 0 or lie between 1e-30 and 1e+30, got -1.0"),
+    ("δ of 0", (*FIT, f"{BUDGET}.delta=0"), None, "delta must be in (0, 1), got 0.0"),
+    ("δ of 1", (*FIT, f"{BUDGET}.delta=1"), None, "delta must be in (0, 1), got 1.0"),
+    ("δ above one in the number of records", (*FIT, f"{BUDGET}.delta=0.01"), None,
+     "delta must lie below 1/N = 0.000697 for the 1435 records of Digits/train"),
+    ("ε of 0", (*FIT, f"{BUDGET}.target_epsilon=0"), None, "target_epsilon must be above 0 or null, got 0.0"),
+    ("ε that is no number", (*FIT, f"{BUDGET}.target_epsilon=low"), None,
+     "model.annotator.budget.target_epsilon must be float, got low"),
+    ("an ε too small for one step", (*FIT, f"{BUDGET}.target_epsilon=1e-6"), None,
+     "target_epsilon=1e-06 (published accounting"),
+    ("an empty batch", (*FIT, "--data.batch_size=0"), None, "batch_size must be an integer of at least 1, got 0"),
+    ("no steps", (*FIT, "--data.steps_per_epoch=0"), None, "steps_per_epoch must be an integer of at least 1, got 0"),
+    ("a GPU where there is none", (*FIT, "--trainer.accelerator=gpu"), None, "trainer.accelerator is gpu"),
+    ("a number that is none", (*FIT, "--trainer.max_epochs=many"), None, "trainer.max_epochs must be int, got many"),
+    ("a checkpoint that is missing", (*FIT, "--ckpt_path=missing.ckpt"), None,
+     "ckpt_path must be `last` or a checkpoint's file, and missing.ckpt is none"),
+    ("a checkpoint that is none", ("test", *FIT[1:], "--ckpt_path=corrupt.ckpt"), _corrupt,
+     "ckpt_path corrupt.ckpt cannot be read as a checkpoint (UnpicklingError)"),
+    ("gradients accumulated", (*FIT, "--trainer.accumulate_grad_batches=2"), None,
+     "trainer.accumulate_grad_batches must be 1"),
+    ("gradients clipped by the trainer", (*FIT, "--trainer.gradient_clip_val=1"), None,
+     "trainer.gradient_clip_val must be null"),
+    ("double precision", (*FIT, "--trainer.precision=64"), None,
+     "trainer.precision must be one of 32, 32-true, bf16-mixed, 16-mixed, got 64"),
     ("a method spelt wrong", ("fit", "--model=DPDFDD"), None, "model: there is no class DPDFDD (did you mean DPDFD?)"),
-    (
-        "a network spelt wrong",
-        _fit("--model.student=SmalCNN"),
-        None,
-        "model.student.network: there is no class SmalCNN (did you mean SmallCNN?)",
-    ),
-    ("a prior spelt wrong", _fit("--model.images.prior=StrokPrior"), None, "model.images.prior"),
-    (
-        "a data set spelt wrong",
-        _fit("--data.dataset=MNITS"),
-        None,
-        "data.dataset: there is no class MNITS (did you mean MNIST?)",
-    ),
-    ("a command spelt wrong", ("fti", *FIT[1:]), None, "there is no command fti (did you mean fit?)"),
-    (
-        "a setting spelt wrong",
-        _fit("--model.images.sorce=prior"),
-        None,
-        "model.images: there is no setting sorce (did you mean source?)",
-    ),
-    (
-        "a group of settings spelt wrong",
-        _fit("--model.annotater.delta=1e-5"),
-        None,
-        "there is no setting annotater.delta (did you mean annotator.delta?)",
-    ),
-    (
-        "a network's setting spelt wrong",
-        _fit("--model.student.network.widht=3"),
-        None,
-        "model.student.network: there is no setting widht (did you mean width?)",
-    ),
-    (
-        "a setting of the data spelt wrong",
-        _fit("--data.step_per_epoch=3"),
-        None,
-        "data: there is no setting step_per_epoch (did you mean steps_per_epoch?)",
-    ),
-    (
-        "an option cut short",
-        _fit("--trainer.max_epoch=1"),
-        None,
-        "there is no setting trainer.max_epoch (did you mean trainer.max_epochs?)",
-    ),
-    (
-        "a choice that is none",
-        _fit("--model.images.source=priors"),
-        None,
-        "model.images.source must be one of 'generator'",
-    ),
-    (
-        "a configuration that is missing",
-        ("fit", "--config", "sweeps/missing.yaml"),
-        None,
-        "File does not exist: './sweeps/missing.yaml'",
-    ),
+    ("a network spelt wrong", (*FIT, "--model.student=SmalCNN"), None,
+     "model.student.network: there is no class SmalCNN (did you mean SmallCNN?)"),
+    ("a prior spelt wrong", (*FIT, "--model.images.prior=StrokPrior"), None, "model.images.prior"),
+    ("a data set spelt wrong", (*FIT, "--data.dataset=MNITS"), None,
+     "data.dataset: there is no class MNITS (did you mean MNIST?)"),
+    ("a command spelt wrong", ("fti", "--config", "sweeps/dpdfd_digits.yaml", "--trainer.max_epochs=1"), None,
+     "there is no command fti (did you mean fit?)"),
+    ("a setting spelt wrong", (*FIT, "--model.images.sorce=prior"), None,
+     "model.images: there is no setting sorce (did you mean source?)"),
+    ("a group of settings spelt wrong", (*FIT, "--model.annotater.delta=1e-5"), None,
+     "there is no setting annotater.delta (did you mean annotator.delta?)"),
+    ("a network's setting spelt wrong", (*FIT, "--model.student.network.widht=3"), None,
+     "model.student.network: there is no setting widht (did you mean width?)"),
+    ("a setting of the data spelt wrong", (*FIT, "--data.step_per_epoch=3"), None,
+     "data: there is no setting step_per_epoch (did you mean steps_per_epoch?)"),
+    ("an option cut short", (*FIT, "--trainer.max_epoch=1"), None,
+     "there is no setting trainer.max_epoch (did you mean trainer.max_epochs?)"),
+    ("a choice that is none", (*FIT, "--model.images.source=priors"), None,
+     "model.images.source must be one of 'generator'"),
+    ("a configuration that is missing", ("fit", "--config", "sweeps/missing.yaml"), None,
+     "File does not exist: './sweeps/missing.yaml'"),
     ("a configuration that is not YAML", ("fit", "--config", "broken.yaml"), _broken_yaml, "Problems parsing config"),
-    (
-        "a teacher that is missing",
-        _fit("--model.teacher=teachers/missing.ckpt"),
-        None,
-        "teacher checkpoint teachers/missing.ckpt does not exist",
-    ),
-    (
-        "a teacher's file cut short",
-        _fit("--model.teacher=teachers/half.ckpt"),
-        _truncate,
-        "teacher teachers/half.ckpt cannot be read as plain weights (RuntimeError",
-    ),
-    (
-        "a teacher of another architecture",
-        _fit("--model.teacher=teachers/other.pt", *SMALL),
-        _other_architecture,
-        "the weights in teacher teachers/other.pt do not fit the architecture SmallC",
-    ),
-    ("data that are missing", ("fit", *MNIST), None, "MNIST: 2 file(s) missing in data/MNIST/raw:"),
-    (
-        "a data file cut short",
-        ("fit", *MNIST),
-        _truncated_images,
-        "data/MNIST/raw/train-images-idx3-ubyte is damaged or no IDX file of bytes (",
-    ),
-    (
-        "a run's folder that is a file",
-        _fit("--trainer.default_root_dir=occupied"),
-        _occupied,
-        "the run's folder occupied cannot be written (File exists)",
-    ),
-    (
-        "a run to export that is missing",
-        ("export", "runs/missing", "--to", "public"),
-        None,
-        "RUN must be a run's folder or a checkpoint of one",
-    ),
+    ("a teacher that is missing", (*FIT, "--model.teacher=teachers/missing.ckpt"), None,
+     "teacher checkpoint teachers/missing.ckpt does not exist"),
+    ("a teacher's file cut short", (*FIT, "--model.teacher=teachers/half.ckpt"), _truncate,
+     "teacher teachers/half.ckpt cannot be read as plain weights (RuntimeError"),
+    ("a teacher of another network", (*FIT, "--model.teacher=teachers/other.pt", "--model.teacher.network=SmallCNN"),
+     _other_architecture, "the weights in teacher teachers/other.pt do not fit the architecture SmallC"),
+    ("data that are missing", MNIST, None, "MNIST: 2 file(s) missing in data/MNIST/raw:"),
+    ("a data file cut short", MNIST, _truncated_images,
+     "data/MNIST/raw/train-images-idx3-ubyte is damaged or no IDX file of bytes ("),
+    ("a run's folder that is a file", (*FIT, "--trainer.default_root_dir=occupied"), _occupied,
+     "the run's folder occupied cannot be written (File exists)"),
+    ("a run to export that is missing", ("export", "runs/missing", "--to", "public"), None,
+     "RUN must be a run's folder or a checkpoint of one"),
 ]
-
-assert os.sep == "/"  # paths in the table
+# fmt: on

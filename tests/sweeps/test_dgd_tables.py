@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -104,19 +103,6 @@ def test_one_ensemble_and_one_baseline_for_each_data_set(preset: str) -> None:
     baselines = {fit.name: cell.labels["dataset"] for cell, fit in fits_of(tables, "baseline")}
     known = ["Digits"] if preset == "smoke" else ["FashionMNIST", "MNIST"]
     assert sorted(teachers.values()) == known and sorted(baselines.values()) == known
-
-
-def test_another_setting_makes_another_ensemble() -> None:
-    _, ensemble = fits_of([("dgd-table1", "cpu")], "ensemble")[0]
-    longer = replace(ensemble.fit, set={**ensemble.fit.set, "model.steps": 241})
-    assert longer.digest({}) != ensemble.fit.digest({}) == ensemble.digest
-    assert len({fit.name for _, fit in fits_of([("dgd-fig8", "paper")], "ensemble")}) == 2 * 4
-
-
-@pytest.mark.parametrize(("preset", "shared"), [("smoke", 4), ("cpu", 4), ("paper", 8)])
-def test_the_table_and_the_figure_over_queries_share_their_cells(preset: str, shared: int) -> None:
-    first, second = ({cell.task.digest for cell in cells(name, preset)} for name in ("dgd-table1", "dgd-fig3"))
-    assert len(first & second) == shared
 
 
 @pytest.mark.parametrize("preset", MEASURED)

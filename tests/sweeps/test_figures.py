@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -68,10 +66,6 @@ def test_an_infinite_bound_is_said_and_no_line_hides_it(spec: Spec) -> None:
     assert infinite.get_color() == colors[1]
 
 
-def test_without_a_measured_point_there_is_no_panel(spec: Spec) -> None:
-    assert len(drawn(spec, [row(1, "prior")]).axes) == 1
-
-
 @pytest.mark.parametrize("bound", [4.21e6, 1.0001, 0.64408, 27.01, 9.91e9])
 def test_a_bound_is_never_written_below_its_value(bound: float) -> None:
     def holds(text: str) -> bool:
@@ -80,8 +74,3 @@ def test_a_bound_is_never_written_below_its_value(bound: float) -> None:
     assert holds(_short(bound, bound=True)) and float(_short(bound, bound=True)) <= 1.11 * bound
     # Rounded to the nearest, as what a paper claims is, it would be.
     assert not holds(_short(bound, bound=False))
-
-
-def test_an_infinite_figure_is_written_as_such() -> None:
-    values: list[Any] = [_short(math.inf, bound=True), _short(math.inf, bound=False)]
-    assert values == ["inf", "inf"]

@@ -42,15 +42,9 @@ def test_how_it_is_written_does_not_count(text: str) -> None:
     before = of()
     Path("base.yaml").write_text(text)
     assert of() == before
-
-
-@pytest.mark.parametrize(
-    "text", [BASE.replace("gamma: 1.0", "gamma: 2.0"), BASE.replace("[a]", "[a, b]"), BASE + "seed_everything: 1\n"]
-)
-def test_a_changed_value_is_another_fit(text: str) -> None:
-    before = of()
-    Path("base.yaml").write_text(text)
-    assert of() != before
+    for other in (text.replace("1.0", "2.0"), text + "seed_everything: 1\n"):
+        Path("base.yaml").write_text(other)
+        assert of() != before
 
 
 def test_whatever_may_change_the_outcome_counts() -> None:

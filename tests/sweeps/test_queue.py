@@ -113,10 +113,8 @@ def test_a_fit_that_fails_leaves_the_others_intact_and_is_tried_again_later(erro
     note = json.loads(Path("store/cell2/failed.json").read_text())
     assert str(error) in note["error"] and any(note["error"] in line for line in lines)
     assert made().done == 7 and ran() == ["cell2"] and not list(Path("store").glob("*/failed.json"))
-
-
-def test_without_a_parent_there_are_no_children() -> None:
-    progress = made(fit(errors={"teacher": RuntimeError("out of memory")}))
+    # Without a parent there are no children.
+    progress = made(fit(errors={"teacher": error}), of=plan(value=2))
     assert ran() == ["teacher"] and len(progress.failed) == 7
 
 
@@ -138,14 +136,6 @@ def test_an_interruption_ends_everything_and_the_next_run_goes_on_from_the_check
     assert ran() == ["teacher", "cell0", "cell1"] and not list(Path("store").glob("*/failed.json"))
     made()
     assert [(cell, resumed) for _, cell, _, resumed in said("begun")][:2] == [("cell1", "True"), ("cell2", "False")]
-
-
-def test_the_checkpoint_of_another_configuration_is_not_gone_on_with() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        made(fit(errors={"teacher": KeyboardInterrupt()}))
-    assert Path("store/teacher/checkpoints/last.ckpt").is_file()
-    made(of=plan(value=2))
-    assert said("begun")[0][1:] == ["teacher", str(os.getpid()), "False"]
 
 
 def test_no_fit_is_begun_that_would_not_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,18 +230,17 @@ def test_a_process_that_lightning_starts_to_help_makes_the_same_fit_and_waits_fo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a fit on several devices Lightning runs the command line once for each; the first one holds the claim."""
+    named: list[str | None] = []
+    made(lambda line: (given(line), named.append(os.environ.get("TRANSCRIPTION_FIT"))))
+    assert named == ["teacher", *CELLS] and "TRANSCRIPTION_FIT" not in os.environ
+    for name in ("teacher", *CELLS):
+        Store("store").clear(name)
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("TRANSCRIPTION_FIT", "cell3")
     with Store("store").claim("cell3"):
         made()
     assert ran() == ["cell3"]
     assert Store("store").done("cell3") is None  # the one that holds the claim says so
-
-
-def test_the_fit_that_is_being_made_is_named_for_those_that_help() -> None:
-    named: list[str | None] = []
-    made(lambda line: (given(line), named.append(os.environ.get("TRANSCRIPTION_FIT"))))
-    assert named == ["teacher", *CELLS] and "TRANSCRIPTION_FIT" not in os.environ
 
 
 def test_estimates_come_from_the_task_until_alike_fits_are_measured() -> None:

@@ -78,12 +78,6 @@ def test_the_offline_runner_expands_as_the_agent_does(path: Path) -> None:
         assert line[2:] == found.arguments(point)
 
 
-def test_the_grid_of_c() -> None:
-    points = list(Sweep.read(FILE).points())
-    assert len(points) == 3 * 3 * 2 * 3
-    assert "--model.annotator.noise_multiplier=50.0" in Sweep.read(FILE).arguments(points[0])
-
-
 @pytest.fixture
 def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -165,24 +159,18 @@ def accepts(folder: Path) -> bool:
 def test_the_offline_runner_makes_each_run_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("base.json").write_text(json.dumps(configuration(None, model={"images": "prior", "generator": None})))
     values = {
-        "method": "random", "name": "tiny", "program": "LightningCLI",
+        "method": "grid", "name": "tiny", "program": "LightningCLI",
         "command": ["${env}", "${program}", "fit", "--config", "base.json", "--trainer.logger=WandbLogger", "${args}"],
-        "parameters": {
-            "model.gradient_targets.dkd_beta": {"values": [1.0, "no number"]},
-            "model.gradient_targets.gamma": {"min": 10.0, "max": 20.0},
-        },
+        "parameters": {"model.gradient_targets.dkd_beta": {"values": ["no number", 1.0]}},
     }  # fmt: skip
     Path("tiny.yaml").write_text(yaml.safe_dump(values))
-    found = Sweep.read("tiny.yaml")
-    chosen = "model.gradient_targets.dkd_beta"
-    seed = next(s for s in range(99) if [p[chosen] for p in found.points(count=2, seed=s)] == ["no number", 1])
     with pytest.raises(SystemExit, match="1 of 2 runs failed"):
-        main(["sweep", "tiny.yaml", "--count", "2", "--seed", str(seed)])
+        main(["sweep", "tiny.yaml"])
     (done,) = Path("runs/sweeps/tiny").glob("*/done.json")
     assert list(done.parent.rglob("offline-run-*/run-*.wandb")) and list(done.parent.rglob("result.json"))
     before = done.stat().st_mtime_ns
     with pytest.raises(SystemExit):
-        main(["sweep", "tiny.yaml", "--count", "2", "--seed", str(seed)])
+        main(["sweep", "tiny.yaml"])
     assert done.stat().st_mtime_ns == before and "2/2] done" in capsys.readouterr().out
 
 
@@ -198,15 +186,9 @@ class Runs:
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
-        self.interrupt = False
 
     def __call__(self, line: list[str]) -> None:
         self.asked.append(line)
-        folder = Path(next(part for part in line if part.startswith("--trainer.default_root_dir=")).split("=", 1)[1])
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        (folder / "checkpoints" / "last.ckpt").touch()
-        if self.interrupt:
-            raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -231,38 +213,14 @@ def test_a_run_is_of_the_values_in_its_files(runs: Runs) -> None:
     assert len(swept(runs)) == 2
 
 
-def test_an_interrupted_run_goes_on(runs: Runs) -> None:
-    runs.interrupt = True
-    with pytest.raises(KeyboardInterrupt):
-        swept(runs)
-    runs.interrupt = False
-    first, second = swept(runs)
-    assert first[-1].startswith("--ckpt_path=runs/sweeps/two/run-") and "--ckpt_path" not in second[-1]
-
-
-def test_random_search_draws_within_its_bounds_and_again_the_same() -> None:
-    entry = {
-        "a": {"values": [1, 2]}, "b": {"min": 0.1, "max": 10.0, "distribution": "log_uniform_values"},
-        "c": {"min": 1, "max": 3}, "d": {"value": "x"},
-        "e": {"min": 0.0, "max": 1.0, "distribution": "q_uniform", "q": 0.25},
-    }  # fmt: skip
-    found = Sweep(name="s", method="random", parameters=entry, command=["LightningCLI", "fit", "${args}"], program="")
-    points = list(found.points(count=200, seed=1))
-    assert points[:5] == list(found.points(count=5, seed=1)) != list(found.points(count=5, seed=2))
-    assert {p["a"] for p in points} == {1, 2} and {p["c"] for p in points} == {1, 2, 3} and points[0]["d"] == "x"
-    assert all(0.1 <= p["b"] <= 10 for p in points) and 60 < sum(p["b"] < 1 for p in points) < 140
-    assert {p["e"] for p in points} == {0, 0.25, 0.5, 0.75, 1}
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"method": "bayes"}, "grid or random"),
+        ({"method": "bayes"}, "must be grid"),
         ({"command": ["python", "train.py", "${args}"]}, "must run one of"),
         ({"command": ["LightningCLI", "fit", "${args_json}"]}, "are understood"),
         ({"parameters": {"a": {"min": 0, "max": 1}}}, "needs `value` or `values`"),
-        ({"parameters": {"a": {"parameters": {}}}}, "dotted names"),
-        ({"parameters": {"a": 3}}, "a mapping is needed"),
+        ({"parameters": {"a": 3}}, "needs `value` or `values`"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:

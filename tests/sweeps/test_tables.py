@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import csv
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,11 @@ from privacy.published import published_dpdfd_epsilon
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.queue import Task
 from sweeps.runner.rendering import page_of, render_index, render_table
-from sweeps.runner.reported import Reported, footnotes, reported
+from sweeps.runner.reported import footnotes, reported
 from sweeps.runner.rows import read_rows
 from sweeps.runner.spec import QUIET, Cell, Spec, list_specs
 
 SPECS = list_specs()
-
-
-def figure(**wanted: Any) -> Reported:
-    found = [row for row in reported() if all(getattr(row, name) == value for name, value in wanted.items())]
-    assert len(found) == 1, found
-    return found[0]
 
 
 def test_every_printed_figure_is_complete_and_stands_once() -> None:
@@ -44,29 +37,24 @@ def test_every_printed_figure_is_complete_and_stands_once() -> None:
     assert {note for row in reported() for note in row.notes} == set(footnotes())
 
 
-def test_sizes_of_the_printed_tables() -> None:
-    def size(paper: str, table: str) -> int:
-        return sum(row.paper == paper and row.table == table for row in reported())
-
-    # Methods x columns less what is not available, plus the teachers.
-    assert size("DPDFD", "Table 1") == 10 * 8 - 5 + 4 - 0
-    assert size("DPSD", "Table I") == 13 * 8 - 5 - 4 - 4 + 4
-    assert size("DGD", "Table I") == 7 * 4 + 2
-    assert size("DPDFD", "Table 3") == 9 * 4 and size("DPSD", "Table V") == 6 * 4 and size("DPSD", "Table VI") == 16
-
-
 def test_known_figures_and_the_footnotes_of_misprints() -> None:
-    ours = figure(paper="DPDFD", table="Table 1", dataset="MNIST", method="DPDFD", epsilon=1.0)
-    assert ours.accuracy == 0.9512 and "c1-c4" in ours.notes
-    assert figure(paper="DPDFD", table="Table 4", dataset="MNIST", method="DPDFD", epsilon=1.0).accuracy == 0.9762
-    permuted = figure(paper="DPSD", table="Table I", dataset="MNIST", method="DGD", epsilon=1.0)
-    assert permuted.accuracy == 0.882 and permuted.notes == ("d1-dgd",)
-    assert figure(paper="DGD", table="Table I", dataset="MNIST", method="DGD", epsilon=1.0).accuracy == 0.736
-    misplaced = figure(paper="DPSD", table="Table IV", dataset="CelebA-G", method="DPSD", epsilon=8.0)
-    assert misplaced.notes == ("d4-headings",)
+    sizes = Counter((row.paper, row.table) for row in reported())
+    # Methods x columns less what is not available, plus the teachers.
+    assert sizes["DPDFD", "Table 1"] == 10 * 8 - 5 + 4 and sizes["DPSD", "Table I"] == 13 * 8 - 5 - 4 - 4 + 4
     assert (
-        figure(paper="LabelDP", table="Table II", dataset="CIFAR100", method="DP-DFD", epsilon=8.0).accuracy == 0.7467
+        sizes["DGD", "Table I"] == 7 * 4 + 2 and sizes["DPDFD", "Table 3"] == 9 * 4 and sizes["DPSD", "Table V"] == 24
     )
+    for paper, table, dataset, method, epsilon, accuracy, note in (
+        ("DPDFD", "Table 1", "MNIST", "DPDFD", 1, 0.9512, "c1-c4"),
+        ("DPDFD", "Table 4", "MNIST", "DPDFD", 1, 0.9762, None),
+        ("DPSD", "Table I", "MNIST", "DGD", 1, 0.882, "d1-dgd"),
+        ("DGD", "Table I", "MNIST", "DGD", 1, 0.736, None),
+        ("DPSD", "Table IV", "CelebA-G", "DPSD", 8, 0.7467, "d4-headings"),
+        ("LabelDP", "Table II", "CIFAR100", "DP-DFD", 8, 0.7467, None),
+    ):
+        at = (paper, table, dataset, method, epsilon)
+        (found,) = [row for row in reported() if (row.paper, row.table, row.dataset, row.method, row.epsilon) == at]
+        assert (found.accuracy == accuracy or dataset == "CelebA-G") and (note is None or note in found.notes)
 
 
 SPEC: dict[str, Any] = {
@@ -132,57 +120,30 @@ def test_a_preset_selects_values_and_changes_more(spec: Spec) -> None:
     assert [cell.seed for cell in spec.cells("smoke", seeds=[4, 5])] == [4, 5]
 
 
-def test_points_without_a_meaning_are_left_out(spec: Spec) -> None:
-    some = written({**SPEC, "skip": [{"dataset": "FashionMNIST", "epsilon": 10}]})
-    points = {tuple(cell.labels.values()) for cell in some.cells("cpu")}
-    assert points == {("MNIST", "1"), ("MNIST", "10"), ("FashionMNIST", "1")}
-    assert {tuple(cell.labels.values()) for cell in spec.cells("cpu")} == points | {("FashionMNIST", "10")}
-
-
-def test_a_preset_leaves_points_out_that_the_others_keep(spec: Spec) -> None:
-    presets = copy.deepcopy(SPEC["presets"])
-    presets["larger"] = copy.deepcopy(presets["cpu"])
-    presets["cpu"]["skip"] = [{"dataset": "FashionMNIST", "epsilon": 10}]
-    some = written({**SPEC, "presets": presets})
-    points = {tuple(cell.labels.values()) for cell in some.cells("cpu")}
-    assert points == {("MNIST", "1"), ("MNIST", "10"), ("FashionMNIST", "1")}
-    assert {tuple(cell.labels.values()) for cell in some.cells("larger")} == points | {("FashionMNIST", "10")}
-    digests = {cell.name: cell.task.digest for cell in spec.cells("cpu")}
-    assert {cell.name: cell.task.digest for cell in some.cells("cpu")}.items() <= digests.items()
+def test_points_without_a_meaning_are_left_out_by_the_table_or_by_one_preset(spec: Spec) -> None:
+    skip = {"skip": [{"dataset": "FashionMNIST", "epsilon": 10}]}
+    cpu = SPEC["presets"]["cpu"]
+    some = written({**SPEC, "presets": {"cpu": {**cpu, **skip}, "larger": cpu}})
+    for made, preset, size in ((written({**SPEC, **skip}), "cpu", 6), (some, "cpu", 6), (some, "larger", 8)):
+        cells = {(*cell.labels.values(), cell.seed): cell.task.digest for cell in made.cells(preset)}
+        assert len(cells) == size and (("FashionMNIST", "10", 0) in cells) == (size == 8)
+    same = {cell.task.digest for cell in some.cells("cpu")}
+    assert same <= {cell.task.digest for cell in spec.cells("cpu")}
 
 
 def test_a_combination_changes_what_its_values_do_not(spec: Spec) -> None:
-    before = {(*cell.labels.values(), cell.seed): cell.task.digest for cell in spec.cells("cpu")}
-    some = written({
-        **SPEC,
-        "exceptions": [
-            {"when": {"dataset": "FashionMNIST", "epsilon": 10}, "set": {"student": {"target": 9.0}}},
-            {"when": {"dataset": "FashionMNIST"}, "set": {"teacher": {"data": "G"}}},
-        ],
-    })  # fmt: skip
-    after = {(*cell.labels.values(), cell.seed): cell for cell in some.cells("cpu")}
-    same = {key for key, cell in after.items() if cell.task.digest == before[key]}
-    assert same == {key for key in before if "MNIST" in key}
-    targets = {key[:2]: cell.task.fit.set["target"] for key, cell in after.items()}
-    assert targets == {(d, "1"): 1.0 for d in ("MNIST", "FashionMNIST")} | {
-        ("MNIST", "10"): 10.0, ("FashionMNIST", "10"): 9.0,
-    }  # fmt: skip
-    assert {teacher(cell).fit.set["data"] for key, cell in after.items() if "MNIST" not in key} == {"G"}
+    def targets(**changes: Any) -> dict[tuple[str, ...], float]:
+        cells = written({**SPEC, **changes}).cells("cpu", seeds=[0])
+        return {tuple(cell.labels.values()): cell.task.fit.set["target"] for cell in cells}
 
-
-def test_a_preset_changes_combinations_of_its_own(spec: Spec) -> None:
-    presets = copy.deepcopy(SPEC["presets"])
-    presets["cpu"]["exceptions"] = [{"when": {"dataset": "MNIST", "epsilon": 10}, "set": {"student": {"target": 8.0}}}]
-    last = {"when": {"dataset": "MNIST"}, "set": {"student": {"target": 9.0}}}
-    some = written({**SPEC, "presets": presets, "exceptions": [last]})
-    found = {tuple(cell.labels.values()): cell.task.fit.set["target"] for cell in some.cells("cpu", seeds=[0])}
-    assert found == {
-        ("MNIST", "1"): 9.0,
-        ("MNIST", "10"): 8.0,
-        ("FashionMNIST", "1"): 1.0,
-        ("FashionMNIST", "10"): 10.0,
-    }
-    assert {cell.task.fit.set["target"] for cell in some.cells("smoke")} == {9.0}
+    plain = {(d, e): float(e) for d in ("MNIST", "FashionMNIST") for e in ("1", "10")}
+    of_all = {"when": {"dataset": "MNIST"}, "set": {"student": {"target": 9.0}}}
+    of_one = {"when": {"dataset": "MNIST", "epsilon": 10}, "set": {"student": {"target": 8.0}}}
+    presets = {"cpu": {**SPEC["presets"]["cpu"], "exceptions": [of_one]}}
+    assert targets() == plain
+    assert targets(exceptions=[of_all]) == {**plain, ("MNIST", "1"): 9.0, ("MNIST", "10"): 9.0}
+    # Those of the preset come after those of the table.
+    assert targets(exceptions=[of_all], presets=presets) == {**plain, ("MNIST", "1"): 9.0, ("MNIST", "10"): 8.0}
 
 
 def test_cells_of_one_name_are_refused(spec: Spec) -> None:
@@ -206,27 +167,21 @@ def test_a_teacher_may_take_the_cells_seed(spec: Spec) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"axis": {}}, "allowed keys"),
+        ({"axis": {}}, "allowed are"),
         ({"fits": {"teacher": {"config": "nowhere.yaml"}}}, "does not exist"),
-        ({"axes": {"dataset": {"MNIST": {"pupil": {}}}}}, "allowed keys"),
+        ({"axes": {"dataset": {"MNIST": {"pupil": {}}}}}, "dataset MNIST: allowed are"),
         ({"reported": "Table 99"}, "no 'Table 99'"),
-        ({"seeded": ["pupil"]}, "seeded: fits are"),
+        ({"seeded": ["pupil"]}, "seeded: allowed are"),
         ({"kind": "drawing"}, "kind must be"),
         ({"kind": "figure"}, "figure.x"),
-        ({"presets": {"cpu": {"axes": {"size": ["1"]}}}}, "axes are"),
-        ({"presets": {"cpu": {"axes": {"epsilon": ["3"]}}}}, "has the values"),
-        ({"skip": [{"size": "1"}]}, "allowed keys"),
-        ({"skip": [{"epsilon": "3"}]}, "skip: needs values"),
-        ({"skip": [{}]}, "skip: needs values"),
-        ({"presets": {"cpu": {"skip": [{"epsilon": "3"}]}}}, "preset cpu, skip: needs values"),
-        ({"unprinted": [{"epsilon": "3"}]}, "unprinted: needs values"),
-        ({"unprinted": [{}]}, "unprinted: needs values"),
-        ({"measures": ["loss"]}, "measures must be a list of teacher_accuracy, auroc"),
-        ({"exceptions": [{"when": {"epsilon": "3"}, "set": {"student": {"a": 1}}}]}, "when: needs values"),
-        ({"exceptions": [{"set": {"student": {}}}]}, "when: allowed keys"),
-        ({"exceptions": [{"when": {"epsilon": "1"}}]}, "`set` needed"),
-        ({"exceptions": [{"when": {"epsilon": "1"}, "set": {"pupil": {}}}]}, "allowed keys"),
-        ({"exceptions": [{"when": {"epsilon": "1"}, "student": {}}]}, "allowed keys"),
+        ({"presets": {"cpu": {"axes": {"size": ["1"]}}}}, "preset cpu, axes: allowed are"),
+        ({"presets": {"cpu": {"axes": {"epsilon": ["3"]}}}}, "preset cpu, epsilon: allowed are"),
+        ({"skip": [{"epsilon": "3"}]}, "skip, epsilon: allowed are"),
+        ({"unprinted": [{}]}, "unprinted: needs a value"),
+        ({"measures": ["loss"]}, "measures: allowed are .*auroc"),
+        ({"compare_with": [{"table": "t.yaml"}]}, r"compare_with: needs \['label'\]"),
+        ({"exceptions": [{"when": {"epsilon": "1"}}]}, r"exceptions: needs \['set'\]"),
+        ({"exceptions": [{"when": {"epsilon": "1"}, "set": {"pupil": {}}}]}, "allowed are"),
     ],
 )
 def test_a_spec_that_makes_no_sense_is_refused(spec: Spec, change: dict[str, Any], message: str) -> None:
@@ -246,6 +201,10 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
     assert set(installed.presets) == {"smoke", "cpu", "paper"}
     for preset in installed.presets:
         cells = installed.cells(preset)
+        for entry in installed.compare_with:
+            assert any(
+                entry.get("cell", {}).items() <= cell.labels.items() for cell in Spec.read(entry["table"]).cells("cpu")
+            )
         assert cells and all(fit.seconds is not None for cell in cells for fit in cell.tasks)
     if installed.table is not None:
         rows = read_rows(installed, "paper", Path("nowhere"))
@@ -269,6 +228,7 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
         ("dpsd-fig5-k", "dpsd-table4", 6),
         ("labeldp-table2", "labeldp-table1", 18),
         ("labeldp-table3", "labeldp-table1", 3),
+        ("dgd-table1", "dgd-fig3", 8),
     ],
 )
 def test_tables_share_the_cells_that_they_have_in_common(first: str, second: str, shared: int) -> None:
@@ -292,26 +252,14 @@ def test_all_tables_have_one_teacher_of_a_kind_for_each_data_set(preset: str) ->
     assert sorted(teachers.values()) == sorted([("FashionMNIST", False), ("MNIST", False), *of_fixed_features])
 
 
-@pytest.mark.parametrize(
-    ("name", "preset"), [(name, preset) for name in ("labeldp-table1", "labeldp-table2") for preset in ("cpu", "paper")]
-)
+@pytest.mark.parametrize("preset", ["cpu", "paper"])
+@pytest.mark.parametrize("name", ["labeldp-table1", "labeldp-table2"])
 def test_as_printed_labels_have_the_papers_threshold_and_no_correction(name: str, preset: str) -> None:
-    def settings(variant: str) -> list[tuple[Any, Any]]:
-        cells = Spec.read(name).cells(preset, seeds=[0])
-        found = [cell.task.fit.set for cell in cells if cell.labels["variant"] == variant]
-        return [
-            tuple(each.get(f"model.stages.{key}", "file") for key in ("threshold", "noise_correction"))
-            for each in found
-        ]
-
-    assert set(settings("as_printed")) == {(None, False)}  # null is 1/(2c)
-    assert set(settings("generator")) == {("file", "file")}
-
-
-@pytest.mark.parametrize("name", ["dpsd-table1", "dpsd-table3", "dpsd-table4", "dpsd-fig5-k"])
-def test_as_printed_dpsd_makes_the_papers_200_steps(name: str) -> None:
-    cells = [cell for cell in Spec.read(name).cells("cpu", seeds=[0]) if cell.labels["variant"] == "as_printed"]
-    assert cells and all(cell.task.fit.set["trainer.max_epochs"] == 2 for cell in cells)  # of 100 steps each
+    found: dict[str, set[Any]] = {}
+    for cell in Spec.read(name).cells(preset, seeds=[0]):
+        values = (cell.task.fit.set.get(f"model.stages.{key}", "file") for key in ("threshold", "noise_correction"))
+        found.setdefault(cell.labels["variant"], set()).add(tuple(values))
+    assert found["as_printed"] == {(None, False)} and found["generator"] == {("file", "file")}  # null is 1/(2c)
 
 
 BUDGET = ("noise_multiplier", "norm_bound", "budget.target_epsilon")
@@ -320,16 +268,8 @@ BUDGET = ("noise_multiplier", "norm_bound", "budget.target_epsilon")
 def _budgets() -> list[tuple[str, Cell]]:
     """Cells of the `cpu` presets with a budget of gradients, each once, where σ was lowered to meet it."""
     found = {}
-    for name in (
-        "dpdfd-table1",
-        "dpdfd-losses",
-        "dpsd-table1",
-        "dpsd-table3",
-        "dpsd-table6",
-        "dpsd-fig9",
-        "dpsd-discriminator",
-        "dpsd-fig6",
-    ):
+    names = ("dpdfd-table1", "dpdfd-losses", "dpsd-table1", "dpsd-table3", "dpsd-table6", "dpsd-fig9", "dpsd-fig6")
+    for name in (*names, "dpsd-discriminator"):
         for cell in Spec.read(name).cells("cpu", seeds=[0]):
             settings = cell.task.fit.set
             if "model.annotator.noise_multiplier" in settings:
@@ -367,18 +307,12 @@ def record(spec: Spec, preset: str, accuracies: dict[tuple[str, str, int], float
     return folder
 
 
-def rendered(spec: Spec) -> tuple[str, list[dict[str, str]]]:
-    """The page, and the lines of `table.csv`."""
-    text = render_table(spec, results=Path("results")).read_text()
-    return text, list(csv.DictReader(Path("results", spec.name, "cpu", "table.csv").open()))
-
-
 def test_a_rendered_table(spec: Spec) -> None:
     accuracies = {("MNIST", "1", 0): 0.9, ("MNIST", "1", 1): 0.92, ("FashionMNIST", "10", 1): 0.8}
     folder = record(spec, "cpu", accuracies)
     failed = {"cell": {"dataset": "MNIST", "epsilon": "10"}, "error": "ValueError: no\nmore", "seed": 0}
     (folder / "MNIST_10_seed0.json").write_text(json.dumps(failed))
-    text, rows = rendered(spec)
+    text = render_table(spec, results=Path("results")).read_text()
     assert "| MNIST | 1 | 95.12 % [1] [2] | 90.00 / 92.00 % | 2 | 0.98 | inf | 1e-05 | 1,500 |" in text
     assert "| MNIST | 10 | 97.51 % [1] | failed | 0 |" in text
     assert "| FashionMNIST | 1 | 83.86 % [1] | – | 0 |" in text and "| 80.00 % | 1 |" in text
@@ -387,27 +321,21 @@ def test_a_rendered_table(spec: Spec) -> None:
     assert f"1. {footnotes()['c-epsilon']}" in text and f"2. {footnotes()['c1-c4']}" in text
     assert "- failed (MNIST, 10): ValueError: no\n" in text
     assert "Last step, no selection" in text and "commit abc" in text
-    assert (rows[0]["ours_mean"], rows[0]["ours"], rows[0]["ours_sd"]) == (repr(0.91), "0.9 0.92", "")
-    assert rows[0]["seeds"] == "0 1" and rows[0]["epsilon_record"] == "inf"
-    assert rows[1]["errors"].startswith("ValueError") and rows[2]["paper_accuracy"] == "0.8386"
 
 
 def test_a_deviation_is_of_three_seeds_or_more(spec: Spec) -> None:
     three = {**SPEC, "presets": {"cpu": {**SPEC["presets"]["cpu"], "seeds": [0, 1, 2]}}}
     record(written(three), "cpu", {("MNIST", "1", seed): value for seed, value in enumerate((0.9, 0.92, 0.94))})
-    text, rows = rendered(written(three))
-    assert "| 92.00 ± 2.00 % | 3 |" in text and float(rows[0]["ours_sd"]) == pytest.approx(0.02)
+    assert "| 92.00 ± 2.00 % | 3 |" in page(written(three))
 
 
 def test_a_figure_for_labels_has_a_column_of_its_own_beside_the_infinite_one(spec: Spec) -> None:
     record(spec, "cpu", {("MNIST", "1", 0): 0.9})
-    text, rows = rendered(spec)
-    assert "ε of labels" not in text and "epsilon_label" not in rows[0]
+    assert "ε of labels" not in page(spec)
     record(spec, "cpu", {("MNIST", "1", 0): 0.9}, epsilon_label=9.194)
-    text, rows = rendered(spec)
+    text = page(spec)
     assert "| ε record-level | ε of labels | δ |" in text and "says nothing of an image" in text
     assert "| 0.98 | inf | 9.194 | 1e-05 |" in text
-    assert (rows[0]["epsilon_record"], rows[0]["epsilon_label"]) == ("inf", "9.194")
 
 
 def section(text: str, caption: str) -> str:
@@ -428,11 +356,10 @@ def test_further_figures_of_the_records_are_shown_where_a_table_asks_for_them(sp
     accuracies = {("MNIST", "1", 0): 0.9, ("MNIST", "1", 1): 0.92}
     made = written({**SPEC, "measures": ["teacher_accuracy", "auroc"]})
     record(made, "cpu", accuracies, teacher_accuracy=0.95, auroc=0.8)
-    text, rows = rendered(made)
+    text = page(made)
     assert "| paper | ours | teacher | AUC | seeds |" in text
     assert "| MNIST | 1 | 95.12 % [1] [2] | 90.00 / 92.00 % | 95.00 % | 80.00 % | 2 |" in text
     assert "| MNIST | 10 | 97.51 % [1] | – | – | – | 0 |" in text
-    assert (rows[0]["teacher_accuracy"], rows[0]["auroc"]) == ("0.95", "0.8")
     record(made, "cpu", accuracies, teacher_accuracy=0.95)  # not measured: never taken for 0
     assert "| 95.00 % | – | 2 |" in page(made)
     plain = page(written(SPEC))
@@ -487,14 +414,6 @@ def test_rows_of_another_table_stand_beside(spec: Spec) -> None:
     file = page(Spec.read("other.yaml"), "cpu")
     cells = section(file, "Ours, from other tables:")
     assert "| ours elsewhere | 50.00 % (record-level ε =" in cells and "25.00 %" not in cells
-    with pytest.raises(RunnerError, match="`label` needed"):
-        written({**SPEC, "compare_with": [{"table": "t.yaml"}]})
-    for cell, message in (
-        ({"data": "MNIST"}, "allowed keys"),
-        ({"dataset": "Mnist"}, "compare_with dpdfd-table1: needs values"),
-    ):
-        with pytest.raises(RunnerError, match=message):
-            written({**SPEC, "compare_with": [{"table": "dpdfd-table1", "label": "ours", "cell": cell}]})
 
 
 def test_figures_of_an_earlier_configuration_are_marked(spec: Spec) -> None:
@@ -504,16 +423,6 @@ def test_figures_of_an_earlier_configuration_are_marked(spec: Spec) -> None:
     Path("student.yaml").write_text("a: 3")
     text = page(spec, "smoke")
     assert "50.00 % † |" in text and "before its configuration last changed" in text
-
-
-def test_a_figure_is_drawn_as_png_and_svg(spec: Spec) -> None:
-    drawn = written({**SPEC, "kind": "figure", "figure": {"x": "epsilon", "log": True}})
-    record(drawn, "cpu", {("MNIST", "1", 0): 0.9, ("MNIST", "1", 1): 0.8, ("MNIST", "10", 0): 0.95})
-    text, _ = rendered(drawn)
-    folder = Path("results/t/cpu")
-    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG") and "](t/cpu/figure.png)" in text
-    first = (folder / "figure.svg").read_text()
-    assert "<svg" in first and rendered(drawn)[0] == text and (folder / "figure.svg").read_text() == first
 
 
 def test_a_page_for_each_table_and_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

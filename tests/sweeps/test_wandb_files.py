@@ -22,14 +22,6 @@ SWEEPS = Path(sweeps.__path__[0])
 FILES = sorted((SWEEPS / "wandb").glob("*.yaml"))
 METHODS = ("dgd", "distillation", "dp_teacher", "dpdfd", "dpsd", "labeldp")
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_val_batches=1", "--data.batch_size=4", *QUIET]
-LESS: dict[str, list[str]] = {
-    "dgd": ["--data.steps_per_epoch=1"],
-    "distillation": ["--data.steps_per_epoch=1", "--model.pool_size=8"],
-    "dp_teacher": ["--trainer.limit_train_batches=1"],
-    "dpdfd": ["--data.steps_per_epoch=1"],
-    "dpsd": ["--data.steps_per_epoch=1"],
-    "labeldp": ["--data.steps_per_epoch=1"],
-}
 
 
 def method(path: Path) -> str:
@@ -51,19 +43,15 @@ def test_the_file_is_what_wandb_sweep_takes(path: Path) -> None:
     values = yaml.safe_load(path.read_text())
     # The keys that W&B's server checks, and macros its agent knows.
     assert values["method"] in ("grid", "random", "bayes") and values["parameters"] and values["program"]
-    assert {"name", "goal"} <= set(values["metric"])
+    assert "goal" in values["metric"]
+    # What is maximised is kept apart from what is reported.
+    assert values["metric"]["name"] == "val/accuracy"
+    assert values["parameters"]["data.evaluation"] == {"value": "selection"}
     assert all(set(entry) <= {"value", "values"} for entry in values["parameters"].values())
     assert values["name"] == path.stem and {f"sweeps/{path.stem}.yaml", f"sweeps/methods/{path.stem}.yaml"} & set(
         values["command"]
     )
     json.dumps(values)
-
-
-@pytest.mark.parametrize("path", FILES, ids=method)
-def test_what_is_maximised_is_kept_apart_from_what_is_reported(path: Path) -> None:
-    values = yaml.safe_load(path.read_text())
-    assert values["metric"]["name"] == "val/accuracy"
-    assert values["parameters"]["data.evaluation"] == {"value": "selection"}
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +98,7 @@ def test_every_value_of_every_parameter_is_understood(path: Path, place: Path) -
         build([*line, *QUIET], run=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"model.annotator.sigma": 1.0}, {"model.images": "photographs"}])
 def test_a_parameter_or_a_value_that_does_not_exist_is_noticed(place: Path, change: dict[str, Any]) -> None:
     found = Sweep.read(FILES[METHODS.index("dpdfd")])
@@ -123,8 +112,12 @@ def test_a_parameter_or_a_value_that_does_not_exist_is_noticed(place: Path, chan
 def test_one_point_runs(path: Path, place: Path) -> None:
     found = Sweep.read(path)
     line = on_digits(found, next(found.points()))
+    less = [] if method(path) == "dp_teacher" else ["--data.steps_per_epoch=1"]
+    less += {"dp_teacher": ["--trainer.limit_train_batches=1"], "distillation": ["--model.pool_size=8"]}.get(
+        method(path), []
+    )
     kept = {file: file.read_bytes() for file in Path("teachers").iterdir()}
-    cli = main([*line, "--trainer.default_root_dir=run", *TINY, *LESS[method(path)]])
+    cli = main([*line, "--trainer.default_root_dir=run", *TINY, *less])
     assert cli is not None and cli.trainer.global_step >= 1
     assert "val/accuracy" in cli.trainer.callback_metrics
     record = json.loads(Path("run/result.json").read_text())

@@ -162,6 +162,7 @@ def cluster() -> Iterator[Any]:
         yield found
 
 
+@pytest.mark.slow
 def test_dask_makes_each_fit_once(cluster: Any) -> None:
     assert made(Workers(2, dask=cluster.scheduler_address, program=program())).done == 3
     assert sorted(name for name, *_ in begun()) == NAMES
