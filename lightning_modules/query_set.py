@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from privacy.identity import CheckpointError
-from privacy.mechanisms.vote_counts import REJECTED
+from privacy.mechanisms.votes import REJECTED
 
 __all__ = ["QuerySet"]
 

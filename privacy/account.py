@@ -80,6 +80,8 @@ class PrivacyAccount:
         self.training = training
         #: Whether the run or its teacher used another ledger than this one, which is not available.
         self.ledger_was_replaced = False
+        #: What charges of this run were for, in words.
+        self.mechanisms: dict[Charge, str] = {}
 
     def counts(self, *, scope: Scope | None = None) -> Counter[Charge]:
         """Charges in the chosen scope (this account's own where None)."""
@@ -257,7 +259,10 @@ class PrivacyAccount:
 
     def state(self) -> dict[str, Any]:
         """Identities of this run and of its training, and its charges, as plain values for a checkpoint."""
-        charges = [[charge.to_dict(), count] for charge, count in self.ledger.counts(run=self.ledger.run).items()]
+        charges = [
+            [charge.to_dict(), count, self.mechanisms.get(charge)]
+            for charge, count in self.ledger.counts(run=self.ledger.run).items()
+        ]
         head = self.ledger.head
         return {
             "run": self.ledger.run,
@@ -283,7 +288,9 @@ class PrivacyAccount:
         head = state.get("ledger_head")
         same = self.ledger.verify_head(None if head is None else tuple(head), whose="the checkpoint")
         self.ledger_was_replaced |= not same or bool(state.get("ledger_was_replaced"))
-        self.ledger.restore({Charge.from_dict(charge): int(count) for charge, count in state["charges"]})
+        charges = [(Charge.from_dict(charge), int(count), words) for charge, count, words in state["charges"]]
+        self.ledger.restore({charge: count for charge, count, _ in charges})
+        self.mechanisms.update({charge: words for charge, _, words in charges if words})
 
 
 def _reason(release: Release) -> str:

@@ -29,7 +29,7 @@ from lightning_modules.teachers.joint_training import JointTraining
 from lightning_modules.teachers.own_training import OwnTraining
 from lightning_modules.teachers.shard_batches import ShardBatches
 from privacy.identity import CheckpointError
-from privacy.mechanisms.vote_counts import vote_counts
+from privacy.mechanisms.votes import vote_counts
 from privacy.processes import Processes
 
 __all__ = ["Schedule", "TeacherEnsemble", "rate_factor"]

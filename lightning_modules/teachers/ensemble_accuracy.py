@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_modules.evaluation import AreaUnderCurve
 from lightning_modules.networks.stacked import NetworkStack
-from privacy.mechanisms.vote_counts import vote_counts
+from privacy.mechanisms.votes import vote_counts
 from privacy.processes import Processes
 
 __all__ = ["EnsembleAccuracy"]

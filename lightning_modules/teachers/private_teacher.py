@@ -22,7 +22,7 @@ from lightning_modules.teachers.onnx_network import OnnxNetwork
 from lightning_modules.teachers.teacher_input import AdaptedTeacher
 from privacy.annotators import Annotator
 from privacy.identity import Training, UnnamedTraining, ledger_file
-from privacy.mechanisms.vote_counts import vote_counts
+from privacy.mechanisms.votes import vote_counts
 
 __all__ = ["PrivateEnsemble", "PrivateModel", "PrivateTeacher", "TeacherError", "weights_digest"]
 

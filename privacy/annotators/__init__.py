@@ -1,6 +1,6 @@
 """Annotators: the only way in which anything about a private teacher leaves it."""
 
-from privacy.annotators.base import DISJOINT_SHARDS, Annotator, uncompiled
+from privacy.annotators.base import Annotator, uncompiled
 from privacy.annotators.direct import DirectGradientAnnotator, DirectLabelAnnotator
 from privacy.annotators.gradient import GradientAnnotator, GradientReleases
 from privacy.annotators.label import LabelAnnotator
@@ -9,7 +9,6 @@ from privacy.annotators.response import ResponseAnnotator
 from privacy.annotators.votes import VoteAnnotator, VoteMechanism
 
 __all__ = [
-    "DISJOINT_SHARDS",
     "Annotator",
     "DirectGradientAnnotator",
     "DirectLabelAnnotator",

@@ -31,7 +31,7 @@ from privacy.plan import Plan, unmade
 from privacy.processes import ALONE, Processes, on_rank_zero
 from privacy.published.claims import Claim
 
-__all__ = ["DISJOINT_SHARDS", "Annotator", "of_all_processes", "uncompiled"]
+__all__ = ["Annotator", "of_all_processes", "uncompiled"]
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -68,14 +68,6 @@ def of_all_processes(*, samples: int) -> Callable[[_F], _F]:
         return cast(_F, joint)
 
     return decorate
-
-
-DISJOINT_SHARDS = (
-    "teachers of different shards share nothing: each record was seen by one of them alone, which its stable id "
-    "decides (of clients its id and label), and where a record is added, removed or replaced the ids of all others "
-    "stay as they are"
-)
-"""What every bound on responses of an ensemble rests on."""
 
 
 class Annotator(ABC):
@@ -211,19 +203,12 @@ class Annotator(ABC):
             return
         if self._account is None:
             ledger = FollowedLedger(private_data=state["private_data"], path=state["path"], state=state["ledger"])
-            self._account = self._account_on(ledger, training=state["training"])
+            self._account = PrivacyAccount(ledger=ledger, budget=self.budget, training=state["training"])
         assert isinstance(self._account.ledger, FollowedLedger)
         self._account.ledger.follow(state["ledger"])
         self._account.training = state["training"]
         self._account.ledger_was_replaced = state["ledger_was_replaced"]
         self.num_records = state["num_records"]
-
-    def _account_on(self, ledger: Ledger, *, training: str | None) -> PrivacyAccount:
-        return PrivacyAccount(
-            ledger=ledger,
-            budget=self.budget,
-            training=training,
-        )
 
     def calls_made(self) -> int:
         """Calls of this run so far, whatever each was charged."""
@@ -238,34 +223,39 @@ class Annotator(ABC):
         """Description of the mechanism and its figures, for the guarantee."""
 
     def description(self) -> MechanismDescription:
-        """The mechanism as this run was charged for it, a line for each noise; as it is set where nothing was charged.
+        """The mechanism as this run was charged for it: a run may have been resumed with other noise than it is set to.
 
-        What is set now need not be what the responses were made with: a run may have been resumed with other noise.
+        As it is set where nothing was charged.
         """
-        made = self.account.counts(scope="run")
-        kinds = self._noises({})
-        if not kinds:
-            return self.describe()
-        described = [self._as_charged(kind).describe() for kind in kinds]
-        if len(described) == 1:
-            return described[0]
-        calls = [sum(n for charge, n in made.items() if _of_one_noise(charge, kind)) for kind in kinds]
-        lines = [
-            f"{n:,} call{'' if n == 1 else 's'}: {each.mechanism}" for n, each in zip(calls, described, strict=True)
-        ]
-        return replace(described[-1], mechanism="; ".join(lines))
+        calls: Counter[str] = Counter()
+        for charge, count in self.account.counts(scope="run").items():
+            if _noised(charge):
+                calls[self._words_of(charge)] += count if charge.queries else 0
+        described = [f"{n:,} call{'' if n == 1 else 's'}: {words}" if n else words for words, n in calls.items()]
+        if len(calls) < 2:
+            described = list(calls) or [self.describe().mechanism]
+        return replace(self.describe(), mechanism="; ".join(described))
 
-    def _as_charged(self, charge: Charge) -> Annotator:
-        """An annotator whose calls cost `charge`, only for `describe`."""
-        return self
+    def _words_of(self, charge: Charge) -> str:
+        known = self.account.mechanisms
+        alike = [words for other, words in known.items() if charge.covers(other) or other.covers(charge)]
+        return known.get(charge) or (alike or [f"{charge.release!r}, which no checkpoint describes"])[0]
 
-    def _noises(self, planned: Mapping[Charge, int]) -> list[Charge]:
-        """One charge for each noise, or size of a call, among what this run was charged and planned."""
-        found: list[Charge] = []
-        for charge in (*self.account.counts(scope="run"), *planned):
-            if charge.queries and not any(_of_one_noise(charge, other) for other in found):
-                found.append(charge)
-        return found
+    def _noted(self, charges: Counter[Charge]) -> Counter[Charge]:
+        """These charges at today's settings, once it is noted for `description` what they are for."""
+        for charge in charges:
+            if charge not in self.account.mechanisms:
+                self.account.mechanisms[charge] = self.describe().mechanism
+        return charges
+
+    def _spend(self, charge: Charge) -> None:
+        """Charges one release at today's settings, before its noise is drawn.
+
+        Raises:
+            BudgetExceeded: The target does not allow it: nothing may be released.
+        """
+        self.account.charge(charge)
+        self._noted(Counter({charge: 1}))
 
     def price(self, calls: int) -> Counter[Charge]:
         """What so many further calls may be charged at most, at today's settings."""
@@ -294,7 +284,7 @@ class Annotator(ABC):
                     wanted(),
                     made=self.calls_made(),
                     charged=self.account.counts(scope="run"),
-                    price=self.price,
+                    price=lambda calls: self._noted(self.price(calls)),
                     limit=None if target is None else (target, budget.delta),
                 )
                 return self._written(plan)
@@ -308,24 +298,15 @@ class Annotator(ABC):
         """The part of a plan that the ledger needs, so that its total is never below what this run states."""
         return plan
 
-    def _planned_charges(self, planned: Plan | int | None) -> Mapping[Charge, int]:
-        """What a plan is charged; of a number of calls, those made as they were, and the others at today's settings."""
-        if isinstance(planned, Plan):
-            return planned.charges
-        if planned is None:
-            return {}
-        own = Counter({charge: n for charge, n in self.account.counts(scope="run").items() if charge.queries})
-        return own + self.price(max(0, planned - self.calls_made()))
+    def _planned_charges(self, planned: Plan | None) -> Mapping[Charge, int]:
+        """What a plan is charged."""
+        return {} if planned is None else planned.charges
 
-    def covering(self, planned: Plan | int | None) -> Counter[Charge]:
-        """What a guarantee has to cover: all charges, and whatever of a plan is left.
-
-        Args:
-            planned: What this run planned before its first call, or how many calls; None where there was no plan.
-        """
+    def covering(self, planned: Plan | None) -> Counter[Charge]:
+        """What a guarantee has to cover: all charges, and whatever of this run's plan is left."""
         return self.account.spent() + unmade(self._planned_charges(planned), self.account.counts(scope="run"))
 
-    def covered_epsilon(self, planned: Plan | int | None) -> float:
+    def covered_epsilon(self, planned: Plan | None) -> float:
         """Record-level ε of `covering(planned)`."""
         return self.account.epsilon(counts=self.covering(planned))
 
@@ -333,7 +314,7 @@ class Annotator(ABC):
         self,
         *,
         artefacts: Sequence[str],
-        planned: Plan | int | None,
+        planned: Plan | None,
         uncharged_queries: Sequence[str] = (),
         assumptions: Sequence[str] = (),
         not_covered: Sequence[str] = (),
@@ -342,8 +323,7 @@ class Annotator(ABC):
 
         Args:
             artefacts: What was computed.
-            planned: What this run planned before its first call, or how many calls, which is what ε covers; None where
-                there was no plan.
+            planned: What this run planned before its first call, which is what ε covers; None where there was no plan.
             uncharged_queries: See `Guarantee.of`.
             assumptions: See `Guarantee.of`.
             not_covered: See `Guarantee.of`.
@@ -352,14 +332,15 @@ class Annotator(ABC):
             LedgerError: The ledger cannot be read: nothing can be said.
         """
         self.account.ledger.refresh()
+        charges = {*self.account.counts(scope="run"), *self._planned_charges(planned)}
         return Guarantee.of(
             self.account,
             self.description(),
             artefacts=artefacts,
             covered=self.covering(planned),
             epsilon=self.covered_epsilon(planned),
-            planned=planned is not None and not (isinstance(planned, Plan) and planned.changed),
-            noise_changed=len(self._noises(self._planned_charges(planned))) > 1,
+            planned=planned is not None and not planned.changed,
+            noise_changed=len({self._words_of(charge) for charge in charges if _noised(charge)}) > 1,
             secure=self.noise.secure,
             num_records=self.num_records,
             uncharged_queries=uncharged_queries,
@@ -455,7 +436,7 @@ class Annotator(ABC):
         head = training.head if isinstance(training, Training) else None
         same = book.verify_head(head, whose="the teacher's training")
         identity = _identity(training, book)
-        account = self._account_on(book, training=identity)
+        account = PrivacyAccount(ledger=book, budget=self.budget, training=identity)
         account.ledger_was_replaced = not same or (isinstance(training, Training) and training.ledger_was_replaced)
         if state:
             self._require_same_training(state, account)
@@ -547,8 +528,9 @@ class Annotator(ABC):
             self._account.ledger.settle()
 
 
-def _of_one_noise(first: Charge, second: Charge) -> bool:
-    return first.covers(second) or second.covers(first)
+def _noised(charge: Charge) -> bool:
+    """Whether a charge is for a response, and not for a non-private access to a teacher."""
+    return bool(charge.queries) or charge.release.bounded
 
 
 def _identity(training: Training | UnnamedTraining | None, ledger: Ledger) -> str | None:

@@ -7,23 +7,22 @@ public. A record's label enters the row of its own gradient, or its own response
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from privacy.account import Budget, BudgetExceeded
 from privacy.annotators.base import Annotator, uncompiled
-from privacy.annotators.gradient import GradientAnnotator, GradientBoundings, GradientReleases
+from privacy.annotators.gradient import THEOREMS, GradientAnnotator, GradientBoundings, GradientReleases
 from privacy.checks import check_count, check_probability
 from privacy.events import Gaussian, LabelOnly, RandomizedResponse, Release, RevealedGaussian, Unbounded
 from privacy.guarantee import Guarantee, LabelStatement
 from privacy.ledger import Charge
-from privacy.mechanisms.description import FLOATS, MechanismDescription
+from privacy.mechanisms.description import FLOATS, THRESHOLDS, MechanismDescription
 from privacy.mechanisms.noise import NoiseSource
 from privacy.mechanisms.randomized_response import randomized_response
 from privacy.neighbours import Relation, Unit
@@ -49,7 +48,7 @@ class _OfLabels(Annotator):
     asks_teacher = False
     _source_of_labels: ClassVar[str]
 
-    def epsilon_label(self, planned: Plan | int | None) -> float:
+    def epsilon_label(self, planned: Plan | None) -> float:
         """ε at δ, for the label of one record, of what a guarantee has to cover; see `covering`."""
         return self.account.epsilon_label(counts=self.covering(planned))
 
@@ -57,7 +56,7 @@ class _OfLabels(Annotator):
         self,
         *,
         artefacts: Sequence[str],
-        planned: Plan | int | None,
+        planned: Plan | None,
         uncharged_queries: Sequence[str] = (),
         assumptions: Sequence[str] = (),
         not_covered: Sequence[str] = (),
@@ -94,6 +93,7 @@ class _OfLabels(Annotator):
             return 1
 
         self.account.ledger.charge(charge, afford=afford)
+        self._noted(Counter({charge: 1}))
 
 
 class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
@@ -226,19 +226,16 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         passes = -(-calls // self._steps_in_pass)
         return +Counter({self.charge: passes}) + Counter({self._within_pass: calls - passes})
 
-    def _noises(self, planned: Mapping[Charge, int]) -> list[Charge]:
-        return [charge for charge in super()._noises(planned) if _mu(charge) != 0.0]
-
     def _charge_step(self, records: torch.Tensor) -> None:
         if self._in_pass is None:
             raise RuntimeError("call bind_sampling(...) before anything is released")
         if len(torch.unique(records)) != len(records):
             raise ValueError("records must be distinct within a batch: a label would move several rows")
         if self._sample_rate is not None:
-            self.account.charge(self.charge)
+            self._spend(self.charge)
             return
         if not bool(self._in_pass[records].any()):
-            self.account.charge(self._within_pass)
+            self._spend(self._within_pass)
         else:
             self._charge_alone(self.charge)
             self._in_pass.zero_()
@@ -276,22 +273,8 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         rows = self.mechanism.release(bounded, noise_std=std, add_noise=self._add_noise)
         return rows.to(gradients.dtype).to(gradients.device)
 
-    def _as_charged(self, charge: Charge) -> Annotator:
-        mu = _mu(charge)
-        if mu is None or charge.release == self.charge.release:
-            return self
-        made = copy.copy(self)
-        made._shape = (charge.queries, self.shape[1])
-        made.noise_multiplier = 2.0 / (mu * self.mechanism.noise_std(charge.queries, 1.0))
-        return made
-
     def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
-        batch_size, _ = self.shape
-        noisy = bool(self.noise_multiplier)
-        std = self.mechanism.noise_std(batch_size, self.noise_multiplier)
-        masked = "" if self.top_k is None else f"their {self.top_k} largest entries kept, "
-        released = f"released as {self.mechanism.words(std)}" if noisy else "released without noise"
         sampled = (
             "each record in a batch at most once in a pass over all"
             if self._sample_rate is None
@@ -300,18 +283,13 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         return MechanismDescription(
             mechanism=(
                 "gradients of each private record's own cross-entropy with respect to the model's outputs, "
-                f"{masked}{self.bounded_by.words.format(C=self.norm_bound)}, {released} "
-                f"(sigma={self.noise_multiplier:g}, B={batch_size}, release={self.release}), on {sampled}; the private "
-                "images themselves, in every update"
+                f"{self._released()}, on {sampled}; the private images themselves, in every update"
             ),
             unit="one training record",
             relation="any change of one record",
             source="nothing: the update multiplies what is released by a Jacobian of the private image",
-            noise=FLOATS if noisy else "",
-            published_source={
-                "DPDFD Theorem 3": "DPDFD (Liu et al. 2023, arXiv:2304.12528), Theorem 3",
-                "DPSD Theorem 1": "DPSD (Liu et al., differentially private synthetic distillation), Theorem 1",
-            }[self.theorem],
+            noise=FLOATS if self.noise_multiplier else "",
+            published_source=THEOREMS[self.theorem],
         )
 
 
@@ -469,7 +447,7 @@ class DirectLabelAnnotator(_OfLabels):
             unit="one training record",
             relation="any change of one record",
             source="nothing: the update is computed from the private image",
-            noise="compared with whole-number thresholds that are rounded towards privacy",
+            noise=THRESHOLDS,
             published_source="DPSD (Liu et al., differentially private synthetic distillation), Theorem 2",
         )
 
@@ -481,9 +459,3 @@ def _require_keepable(budget: Budget) -> None:
             f"{budget.accounting!r}: "
             "nothing bounds a record there. For labels choose the noise: see docs/direct_training.md"
         )
-
-
-def _mu(charge: Charge) -> Any:
-    """μ for labels of a charged step; None without one."""
-    release = charge.release
-    return getattr(release.release, "mu", None) if isinstance(release, LabelOnly) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -10,14 +9,14 @@ from typing import Literal
 import torch
 
 from privacy.account import Budget
-from privacy.annotators.base import DISJOINT_SHARDS, Annotator, of_all_processes, uncompiled
+from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.checks import check_count
 from privacy.events import Gaussian, Release
 from privacy.events.discrete import DiscreteGaussian
 from privacy.ledger import Charge
 from privacy.mechanisms import keep_largest, zero_non_finite_samples
 from privacy.mechanisms.bounding import clip_per_sample
-from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription
+from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription, of_shards
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian, lattice_spacing, round_to_lattice
 from privacy.mechanisms.gradient_bounding import gradient_bounding
 from privacy.mechanisms.gradients import gradient_mechanism
@@ -32,6 +31,12 @@ _SMALLEST, _LARGEST = 1e-30, 1e30
 
 GradientReleases = Literal["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows", "ensemble"]
 GradientBoundings = Literal["normalize", "clip", "normalize_batch"]
+
+THEOREMS = {
+    "DPDFD Theorem 3": "DPDFD (Liu et al. 2023, arXiv:2304.12528), Theorem 3",
+    "DPSD Theorem 1": "DPSD (Liu et al., differentially private synthetic distillation), Theorem 1",
+}
+"""Of published figures: what stored claims call them, and in full."""
 
 
 class GradientAnnotator(Annotator):
@@ -91,10 +96,10 @@ class GradientAnnotator(Annotator):
         noise: NoiseSource | None = None,
     ) -> None:
         super().__init__(budget=budget, noise=noise)
-        mechanism = gradient_mechanism(release)
+        self.mechanism = gradient_mechanism(release)
         if top_k is not None:
             check_count("top_k", top_k, minimum=1)
-        bounded_by = gradient_bounding(bounding)
+        self.bounded_by = gradient_bounding(bounding)
         # Wide enough for any use, and nothing that is computed from them can overflow or vanish.
         if not _SMALLEST <= norm_bound <= _LARGEST:
             raise ValueError(f"norm_bound must lie between {_SMALLEST:g} and {_LARGEST:g}, got {norm_bound}")
@@ -109,10 +114,8 @@ class GradientAnnotator(Annotator):
         self.granularity = granularity
         self._lattice = None if granularity is None else lattice_spacing(granularity, norm_bound=norm_bound)
         self.release: GradientReleases = release
-        self.mechanism = mechanism
         self.top_k = top_k
         self.bounding: GradientBoundings = bounding
-        self.bounded_by = bounded_by
         self.norm_bound = norm_bound
         self.noise_multiplier = noise_multiplier
         self.stability = stability
@@ -192,11 +195,11 @@ class GradientAnnotator(Annotator):
         Raises:
             BudgetExceeded: The target does not allow one more step: no query may be sent.
         """
-        self.account.charge(self.charge)
+        self._spend(self.charge)
 
     def _charged_release(self, gradients: torch.Tensor, bound: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         self._require_shape(gradients)
-        self.account.charge(self.charge)
+        self._spend(self.charge)
         batch_size, num_classes = self.shape
         rows = bound(gradients.cpu().flatten(0, -2)).view(-1, batch_size, num_classes)
         std = self.mechanism.noise_std(batch_size, self.noise_multiplier) * self.norm_bound
@@ -239,44 +242,27 @@ class GradientAnnotator(Annotator):
         whole = round_to_lattice(groups, norm_bound=self.norm_bound, granularity=self._lattice)
         return whole.double() * self._lattice
 
-    def _as_charged(self, charge: Charge) -> Annotator:
-        mu, batch_size = getattr(charge.release, "mu", None), charge.queries
-        if mu is None or charge.release == self.charge.release:
-            return self
-        # μ is one over σ, up to a factor.
-        made = copy.copy(self)
-        made._shape = (batch_size, self.shape[1])
-        made.noise_multiplier = self.mechanism.mu(batch_size, 1.0, bounding=self.bounded_by) / mu if mu else math.inf
-        return made
+    def _released(self) -> str:
+        """How gradients are bounded and released, for a reader."""
+        batch_size, _ = self.shape
+        std = self.mechanism.noise_std(batch_size, self.noise_multiplier)
+        masked = "" if self.top_k is None else f"their {self.top_k} largest entries kept, "
+        words = self.mechanism.words.format(std=std)
+        return (
+            f"{masked}{self.bounded_by.words.format(C=self.norm_bound)}, "
+            f"{f'released as {words}' if self.noise_multiplier else 'released without noise'} "
+            f"(sigma={self.noise_multiplier:g}, B={batch_size}, release={self.release})"
+        )
 
     def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
-        batch_size, _ = self.shape
-        noisy = bool(self.noise_multiplier)
-        std = self.mechanism.noise_std(batch_size, self.noise_multiplier)
-        released = f"released as {self.mechanism.words(std)}" if noisy else "released without noise"
-        masked = "" if self.top_k is None else f"their {self.top_k} largest entries kept, "
         many = self.mechanism.of_ensemble
-        return MechanismDescription(
-            assumption=DISJOINT_SHARDS if many else "",
-            noise="" if not noisy else FLOATS if self.granularity is None else LATTICE,
-            mechanism=(
-                "gradients of the distillation loss with respect to the student's outputs, "
-                f"{masked}{self.bounded_by.words.format(C=self.norm_bound)}, {released} "
-                f"(sigma={self.noise_multiplier:g}, B={batch_size}, release={self.release})"
-            ),
-            unit="one training record of one teacher" if many else "one training record of the teacher",
-            relation=(
-                "zero-out of one record; the bound holds for replace-one and add-or-remove as well"
-                # Of clients that share records out by id and label, a replaced record may change its client.
-                + (", where a record's id alone decides its shard" if many else "")
-            ),
+        return (of_shards if many else MechanismDescription)(
+            noise="" if not self.noise_multiplier else FLOATS if self.granularity is None else LATTICE,
+            mechanism=f"gradients of the distillation loss with respect to the student's outputs, {self._released()}",
             source=(
                 f"Gaussian mechanism, one record moves {self.bounded_by.moved(of_ensemble=many)} by up to 2C; "
                 "exact composition (Balle and Wang 2018; Dong et al. 2022)"
             ),
-            published_source={
-                "DPDFD Theorem 3": "DPDFD (Liu et al. 2023, arXiv:2304.12528), Theorem 3",
-                "DPSD Theorem 1": "DPSD (Liu et al., differentially private synthetic distillation), Theorem 1",
-            }[self.theorem],
+            published_source=THEOREMS[self.theorem],
         )

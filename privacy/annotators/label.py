@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import ClassVar, Literal
 
@@ -14,7 +13,7 @@ from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.checks import check_count
 from privacy.events import RandomizedResponse, Release, Repeated, Unbounded
 from privacy.ledger import Charge
-from privacy.mechanisms.description import MechanismDescription
+from privacy.mechanisms.description import THRESHOLDS, MechanismDescription
 from privacy.mechanisms.noise import NoiseSource
 from privacy.mechanisms.randomized_response import randomized_response
 from privacy.published.claims import Claim, WholeRun
@@ -117,7 +116,7 @@ class LabelAnnotator(Annotator):
         Raises:
             BudgetExceeded: The target does not allow it: no query may be sent.
         """
-        self.account.charge(self._honest(self._charge_of_size(self.smallest if size is None else size)))
+        self._spend(self._honest(self._charge_of_size(self.smallest if size is None else size)))
 
     @uncompiled
     @of_all_processes(samples=0)
@@ -152,7 +151,7 @@ class LabelAnnotator(Annotator):
                 f"candidates must hold {'at least ' if size is None else ''}{max(least, self.smallest)} classes in "
                 f"each sample, as is charged for, got {int(sizes.min())} to {int(sizes.max())}"
             )
-        self.account.charge(self._honest(self._charge_of_size(least)))
+        self._spend(self._honest(self._charge_of_size(least)))
         # A non-finite prediction still yields a response: whether the teacher failed is itself private.
         finite = torch.isfinite(logits).all(dim=1)
         labels = torch.where(finite, logits.argmax(dim=1), 0)
@@ -162,15 +161,6 @@ class LabelAnnotator(Annotator):
         kept = (responses == labels) & finite
         one_hot = functional.one_hot(responses, logits.shape[1]).float()
         return torch.where(kept[:, None], functional.softmax(logits.float(), dim=1), one_hot)
-
-    def _as_charged(self, charge: Charge) -> Annotator:
-        if not isinstance(charge.release, Repeated) or not isinstance(charge.release.release, RandomizedResponse):
-            return self
-        made = copy.copy(self)
-        made._shape = (charge.queries, self.shape[1])
-        made.epsilon = charge.release.release.epsilon
-        made.labels = "hard"
-        return made
 
     def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
@@ -182,7 +172,6 @@ class LabelAnnotator(Annotator):
                     f"(epsilon={self.epsilon:g}) keeps its class, and another candidate elsewhere (B={samples} "
                     "responses in a call)"
                 ),
-                unit="one training record of the teacher",
                 relation="that of the teacher's own guarantee, where it has one",
                 source="post-processing of the teacher: nothing else bounds a probability that is not noised",
                 noise="",
@@ -193,9 +182,7 @@ class LabelAnnotator(Annotator):
                 f"student alone has chosen (epsilon={self.epsilon:g} for one response, {self.smallest} to {classes} "
                 f"candidates, B={samples} responses in a call)"
             ),
-            unit="one training record of the teacher",
-            relation="zero-out of one record; the bound holds for replace-one and add-or-remove as well",
             source="randomized response, one record may change every response; exact composition on the loss lattice",
-            noise="compared with whole-number thresholds that are rounded towards privacy",
+            noise=THRESHOLDS,
             published_source=_PUBLISHED[self._paper or "LabelDP"][1],
         )

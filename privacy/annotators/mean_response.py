@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 
 from privacy.account import Budget
-from privacy.annotators.base import DISJOINT_SHARDS, Annotator, of_all_processes, uncompiled
+from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.events import Gaussian
 from privacy.ledger import Charge
 from privacy.mechanisms import normalize_per_sample, zero_non_finite_samples
-from privacy.mechanisms.description import MechanismDescription
+from privacy.mechanisms.description import MechanismDescription, of_shards
 from privacy.mechanisms.gradients import output_gradient_mu
 from privacy.mechanisms.noise import NoiseSource
 
@@ -79,7 +77,7 @@ class MeanResponseAnnotator(Annotator):
                 f"logits must have the shape (n, B, c) with (B, c) = {self.shape} that is charged for, got "
                 f"{tuple(logits.shape)}"
             )
-        self.account.charge(self.charge)
+        self._spend(self.charge)
         rows = zero_non_finite_samples(logits.cpu().flatten(0, 1))
         # Once more: the largest of numbers overflow in their mean.
         centred = zero_non_finite_samples(rows - rows.mean(dim=1, keepdim=True))
@@ -88,27 +86,13 @@ class MeanResponseAnnotator(Annotator):
         released = (directions.view(len(logits), *self.shape).sum(dim=0) + noise) / len(logits)
         return released.to(logits.dtype).to(logits.device)
 
-    def _as_charged(self, charge: Charge) -> Annotator:
-        if not isinstance(charge.release, Gaussian) or charge.release == self.charge.release:
-            return self
-        made = copy.copy(self)
-        made._shape = (charge.queries, self.shape[1])
-        made.noise_multiplier = output_gradient_mu("ensemble", charge.queries, 1.0) / charge.release.mu
-        return made
-
     def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
-        return MechanismDescription(
-            assumption=DISJOINT_SHARDS,
+        return of_shards(
             mechanism=(
                 "the mean over teachers on disjoint shards of the directions of their logits (less their mean, of norm "
                 f"1 at most), with Gaussian noise of standard deviation "
                 f"sigma={self.noise_multiplier:g} on the sum of each coordinate (B={self.shape[0]} images in a call)"
-            ),
-            unit="one training record of one teacher",
-            relation=(
-                "zero-out of one record; the bound holds for replace-one and add-or-remove as well, since a record's "
-                "id alone decides its shard"
             ),
             source=(
                 "Gaussian mechanism, one record moves one teacher's direction on each image by up to 2; exact "

@@ -45,7 +45,7 @@ class ResponseAnnotator(Annotator):
             raise ValueError(
                 f"logits must have the shape (B, c) = {self.shape} that is charged for, got {tuple(logits.shape)}"
             )
-        self.account.charge(self.charge)
+        self._spend(self.charge)
         if not bool(torch.isfinite(logits).all()):
             raise ValueError(
                 "the teacher's responses must be finite, got nan or inf: its weights or its inputs overflow"
@@ -56,7 +56,6 @@ class ResponseAnnotator(Annotator):
         """See `Annotator.describe`."""
         return MechanismDescription(
             mechanism=f"the teacher's logits on synthetic images, without noise (B={self.shape[0]} in a call)",
-            unit="one training record of the teacher",
             relation="that of the teacher's own guarantee, where it has one",
             source="post-processing of the teacher",
             noise="",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -17,18 +16,12 @@ from privacy.account import Budget, BudgetExceeded
 from privacy.accounting.calibration import max_count
 from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.checks import check_count
-from privacy.events import (
-    Gaussian,
-    GaussianVotes,
-    Release,
-    ThresholdCheck,
-)
+from privacy.events import Gaussian, GaussianVotes, ThresholdCheck
 from privacy.ledger import Charge
-from privacy.mechanisms.description import MechanismDescription
+from privacy.mechanisms.description import MechanismDescription, of_shards
 from privacy.mechanisms.latents import laplace_latents
 from privacy.mechanisms.noise import NoiseSource
-from privacy.mechanisms.vote_counts import REJECTED, noisy_votes
-from privacy.mechanisms.votes import ConfidentVote, vote_mechanism
+from privacy.mechanisms.votes import REJECTED, NoisyVote, check_claim, vote_mechanism
 from privacy.numerics.data_dependent import gnmax_data_dependent_rdp
 from privacy.numerics.rdp import DEFAULT_ORDERS, rdp_epsilon
 from privacy.plan import Plan
@@ -88,7 +81,7 @@ class VoteAnnotator(Annotator):
         noise: NoiseSource | None = None,
     ) -> None:
         super().__init__(budget=budget, noise=noise)
-        kind = vote_mechanism(mechanism)
+        kind = vote_mechanism(mechanism)  # refuses one whose cost is unknown
         _positive("scale", scale)
         confident = {"threshold": threshold, "threshold_scale": threshold_scale, "max_responses": max_responses}
         if mechanism != "confident":
@@ -102,10 +95,9 @@ class VoteAnnotator(Annotator):
                 check_count("max_responses", max_responses, minimum=1)
         if latent_epsilon is not None:
             _positive("latent_epsilon", latent_epsilon)
-        if data_dependent and not kind.data_dependent:
+        if data_dependent and kind.event is not GaussianVotes:
             raise ValueError(f"data_dependent is known for the Gaussian mechanisms alone, got {mechanism!r}")
         self.mechanism: VoteMechanism = mechanism
-        self.votes = kind
         self.scale = float(scale)
         self.threshold = threshold
         self.threshold_scale = threshold_scale
@@ -114,27 +106,28 @@ class VoteAnnotator(Annotator):
         self.data_dependent = data_dependent
         self._dependent_rdp: NDArray[np.float64] = np.zeros(len(DEFAULT_ORDERS))
         self._dependent_queries = 0
-        # What responses were made with, where that may differ from the present settings: for `describe`.
-        self._scales: list[float] = []
-        self._check_scales: list[float] = []
+
+    @property
+    def votes(self) -> NoisyVote:
+        """The noise on the counts, with its cost."""
+        return vote_mechanism(self.mechanism)
 
     @property
     def claim_of_nonprivate_access(self) -> Claim | None:
         """DGD does not count its baseline classifier; see `Annotator.claim_of_nonprivate_access`."""
-        return self.votes.free_claim()
+        return self.votes.claim(math.inf, 0.0)
 
     @property
     def _check(self) -> Charge:
         assert self.threshold_scale is not None
-        claim = ConfidentVote.check_claim(self.threshold_scale)
-        return Charge(release=ThresholdCheck(self.threshold_scale), claim=claim)
+        return Charge(release=ThresholdCheck(self.threshold_scale), claim=check_claim(self.threshold_scale))
 
     @property
     def _response(self) -> Charge:
         """One response; of `confident` it comes on top of the check, which has counted the query."""
         return Charge(
             release=self.votes.event(self.scale),
-            claim=self.votes.claim(self.scale, latent_epsilon=self.latent_epsilon),
+            claim=self.votes.claim(self.scale, self.latent_epsilon or 0.0),
             queries=0 if self.mechanism == "confident" else 1,
         )
 
@@ -185,22 +178,22 @@ class VoteAnnotator(Annotator):
         if self.mechanism == "confident":
             return self._confident(counts)
         for _ in range(len(counts)):
-            self.account.charge(self._honest(self._response))
+            self._spend(self._honest(self._response))
         self._remember(counts)
-        return noisy_votes(counts, kind=self.mechanism, scale=self.scale, noise=self.noise)
+        return self.votes.labels(counts, scale=self.scale, noise=self.noise)
 
     def _confident(self, counts: torch.Tensor) -> torch.Tensor:
         assert self.threshold is not None and self.threshold_scale is not None
         for _ in range(len(counts)):
-            self.account.charge(self._honest(self._check))
+            self._spend(self._honest(self._check))
         noise = self.threshold_scale * self.noise.gaussian((len(counts),))
         passed = (counts.cpu().amax(dim=1).double() + noise >= self.threshold).to(counts.device)
         labels = torch.full((len(counts),), REJECTED, dtype=torch.int64, device=counts.device)
         for _ in range(int(passed.sum())):
-            self.account.charge(self._honest(self._response))
+            self._spend(self._honest(self._response))
         if bool(passed.any()):
             self._remember(counts[passed])
-            labels[passed] = noisy_votes(counts[passed], kind="gaussian", scale=self.scale, noise=self.noise)
+            labels[passed] = self.votes.labels(counts[passed], scale=self.scale, noise=self.noise)
         return labels
 
     def _require_votes(self, counts: torch.Tensor) -> None:
@@ -241,26 +234,24 @@ class VoteAnnotator(Annotator):
         responses = max(0, min(allowed, calls))
         return +Counter({self._honest(self._check): calls, self._honest(self._response): responses})
 
-    def _planned_charges(self, planned: Plan | int | None) -> Mapping[Charge, int]:
+    def _planned_charges(self, planned: Plan | None) -> Mapping[Charge, int]:
         """Of `confident` with every response that was allowed: that some were left out is private."""
+        charges = Counter(super()._planned_charges(planned))
         if self.mechanism != "confident":
-            return super()._planned_charges(planned)
+            return charges
         check, vote = self._honest(self._check), self._honest(self._response)
         checks = self.account.counts(scope="run")[check]
-        if isinstance(planned, int):
-            checks += max(0, planned - self.calls_made())
-        allowed = checks if self.max_responses is None else self.max_responses
-        charges = Counter({check: checks, vote: min(allowed, checks)})
-        return charges | Counter((planned.charges) if isinstance(planned, Plan) else {})
+        allowed = checks if self.max_responses is None else min(self.max_responses, checks)
+        return charges | Counter({check: checks, vote: allowed})
 
     def _written(self, plan: Plan) -> Plan:
         """For `confident`, at most one call past its target, since the run then states only the target."""
         if self.mechanism != "confident" or plan.limit is None or len(self.account.ledger.runs()) > 1:
             return plan
         most = 1 + max_count(self._charge_for(*self.shape).release, *plan.limit)
-        return replace(plan, charges={charge: min(n, most) for charge, n in (plan.charges).items()})
+        return replace(plan, charges={charge: min(n, most) for charge, n in plan.charges.items()})
 
-    def covered_epsilon(self, planned: Plan | int | None) -> float:
+    def covered_epsilon(self, planned: Plan | None) -> float:
         """Record-level ε of `covering(planned)`; under a target that all releases were held to, at most the target.
 
         A target stops a sequence whose length depends on the responses. That it bounds such a sequence is proved where
@@ -272,7 +263,7 @@ class VoteAnnotator(Annotator):
         # Under which target an earlier run stopped is unknown here.
         alone = self.budget.scope == "private_data" and len(self.account.ledger.runs()) <= 1
         target = self.budget.target_epsilon
-        if isinstance(planned, Plan):
+        if planned is not None:
             target = planned.limit[0] if planned.limit is not None and planned.limit[1] == self.budget.delta else None
         if target is None or self.budget.accounting != "record" or not alone:
             return epsilon
@@ -303,66 +294,24 @@ class VoteAnnotator(Annotator):
             total = total + checks * self._check.release.rdp(DEFAULT_ORDERS)
         return rdp_epsilon(total, DEFAULT_ORDERS, self.budget.delta)
 
-    def _noises(self, planned: Mapping[Charge, int]) -> list[Charge]:
-        if self.mechanism != "confident":
-            return super()._noises(planned)
-        # A check and a response are of different noises by design.
-        charges = (*self.account.counts(scope="run"), *planned)
-        return max((_of_kind(charges, kind) for kind in (ThresholdCheck, GaussianVotes)), key=len)
-
-    def description(self) -> MechanismDescription:
-        """See `Annotator.description`."""
-        if self.mechanism != "confident":
-            return super().description()
-        made = copy.copy(self)
-        charges = (*self.account.counts(scope="run"),)
-        made._scales = [_scale(charge) for charge in _of_kind(charges, GaussianVotes)] or made._scales
-        made._check_scales = [_scale(charge) for charge in _of_kind(charges, ThresholdCheck)] or made._check_scales
-        return made.describe()
-
-    def _as_charged(self, charge: Charge) -> Annotator:
-        made = copy.copy(self)
-        if charge.release.bounded:
-            made._scales = [_scale(charge)]
-        return made
-
     def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
         answered = ""
-        words = " or ".join(self.votes.words(scale) for scale in self._scales or [self.scale])
         if self.mechanism == "confident":
-            assert self.threshold_scale is not None
-            checks = " or ".join(f"N(0, {scale:g}^2)" for scale in self._check_scales or [self.threshold_scale])
             most = "every query" if self.max_responses is None else f"at most {self.max_responses} queries"
             answered = (
-                f", for queries whose largest count plus {checks} reaches {self.threshold:g} "
+                f", for queries whose largest count plus N(0, {self.threshold_scale:g}^2) reaches {self.threshold:g} "
                 f"votes ({most} may be answered)"
             )
-        return MechanismDescription(
+        return of_shards(
             noise=self.votes.drawn,
             mechanism=(
                 f"one label for each queried image, the class of most votes among teachers on disjoint shards after "
-                f"{words} was added to every count{answered} (mechanism={self.mechanism})"
-            ),
-            unit="one training record of one teacher",
-            relation=(
-                "zero-out of one record, which moves two counts of each query by 1; the bound holds for replace-one "
-                "and add-or-remove as well, since a record's id alone decides its shard"
+                f"{self.votes.words.format(self.scale)} was added to every count{answered} (mechanism={self.mechanism})"
             ),
             source=self.votes.source,
             published_source=self.votes.published_source,
         )
-
-
-def _of_kind(charges: Iterable[Charge], kind: type[Release]) -> list[Charge]:
-    """The first of each release of a kind."""
-    return list({charge.release: charge for charge in charges if isinstance(charge.release, kind)}.values())
-
-
-def _scale(charge: Charge) -> float:
-    """b or σ of a vote or a check."""
-    release = charge.release
-    return release.noise_std if isinstance(release, GaussianVotes | ThresholdCheck) else float(release.scale)  # type: ignore[attr-defined]
 
 
 def _positive(name: str, value: float | None) -> None:

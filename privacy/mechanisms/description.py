@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FLOATS", "LATTICE", "MechanismDescription"]
+__all__ = ["FLOATS", "LATTICE", "THRESHOLDS", "MechanismDescription", "of_shards"]
 
 FLOATS = "as floating-point numbers, added in float64 and rounded once; not hardened against attacks on their low bits"
-
 LATTICE = "as discrete Gaussians on a lattice that what they are added to was rounded to: there are no low bits"
+THRESHOLDS = "compared with whole-number thresholds that are rounded towards privacy"
+
+_ANY_CHANGE = "zero-out of one record; the bound holds for replace-one and add-or-remove as well"
 
 
 @dataclass(frozen=True)
@@ -17,18 +19,32 @@ class MechanismDescription:
 
     Attributes:
         mechanism: What is released.
-        unit: What one neighbouring change touches.
-        relation: Neighbouring relation, where no special one follows from what was released.
         source: Theorem or paper behind ε.
         published_source: Theorem behind the published figure; empty where the papers have none.
-        noise: How the noise was drawn, where that is not as floating-point numbers; empty where there is none.
+        noise: How the noise was drawn; empty where there is none.
+        unit: What one neighbouring change touches.
+        relation: Neighbouring relation, where no special one follows from what was released.
         assumption: What else the bound rests on; empty for nothing.
     """
 
     mechanism: str
-    unit: str
-    relation: str
     source: str
     published_source: str = ""
     noise: str = FLOATS
+    unit: str = "one training record of the teacher"
+    relation: str = _ANY_CHANGE
     assumption: str = ""
+
+
+def of_shards(**described: str) -> MechanismDescription:
+    """Description of what an ensemble of teachers on disjoint shards releases; arguments as above."""
+    return MechanismDescription(
+        unit="one training record of one teacher",
+        relation=f"{_ANY_CHANGE}, where a record's id alone decides its shard",
+        assumption=(
+            "teachers of different shards share nothing: each record was seen by only one of them, which its stable id "
+            "decides (of clients its id and label), and where a record is added, removed or replaced the ids of all "
+            "others stay as they are"
+        ),
+        **described,
+    )

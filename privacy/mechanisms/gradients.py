@@ -1,4 +1,4 @@
-"""Release of noised output gradients: one object for each way, with noise scale, sensitivity, cost and description.
+"""Release of noised output gradients: for each way its noise scale, sensitivity, cost and description.
 
 Every way starts from gradients ḡ that a `GradientBounding` has bounded by C, each sample's or the whole batch's, and
 adds Gaussian noise. A teacher that was not trained privately may change *every* gradient because of one record; in an
@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 
 from privacy.checks import check_count, check_positive
-from privacy.mechanisms.gradient_bounding import GradientBounding, Normalize, gradient_bounding
+from privacy.mechanisms.gradient_bounding import GradientBounding, gradient_bounding
 
 __all__ = ["GRADIENT_MECHANISMS", "AddNoise", "GradientMechanism", "gradient_mechanism", "output_gradient_mu"]
 
@@ -34,18 +34,16 @@ class GradientMechanism(ABC):
     """One way to release a batch of bounded output gradients.
 
     Attributes:
-        name: What the setting `release` calls it.
+        words: What is released, for a reader; `{std:.4g}` stands for the noise's standard deviation in units of C.
         of_ensemble: Whether it takes the gradients of many teachers on disjoint shards.
-        source: Paper and equation.
     """
 
-    name: ClassVar[str]
+    words: ClassVar[str]
     of_ensemble: ClassVar[bool] = False
-    source: ClassVar[str]
 
     @classmethod
     @abstractmethod
-    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: type[GradientBounding] = Normalize) -> float:
+    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: GradientBounding) -> float:
         """μ of one call on B samples: what one record moves, over the standard deviation of the noise.
 
         Args:
@@ -55,12 +53,11 @@ class GradientMechanism(ABC):
         """
 
     @classmethod
-    @abstractmethod
     def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
         """Standard deviation of the noise on each coordinate of what is noised, in units of C."""
+        return noise_multiplier
 
     @classmethod
-    @abstractmethod
     def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
         """Adds noise to bounded gradients.
 
@@ -72,21 +69,16 @@ class GradientMechanism(ABC):
         Returns:
             Shape (B, c), float64.
         """
-
-    @classmethod
-    @abstractmethod
-    def words(cls, noise_std: float) -> str:
-        """What is released, for a reader; `noise_std` in units of C."""
+        return add_noise(rows[0], noise_std)
 
 
 class PerSample(GradientMechanism):
     """ḡ_i + N(0, (σC/B)² I) for each sample: what the accuracies of DPDFD and DPSD need."""
 
-    name = "per_sample"
-    source = "DPDFD Algorithm 1, its noise on each sample"
+    words = "each sample with Gaussian noise of standard deviation sigma*C/B = {std:.4g}*C per coordinate"
 
     @classmethod
-    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: type[GradientBounding] = Normalize) -> float:
+    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: GradientBounding) -> float:
         """Ḡ moves by 2C√B, or 2C where it is bounded as a whole, against σC/B: √B·2B/σ, or 2B/σ."""
         return bounding.norm_of_batch(batch_size) * 2.0 * batch_size / noise_multiplier
 
@@ -95,59 +87,27 @@ class PerSample(GradientMechanism):
         """σ/B."""
         return noise_multiplier / batch_size
 
-    @classmethod
-    def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
-        """See `GradientMechanism.release`."""
-        return add_noise(rows[0], noise_std)
-
-    @classmethod
-    def words(cls, noise_std: float) -> str:
-        """See `GradientMechanism.words`."""
-        return f"each sample with Gaussian noise of standard deviation sigma*C/B = {noise_std:.4g}*C per coordinate"
-
 
 class PerSampleFull(GradientMechanism):
-    """ḡ_i + N(0, σ²C² I) for each sample."""
+    """ḡ_i + N(0, σ²C² I) for each sample: DPSD Algorithm 1."""
 
-    name = "per_sample_full"
-    source = "DPSD Algorithm 1"
+    words = "each sample with Gaussian noise of standard deviation sigma*C = {std:.4g}*C per coordinate"
 
     @classmethod
-    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: type[GradientBounding] = Normalize) -> float:
+    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: GradientBounding) -> float:
         """Ḡ moves by 2C√B, or 2C where it is bounded as a whole, against σC: √B·2/σ, or 2/σ."""
         return bounding.norm_of_batch(batch_size) * 2.0 / noise_multiplier
-
-    @classmethod
-    def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
-        """σ."""
-        return noise_multiplier
-
-    @classmethod
-    def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
-        """See `GradientMechanism.release`."""
-        return add_noise(rows[0], noise_std)
-
-    @classmethod
-    def words(cls, noise_std: float) -> str:
-        """See `GradientMechanism.words`."""
-        return f"each sample with Gaussian noise of standard deviation sigma*C = {noise_std:.4g}*C per coordinate"
 
 
 class BatchMean(GradientMechanism):
     """(1/B)(Σ ḡ_i + N(0, σ²C² I)), one vector for the batch: DPDFD Algorithm 1 as printed. It distils nothing."""
 
-    name = "batch_mean"
-    source = "DPDFD Algorithm 1 as printed"
+    words = "the batch mean with Gaussian noise of standard deviation sigma*C/B per coordinate"
 
     @classmethod
-    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: type[GradientBounding] = Normalize) -> float:
+    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: GradientBounding) -> float:
         """The sum moves by 2BC, or 2C√B where the batch is bounded as a whole, against σC: 2B/σ, or √B·2/σ."""
         return 2.0 * bounding.norm_of_sum(batch_size) / noise_multiplier
-
-    @classmethod
-    def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
-        """σ, on the sum."""
-        return noise_multiplier
 
     @classmethod
     def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
@@ -155,79 +115,47 @@ class BatchMean(GradientMechanism):
         batch = rows.shape[1]
         return (add_noise(rows[0].sum(dim=0), noise_std) / batch).repeat(batch, 1)
 
-    @classmethod
-    def words(cls, noise_std: float) -> str:
-        """See `GradientMechanism.words`."""
-        return "the batch mean with Gaussian noise of standard deviation sigma*C/B per coordinate"
 
+class BatchMeanRows(PerSampleFull):
+    """(1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector for the batch: DPSD Eq. 3 as printed. It distils nothing.
 
-class BatchMeanRows(GradientMechanism):
-    """(1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector for the batch: DPSD Eq. 3 as printed. It distils nothing."""
+    Its μ is that of `PerSampleFull`, whose release this is the mean of. Nothing is lost by that: the sum of the samples
+    moves by √B times as much as Ḡ does, against noise of σC√B.
+    """
 
-    name = "batch_mean_rows"
-    source = "DPSD Eq. 3 as printed"
-
-    @classmethod
-    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: type[GradientBounding] = Normalize) -> float:
-        """That of `PerSampleFull`, whose release this is the mean of.
-
-        Nothing is lost by that: the sum of the samples moves by √B times as much as Ḡ does, against noise of σC√B.
-        """
-        return PerSampleFull.mu(batch_size, noise_multiplier, bounding=bounding)
-
-    @classmethod
-    def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
-        """σ, on each sample."""
-        return noise_multiplier
+    words = "the batch mean of samples, each with Gaussian noise of standard deviation sigma*C per coordinate"
 
     @classmethod
     def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
         """See `GradientMechanism.release`; all samples are equal."""
         return add_noise(rows[0], noise_std).mean(dim=0, keepdim=True).repeat(rows.shape[1], 1)
 
-    @classmethod
-    def words(cls, noise_std: float) -> str:
-        """See `GradientMechanism.words`."""
-        return "the batch mean of samples, each with Gaussian noise of standard deviation sigma*C per coordinate"
 
-
-class EnsembleSum(GradientMechanism):
-    """(1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) for each sample, over n teachers on disjoint shards.
+class EnsembleSum(PerSampleFull):
+    """(1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) for each sample, over n teachers on disjoint shards: Algorithms 2.
 
     One teacher's Ḡ_j moves, as that of the only teacher does in `PerSampleFull`, and the sum over teachers by as much:
     the same μ. Each teacher's gradients are bounded separately.
     """
 
-    name = "ensemble"
+    words = (
+        "the sum over all teachers with Gaussian noise of standard deviation sigma*C = {std:.4g}*C per coordinate, "
+        "divided by n"
+    )
     of_ensemble = True
-    source = "DPDFD Algorithm 2, DPSD Algorithm 2"
-
-    @classmethod
-    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: type[GradientBounding] = Normalize) -> float:
-        """That of `PerSampleFull`: one teacher's Ḡ_j moves, against σC."""
-        return PerSampleFull.mu(batch_size, noise_multiplier, bounding=bounding)
-
-    @classmethod
-    def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
-        """σ, on the sum over teachers."""
-        return noise_multiplier
 
     @classmethod
     def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
         """See `GradientMechanism.release`."""
         return add_noise(rows.sum(dim=0), noise_std) / len(rows)
 
-    @classmethod
-    def words(cls, noise_std: float) -> str:
-        """See `GradientMechanism.words`."""
-        return (
-            f"the sum over all teachers with Gaussian noise of standard deviation sigma*C = {noise_std:.4g}*C per "
-            "coordinate, divided by n"
-        )
-
 
 GRADIENT_MECHANISMS: dict[str, type[GradientMechanism]] = {
-    kind.name: kind for kind in (PerSample, PerSampleFull, BatchMean, BatchMeanRows, EnsembleSum)
+    "per_sample": PerSample,
+    "per_sample_full": PerSampleFull,
+    "batch_mean": BatchMean,
+    "batch_mean_rows": BatchMeanRows,
+    "ensemble": EnsembleSum,
 }
 """Every way whose cost is known."""
 

@@ -1,12 +1,12 @@
-"""Release of noisy votes: one object for each noise, with its draws, sensitivity, cost and description.
+"""Noisy votes of an ensemble (DGD; Papernot et al. 2017, 2018): for each noise its draws, cost and description.
 
 Teachers are trained on disjoint shards, so one record changes one teacher: two counts of each query move by 1.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,185 +16,131 @@ from privacy.mechanisms.draws import discrete_laplace, laplace
 from privacy.mechanisms.noise import NoiseSource
 from privacy.published.claims import Claim, NoisyVotesClaim, RdpSlope
 
-__all__ = ["VOTE_MECHANISMS", "NoisyVote", "vote_mechanism"]
+__all__ = ["REJECTED", "VOTE_MECHANISMS", "NoisyVote", "check_claim", "vote_counts", "vote_mechanism"]
 
-_THEOREM = "DGD Sec. III-E"
 _GNMAX = "Papernot et al. 2018, Proposition 8"
 
+REJECTED = -1
+"""Response to a query on which the teachers do not agree enough."""
 
-class NoisyVote(ABC):
+
+def vote_counts(decisions: torch.Tensor, *, num_classes: int) -> torch.Tensor:
+    """Votes per class.
+
+    Args:
+        decisions: Each teacher's decision on each query, shape (n, N), int64.
+        num_classes: c.
+
+    Returns:
+        Shape (N, c), int64, rows sum to n.
+
+    Raises:
+        ValueError: Not two-dimensional, or a decision outside [0, c): a broken teacher must still give one fixed vote.
+    """
+    if decisions.ndim != 2:
+        raise ValueError(f"decisions must have the shape (teachers, queries), got {tuple(decisions.shape)}")
+    if decisions.numel() and (int(decisions.min()) < 0 or int(decisions.max()) >= num_classes):
+        raise ValueError(
+            f"decisions must lie in [0, {num_classes}), got {int(decisions.min())} to {int(decisions.max())}"
+        )
+    return torch.nn.functional.one_hot(decisions, num_classes).sum(dim=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyVote:
     """One noise on the counts; the label is the class of most noisy votes.
 
     Attributes:
-        name: What the setting `mechanism` calls it.
+        noisy: From counts (N, c), int64 on the CPU, a scale and a source of noise to counts with noise on each.
+        event: From a scale to the record-level cost of one label.
+        claim: From a scale and ε₁ of the latent codes' noise, which DGD's formula alone knows, to what the paper counts
+            for one label. Infinite noise is its claim for a use of another model: zero.
         source: Theorem behind the record-level figure.
         published_source: Theorem behind the published figure.
-        drawn: How the noise is drawn, for a reader.
-        data_dependent: Whether a data-dependent cost of its votes is known.
+        words: The noise, for a reader; `{:g}` stands for its scale.
+        drawn: How it is drawn, for a reader.
     """
 
-    name: ClassVar[str]
-    source: ClassVar[str]
-    published_source: ClassVar[str]
-    drawn: ClassVar[str] = FLOATS
-    data_dependent: ClassVar[bool] = False
+    noisy: Callable[[torch.Tensor, float, NoiseSource], torch.Tensor]
+    event: Callable[[float], Release]
+    claim: Callable[[float, float], Claim]
+    source: str
+    published_source: str
+    words: str
+    drawn: str = FLOATS
 
-    @classmethod
-    @abstractmethod
-    def noisy(cls, counts: torch.Tensor, *, scale: float, noise: NoiseSource) -> torch.Tensor:
-        """Counts of shape (N, c), int64 on the CPU, with noise on each."""
+    def labels(self, counts: torch.Tensor, *, scale: float, noise: NoiseSource) -> torch.Tensor:
+        """argmax(counts + noise) for each query.
 
-    @classmethod
-    @abstractmethod
-    def event(cls, scale: float) -> Release:
-        """Record-level cost of one label."""
+        Args:
+            counts: Shape (N, c), int64: fractions would carry more than a vote each. **Private.**
+            scale: b, or σ.
+            noise: Where randomness comes from.
 
-    @classmethod
-    @abstractmethod
-    def claim(cls, scale: float, *, latent_epsilon: float | None) -> Claim:
-        """What the paper counts for one label; ε₁ of the latent codes' noise is part of DGD's formula only."""
-
-    @classmethod
-    @abstractmethod
-    def free_claim(cls) -> Claim:
-        """What the paper counts for a use of another model: zero."""
-
-    @classmethod
-    @abstractmethod
-    def words(cls, scale: float) -> str:
-        """The noise, for a reader."""
+        Returns:
+            Labels, shape (N,), int64, on the device of `counts`. Ties go to the lowest class, which reveals nothing
+            more.
+        """
+        return self.noisy(counts.detach().cpu(), scale, noise).argmax(dim=1).to(counts.device)
 
 
-class _Laplacian(NoisyVote):
-    published_source = "DGD (Ge et al. 2023), Sec. III-E: N eps0^2 + eps0 sqrt(-2 N log delta) + eps1"
-
-    @classmethod
-    def claim(cls, scale: float, *, latent_epsilon: float | None) -> Claim:
-        """b = 2/ε₀."""
-        return NoisyVotesClaim(source=_THEOREM, epsilon0=2.0 / scale, epsilon1=latent_epsilon or 0.0)
-
-    @classmethod
-    def free_claim(cls) -> Claim:
-        """See `NoisyVote.free_claim`."""
-        return NoisyVotesClaim(source=_THEOREM, epsilon0=0.0)
-
-
-class LaplaceVote(_Laplacian):
-    """counts + Lap(b): DGD Eq. 3."""
-
-    name = "laplace"
-    source = (
+_LAPLACE = NoisyVote(
+    noisy=lambda counts, scale, noise: counts.double() + scale * laplace(noise, tuple(counts.shape)),
+    event=LaplaceVotes,
+    # b = 2/ε₀
+    claim=lambda scale, epsilon1: NoisyVotesClaim(source="DGD Sec. III-E", epsilon0=2.0 / scale, epsilon1=epsilon1),
+    source=(
         "Laplace mechanism on two counts that move by one each, whatever the votes; loss distributions rounded "
         "pessimistically"
-    )
+    ),
+    published_source="DGD (Ge et al. 2023), Sec. III-E: N eps0^2 + eps0 sqrt(-2 N log delta) + eps1",
+    words="Lap({:g})",
+)
 
-    @classmethod
-    def noisy(cls, counts: torch.Tensor, *, scale: float, noise: NoiseSource) -> torch.Tensor:
-        """See `NoisyVote.noisy`."""
-        return counts.double() + scale * laplace(noise, tuple(counts.shape))
+_GAUSSIAN = NoisyVote(
+    noisy=lambda counts, scale, noise: counts.double() + scale * noise.gaussian(tuple(counts.shape)),
+    event=GaussianVotes,
+    claim=lambda scale, _: RdpSlope(source=_GNMAX, slope=1.0 / scale**2),
+    source="Gaussian mechanism on counts that move by sqrt(2) (Papernot et al. 2018); exact composition",
+    published_source="Papernot et al. 2018, Proposition 8 (RDP of noisy votes), taken by DGD for DGD+; without eps1",
+    words="N(0, {:g}^2)",
+)
 
-    @classmethod
-    def event(cls, scale: float) -> Release:
-        """Two unit shifts of Laplace noise."""
-        return LaplaceVotes(scale)
-
-    @classmethod
-    def words(cls, scale: float) -> str:
-        """See `NoisyVote.words`."""
-        return f"Lap({scale:g})"
-
-
-class DiscreteLaplaceVote(_Laplacian):
-    """The same on the integers: no floating-point low bits, at a slightly higher cost."""
-
-    name = "discrete_laplace"
-    source = (
-        "discrete Laplace mechanism on two counts that move by one each, whatever the votes; loss distributions that "
-        "are exact on the integers"
-    )
-    drawn = "as whole numbers, whose probabilities are right to about 1e-15 of their value"
-
-    @classmethod
-    def noisy(cls, counts: torch.Tensor, *, scale: float, noise: NoiseSource) -> torch.Tensor:
-        """See `NoisyVote.noisy`."""
-        return counts + discrete_laplace(noise, tuple(counts.shape), scale=scale)
-
-    @classmethod
-    def event(cls, scale: float) -> Release:
-        """See `DiscreteLaplaceVotes`."""
-        return DiscreteLaplaceVotes(scale)
-
-    @classmethod
-    def words(cls, scale: float) -> str:
-        """See `NoisyVote.words`."""
-        return f"discrete Laplace noise of scale {scale:g}"
-
-
-class GaussianVote(NoisyVote):
-    """counts + N(0, σ²): GNMax, which DGD calls DGD+."""
-
-    name = "gaussian"
-    source = "Gaussian mechanism on counts that move by sqrt(2) (Papernot et al. 2018); exact composition"
-    published_source = "Papernot et al. 2018, Proposition 8 (RDP of noisy votes), taken by DGD for DGD+; without eps1"
-    data_dependent = True
-
-    @classmethod
-    def noisy(cls, counts: torch.Tensor, *, scale: float, noise: NoiseSource) -> torch.Tensor:
-        """See `NoisyVote.noisy`."""
-        return counts.double() + scale * noise.gaussian(tuple(counts.shape))
-
-    @classmethod
-    def event(cls, scale: float) -> Release:
-        """μ = √2/σ."""
-        return GaussianVotes(scale)
-
-    @classmethod
-    def claim(cls, scale: float, *, latent_epsilon: float | None) -> Claim:
-        """RDP slope 1/σ²."""
-        return RdpSlope(source=_GNMAX, slope=1.0 / scale**2)
-
-    @classmethod
-    def free_claim(cls) -> Claim:
-        """See `NoisyVote.free_claim`."""
-        return RdpSlope(source=_GNMAX, slope=0.0)
-
-    @classmethod
-    def words(cls, scale: float) -> str:
-        """See `NoisyVote.words`."""
-        return f"N(0, {scale:g}^2)"
-
-
-class ConfidentVote(NoisyVote):
-    """As `gaussian`, for queries whose largest count passes a noisy bar (Confident-GNMax)."""
-
-    name = "confident"
-    source = (
-        "Gaussian mechanisms on the largest count (moves by 1) and on the counts (by sqrt(2)), Papernot et al. 2018; "
-        "exact composition of all checks and of the most responses that were allowed before the first"
-    )
-    published_source = GaussianVote.published_source
-    data_dependent = GaussianVote.data_dependent
-
-    # Counts that pass are noised and charged as those of `gaussian`.
-    noisy = GaussianVote.noisy
-    event = GaussianVote.event
-    claim = GaussianVote.claim
-    free_claim = GaussianVote.free_claim
-    words = GaussianVote.words
-
-    @classmethod
-    def check_claim(cls, threshold_scale: float) -> RdpSlope:
-        """What Papernot et al. count for one check."""
-        return RdpSlope(source=_GNMAX, slope=0.5 / threshold_scale**2)
-
-
-VOTE_MECHANISMS: dict[str, type[NoisyVote]] = {
-    kind.name: kind for kind in (LaplaceVote, DiscreteLaplaceVote, GaussianVote, ConfidentVote)
+VOTE_MECHANISMS: dict[str, NoisyVote] = {
+    # DGD Eq. 3.
+    "laplace": _LAPLACE,
+    # The same on the integers: no floating-point low bits, at a slightly higher cost.
+    "discrete_laplace": replace(
+        _LAPLACE,
+        noisy=lambda counts, scale, noise: counts + discrete_laplace(noise, tuple(counts.shape), scale=scale),
+        event=DiscreteLaplaceVotes,
+        source=(
+            "discrete Laplace mechanism on two counts that move by one each, whatever the votes; loss distributions "
+            "that are exact on the integers"
+        ),
+        words="discrete Laplace noise of scale {:g}",
+        drawn="as whole numbers, whose probabilities are right to about 1e-15 of their value",
+    ),
+    # GNMax, which DGD calls DGD+.
+    "gaussian": _GAUSSIAN,
+    # As `gaussian`, for queries whose largest count passes a noisy bar (Confident-GNMax).
+    "confident": replace(
+        _GAUSSIAN,
+        source=(
+            "Gaussian mechanisms on the largest count (moves by 1) and on the counts (by sqrt(2)), Papernot et al. "
+            "2018; exact composition of all checks and of the most responses that were allowed before the first"
+        ),
+    ),
 }
 """Every noise whose cost is known."""
 
 
-def vote_mechanism(name: str) -> type[NoisyVote]:
+def check_claim(threshold_scale: float) -> RdpSlope:
+    """What Papernot et al. count for one check of `confident`."""
+    return RdpSlope(source=_GNMAX, slope=0.5 / threshold_scale**2)
+
+
+def vote_mechanism(name: str) -> NoisyVote:
     """The mechanism with this name.
 
     Raises:

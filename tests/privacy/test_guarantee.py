@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.plans import plan_of
 from support.short_names import budgeted
 
 from privacy.accounting.composition import compose
@@ -34,7 +35,9 @@ def annotator(
 
 
 def statement(made: GradientAnnotator, planned: int | None = None) -> Guarantee:
-    return made.guarantee(artefacts=["student", "synthetic images"], planned=planned)
+    return made.guarantee(
+        artefacts=["student", "synthetic images"], planned=None if planned is None else plan_of(made, planned)
+    )
 
 
 def test_the_plan_is_what_is_guaranteed_and_the_running_sum_stands_beside_it() -> None:

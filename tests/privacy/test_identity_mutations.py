@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.plans import plan_of
 from support.short_names import budgeted
 
 import privacy.account
@@ -118,7 +119,8 @@ def refuses_other_neighbours(path: Path) -> bool:
 
 
 def never_prints_less(path: Path) -> bool:
-    guarantee = of_dp(path).guarantee(artefacts=("student",), planned=1)
+    made = of_dp(path)
+    guarantee = made.guarantee(artefacts=("student",), planned=plan_of(made, 1))
     shown = guarantee.headline().split("ε = ")[1].split(" ")[0]
     return float(shown) >= guarantee.epsilon == compose(STEPS, 1e-5).epsilon
 
@@ -131,7 +133,10 @@ def covers_the_whole_plan(path: Path) -> bool:
     made.annotate(torch.zeros(2, 3))
     mu = made.charge.release.gaussian_mu
     assert mu is not None
-    return made.guarantee(artefacts=("student",), planned=50).epsilon == compose({Gaussian(mu): 50}, 1e-5).epsilon
+    return (
+        made.guarantee(artefacts=("student",), planned=plan_of(made, 50)).epsilon
+        == compose({Gaussian(mu): 50}, 1e-5).epsilon
+    )
 
 
 def _one_for_all(self: PrivacyAccount, training: str | None) -> Counter[Release] | None:

@@ -20,7 +20,7 @@ from lightning_modules.networks.stacked import stack_states
 from lightning_modules.teachers.ensemble import rate_factor
 from lightning_modules.teachers.ensemble_accuracy import EnsembleAccuracy
 from lightning_modules.teachers.shard_batches import shuffled_passes
-from privacy.mechanisms.vote_counts import vote_counts
+from privacy.mechanisms.votes import vote_counts
 
 TEACHERS, STEPS = 6, 24
 SHAPE = (1, 8, 8)

@@ -20,7 +20,7 @@ from lightning_modules.losses.regression import solve_head
 from lightning_modules.networks import LinearOnFeatures, SmallCNN
 from lightning_modules.networks.scattering import Scattering2d
 from lightning_modules.teachers.config import TeacherConfig
-from privacy.mechanisms.vote_counts import vote_counts
+from privacy.mechanisms.votes import vote_counts
 
 TEACHERS, STEPS = 6, 12
 SHAPE = (1, 8, 8)

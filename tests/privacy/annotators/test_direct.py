@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
+from support.plans import plan_of
 from support.short_names import budgeted
 from torch.nn import functional as F
 
@@ -113,8 +114,8 @@ def test_other_rows_do_not_move_and_a_common_norm_would_move_them() -> None:
 def test_poisson_steps_cost_what_the_closed_form_says(steps: int, expected: float) -> None:
     annotator = of_gradients(batch=10, records=1000, rate=0.01)
     assert annotator.label_mu == 1.0
-    assert annotator.epsilon_label(steps) == pytest.approx(expected, abs=1e-3)
-    assert annotator.covered_epsilon(steps) == math.inf
+    assert annotator.epsilon_label(plan_of(annotator, steps)) == pytest.approx(expected, abs=1e-3)
+    assert annotator.covered_epsilon(plan_of(annotator, steps)) == math.inf
 
 
 def test_the_closed_form_itself_and_that_sampling_does_not_amplify() -> None:
@@ -139,7 +140,7 @@ def test_ten_passes_cost_ten_steps_however_many_batches_they_have() -> None:
         for batch in torch.randperm(100).split(25):
             annotator.annotate(torch.randn(25, 10), batch)
     assert annotator.account.epsilon_label() == pytest.approx(17.857, abs=5e-4)
-    assert annotator.covering(40) == annotator.account.counts()
+    assert annotator.covering(plan_of(annotator, 40)) == annotator.account.counts()
     assert annotator.account.epsilon() == math.inf
     # Negative control: batches that are not passes are charged for who comes again.
     for _ in range(3):
@@ -169,9 +170,10 @@ def test_an_empty_poisson_batch_is_charged_and_gives_nothing() -> None:
 def test_coins_or_noise_with_a_seed_void_both_statements() -> None:
     annotator = of_gradients(rate=0.01)
     annotator.bind_sampling(records=100, sample_rate=0.01, secure=False)
-    assert annotator.epsilon_label(1) == math.inf
-    assert of_gradients(noise=ReproducibleNoise(seed=1)).epsilon_label(1) == math.inf
-    assert of_gradients(noise_multiplier=0.0).epsilon_label(1) == math.inf
+    assert annotator.epsilon_label(plan_of(annotator, 1)) == math.inf
+    for settings in ({"noise": ReproducibleNoise(seed=1)}, {"noise_multiplier": 0.0}):
+        annotator = of_gradients(**settings)
+        assert annotator.epsilon_label(plan_of(annotator, 1)) == math.inf
 
 
 def test_the_published_figure_is_that_of_the_theorem_and_stands_beside_both() -> None:
@@ -179,11 +181,11 @@ def test_the_published_figure_is_that_of_the_theorem_and_stands_beside_both() ->
     for _ in range(200):
         annotator.annotate(torch.zeros(0, 10), torch.zeros(0, dtype=torch.int64))
     assert annotator.account.epsilon_published() == pytest.approx(0.0456, abs=1e-4)
-    guarantee = annotator.guarantee(artefacts=["model"], planned=200)
+    guarantee = annotator.guarantee(artefacts=["model"], planned=plan_of(annotator, 200))
     assert guarantee.epsilon == math.inf
     assert guarantee.labels is not None
     assert guarantee.labels.unit == "the label of one training record"
-    assert guarantee.labels.epsilon == annotator.epsilon_label(200)
+    assert guarantee.labels.epsilon == annotator.epsilon_label(plan_of(annotator, 200))
     written = guarantee.to_dict()
     assert written["guarantee"]["epsilon"] == "inf"
     assert written["label_guarantee"]["unit"] == "the label of one training record"
@@ -304,9 +306,10 @@ def test_responses_are_within_the_candidates_and_of_the_stated_epsilon() -> None
         low = stats.beta.ppf(0.005, counts[0], draws - counts[0] + 1)
         high = stats.beta.ppf(0.995, counts[1] + 1, draws - counts[1])
         ratios[stated] = math.log(low / high)
-    assert 0.8 < ratios[epsilon] <= of_labels(epsilon=epsilon, smallest=3).epsilon_label(1)
+    claimed = of_labels(epsilon=epsilon, smallest=3)
+    assert 0.8 < ratios[epsilon] <= claimed.epsilon_label(plan_of(claimed, 1))
     # Negative control: responses of a larger ε are noticed.
-    assert ratios[3.0] > of_labels(epsilon=epsilon, smallest=3).epsilon_label(1)
+    assert ratios[3.0] > claimed.epsilon_label(plan_of(claimed, 1))
 
 
 def test_an_empirical_bound_on_gradients_stays_below_epsilon_and_too_little_noise_does_not() -> None:

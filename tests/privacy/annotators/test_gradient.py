@@ -22,6 +22,7 @@ from privacy.annotators import GradientAnnotator
 from privacy.events import Gaussian, Unbounded
 from privacy.events.discrete import DiscreteGaussian
 from privacy.ledger import Charge, LedgerError
+from privacy.mechanisms.gradient_bounding import gradient_bounding
 from privacy.mechanisms.gradients import GRADIENT_MECHANISMS, output_gradient_mu
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
 
@@ -520,7 +521,8 @@ def test_a_mode_that_nobody_priced_is_refused() -> None:
         with pytest.raises(ValueError, match="release must be one of"):
             output_gradient_mu(name, 8, 100.0)
     # What is priced is what its object says, and every object has a price of its own.
-    prices = {name: kind.mu(64, 20.0) for name, kind in GRADIENT_MECHANISMS.items()}
+    normalised = gradient_bounding("normalize")
+    prices = {name: kind.mu(64, 20.0, bounding=normalised) for name, kind in GRADIENT_MECHANISMS.items()}
     assert set(prices) == set(RELEASES)
     assert all(annotator(release=name).charge.release.gaussian_mu == price for name, price in prices.items())  # type: ignore[arg-type]
 

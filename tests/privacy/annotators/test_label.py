@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
+from support.plans import plan_of
 from support.short_names import budgeted
 
 from privacy.account import BudgetExceeded
@@ -264,7 +265,7 @@ def test_nothing_bounds_soft_labels_and_no_theorem_covers_them() -> None:
     assert soft.account.epsilon() == soft.account.epsilon_published() == math.inf
     assert hard.account.epsilon() < math.inf and hard.account.epsilon_published() == 1.0
     assert isinstance(soft.charge.release, Unbounded) and soft.calls_made() == 1
-    page = soft.guarantee(artefacts=["student"], planned=1)
+    page = soft.guarantee(artefacts=["student"], planned=plan_of(soft, 1))
     assert page.epsilon == math.inf and "probabilities" in page.to_markdown()
     refused = annotator(rows=100, paper="LabelDP", labels="soft", target_epsilon=1e9)
     with pytest.raises(BudgetExceeded):

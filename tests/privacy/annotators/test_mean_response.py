@@ -12,6 +12,7 @@ import torch
 from hypothesis import Phase, example, given, settings
 from scipy import stats
 from support.neighbours import Neighbours, neighbours, worst_neighbours
+from support.plans import plan_of
 from support.seeded import Seeded
 from support.short_names import budgeted
 
@@ -281,7 +282,7 @@ def test_a_call_beyond_the_budget_is_neither_charged_nor_drawn(kind: type[MeanRe
 def test_the_guarantee_is_about_a_record_of_one_teacher() -> None:
     made = annotator()
     made.annotate(answers())
-    guarantee = made.guarantee(artefacts=["student"], planned=1)
+    guarantee = made.guarantee(artefacts=["student"], planned=plan_of(made, 1))
     assert guarantee.unit == "one training record of one teacher"
     assert guarantee.epsilon == made.account.epsilon() < math.inf
     page = guarantee.to_markdown()
@@ -303,7 +304,7 @@ def test_noise_that_can_be_drawn_again_bounds_nothing() -> None:
     made.annotate(answers())
     assert made.account.epsilon() == math.inf and made.account.queries() == B
     assert any("drawn again" in reason for reason in made.account.unbounded())
-    page = made.guarantee(artefacts=["student"], planned=1)
+    page = made.guarantee(artefacts=["student"], planned=plan_of(made, 1))
     assert page.epsilon == math.inf and "VOID" in page.to_markdown()
     mutant = annotator(noise=None)
     mutant.annotate(answers())

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from support.plans import plan_of
 from support.short_names import budgeted
 
 from privacy.account import BudgetExceeded
@@ -74,5 +75,9 @@ def test_bad_answers_are_refused() -> None:
 def test_the_guarantee_says_how_noise_was_drawn(made: Annotator, said: str | None) -> None:
     made.bind(batch_size=4, num_classes=3, paper="LabelDP" if isinstance(made, LabelAnnotator) else "C")
     made.open(private_data="digits/train")
-    about = [text for text in made.guarantee(artefacts=("student",), planned=1).assumptions if "noise came" in text]
+    about = [
+        text
+        for text in made.guarantee(artefacts=("student",), planned=plan_of(made, 1)).assumptions
+        if "noise came" in text
+    ]
     assert len(about) == (said is not None) and all(str(said) in text for text in about)

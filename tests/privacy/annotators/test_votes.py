@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
+from support.plans import plan_of
 from support.short_names import budgeted
 
 from privacy.account import BudgetExceeded
@@ -21,9 +22,10 @@ from privacy.guarantee import Guarantee
 from privacy.identity import Training, new_training_id
 from privacy.ledger import Ledger
 from privacy.mechanisms.noise import ReproducibleNoise
-from privacy.mechanisms.vote_counts import REJECTED, noisy_votes
+from privacy.mechanisms.votes import REJECTED, vote_mechanism
 from privacy.numerics.data_dependent import gnmax_data_dependent_rdp
 from privacy.numerics.rdp import DEFAULT_ORDERS, rdp_epsilon
+from privacy.plan import Plan
 from privacy.published import published_dgd_epsilon
 
 CLASSES = 10
@@ -168,24 +170,25 @@ def test_answered_and_left_out_queries_cost_what_is_known_from_elsewhere() -> No
     assert made.account.epsilon() == confident_votes_epsilon(150.0, 40.0, 1000, 300, 1e-5)
 
 
-def stated(made: VoteAnnotator, planned: int) -> float:
-    return made.covered_epsilon(planned)
+def stated(made: VoteAnnotator, plan: Plan) -> float:
+    return made.covered_epsilon(plan)
 
 
-def stated_by_what_came_out(made: VoteAnnotator, planned: int) -> float:
+def stated_by_what_came_out(made: VoteAnnotator, plan: Plan) -> float:
     """Negative control: a number of answers that depends on the private data as if it had been fixed."""
     return made.account.epsilon()
 
 
 @pytest.mark.parametrize(("statement", "same"), [(stated, True), (stated_by_what_came_out, False)])
 def test_what_is_stated_does_not_depend_on_how_many_were_answered(
-    statement: Callable[[VoteAnnotator, int], float], same: bool
+    statement: Callable[[VoteAnnotator, Plan], float], same: bool
 ) -> None:
     figures = []
     for threshold in (1e9, -1e9):
         made = annotator(**{**CONFIDENT, "threshold": threshold, "max_responses": 60})
+        plan = made.fix_plan(Plan(), lambda: 100)
         made.annotate(counts(50, 200))
-        figures.append(statement(made, 100))
+        figures.append(statement(made, plan))
     assert (figures[0] == figures[1]) is same
     if same:
         assert figures[0] == confident_votes_epsilon(150.0, 40.0, 100, 60, 1e-5)
@@ -203,14 +206,17 @@ def test_no_more_are_answered_than_were_allowed() -> None:
 
 def test_a_target_that_everything_was_held_to_is_the_figure() -> None:
     made = annotator(**{**CONFIDENT, "target_epsilon": 1.0})
+    plan = made.fix_plan(Plan(), lambda: 10_000)
     while (number := made.affordable(limit=20)) > 0:
         made.annotate(counts(number, 200))
     assert made.account.epsilon() <= 1.0
-    assert made.covered_epsilon(10_000) == 1.0
-    assert annotator(**CONFIDENT).covered_epsilon(10_000) > 1.0
+    assert made.covered_epsilon(plan) == made.covered_epsilon(None) == 1.0
+    free = annotator(**CONFIDENT)
+    assert free.covered_epsilon(free.fix_plan(Plan(), lambda: 10_000)) > 1.0
     # Laplace noise: the whole plan, which no filter is known to cut short.
-    plan = compose({LaplaceVotes(40.0): 1000}, 1e-5).epsilon
-    assert annotator(target_epsilon=1.0).covered_epsilon(1000) == pytest.approx(plan)
+    whole = compose({LaplaceVotes(40.0): 1000}, 1e-5).epsilon
+    laplace = annotator(target_epsilon=1.0)
+    assert laplace.covered_epsilon(laplace.fix_plan(Plan(), lambda: 1000)) == pytest.approx(whole)
 
 
 @pytest.mark.parametrize("mechanism", ["laplace", "discrete_laplace", "gaussian"])
@@ -241,7 +247,7 @@ def test_a_baseline_without_privacy_leaves_no_bound_and_costs_nothing_in_the_pap
     for _ in range(2):
         reveal(made, None, reason="the generator was trained against it")
     made.annotate(counts(27, 200))
-    assert made.account.epsilon() == math.inf == made.covered_epsilon(27)
+    assert made.account.epsilon() == math.inf == made.covered_epsilon(plan_of(made, 27))
     assert made.account.unbounded() == ["the generator was trained against it"]
     assert made.account.epsilon_published() == published_dgd_epsilon(27, 0.05, 1e-5, 0.01)
     assert made.calls_made() == 27
@@ -303,7 +309,7 @@ def test_noise_that_can_be_drawn_again_voids_what_the_ledger_says() -> None:
     for settings in ({}, {**CONFIDENT, "threshold": -1e9}):
         made = annotator(**settings, noise=ReproducibleNoise(seed=1))
         made.annotate(counts(3, 200))
-        assert made.account.epsilon() == math.inf == made.covered_epsilon(3)
+        assert made.account.epsilon() == math.inf == made.covered_epsilon(plan_of(made, 3))
         assert made.responses_made == 3
 
 
@@ -325,7 +331,7 @@ def test_data_dependent_figures_are_smaller_and_in_no_statement() -> None:
     rdp = 100 * gnmax_data_dependent_rdp(counts(1, 200, 30)[0], 40.0, DEFAULT_ORDERS)
     figure = made.data_dependent_epsilon()
     assert figure == pytest.approx(rdp_epsilon(rdp, DEFAULT_ORDERS, 1e-5)) and figure < made.account.epsilon()
-    guarantee = made.guarantee(artefacts=("student",), planned=100)
+    guarantee = made.guarantee(artefacts=("student",), planned=plan_of(made, 100))
     assert not mentions(guarantee, figure)
     # Negative control: states the private figure.
     told = replace(guarantee, assumptions=(*guarantee.assumptions, f"the votes themselves cost {figure:.6g}"))
@@ -368,7 +374,6 @@ def test_settings_without_meaning_are_refused(settings: dict[str, Any], message:
 def test_the_description_names_the_mechanism(settings: dict[str, Any]) -> None:
     words = annotator(**settings).describe()
     assert settings.get("mechanism", "laplace") in words.mechanism
-    assert "two counts of each query by 1" in words.relation
 
 
 def test_discrete_noise_is_whole_numbers_and_costs_a_little_more() -> None:
@@ -377,4 +382,4 @@ def test_discrete_noise_is_whole_numbers_and_costs_a_little_more() -> None:
         made.annotate(counts(1000, 200))
     assert laplace.account.epsilon() < discrete.account.epsilon() < 1.01 * laplace.account.epsilon()
     assert laplace.account.epsilon_published() == discrete.account.epsilon_published()
-    assert bool((noisy_votes(counts(9, 250), kind="discrete_laplace", scale=1.0, noise=laplace.noise) == 0).all())
+    assert bool((vote_mechanism("discrete_laplace").labels(counts(9, 250), scale=1.0, noise=laplace.noise) == 0).all())

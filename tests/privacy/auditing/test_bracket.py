@@ -30,12 +30,13 @@ from privacy import (
     worst_case_epsilon,
 )
 from privacy.accounting.composition import rdp_compose
+from privacy.annotators import VoteAnnotator
 from privacy.auditing import AuditResult, Method, Sampler, Score, gaussian_score, laplace_score, rounds, table_score
 from privacy.auditing.verification import dpsd_eq5_table, randomized_response_table
 from privacy.mechanisms import clip_per_sample
 from privacy.mechanisms.latents import laplace_latents
 from privacy.mechanisms.randomized_response import randomized_response
-from privacy.mechanisms.vote_counts import confident_votes, noisy_votes
+from privacy.mechanisms.votes import vote_mechanism
 
 DELTA = 1e-5
 CONFIDENCE = 0.999
@@ -154,8 +155,9 @@ def votes_case(kind: Any, scale: float, release: Release, published: float | Non
         noise = Seeded()
 
         def sampler(counts: list[int]) -> Sampler:
-            return lambda count: noisy_votes(
-                torch.tensor([counts]).expand(count * 3, 3), kind=kind, scale=scale * factor, noise=noise
+            votes = vote_mechanism(kind)
+            return lambda count: votes.labels(
+                torch.tensor([counts]).expand(count * 3, 3), scale=scale * factor, noise=noise
             ).reshape(count, 3)
 
         return sampler([10, 9, 0]), sampler([9, 10, 0]), None
@@ -164,16 +166,13 @@ def votes_case(kind: Any, scale: float, release: Release, published: float | Non
 
 
 def play_confident(factor: float) -> Players:
-    noise = Seeded()
+    scales = {"scale": 4.0 * factor, "threshold_scale": 4.0 * factor}
+    made = VoteAnnotator(mechanism="confident", threshold=11.5, **scales, noise=Seeded())  # type: ignore[arg-type]
+    made.bind(batch_size=1, num_classes=2)
+    made.open(private_data="digits/train")
 
     def sampler(counts: list[int]) -> Sampler:
-        return lambda count: confident_votes(
-            torch.tensor([counts]).expand(count, 2),
-            threshold=11.5,
-            threshold_std=4.0 * factor,
-            noise_std=4.0 * factor,
-            noise=noise,
-        )
+        return lambda count: made.annotate(torch.tensor([counts]).expand(count, 2))
 
     return sampler([12, 9]), sampler([11, 10]), None
 

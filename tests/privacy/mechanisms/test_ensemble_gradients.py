@@ -13,6 +13,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from support.neighbours import Neighbours, neighbours, worst_neighbours
+from support.plans import plan_of
 from support.seeded import Seeded
 from support.short_names import budgeted
 
@@ -291,7 +292,7 @@ def test_the_guarantee_is_about_a_record_of_one_teacher() -> None:
     one.annotate(gradients()[0])
     pages = {}
     for made in (many, one):
-        page = made.guarantee(artefacts=["student"], planned=1)
+        page = made.guarantee(artefacts=["student"], planned=plan_of(made, 1))
         pages[made.release] = (page, page.to_markdown())
     guarantee, text = pages["ensemble"]
     assert guarantee.unit == "one training record of one teacher"

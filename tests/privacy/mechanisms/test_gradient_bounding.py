@@ -19,7 +19,7 @@ from privacy.annotators.gradient import GradientBoundings
 from privacy.events.discrete import DiscreteGaussian
 from privacy.ledger import Charge
 from privacy.mechanisms.bounding import normalize_per_sample
-from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS, Normalize, NormalizeBatch
+from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
 from privacy.mechanisms.gradients import GRADIENT_MECHANISMS, output_gradient_mu
 from privacy.processes import Processes
 
@@ -39,7 +39,7 @@ class PricedPerSample(GradientAnnotator):
     """The mutant that charges for samples that are bounded by themselves."""
 
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
-        mu = self.mechanism.mu(batch_size, self.noise_multiplier)
+        mu = self.mechanism.mu(batch_size, self.noise_multiplier, bounding=GRADIENT_BOUNDINGS["normalize"])
         return Charge(release=Gaussian(mu=mu), claim=super()._charge_for(batch_size, num_classes).claim)
 
 
@@ -249,7 +249,8 @@ def test_a_bounding_that_nobody_priced_is_refused() -> None:
 def test_the_norms_that_prices_follow_from() -> None:
     """A batch of B equal samples of norm C, and the same batch bounded as a whole."""
     for batch_size in (1, 2, 256):
-        assert Normalize.norm_of_batch(batch_size) == math.sqrt(batch_size)
-        assert Normalize.norm_of_sum(batch_size) == batch_size
-        assert NormalizeBatch.norm_of_batch(batch_size) == 1
-        assert NormalizeBatch.norm_of_sum(batch_size) == math.sqrt(batch_size)
+        for name in ("normalize", "clip"):
+            assert GRADIENT_BOUNDINGS[name].norm_of_batch(batch_size) == math.sqrt(batch_size)
+            assert GRADIENT_BOUNDINGS[name].norm_of_sum(batch_size) == batch_size
+        assert GRADIENT_BOUNDINGS["normalize_batch"].norm_of_batch(batch_size) == 1
+        assert GRADIENT_BOUNDINGS["normalize_batch"].norm_of_sum(batch_size) == math.sqrt(batch_size)

@@ -17,10 +17,9 @@ from privacy.events import DiscreteLaplaceVotes, LaplaceVotes
 from privacy.mechanisms.draws import discrete_laplace, laplace, uniform_integers
 from privacy.mechanisms.latents import laplace_latents
 from privacy.mechanisms.noise import ReproducibleNoise
-from privacy.mechanisms.vote_counts import REJECTED, confident_votes, noisy_votes, vote_counts
+from privacy.mechanisms.votes import vote_counts, vote_mechanism
 
 Kind = Literal["laplace", "discrete_laplace", "gaussian"]
-COUNTS = torch.tensor([[200, 30, 20, 0, 0]])
 
 
 def winner_probability(kind: Kind, scale: float) -> float:
@@ -39,7 +38,7 @@ def winner_probability(kind: Kind, scale: float) -> float:
 def test_the_noise_has_the_asked_scale_and_no_other(kind: Kind) -> None:
     draws = 20_000
     counts = torch.tensor([[30, 0]]).expand(draws, 2)
-    wins = int((noisy_votes(counts, kind=kind, scale=40.0, noise=ReproducibleNoise(seed=1)) == 0).sum())
+    wins = int((vote_mechanism(kind).labels(counts, scale=40.0, noise=ReproducibleNoise(seed=1)) == 0).sum())
 
     def p_value(scale: float) -> float:
         return float(stats.binomtest(wins, draws, winner_probability(kind, scale)).pvalue)
@@ -114,37 +113,6 @@ def test_counts_of_decisions() -> None:
     assert vote_counts(decisions, num_classes=3).tolist() == [[2, 1, 0], [0, 1, 2]]
     with pytest.raises(ValueError, match="decisions must lie"):
         vote_counts(torch.tensor([[3]]), num_classes=3)
-
-
-def test_confident_votes_reject_by_a_noisy_threshold() -> None:
-    draws = 5000
-    labels = confident_votes(
-        COUNTS.expand(draws, 5), threshold=230.0, threshold_std=30.0, noise_std=1e-3, noise=ReproducibleNoise(seed=2)
-    )
-    passed = int((labels == 0).sum())
-    assert passed + int((labels == REJECTED).sum()) == draws
-    assert stats.binomtest(passed, draws, float(stats.norm.sf(1.0))).pvalue > 1e-3
-    assert stats.binomtest(passed, draws, float(stats.norm.sf(1.5))).pvalue < 1e-20
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
-def test_scales_without_meaning_are_refused(scale: float) -> None:
-    with pytest.raises(ValueError, match="scale"):
-        noisy_votes(COUNTS, kind="laplace", scale=scale, noise=ReproducibleNoise(seed=0))
-    with pytest.raises(ValueError, match="threshold_std"):
-        confident_votes(COUNTS, threshold=1.0, threshold_std=scale, noise_std=1.0, noise=ReproducibleNoise(seed=0))
-    with pytest.raises(ValueError, match="noise_std"):
-        confident_votes(COUNTS, threshold=1.0, threshold_std=1.0, noise_std=scale, noise=ReproducibleNoise(seed=0))
-    with pytest.raises(ValueError, match="scale"):
-        discrete_laplace(ReproducibleNoise(seed=0), (1,), scale=scale)
-
-
-@pytest.mark.parametrize("counts", [COUNTS[0], COUNTS.double(), COUNTS > 0, COUNTS[:, :0]])
-def test_what_are_no_counts_is_refused(counts: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="counts must be integers"):
-        noisy_votes(counts, kind="discrete_laplace", scale=1.0, noise=ReproducibleNoise(seed=0))
-    with pytest.raises(ValueError, match="counts must be integers"):
-        confident_votes(counts, threshold=1.0, threshold_std=1.0, noise_std=1.0, noise=ReproducibleNoise(seed=0))
 
 
 def test_discrete_draws_fit_into_integers_at_the_largest_scale() -> None:
