@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from privacy.account import Accounting, Budget, BudgetExceeded, PrivacyAccount
+from privacy.account import Budget, BudgetExceeded, PrivacyAccount
 from privacy.accounting.calibration import calibrate_count, calibrate_noise
 from privacy.accounting.composition import (
     compose,
@@ -17,8 +17,9 @@ from privacy.annotators.mean_response import MeanResponseAnnotator
 from privacy.annotators.response import ResponseAnnotator
 from privacy.annotators.votes import VoteAnnotator
 from privacy.auditing import audit, clopper_pearson_epsilon
-from privacy.auditing.verification import worst_case_epsilon
+from privacy.auditing.verification import worst_case_delta, worst_case_epsilon
 from privacy.events import (
+    DiscreteGaussian,
     DiscreteLaplaceVotes,
     Gaussian,
     GaussianVotes,
@@ -30,14 +31,13 @@ from privacy.events import (
     Release,
     Repeated,
     RevealedGaussian,
+    SampledDiscreteGaussian,
     SampledGaussian,
     ThresholdCheck,
     Unbounded,
 )
-from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
-from privacy.formatting import round_up
 from privacy.guarantee import Guarantee
-from privacy.identity import Training, ledger_file
+from privacy.identity import Training
 from privacy.ledger import Ledger, LedgerError
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.neighbours import Relation, Unit
@@ -51,7 +51,6 @@ from privacy.published import (
 )
 
 __all__ = [
-    "Accounting",
     "Annotator",
     "Budget",
     "BudgetExceeded",
@@ -98,13 +97,12 @@ __all__ = [
     "gaussian_epsilon",
     "gaussian_votes_epsilon",
     "laplace_votes_epsilon",
-    "ledger_file",
     "published_dgd_epsilon",
     "published_dpdfd_epsilon",
     "published_dpsd_data_epsilon",
     "published_dpsd_label_epsilon",
     "published_labeldp_epsilon",
     "randomized_response_epsilon",
-    "round_up",
+    "worst_case_delta",
     "worst_case_epsilon",
 ]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privacy.checks import check_delta, check_nonnegative
+from privacy.checks import check_nonnegative
 
 
 def worst_case_epsilon(probabilities: ArrayLike) -> float:
@@ -58,36 +57,6 @@ def worst_case_delta(probabilities: ArrayLike, epsilon: float) -> float:
             gaps = np.where(ratio > epsilon, -row * np.expm1(np.minimum(epsilon - ratio, 0.0)), 0.0)
         worst = max(worst, float(gaps.sum(axis=1).max()))
     return min(1.0, worst)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a claim holds, and the exact figures that decide it.
-
-    Attributes:
-        holds: whether `delta` is at most the claimed one.
-        epsilon: exact pure ε, inf where none exists.
-        delta: exact δ at the claimed ε.
-    """
-
-    holds: bool
-    epsilon: float
-    delta: float
-
-
-def verify_claim(probabilities: ArrayLike, epsilon: float, delta: float = 0.0) -> Verdict:
-    """Checks an (ε, δ) claim on a discrete mechanism exactly, in both directions of every pair.
-
-    Rounding of 1e-12 is forgiven: tables are computed in floating point too.
-
-    >>> verify_claim([[0.75, 0.25], [0.25, 0.75]], 1.0).holds
-    False
-    >>> verify_claim([[0.75, 0.25], [0.25, 0.75]], 1.0, 0.1).holds
-    True
-    """
-    delta = check_delta(delta, zero=True)
-    exact = worst_case_delta(probabilities, epsilon)
-    return Verdict(exact <= delta + 1e-12, worst_case_epsilon(probabilities), exact)
 
 
 def randomized_response_table(epsilon: float, candidates: ArrayLike) -> NDArray[np.float64]:

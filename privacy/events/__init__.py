@@ -2,15 +2,12 @@
 
 from privacy.events.base import Release, release_from_dict, release_kinds
 from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
-from privacy.events.gaussian import Gaussian
-from privacy.events.label_only import LabelOnly
-from privacy.events.laplace import LaplaceVector
-from privacy.events.one_of import OneOf
+from privacy.events.gaussian import Gaussian, GaussianVotes, ThresholdCheck
+from privacy.events.laplace import DiscreteLaplaceVotes, LaplaceVector, LaplaceVotes
 from privacy.events.randomized_response import RandomizedResponse
-from privacy.events.repeated import Repeated
 from privacy.events.sampled import RevealedGaussian, SampledGaussian
-from privacy.events.unbounded import Unbounded
-from privacy.events.votes import DiscreteLaplaceVotes, GaussianVotes, LaplaceVotes, ThresholdCheck
+from privacy.events.several import OneOf, Repeated
+from privacy.events.unbounded import LabelOnly, Unbounded
 
 __all__ = [
     "DiscreteGaussian",

@@ -93,9 +93,14 @@ class Release(ABC):
         """Rough width of the support of the privacy loss: chooses grids, never enters a bound."""
         return self.loss_std * (24.0 + self.loss_std)
 
-    @abstractmethod
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
-        """Loss distributions on a grid, removing and adding the record (or one thing twice, where both are alike)."""
+        """Loss distributions on a grid, removing and adding the record (or one thing twice, where both are alike).
+
+        Where none is known, the one that bounds nothing: an infinite loss, unless nothing is released.
+        """
+        finite = 1.0 if self.pure_epsilon == 0.0 else 0.0
+        loss = pld.LossDistribution(interval, 0, np.array([finite]), 1.0 - finite)
+        return loss, loss
 
     def covers(self, planned: Release) -> bool:
         """Whether this release uses up one that was planned: the same, or a cheaper one that the plan left open.

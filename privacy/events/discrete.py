@@ -2,8 +2,8 @@
 
 The discrete Gaussian is as private as the continuous one of the same σ in the Renyi sense, for whole-numbered
 shifts, but not μ-GDP: its losses lie on a lattice that depends on the shift, and in several dimensions no
-one-dimensional pair is known that dominates all shifts of one length. So the loss distributions here are the trivial
-ones, which bound nothing, and composition takes the Renyi bound. Importing this module registers the kinds.
+one-dimensional pair is known that dominates all shifts of one length. So there are no loss distributions here, and
+composition takes the Renyi bound.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from privacy.events.base import Release
 from privacy.events.gaussian import Gaussian
 from privacy.events.sampled import RevealedGaussian, SampledGaussian
 from privacy.neighbours import Relation
-from privacy.numerics import pld
 
 __all__ = ["DiscreteGaussian", "SampledDiscreteGaussian"]
 
@@ -59,11 +58,6 @@ class DiscreteGaussian(Release):
     @property
     def loss_std(self) -> float:
         return self.mu
-
-    def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
-        """The loss that says nothing: infinite, unless `mu` is 0."""
-        loss = _vacuous(interval, nothing=self.mu == 0.0)
-        return loss, loss
 
 
 @dataclass(frozen=True)
@@ -141,14 +135,3 @@ class SampledDiscreteGaussian(Release):
         """(l - 1) rdp(l) at whole orders l: 0 at 1."""
         curve = self._continuous.rdp(np.maximum(whole, 2.0))
         return np.where(whole > 1.0, (np.maximum(whole, 2.0) - 1.0) * curve, 0.0)
-
-    def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
-        """The loss that says nothing: infinite, unless nothing is released."""
-        loss = _vacuous(interval, nothing=self.pure_epsilon == 0.0)
-        return loss, loss
-
-
-def _vacuous(interval: float, *, nothing: bool) -> pld.LossDistribution:
-    if nothing:
-        return pld.LossDistribution(interval, 0, np.ones(1), 0.0)
-    return pld.LossDistribution(interval, 0, np.zeros(1), 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -22,8 +23,28 @@ __all__ = ["RevealedGaussian", "SampledGaussian"]
 _LARGEST_SAMPLED_MU = 1e3
 
 
+class _Sampled(Release):
+    """A Gaussian mechanism of μ = `_mu` in which a record takes part with probability `sample_rate`."""
+
+    sample_rate: float
+
+    @property
+    @abstractmethod
+    def _mu(self) -> float: ...
+
+    @property
+    def gaussian_mu(self) -> float | None:
+        if self.sample_rate == 0.0 or self._mu == 0.0:
+            return 0.0
+        return self._mu if self.sample_rate == 1.0 else None
+
+    @property
+    def bounded(self) -> bool:
+        return self.sample_rate == 0.0 or math.isfinite(self._mu)
+
+
 @dataclass(frozen=True)
-class SampledGaussian(Release):
+class SampledGaussian(_Sampled):
     """One DP-SGD step: Poisson sampling, noise of `noise_multiplier` clipping norms, add-or-remove one record.
 
     What holds for a step of Opacus with Poisson sampling; batches of a shuffled loader are not covered.
@@ -43,16 +64,6 @@ class SampledGaussian(Release):
     @property
     def _mu(self) -> float:
         return 1.0 / self.noise_multiplier if self.noise_multiplier else math.inf
-
-    @property
-    def gaussian_mu(self) -> float | None:
-        if self.sample_rate == 0.0 or self._mu == 0.0:
-            return 0.0
-        return self._mu if self.sample_rate == 1.0 else None
-
-    @property
-    def bounded(self) -> bool:
-        return self.sample_rate == 0.0 or math.isfinite(self._mu)
 
     @property
     def loss_std(self) -> float:
@@ -91,7 +102,7 @@ class SampledGaussian(Release):
 
 
 @dataclass(frozen=True)
-class RevealedGaussian(Release):
+class RevealedGaussian(_Sampled):
     """A Gaussian release that happens with probability `sample_rate`, where the output reveals whether it happened.
 
     Labels in direct training on private images (DPDFD, Algorithm 3): the images are public in this unit, so the update
@@ -110,14 +121,8 @@ class RevealedGaussian(Release):
         object.__setattr__(self, "sample_rate", check_probability("sample_rate", self.sample_rate))
 
     @property
-    def gaussian_mu(self) -> float | None:
-        if self.sample_rate == 0.0 or self.mu == 0.0:
-            return 0.0
-        return self.mu if self.sample_rate == 1.0 else None
-
-    @property
-    def bounded(self) -> bool:
-        return self.sample_rate == 0.0 or math.isfinite(self.mu)
+    def _mu(self) -> float:
+        return self.mu
 
     @property
     def loss_std(self) -> float:

@@ -1,4 +1,4 @@
-"""The unbounded event: private data or a network used without noise."""
+"""Events that nothing bounds for a record: no noise at all, or noise that covers labels only."""
 
 from __future__ import annotations
 
@@ -10,21 +10,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privacy.events.base import Release, checked_orders
-from privacy.numerics import pld
+from privacy.neighbours import Relation, Unit
 
-__all__ = ["Unbounded"]
+__all__ = ["LabelOnly", "Unbounded"]
 
 
-@dataclass(frozen=True)
-class Unbounded(Release):
-    """A release that nothing bounds; `reason` is printed wherever the resulting `inf` is shown."""
-
-    kind: ClassVar[str] = "unbounded"
-    reason: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.reason, str) or not self.reason.strip():
-            raise ValueError(f"reason must say in words why nothing bounds the release, got {self.reason!r}")
+class _Infinite(Release):
+    """What has an infinite ε at every δ."""
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
         return np.full_like(checked_orders(orders), np.inf)
@@ -37,6 +29,54 @@ class Unbounded(Release):
     def loss_std(self) -> float:
         return math.inf
 
-    def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
-        loss = pld.LossDistribution(interval, 0, np.zeros(1), 1.0)
-        return loss, loss
+
+@dataclass(frozen=True)
+class Unbounded(_Infinite):
+    """A release that nothing bounds; `reason` is printed wherever the resulting `inf` is shown."""
+
+    kind: ClassVar[str] = "unbounded"
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, str) or not self.reason.strip():
+            raise ValueError(f"reason must say in words why nothing bounds the release, got {self.reason!r}")
+
+
+@dataclass(frozen=True)
+class LabelOnly(_Infinite):
+    """What was computed from private images as they are, and from their labels only through `release`.
+
+    Direct training on private records (DPDFD, Algorithm 3): the label enters by a noisy gradient of the outputs, which
+    the update then multiplies by a Jacobian of the image. For a record nothing is bounded. For its label `release` is
+    the whole cost, against an adversary who knows every image: see `for_labels`. One event says both, so that no
+    ledger can hold the finite figure without the infinite one.
+
+    >>> from privacy.events import RevealedGaussian
+    >>> LabelOnly(RevealedGaussian(1.0, 0.01)).bounded
+    False
+
+    Raises:
+        ValueError: `release` is not stated for replacing a label.
+    """
+
+    kind: ClassVar[str] = "label_only"
+    release: Release
+
+    def __post_init__(self) -> None:
+        release = self.release
+        if not isinstance(release, Release) or (release.unit, release.relation) != (Unit.LABEL, Relation.REPLACE_ONE):
+            raise ValueError(f"release must be stated for replacing the label of one record, got {release!r}")
+
+    @property
+    def reason(self) -> str:
+        """Why nothing bounds a record, printed wherever the infinite ε is shown."""
+        return "private images were used as they are: the noise is on what was told of their labels alone"
+
+    @property
+    def for_labels(self) -> Release:
+        """See `Release.for_labels`."""
+        return self.release
+
+    def covers(self, planned: Release) -> bool:
+        """As the release for labels does."""
+        return isinstance(planned, LabelOnly) and self.release.covers(planned.release)

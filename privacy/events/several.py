@@ -1,10 +1,10 @@
-"""The event of one among several trainings, where a record was in one of them, unknown which."""
+"""Events made of others: one mechanism run several times, and one of several trainings, unknown which."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,12 +12,79 @@ from numpy.typing import ArrayLike, NDArray
 
 from privacy.checks import check_count
 from privacy.events.base import Release, release_from_dict
-from privacy.neighbours import common_neighbours
+from privacy.neighbours import Relation, Unit, common_neighbours
 from privacy.numerics import pld
 
-__all__ = ["OneOf"]
+__all__ = ["OneOf", "Repeated"]
 
 Alternative = tuple[tuple[Release, int], ...]
+
+
+@dataclass(frozen=True)
+class Repeated(Release):
+    """`count` releases of one kind made at once, such as the responses for a batch: one entry of a ledger, not many.
+
+    Costs exactly what they cost one by one: composition counts them so.
+
+    >>> from privacy.events import RandomizedResponse
+    >>> Repeated(RandomizedResponse(1.0, 10), 256).pure_epsilon
+    256.0
+    """
+
+    kind: ClassVar[str] = "repeated"
+    release: Release
+    count: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.release, Release) or isinstance(self.release, Repeated):
+            raise ValueError(f"release must be a single release, got {self.release!r}")
+        object.__setattr__(self, "count", check_count("count", self.count, minimum=1))
+        object.__setattr__(self, "unit", self.release.unit)
+        object.__setattr__(self, "relation", self.release.relation)
+
+    def about(self, unit: Unit, relation: Relation) -> Repeated:
+        """See `Release.about`; neighbours are those of the single release."""
+        return replace(self, release=self.release.about(unit, relation))
+
+    def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
+        """`count` times that of one."""
+        return self.count * self.release.rdp(orders)
+
+    def covers(self, planned: Release) -> bool:
+        """As many, each of which does."""
+        return isinstance(planned, Repeated) and self.count == planned.count and self.release.covers(planned.release)
+
+    @property
+    def gaussian_mu(self) -> float | None:
+        mu = self.release.gaussian_mu
+        return None if mu is None else math.sqrt(self.count) * mu
+
+    @property
+    def bounded(self) -> bool:
+        return self.release.bounded
+
+    @property
+    def pure_epsilon(self) -> float:
+        return self.count * self.release.pure_epsilon
+
+    @property
+    def lattice(self) -> float | None:
+        return self.release.lattice
+
+    @property
+    def loss_std(self) -> float:
+        return math.sqrt(self.count) * self.release.loss_std
+
+    @property
+    def loss_reach(self) -> float:
+        return self.count * self.release.loss_reach
+
+    def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
+        first, second = self.release.losses(interval)
+        if first is second:
+            total = pld.convolve_copies(first, self.count)
+            return total, total
+        return pld.convolve_copies(first, self.count), pld.convolve_copies(second, self.count)
 
 
 @dataclass(frozen=True)
@@ -26,7 +93,7 @@ class OneOf(Release):
 
     Each alternative is all that one client's training released. Wherever the record is, the largest of them bounds it;
     which one that is depends on δ and on what else is composed, so it is not chosen here: `compose` takes the largest ε
-    over all choices.
+    over all choices. No loss distribution dominates all of several: by itself it is composed by RDP.
 
     >>> from privacy.events import Gaussian
     >>> OneOf((((Gaussian(0.1), 4),), ((Gaussian(0.3), 1),))).rdp([2.0])
@@ -81,11 +148,6 @@ class OneOf(Release):
             math.sqrt(math.fsum(count * release.loss_std**2 for release, count in alternative))
             for alternative in self.alternatives
         )
-
-    def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
-        """No distribution dominates all of several: by itself it is composed by RDP; see `compose`."""
-        loss = pld.LossDistribution(interval, 0, np.zeros(1), 1.0)
-        return loss, loss
 
     def to_dict(self) -> dict[str, Any]:
         """See `Release.to_dict`."""
