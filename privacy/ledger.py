@@ -21,15 +21,13 @@ accidents and edits; it is not a signature.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import functools
 import hashlib
 import hmac
 import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +35,7 @@ from privacy.charge import Charge
 from privacy.checks import check_count
 from privacy.events import Release
 from privacy.identity import Head, Training, UnnamedTraining, new_training_id
+from privacy.journal import Journal, LedgerError
 from privacy.plan import Plan, unmade
 
 __all__ = ["RECORDS", "Charge", "Ledger", "LedgerError", "ledgers_of"]
@@ -44,10 +43,6 @@ __all__ = ["RECORDS", "Charge", "Ledger", "LedgerError", "ledgers_of"]
 _VERSION = 2
 RECORDS = "records"
 """In place of a training: the charge is for private records themselves, not for a teacher."""
-
-
-class LedgerError(RuntimeError):
-    """A ledger that cannot be read or written; without it no ε can be stated."""
 
 
 class Ledger:
@@ -81,17 +76,13 @@ class Ledger:
         self._key = secrets.token_hex(16)
         #: Random, so that a file that replaces another is distinguished from it.
         self.id = secrets.token_hex(8)
-        self._hashes: list[str] = []
-        self._offset = 0
+        self._journal = None if self.path is None else Journal(self.path)
         self._changes = 0
         self._open: tuple[str, Charge, int] | None
         self._used: int
         self._process: int | None
         self._become_another()
-        if self.path is not None:
-            self._make_folder(self.path.parent)
-            with self._locked():
-                self._sync_folder(self.path.parent)
+        self.refresh()
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy must not use up the block that its original has open."""
@@ -195,7 +186,8 @@ class Ledger:
     @property
     def head(self) -> Head | None:
         """What a checkpoint keeps of the ledger as it stands; None in memory."""
-        return (self.id, len(self._hashes), self._hashes[-1]) if self._hashes else None
+        hashes = [] if self._journal is None else self._journal.hashes
+        return (self.id, len(hashes), hashes[-1]) if hashes else None
 
     def verify_head(self, head: Head | None, *, whose: str) -> bool:
         """Whether this is the ledger that `whose` saw; False for another one, begun since.
@@ -203,16 +195,17 @@ class Ledger:
         Raises:
             LedgerError: It is the same, and lines are missing or other ones stand in their place.
         """
-        if head is None or self.path is None:
+        if head is None or self._journal is None:
             return True
         identity, lines, digest = str(head[0]), int(head[1]), str(head[2])
         if identity != self.id:
             return False
-        if not 1 <= lines <= len(self._hashes) or self._hashes[lines - 1] != digest:
+        hashes = self._journal.hashes
+        if not 1 <= lines <= len(hashes) or hashes[lines - 1] != digest:
             raise LedgerError(
                 f"the privacy ledger {self.path} is not what {whose} saw of it: it had {lines} line(s) then, and has "
-                f"{len(self._hashes)} now, line {lines} of which is "
-                f"{'missing' if lines > len(self._hashes) else 'another one'}. It was cut or edited, and what was "
+                f"{len(hashes)} now, line {lines} of which is "
+                f"{'missing' if lines > len(hashes) else 'another one'}. It was cut or edited, and what was "
                 "spent cannot be known. Restore the file, or do not publish anything more from this data"
             )
         return True
@@ -312,17 +305,13 @@ class Ledger:
         Raises:
             LedgerError: The line could not be written: nothing may be released.
         """
-        if not self.has_reserved(charge):
+        block = self._open_block()
+        if block is None or block[1] != charge or self._used >= block[2]:
             self.settle()
             with self._locked() as append:
                 count = self.block if afford is None else min(self.block, afford())
                 self._open = self._reserve(append, charge, count)
         self._used += 1
-
-    def has_reserved(self, charge: Charge) -> bool:
-        """Whether the open block covers one more release of this kind."""
-        block = self._open_block()
-        return block is not None and block[1] == charge and self._used < block[2]
 
     def settle(self) -> None:
         """Closes the open block for what it used. Called at a proper end; a crash leaves the whole block spent.
@@ -419,104 +408,29 @@ class Ledger:
         del self._blocks[key]
         self._totals[run][charge] -= unused
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[Callable[[dict[str, Any]], None]]:
+    def _locked(self) -> contextlib.AbstractContextManager[Callable[[dict[str, Any]], None]]:
         """Gives the function that appends a line, with the file locked and all that others wrote read in."""
-        if self.path is None:
-            yield lambda line: None
-            return
-        try:
-            # Once read, a file that is gone must not be started again.
-            create = os.O_CREAT if self._offset == 0 else 0
-            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | create, 0o644)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                self._read_new(descriptor)
-                yield functools.partial(self._append, descriptor)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise self._unusable(error) from error
+        if self._journal is None:
+            return contextlib.nullcontext(lambda line: None)
+        opening = {"event": "open", "version": _VERSION, "private_data": self.private_data}
+        return self._journal.locked(take=self._take, opening=lambda: {**opening, "ledger": self.id, "key": self._key})
 
-    def _append(self, descriptor: int, line: dict[str, Any]) -> None:
-        chained = {**line, "prev": self._hashes[-1] if self._hashes else ""}
-        data = (json.dumps(chained, separators=(",", ":")) + "\n").encode()
-        if os.write(descriptor, data) != len(data):
-            raise OSError("the line was cut short; is the disk full?")
-        os.fsync(descriptor)
-        self._offset += len(data)
-        self._hashes.append(_hash(data))
-
-    def _make_folder(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._unusable(error) from error
-
-    def _sync_folder(self, folder: Path) -> None:
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _unusable(self, error: OSError) -> LedgerError:
-        return LedgerError(
-            f"the privacy ledger {self.path} cannot be read or written ({error}): nothing may be released. Set "
-            "`ledger` to a file that can be written"
-        )
-
-    def _read_new(self, descriptor: int) -> None:
-        size = os.fstat(descriptor).st_size
-        if size < self._offset:
-            raise LedgerError(f"the privacy ledger {self.path} has become shorter; it must only ever grow")
-        data = os.pread(descriptor, size - self._offset, self._offset)
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            if _is_json(data[whole:]):
-                # Only its end is missing, perhaps because of a text editor: it counts.
-                os.write(descriptor, b"\n")
-                data += b"\n"
-                whole = len(data)
-            else:
-                # A crash cut this line short before it was synced, so no noise has been drawn for it.
-                os.ftruncate(descriptor, self._offset + whole)
-            os.fsync(descriptor)
-        for line in data[:whole].splitlines(keepends=True):
-            self._apply(line, first=self._offset == 0)
-            self._offset += len(line)
-            self._hashes.append(_hash(line))
-        if self._offset == 0:
-            opening = {"event": "open", "version": _VERSION, "private_data": self.private_data}
-            self._append(descriptor, {**opening, "ledger": self.id, "key": self._key})
-
-    def _apply(self, line: bytes, *, first: bool) -> None:
-        try:
-            entry = json.loads(line)
-            event = entry["event"]
-            if (event == "open") != first:
-                raise ValueError("the first line, and no other, says what the ledger is about")
-            if event == "open":
-                self._check_header(entry)
-            if entry["prev"] != (self._hashes[-1] if self._hashes else ""):
-                raise ValueError("it does not hold the hash of the line before it: one of the two was changed")
-            if event == "reserve":
-                self._take_reserved(entry["block"], entry["run"], Charge.from_dict(entry), entry["count"])
-            elif event == "saved":
-                self._saved[str(entry["training"])] = str(entry["token"])
-            elif event == "plan":
-                self._take_plan(str(entry["run"]), Plan.from_dict(entry))
-            elif event == "training":
-                self._take_training(entry["training"], entry["kind"], entry["fingerprint"])
-            elif event == "settle":
-                self._take_settled(entry["block"], entry["used"])
-            elif event != "open":
-                raise ValueError(f"unknown event {event!r}")
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise LedgerError(
-                f"the privacy ledger {self.path} is damaged at the line {line[:200]!r} ({error}); what was spent "
-                "cannot be known. Restore the file, or do not publish anything more from this data."
-            ) from error
+    def _take(self, entry: dict[str, Any]) -> None:
+        event = entry["event"]
+        if event == "open":
+            self._check_header(entry)
+        elif event == "reserve":
+            self._take_reserved(entry["block"], entry["run"], Charge.from_dict(entry), entry["count"])
+        elif event == "saved":
+            self._saved[str(entry["training"])] = str(entry["token"])
+        elif event == "plan":
+            self._take_plan(str(entry["run"]), Plan.from_dict(entry))
+        elif event == "training":
+            self._take_training(entry["training"], entry["kind"], entry["fingerprint"])
+        elif event == "settle":
+            self._take_settled(entry["block"], entry["used"])
+        else:
+            raise ValueError(f"unknown event {event!r}")
 
     def _check_header(self, entry: Mapping[str, Any]) -> None:
         if entry["version"] != _VERSION:
@@ -555,14 +469,3 @@ def ledgers_of(training: Training | UnnamedTraining, folders: Iterable[Path]) ->
 
 def _fingerprint(key: str, digest: bytes) -> str:
     return hmac.new(bytes.fromhex(key), digest, hashlib.sha256).hexdigest()
-
-
-def _hash(line: bytes) -> str:
-    return hashlib.sha256(line).hexdigest()[:32]
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False

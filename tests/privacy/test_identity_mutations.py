@@ -18,6 +18,7 @@ import privacy.account
 import privacy.accounting.composition
 import privacy.annotators
 import privacy.guarantee
+import privacy.journal
 import privacy.ledger
 from privacy import (
     Gaussian,
@@ -169,7 +170,7 @@ MUTANTS: dict[str, tuple[Callable[[Path], bool], list[tuple[Any, str, Any]]]] = 
     ),
     "a plan that shrinks": (never_forgets_a_plan, [(Ledger, "register", _anew)]),
     "a total without trainings": (totals_everything, [(Ledger, "trained", lambda self: {})]),
-    "a chain that nobody checks": (refuses_an_edited_line, [(privacy.ledger, "_hash", lambda line: "0" * 32)]),
+    "a chain that nobody checks": (refuses_an_edited_line, [(privacy.journal, "_hash", lambda line: "0" * 32)]),
     "a head that nobody checks": (
         refuses_a_shorter_ledger,
         [(Ledger, "verify_head", lambda self, head, *, whose: True)],

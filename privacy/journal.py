@@ -1,0 +1,136 @@
+"""An append-only file of JSON lines that survives crashes and shows edits: what a ledger is written in."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Journal", "LedgerError"]
+
+
+class LedgerError(RuntimeError):
+    """A ledger that cannot be read or written; without it no ε can be stated."""
+
+
+class Journal:
+    """Lines of a file that several processes append to, each with the hash of the line before it. For one thread.
+
+    Args:
+        path: The file, made where it is missing.
+
+    Attributes:
+        hashes: Those of the lines that were read or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.hashes: list[str] = []
+        self._offset = 0
+
+    @contextlib.contextmanager
+    def locked(
+        self, *, take: Callable[[dict[str, Any]], None], opening: Callable[[], dict[str, Any]]
+    ) -> Iterator[Callable[[dict[str, Any]], None]]:
+        """Gives the function that appends a line and syncs it, with the file locked and all of it read.
+
+        Args:
+            take: Given each line that others wrote, in their order; refuses one by a `ValueError`.
+            opening: Gives the first line of a new file, whose event is `open`.
+
+        Raises:
+            LedgerError: The file cannot be read or written, is damaged, or has become shorter.
+        """
+        try:
+            first = self._offset == 0
+            if first:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Once read, a file that is gone must not be started again.
+            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if first else 0), 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                self._read_new(descriptor, take)
+                if self._offset == 0:
+                    self._append(descriptor, opening())
+                if first:
+                    self._sync_folder()
+                yield functools.partial(self._append, descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise LedgerError(
+                f"the privacy ledger {self.path} cannot be read or written ({error}): nothing may be released. Set "
+                "`ledger` to a file that can be written"
+            ) from error
+
+    def _append(self, descriptor: int, line: dict[str, Any]) -> None:
+        chained = {**line, "prev": self._last}
+        data = (json.dumps(chained, separators=(",", ":")) + "\n").encode()
+        if os.write(descriptor, data) != len(data):
+            raise OSError("the line was cut short; is the disk full?")
+        os.fsync(descriptor)
+        self._offset += len(data)
+        self.hashes.append(_hash(data))
+
+    @property
+    def _last(self) -> str:
+        return self.hashes[-1] if self.hashes else ""
+
+    def _sync_folder(self) -> None:
+        descriptor = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _read_new(self, descriptor: int, take: Callable[[dict[str, Any]], None]) -> None:
+        size = os.fstat(descriptor).st_size
+        if size < self._offset:
+            raise LedgerError(f"the privacy ledger {self.path} has become shorter; it must only ever grow")
+        data = os.pread(descriptor, size - self._offset, self._offset)
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            if _is_json(data[whole:]):
+                # Only its end is missing, perhaps because of a text editor: it counts.
+                os.write(descriptor, b"\n")
+                data += b"\n"
+                whole = len(data)
+            else:
+                # A crash cut this line short before it was synced, so no noise has been drawn for it.
+                os.ftruncate(descriptor, self._offset + whole)
+            os.fsync(descriptor)
+        for line in data[:whole].splitlines(keepends=True):
+            self._read_line(line, take)
+            self._offset += len(line)
+            self.hashes.append(_hash(line))
+
+    def _read_line(self, line: bytes, take: Callable[[dict[str, Any]], None]) -> None:
+        try:
+            entry = json.loads(line)
+            if (entry["event"] == "open") != (self._offset == 0):
+                raise ValueError("the first line, and no other, says what the ledger is about")
+            if entry.get("prev", "") != self._last:
+                raise ValueError("it does not hold the hash of the line before it: one of the two was changed")
+            take(entry)
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise LedgerError(
+                f"the privacy ledger {self.path} is damaged at the line {line[:200]!r} ({error}); what was spent "
+                "cannot be known. Restore the file, or do not publish anything more from this data."
+            ) from error
+
+
+def _hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()[:32]
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
