@@ -33,6 +33,7 @@ from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
 from privacy.annotators import VoteAnnotator
+from privacy.ledger import RECORDS
 from privacy.processes import by_all
 
 __all__ = ["DGD", "Phase"]
@@ -425,7 +426,7 @@ class DGD(DataFreeDistillation):
             self._unprotected_baseline()
         if isinstance(self.images, PoolSource) and self.images.is_private:
             # Of no training at all: no teacher's guarantee covers what was never its own.
-            self.annotator.charge_nonprivate_records(_POOL)
+            self.annotator.charge_nonprivate_access(_POOL, training=RECORDS)
         if not len(self.query_set) and self.phase != "student":
             by_all(self.processes, self.annotator.require_affordable)
         self._enter_next_phase()

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from privacy.accounting.composition import compose
-from privacy.checks import check_delta
+from privacy.checks import check_count, check_delta
 from privacy.events import LabelOnly, Release, Unbounded
-from privacy.ledger import Charge, Ledger
+from privacy.identity import CheckpointError, Training, UnnamedTraining, ledger_file
+from privacy.ledger import Charge, Ledger, ledgers_of
 from privacy.neighbours import Relation, Unit, common_neighbours
 from privacy.published.claims import Claim, published_epsilon
 
-__all__ = ["Accounting", "Budget", "BudgetExceeded", "PrivacyAccount", "Scope"]
+__all__ = ["Accounting", "Budget", "BudgetExceeded", "PrivacyAccount", "Scope", "admitted", "open_account"]
 
 Accounting = Literal["record", "published"]
 Scope = Literal["private_data", "run"]
@@ -273,6 +276,20 @@ class PrivacyAccount:
             "ledger_was_replaced": self.ledger_was_replaced,
         }
 
+    def require_training(self, before: str | None) -> None:
+        """Refuses to resume a run that queried the teacher of another training.
+
+        Raises:
+            CheckpointError: It did.
+        """
+        # In memory a network of a script is given a new identity by every process: its charges compose.
+        if before is not None and self.ledger.durable and before != self.training:
+            raise CheckpointError(
+                f"the checkpoint's run queried the teacher of training {before}, and model.teacher is of training "
+                f"{self.training}: what bounds one says nothing of the other. Resume with the teacher that the run "
+                "began with, or start a new run without --ckpt_path"
+            )
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes the larger of what the ledger and a checkpoint's `state` hold.
 
@@ -291,6 +308,71 @@ class PrivacyAccount:
         charges = [(Charge.from_dict(charge), int(count), words) for charge, count, words in state["charges"]]
         self.ledger.restore({charge: count for charge, count, _ in charges})
         self.mechanisms.update({charge: words for charge, _, words in charges if words})
+
+
+def open_account(
+    *,
+    private_data: str,
+    path: str | Path | None,
+    budget: Budget,
+    block: int,
+    num_records: int | None,
+    state: Mapping[str, Any] | None,
+    training: Training | UnnamedTraining | None,
+) -> PrivacyAccount:
+    """Opens the ledger of the private data, and restores what a checkpoint's `state` remembers of a run.
+
+    Args:
+        private_data: Public name of the data.
+        path: Where the ledger lies unless `budget` says otherwise; None keeps it in memory.
+        budget: What may be spent.
+        block: How many releases one synced line of the ledger reserves.
+        num_records: Number of private records N, where it is known.
+        state: See `PrivacyAccount.state`.
+        training: The training that all responses come from, where it is known.
+
+    Raises:
+        ValueError: δ is not below 1/N.
+        CheckpointError: The state is of a run that queried another teacher.
+        LedgerError: The ledger cannot be read or written, or is not the one that the checkpoint or the teacher saw.
+    """
+    if num_records is not None and check_count("num_records", num_records, minimum=1) * budget.delta >= 1:
+        raise ValueError(
+            f"delta must lie below 1/N = {1 / num_records:.3g} for the {num_records} records of {private_data}, got "
+            f"{budget.delta:g}: a mechanism that publishes one record outright would meet it"
+        )
+    run = state["run"] if state else uuid.uuid4().hex
+    ledger = Ledger(path=budget.ledger or path, private_data=private_data, run=run, block=block)
+    head, replaced = (training.head, training.ledger_was_replaced) if isinstance(training, Training) else (None, False)
+    same = ledger.verify_head(head, whose="the teacher's training")
+    account = PrivacyAccount(ledger=ledger, budget=budget, training=admitted(training, ledger))
+    account.ledger_was_replaced = replaced or not same
+    if state:
+        account.require_training(state.get("training"))
+        account.restore(state)
+    return account
+
+
+def admitted(training: Training | UnnamedTraining | None, ledger: Ledger) -> str | None:
+    """The identity of a training in a ledger, which records it; what other ledgers hold of it is counted there too."""
+    if training is None:
+        return None
+    for path, name in _known_elsewhere(training, ledger).items():
+        ledger.absorb(Ledger(path=path, private_data=name, run=ledger.run))
+    if isinstance(training, UnnamedTraining):
+        identity = ledger.identify(training.digest, kind=training.kind)
+        training = Training(identity, kind=training.kind)
+    ledger.register(training)
+    return training.id
+
+
+def _known_elsewhere(training: Training | UnnamedTraining, ledger: Ledger) -> dict[Path, str]:
+    """Ledgers that know a training by another name of its data, where those of its file lie or lay."""
+    if ledger.path is None:
+        return {}
+    beside = training.folder if isinstance(training, UnnamedTraining) else training.ledger and training.ledger.parent
+    folders = [ledger.path.parent, ledger_file("x").parent, *([beside.resolve()] if beside else [])]
+    return {path: name for path, name in ledgers_of(training, folders).items() if path != ledger.path}
 
 
 def _reason(release: Release) -> str:

@@ -7,7 +7,6 @@ charges before it draws noise and refuses what would overspend, so that no calle
 from __future__ import annotations
 
 import functools
-import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +16,12 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 
-from privacy.account import Budget, BudgetExceeded, PrivacyAccount
-from privacy.checks import check_count
+from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted, open_account
 from privacy.events import Unbounded
 from privacy.followed import FollowedLedger
 from privacy.guarantee import Guarantee
-from privacy.identity import CheckpointError, Training, UnnamedTraining, ledger_file
-from privacy.ledger import RECORDS, Charge, Ledger, ledgers_of
+from privacy.identity import CheckpointError, Training, UnnamedTraining
+from privacy.ledger import Charge
 from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Relation, Unit
@@ -90,12 +88,7 @@ class Annotator(ABC):
     asks_teacher: ClassVar[bool] = True
     """Whether responses are a teacher's; otherwise they depend on the private records of the training itself."""
 
-    def __init__(
-        self,
-        *,
-        budget: Budget = Budget(),
-        noise: NoiseSource | None = None,
-    ) -> None:
+    def __init__(self, *, budget: Budget = Budget(), noise: NoiseSource | None = None) -> None:
         self.budget = budget
         self.noise = noise or SystemNoise()
         self._account: PrivacyAccount | None = None
@@ -152,25 +145,18 @@ class Annotator(ABC):
 
         Args:
             reason: Why nothing else bounds it, printed wherever the infinite ε is shown.
-            training: Whose, where it is another teacher than the one that answers (see `admit`).
+            training: Whose, where it is another teacher than the one that answers (see `admit`); `RECORDS` for private
+                records themselves, whose use no teacher's guarantee covers.
 
         Raises:
             BudgetExceeded: The target does not allow it: nothing may be used.
         """
-        self._charge_once(reason, training or self.account.training)
-
-    def charge_nonprivate_records(self, reason: str) -> None:
-        """Charges, once in a run, a use of private records themselves: no teacher's guarantee covers it.
-
-        Raises:
-            BudgetExceeded: The target does not allow it: nothing may be used.
-        """
-        self._charge_once(reason, RECORDS)
-
-    def _charge_once(self, reason: str, training: str | None) -> None:
         # No queries: the whole is used, not responses.
         charge = Charge(
-            release=Unbounded(reason=reason), claim=self.claim_of_nonprivate_access, queries=0, training=training
+            release=Unbounded(reason=reason),
+            claim=self.claim_of_nonprivate_access,
+            queries=0,
+            training=training or self.account.training,
         )
         if not self.account.counts(scope="run")[charge]:
             self._on_rank_zero(lambda: self.account.charge(charge))
@@ -271,15 +257,15 @@ class Annotator(ABC):
         Raises:
             LedgerError: It could not be written: nothing may be released.
         """
+        budget = self.budget
+        held = budget.accounting == "record" and budget.scope != "run"
+        target = budget.target_epsilon if held else None
 
         def act() -> Plan:
             plan = before
 
             def make(written: Plan | None) -> Plan:
                 nonlocal plan
-                budget = self.budget
-                held = budget.accounting == "record" and budget.scope != "run"
-                target = budget.target_epsilon if held else None
                 plan = before.joined(written).fixed(
                     wanted(),
                     made=self.calls_made(),
@@ -321,12 +307,8 @@ class Annotator(ABC):
     ) -> Guarantee:
         """The guarantee of what was computed only from this annotator's responses and public information.
 
-        Args:
-            artefacts: What was computed.
-            planned: What this run planned before its first call, which is what ε covers; None where there was no plan.
-            uncharged_queries: See `Guarantee.of`.
-            assumptions: See `Guarantee.of`.
-            not_covered: See `Guarantee.of`.
+        ε covers `planned`, what this run planned before its first call; None where there was no plan. The other
+        arguments are those of `Guarantee.of`.
 
         Raises:
             LedgerError: The ledger cannot be read: nothing can be said.
@@ -355,8 +337,7 @@ class Annotator(ABC):
         Args:
             batch_size: B.
             num_classes: c.
-            paper: Letter that stored claims know the paper by, whose method calls and whose theorem the published
-                figure is by.
+            paper: Name of the method that calls, whose paper's theorem gives the published figure.
         """
         if batch_size < 1 or num_classes < 2:
             raise ValueError(
@@ -389,10 +370,8 @@ class Annotator(ABC):
             ledger: Where the ledger lies unless the setting `ledger` says otherwise; None keeps it in memory.
             num_records: Number of private records N, public by assumption.
             state: What `state` gave when a checkpoint was saved.
-            training: The training that all responses come from; None: unknown, and only the responses' own noise
-                bounds them.
-            processes: Those of the run. Each must make every call of this object that charges or releases something;
-                process 0 does it for all.
+            training: The training of all responses; None where it is unknown: only their own noise bounds them.
+            processes: Those of the run. Each must make every call that charges or releases; process 0 acts for all.
 
         Raises:
             ValueError: δ is not below 1/N, or another setting is invalid.
@@ -405,55 +384,18 @@ class Annotator(ABC):
         self.processes = processes
 
         def act() -> None:
-            self._open(
+            self._account = open_account(
                 private_data=private_data,
-                ledger=ledger,
+                path=ledger,
+                budget=self.budget,
+                block=self.ledger_block if self.budget.ledger_block is None else self.budget.ledger_block,
                 num_records=num_records,
                 state=state,
                 training=training,
             )
+            self.num_records = num_records
 
         self._on_rank_zero(act)
-
-    def _open(
-        self,
-        *,
-        private_data: str,
-        ledger: str | Path | None,
-        num_records: int | None,
-        state: Mapping[str, Any] | None,
-        training: Training | UnnamedTraining | None,
-    ) -> None:
-        if num_records is not None and check_count("num_records", num_records, minimum=1) * self.budget.delta >= 1:
-            raise ValueError(
-                f"delta must lie below 1/N = {1 / num_records:.3g} for the {num_records} records of {private_data}, "
-                f"got {self.budget.delta:g}: a mechanism that publishes one record outright would meet it"
-            )
-        run = state["run"] if state else uuid.uuid4().hex
-        path = self.budget.ledger or ledger
-        block = self.ledger_block if self.budget.ledger_block is None else self.budget.ledger_block
-        book = Ledger(path=path, private_data=private_data, run=run, block=block)
-        head = training.head if isinstance(training, Training) else None
-        same = book.verify_head(head, whose="the teacher's training")
-        identity = _identity(training, book)
-        account = PrivacyAccount(ledger=book, budget=self.budget, training=identity)
-        account.ledger_was_replaced = not same or (isinstance(training, Training) and training.ledger_was_replaced)
-        if state:
-            self._require_same_training(state, account)
-            account.restore(state)
-        self._account = account
-        self.num_records = num_records
-
-    def _require_same_training(self, state: Mapping[str, Any], account: PrivacyAccount) -> None:
-        before = state.get("training")
-        # In memory a network of a script is given a new identity by every process: its charges compose.
-        if before is None or not account.ledger.durable or before == account.training:
-            return
-        raise CheckpointError(
-            f"the checkpoint's run queried the teacher of training {before}, and model.teacher is of training "
-            f"{account.training}: what bounds one says nothing of the other. Resume with the teacher that the run "
-            "began with, or start a new run without --ckpt_path"
-        )
 
     def admit(self, training: Training | UnnamedTraining | None) -> str | None:
         """Makes a second teacher known to the ledger, before a non-private access to it is charged; gives its identity.
@@ -461,7 +403,7 @@ class Annotator(ABC):
         Raises:
             LedgerError: It could not be recorded: nothing may be used.
         """
-        return self._on_rank_zero(lambda: _identity(training, self.account.ledger))
+        return self._on_rank_zero(lambda: admitted(training, self.account.ledger))
 
     def require_open_for(
         self, training: Training | UnnamedTraining | None, *, state: Mapping[str, Any] | None = None
@@ -476,12 +418,12 @@ class Annotator(ABC):
             CheckpointError: It is open for another run than the checkpoint's.
             ValueError: It is open for another teacher, whose bound does not hold for this one.
         """
-        if state is not None and state["run"] != self.account.ledger.run:
-            raise CheckpointError(
-                f"this annotator is open for run {self.account.ledger.run}, and the checkpoint is of run "
-                f"{state['run']}: build another annotator to resume it"
-            )
         if state is not None:
+            if state["run"] != self.account.ledger.run:
+                raise CheckpointError(
+                    f"this annotator is open for run {self.account.ledger.run}, and the checkpoint is of run "
+                    f"{state['run']}: build another annotator to resume it"
+                )
             self._on_rank_zero(lambda: self.account.restore(state))
         identity = self.admit(training)
         if identity != self.account.training:
@@ -531,25 +473,3 @@ class Annotator(ABC):
 def _noised(charge: Charge) -> bool:
     """Whether a charge is for a response, and not for a non-private access to a teacher."""
     return bool(charge.queries) or charge.release.bounded
-
-
-def _identity(training: Training | UnnamedTraining | None, ledger: Ledger) -> str | None:
-    """The identity of a training in a ledger, which records it."""
-    if training is None:
-        return None
-    for path, name in _known_elsewhere(training, ledger).items():
-        ledger.absorb(Ledger(path=path, private_data=name, run=ledger.run))
-    if isinstance(training, UnnamedTraining):
-        identity = ledger.identify(training.digest, kind=training.kind)
-        training = Training(identity, kind=training.kind)
-    ledger.register(training)
-    return training.id
-
-
-def _known_elsewhere(training: Training | UnnamedTraining, ledger: Ledger) -> dict[Path, str]:
-    """Ledgers that know a training by another name of its data, where those of its file lie or lay."""
-    if ledger.path is None:
-        return {}
-    beside = training.folder if isinstance(training, UnnamedTraining) else training.ledger and training.ledger.parent
-    folders = [ledger.path.parent, ledger_file("x").parent, *([beside.resolve()] if beside else [])]
-    return {path: name for path, name in ledgers_of(training, folders).items() if path != ledger.path}

@@ -200,7 +200,7 @@ def test_a_run_is_not_resumed_with_another_teacher(monkeypatch: pytest.MonkeyPat
     student("run", "elsewhere/moved.ckpt", *resume)
     assert 2.98 < stated("run")["epsilon"] <= 3.0
     # The mutant goes on; even then the ledger keeps apart what is about which.
-    monkeypatch.setattr(GradientAnnotator, "_require_same_training", lambda *_: None)
+    monkeypatch.setattr(PrivacyAccount, "require_training", lambda *_: None)
     student("run", f"private/{LAST}", resume[0], "--trainer.max_epochs=3")
     assert stated("run")["epsilon"] == math.inf
 

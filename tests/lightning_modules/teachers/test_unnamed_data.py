@@ -14,7 +14,7 @@ from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers import config
 from lightning_modules.teachers.config import TeacherConfig
 from privacy import Budget, GradientAnnotator
-from privacy.annotators import base as annotators
+from privacy import account as accounts
 from privacy.guarantee import Guarantee
 
 SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8)}
@@ -79,7 +79,7 @@ def test_charges_of_the_same_weights_count_under_any_name(
     then: str, broken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if broken:
-        monkeypatch.setattr(annotators, "_known_elsewhere", lambda training, ledger: {})
+        monkeypatch.setattr(accounts, "_known_elsewhere", lambda training, ledger: {})
         monkeypatch.setattr(config, "_known_ledgers", lambda training, file: {})
     spent, _ = used("weights.pt")
     assert spent.queries > 0
