@@ -13,113 +13,63 @@ from privacy import Budget
 
 __all__ = ["SHORT", "budgeted", "grouped", "nested"]
 
-_IMAGES = {"images": "images.source", "prior": "images.prior", "generator": "images.generator"}
-_WARM = {"generator_warm_start": "images.warm_start_steps"}
-_STUDENT = {
-    "student": "student.network",
-    "student_ema": "student.ema",
-    "replay": "student.replay",
-    "student_optimizer": "student.optimizer",
-    "student_lr_scheduler": "student.lr_scheduler",
-}
-_TEACHER = {
-    "teacher": "teacher.path",
-    "teacher_network": "teacher.network",
-    "private_data": "teacher.private_data",
-    "teacher_input": "teacher.input",
-    "teacher_outputs": "teacher.outputs",
-    "teacher_checks": "teacher.checks",
-}
-_GENERATOR = {
-    "generator_optimizer": "images.optimizer",
-    "generator_lr_scheduler": "images.lr_scheduler",
-    "generator_steps": "images.generator_steps",
-}
-_GROUPS = {**_STUDENT, **_TEACHER, **_GENERATOR}
-_TARGETS = {
-    "gamma": "gradient_targets.gamma",
-    "student_follows": "gradient_targets.student_target",
-    "dkd_alpha": "gradient_targets.dkd_alpha",
-    "dkd_beta": "gradient_targets.dkd_beta",
-}
-_TERMS = {
-    name: f"generator_loss.{name}"
-    for name in ("one_hot_weight", "balance_weight", "activation_weight", "activation_norm", "student_loss_weight")
-}
-_TANGENT_NORMAL = {
-    name: f"tangent_normal.{name}"
-    for name in (
-        "tangent_weight",
-        "normal_weight",
-        "entropy_weight",
-        "entropy_term",
-        "tangent_length",
-        "normal_length",
-        "directions",
-    )
-}
+
+def _of(group: str, names: str) -> dict[str, str]:
+    """Short names of a group's settings, as `short=long` where they differ."""
+    pairs = [name.split("=") for name in names.split()]
+    return {pair[0]: f"{group}.{pair[-1]}" for pair in pairs}
+
+
+_IMAGES = _of("images", "images=source prior generator generator_warm_start=warm_start_steps")
+_OPTIMIZER = _of("images", "generator_optimizer=optimizer generator_lr_scheduler=lr_scheduler generator_steps")
+_STUDENT = _of(
+    "student",
+    "student=network student_ema=ema replay student_optimizer=optimizer student_lr_scheduler=lr_scheduler",
+)
+_TEACHER = _of(
+    "teacher",
+    "teacher=path teacher_network=network private_data teacher_input=input teacher_outputs=outputs "
+    "teacher_checks=checks",
+)
+_GROUPS = {**_IMAGES, **_STUDENT, **_TEACHER, **_OPTIMIZER}
+_TARGETS = _of("gradient_targets", "gamma student_follows=student_target dkd_alpha dkd_beta")
+_TERMS = _of("generator_loss", "one_hot_weight balance_weight activation_weight activation_norm student_loss_weight")
 
 SHORT: Mapping[str, Mapping[str, str]] = {
-    "DPDFD": {**_IMAGES, **_WARM, **_GROUPS, **_TARGETS, **_TERMS},
+    "DPDFD": {**_GROUPS, **_TARGETS, **_TERMS},
     "DPSD": {
-        **_IMAGES,
-        **_WARM,
-        **_GROUPS,
-        **_TARGETS,
-        **_TERMS,
-        "distillation": "gradient_targets.loss",
-        "schedule": "label_targets.schedule",
-        "noise_correction": "label_targets.noise_correction",
+        **{**_GROUPS, **_TARGETS, **_TERMS},
+        **_of("gradient_targets", "distillation=loss"),
+        **_of("label_targets", "schedule noise_correction"),
     },
     "LabelDP": {
-        **_IMAGES,
-        **_WARM,
         **_GROUPS,
-        **{name: f"stages.{name}" for name in ("threshold", "noise_correction", "train_on")},
-        **{
-            name: f"generator_training.{name}"
-            for name in (
-                "discriminator",
-                "pretraining_steps",
-                "one_hot_weight",
-                "balance_weight",
-                "statistics_weight",
-                "student_loss_weight",
-            )
-        },
+        **_of("stages", "threshold noise_correction train_on"),
+        **_of(
+            "generator_training",
+            "discriminator pretraining_steps one_hot_weight balance_weight statistics_weight student_loss_weight",
+        ),
     },
     "DGD": {
-        **_IMAGES,
         **_GROUPS,
-        **_TANGENT_NORMAL,
-        "pool": "images.pool",
-        "pool_part": "images.pool_part",
-        "baseline": "generator_phase.baseline",
-        "generator_steps": "generator_phase.steps",
-        "one_hot_weight": "generator_phase.one_hot_weight",
-        "balance_weight": "generator_phase.balance_weight",
-        "activation_weight": "generator_phase.activation_weight",
-        "statistics_weight": "generator_phase.statistics_weight",
-        "vae": "vae_phase.network",
-        "vae_steps": "vae_phase.steps",
-        "vae_optimizer": "vae_phase.optimizer",
-        "queries": "query_phase.queries",
-        "query_selection": "query_phase.selection",
-        "query_candidates": "query_phase.candidates",
-        **{
-            name: f"student_phase.{name}"
-            for name in ("pseudo_label_weight", "pseudo_label_threshold", "distortion", "query_distortion")
-        },
+        **_of(
+            "tangent_normal",
+            "tangent_weight normal_weight entropy_weight entropy_term tangent_length normal_length directions",
+        ),
+        **_of("images", "pool pool_part"),
+        **_of(
+            "generator_phase",
+            "baseline generator_steps=steps one_hot_weight balance_weight activation_weight statistics_weight",
+        ),
+        **_of("vae_phase", "vae=network vae_steps=steps vae_optimizer=optimizer"),
+        **_of("query_phase", "queries query_selection=selection query_candidates=candidates"),
+        **_of("student_phase", "pseudo_label_weight pseudo_label_threshold distortion query_distortion"),
     },
     "FedDPSD": {
-        **_IMAGES,
-        **_STUDENT,
-        **_GENERATOR,
-        **_TARGETS,
-        **_TERMS,
-        **{name: f"federation.{name}" for name in ("unit", "num_records", "min_clients")},
+        **{**_IMAGES, **_STUDENT, **_OPTIMIZER, **_TARGETS, **_TERMS},
+        **_of("federation", "unit num_records min_clients"),
     },
-    "FedDistillation": {**_IMAGES, **_GROUPS},
+    "FedDistillation": _GROUPS,
     "Distillation": {**_STUDENT, **_TEACHER},
 }
 """For each class, from a short name to the setting in its group."""
