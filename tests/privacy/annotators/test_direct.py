@@ -118,21 +118,6 @@ def test_poisson_steps_cost_what_the_closed_form_says(steps: int, expected: floa
     assert annotator.covered_epsilon(plan_of(annotator, steps)) == math.inf
 
 
-def test_the_closed_form_itself_and_that_sampling_does_not_amplify() -> None:
-    epsilon, steps, rate = 23.391, 1000, 0.01
-
-    def delta_of(mu: float) -> float:
-        near, far = (stats.norm.cdf(-epsilon / mu + sign * mu / 2) for sign in (1, -1))
-        return float(near - math.exp(epsilon) * far)
-
-    counts = range(1, 60)
-    total = math.fsum(float(stats.binom.pmf(k, steps, rate)) * delta_of(math.sqrt(k)) for k in counts)
-    assert total == pytest.approx(DELTA, rel=2e-3)
-    # Negative control: charged as DP-SGD's amplified steps are, the same run would read a fraction of it.
-    amplified = compose({SampledGaussian(1.0, rate): steps}, DELTA).epsilon
-    assert amplified < 0.3 * epsilon
-
-
 def test_ten_passes_cost_ten_steps_however_many_batches_they_have() -> None:
     annotator = of_gradients(batch=25, records=100, steps_in_pass=4)
     assert annotator.account.epsilon_label(counts=annotator.price(40)) == pytest.approx(17.857, abs=5e-4)

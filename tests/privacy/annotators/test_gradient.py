@@ -184,16 +184,6 @@ def test_the_claim_is_the_paper_s_that_calls() -> None:
     assert sources == {"DPDFD": "DPDFD Theorem 3", "DPSD": "DPSD Theorem 1"}
 
 
-def test_two_runs_of_one_seed_release_differently() -> None:
-    def run(noise: NoiseSource | None) -> torch.Tensor:
-        torch.manual_seed(1)
-        np.random.seed(1)
-        return annotator(noise=noise).annotate(gradients())
-
-    assert not torch.equal(run(None), run(None))
-    assert torch.equal(run(ReproducibleNoise(seed=1)), run(ReproducibleNoise(seed=1)))
-
-
 def test_reproducible_noise_voids_what_the_ledger_says(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     void = annotator(ready=False, noise=ReproducibleNoise(seed=1), ledger=str(path))
@@ -451,22 +441,6 @@ def test_a_run_in_which_nothing_fits_is_refused_before_its_first_step() -> None:
     ).require_affordable()
 
 
-def test_a_refused_step_is_neither_charged_nor_drawn(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    noise = Watching(path)
-    probe = annotator(release="per_sample_full")
-    target = probe.account.epsilon_after(probe.charge, 2)
-    made = annotator(ready=False, release="per_sample_full", target_epsilon=target, noise=noise, ledger=str(path))
-    made.open(private_data="digits/train")
-    assert made.affordable(limit=100) == 2
-    made.annotate(gradients())
-    made.annotate(gradients())
-    with pytest.raises(BudgetExceeded):
-        made.annotate(gradients())
-    assert made.account.counts() == {made.charge: 2}
-    assert len(noise.reserved) == 2
-
-
 @pytest.mark.parametrize("lost", [False, True], ids=["ledger kept", "ledger lost"])
 def test_resuming_forgets_nothing(tmp_path: Path, lost: bool) -> None:
     path = tmp_path / "ledger.jsonl"
@@ -489,14 +463,6 @@ def test_resuming_forgets_nothing(tmp_path: Path, lost: bool) -> None:
     assert second.account.ledger.run == first.account.ledger.run
     assert second.account.counts(scope="run") == {second.charge: 3 if lost else 8}
     assert run().account.counts(scope="run") == {}
-
-
-def test_a_state_about_other_data_opens_nothing() -> None:
-    state = annotator().account.state()
-    made = annotator(ready=False)
-    with pytest.raises(ValueError, match="the checkpoint's privacy state"):
-        made.open(private_data="faces/train", state=state)
-    assert not made.is_open
 
 
 def test_the_description_names_the_mechanism() -> None:

@@ -19,7 +19,6 @@ from privacy.annotators.label import LabelAnnotator
 from privacy.events import Gaussian, RandomizedResponse, Repeated, Unbounded
 from privacy.identity import Training
 from privacy.ledger import Ledger
-from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.mechanisms.randomized_response import top_k_candidates
 from privacy.numerics.gaussian import gaussian_epsilon
 
@@ -145,13 +144,6 @@ def test_the_published_figure_knows_no_number_of_answers() -> None:
     for _ in range(3):
         made.annotate(teacher(), sets(10))
     assert made.account.epsilon_published() == 2.0 < made.account.epsilon()
-
-
-def test_noise_that_can_be_drawn_again_voids_what_the_ledger_says() -> None:
-    made = annotator(noise=ReproducibleNoise(seed=1))
-    made.annotate(teacher(), sets(3), size=3)
-    assert made.account.epsilon() == math.inf
-    assert made.account.epsilon_published() == 1.0
 
 
 @pytest.mark.parametrize("kind", [GradientAnnotator, LabelAnnotator])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
-from privacy import clopper_pearson_epsilon, gaussian_epsilon
+from privacy import clopper_pearson_epsilon
 from privacy.auditing import clopper_pearson_interval, gaussian_audit_epsilon, gaussian_audit_mu
 
 
@@ -26,17 +24,6 @@ def test_interval_against_scipy() -> None:
         assert clopper_pearson_interval(k, n, 0.99) == pytest.approx((expected.low, expected.high), abs=1e-10)
 
 
-def test_audit_lies_below_the_truth_and_above_a_broken_claim() -> None:
-    mu, delta = 2.0, 1e-5
-    hits, alarms = play(mu, 100_000, 2.5)
-    truth = gaussian_epsilon(mu, delta)
-    audited = clopper_pearson_epsilon(hits, alarms, 100_000, delta, 0.99)
-    assert 0.0 < audited < truth
-    # Negative control: noise at a third of its scale, sold at the same price.
-    hits, alarms = play(3 * mu, 100_000, 4.0)
-    assert gaussian_audit_epsilon(hits, alarms, 100_000, delta, 0.99) > truth
-
-
 def test_gaussian_audit_is_tighter_and_still_valid() -> None:
     hits, alarms = play(2.0, 100_000, 1.0)
     mu = gaussian_audit_mu(hits, alarms, 100_000, 0.99)
@@ -46,29 +33,11 @@ def test_gaussian_audit_is_tighter_and_still_valid() -> None:
     )
 
 
-def test_coverage() -> None:
-    """Randomized response at epsilon = 1: at confidence 0.9, at most a tenth of the games may claim more than 1."""
-    rng = np.random.default_rng(1)
-    p = math.e / (1 + math.e)
-    games = [
-        clopper_pearson_epsilon(int(rng.binomial(500, p)), int(rng.binomial(500, 1 - p)), 500, 0.0, 0.9)
-        for _ in range(400)
-    ]
-    assert sum(value > 1.0 for value in games) <= 40
-    assert max(games) > 0.8
-
-
 def test_both_attack_sides_count() -> None:
     forward = clopper_pearson_epsilon(990, 500, 1000, 0.0, 0.95)
     mirrored = clopper_pearson_epsilon(500, 10, 1000, 0.0, 0.95)
     assert forward == pytest.approx(mirrored, rel=1e-9)
     assert forward > 3.0
-
-
-def test_a_blind_attacker_shows_nothing() -> None:
-    assert clopper_pearson_epsilon(500, 500, 1000, 1e-5, 0.95) == 0.0
-    assert clopper_pearson_epsilon(0, 1000, 1000, 1e-5, 0.95) == 0.0
-    assert gaussian_audit_mu(0, 1000, 1000, 0.95) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,8 @@ def test_round_trip_refuses_what_it_does_not_know() -> None:
         ThresholdCheck(0.0),
         RandomizedResponse(math.inf, 10),
         RevealedGaussian(math.inf, 0.1),
+        DiscreteGaussian(math.inf),
+        SampledDiscreteGaussian(0.0, 0.5),
     ],
     ids=repr,
 )
@@ -197,6 +199,8 @@ def test_unbounded_is_infinite_once_it_happens(unbounded: Release) -> None:
         SampledGaussian(1.0, 0.0),
         SampledGaussian(math.inf, 0.5),
         RevealedGaussian(1.0, 0.0),
+        DiscreteGaussian(0.0),
+        SampledDiscreteGaussian(math.inf, 0.5),
     ],
     ids=repr,
 )
@@ -248,6 +252,8 @@ def test_sampled_gaussian_extremes(noise: float, rate: float, delta: float) -> N
         lambda: SampledGaussian(1.0, 1.1),
         lambda: SampledGaussian(-1.0, 0.1),
         lambda: RevealedGaussian(1.0, -0.1),
+        lambda: DiscreteGaussian(-1.0),
+        lambda: SampledDiscreteGaussian(1.0, 1.1),
         lambda: Unbounded(" "),
         lambda: compose({Gaussian(1.0): -1}, DELTA),
         lambda: compose({Gaussian(1.0): 1.5}, DELTA),  # type: ignore[dict-item]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import decimal
 import itertools
-import json
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -34,10 +33,8 @@ from privacy import (
     compose_delta,
 )
 from privacy.accounting.composition import rdp_compose
-from privacy.events import release_from_dict, release_kinds
 from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian, round_to_lattice
-from privacy.neighbours import Relation
 
 Array = NDArray[np.float64]
 DRAWS = 200_000
@@ -383,47 +380,3 @@ def test_a_lattice_costs_no_less_than_the_continuum() -> None:
         assert np.all(discrete.rdp(orders) >= smooth.rdp(orders) * (1 - 1e-9))
         far = discrete.rdp([4095.5, 4096.0, 4096.5, 1e6])
         assert np.all(far <= Gaussian(1 / noise).rdp([4095.5, 4096.0, 4096.5, 1e6]))
-
-
-def test_events_survive_json_and_are_registered() -> None:
-    assert {DiscreteGaussian.kind, SampledDiscreteGaussian.kind} <= set(release_kinds())
-    for event in (*EVENTS, DiscreteGaussian(math.inf)):
-        assert release_from_dict(json.loads(json.dumps(event.to_dict(), allow_nan=False))) == event
-        assert event.gaussian_mu is None
-    assert SampledDiscreteGaussian(1.0, 0.1).relation is Relation.ADD_OR_REMOVE
-
-
-@pytest.mark.parametrize(
-    ("event", "epsilon"),
-    [
-        (DiscreteGaussian(0.0), 0.0),
-        (SampledDiscreteGaussian(0.0, 0.0), 0.0),
-        (SampledDiscreteGaussian(math.inf, 0.5), 0.0),
-        (DiscreteGaussian(math.inf), math.inf),
-        (SampledDiscreteGaussian(0.0, 0.5), math.inf),
-    ],
-    ids=repr,
-)
-def test_nothing_is_free_and_everything_is_unbounded(event: Release, epsilon: float) -> None:
-    assert event.bounded == (epsilon == 0.0)
-    assert compose({event: 7}, 1e-5).epsilon == epsilon
-    assert rdp_compose({event: 7}, 1e-5) == epsilon
-    assert compose_delta({event: 7}, 3.0) == float(epsilon > 0.0)
-    paid: dict[Release, int] = {LaplaceVotes(40.0): 10}
-    assert compose({event: 7, **paid}, 1e-5).epsilon == pytest.approx(epsilon + compose(paid, 1e-5).epsilon)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        lambda: DiscreteGaussian(-1.0),
-        lambda: DiscreteGaussian(math.nan),
-        lambda: DiscreteGaussian(1.0).rdp([1.0]),
-        lambda: SampledDiscreteGaussian(-1.0, 0.1),
-        lambda: SampledDiscreteGaussian(1.0, 1.1),
-        lambda: SampledDiscreteGaussian(1.0, 0.1).rdp([1.0]),
-    ],
-)
-def test_events_without_meaning_are_refused(bad: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=r"must .*got"):
-        bad()
