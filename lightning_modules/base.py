@@ -1,22 +1,20 @@
-"""Shared parts of all data-free methods: student, images, private teacher kept apart, annotator, resuming."""
+"""Shared parts of all data-free methods: the two updates, and the hooks that a method fills."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 
-from datamodules.partition import require_partition
-from lightning_modules.callbacks.defaults import default_callbacks
+from lightning_modules.callbacks.privacy import default_callbacks
 from lightning_modules.evaluation import Evaluation
-from lightning_modules.images.replay import ReplayMemory
 from lightning_modules.images.source import ImageSettings
 from lightning_modules.losses.functional import joined, soft_cross_entropy
 from lightning_modules.losses.targets import Annotation
@@ -24,12 +22,7 @@ from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.moving_average import moving_average
 from lightning_modules.private_run import PrivateRun, steps_of_fit
 from lightning_modules.runtime.checkpoint_io import take_back_unfinished_step
-from lightning_modules.runtime.hyperparameters import (
-    GuardedLoading,
-    keep_plain_hyperparameters,
-    require_given,
-    settings_of,
-)
+from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters, settings_of
 from lightning_modules.runtime.predictions import images_of
 from lightning_modules.runtime.processes import (
     average_gradients,
@@ -39,9 +32,8 @@ from lightning_modules.runtime.processes import (
     share_of,
 )
 from lightning_modules.runtime.randomness import Draws
-from lightning_modules.runtime.runs import datamodule_of
-from lightning_modules.student import StudentConfig, adam
-from lightning_modules.teachers.checks import show_accuracy, try_foreign
+from lightning_modules.student import StudentConfig, Trained, adam
+from lightning_modules.teachers.checks import try_foreign
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateModel
 from privacy.annotators import Annotator
@@ -57,7 +49,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
 
     The teacher is a path, read when a fit begins. It is not a submodule: no `state_dict`, checkpoint or logger has it,
     and `test` or `load_from_checkpoint` work where it does not exist. Nothing about it is used except through the
-    annotator.
+    annotator. `PrivacyCourse` opens the ledger, fixes the plan, ends the fit in time and writes the guarantee.
 
     Args:
         num_classes: c; linked from the data.
@@ -108,7 +100,11 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self._teacher: PrivateModel | None = None
         self.student_settings = settings_of(StudentConfig, student, name="student", short="network")
         self.image_settings = images
-        self._refuse_unused()
+        for name in self.unused:
+            group, _, field = name.partition(".")
+            settings = self.student_settings if group == "student" else images
+            if (given := getattr(settings, field)) != getattr(type(settings), field):
+                raise ValueError(f"{name} must be left out for {type(self).__name__}, which does not use it: {given}")
         self.student = self.student_settings.build(num_classes=num_classes, image_shape=self.image_shape)
         self.student.to(memory_format=torch.channels_last)  # a CPU pools several times as fast
         decay = self.student_settings.ema
@@ -126,13 +122,6 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self._schedules: dict[str, Any] = {}
         self._steps_before_batch = -1
         self._generator_is_warm = False
-
-    def _refuse_unused(self) -> None:
-        for name in self.unused:
-            group, _, field = name.partition(".")
-            settings = self.student_settings if group == "student" else self.image_settings
-            if (given := getattr(settings, field)) != getattr(type(settings), field):
-                raise ValueError(f"{name} must be left out for {type(self).__name__}, which has no use for it: {given}")
 
     # --- what a method fills ---
 
@@ -177,6 +166,13 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         """How many of the calls that a run of `steps` steps in all has yet to make stay within the target."""
         return self.annotator.affordable(limit=max(0, steps - self.steps_done))
 
+    def calls_wanted(self) -> int | None:
+        """Calls that this fit would make in all, with those before it; None where no end is known."""
+        made, steps = self.annotator.calls_made(), steps_of_fit(self.trainer)
+        if steps is not None:
+            return made + self.affordable_calls(steps)
+        return None if self.annotator.budget.target_epsilon is None else made + self.annotator.affordable(limit=10**9)
+
     def assumptions(self) -> list[str]:
         """Assumptions of this run's guarantee besides the annotator's."""
         return []
@@ -185,63 +181,56 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
 
     def update_student(self, images: torch.Tensor) -> torch.Tensor:
         """One step on what the annotator releases about `images`. Returns the released targets, shape (B, c)."""
-        with self.toggled_optimizer(self.optimizer("student")):
-            outputs = self.student(images)
-            annotation = self.annotate(outputs.detach(), images)
-            self.step_student(annotation.loss(outputs.float()).mean())
+        outputs = self.student(images)
+        annotation = self.annotate(outputs.detach(), images)
+        self.step_student(annotation.loss(outputs.float()).mean())
         if self.memory is not None:
-            self.replay_released(self.memory)
+            self.replay_released()
             self.memory.add(self.gather_rows(images), self.gather_rows(self.memory.targets_of(annotation)))
         return annotation.targets
 
     def step_student(self, loss: torch.Tensor, *, replayed: bool = False) -> None:
         """One step of the student down a loss, a scalar; the schedule does not count one on `replayed` images."""
-        self.descend("student", loss)
+        self.descend("student", loss, scheduled=not replayed)
         if self.student_average is not None:
             self.student_average.update_parameters(self.student)
-        if not replayed:
-            self.step_schedule("student")
         self.log_in_step("train/replay_loss" if replayed else "train/student_loss", loss.detach())
 
-    def replay_released(self, memory: ReplayMemory) -> None:
+    def replay_released(self) -> None:
         """Steps of the student on earlier images: post-processing of what was released, and paid for, then."""
-        for turn in range(memory.settings.steps if len(memory) else 0):
-            drawn = memory.draw(self.common_draws.again(turn).stream(self.steps_done, "replay"))
+        assert self.memory is not None
+        for turn in range(self.memory.settings.steps if len(self.memory) else 0):
+            drawn = self.memory.draw(self.common_draws.again(turn).stream(self.steps_done, "replay"))
             images, targets = (part[share_of(len(part), self.processes)].to(self.device) for part in drawn)
-            with self.toggled_optimizer(self.optimizer("student")):
-                loss = soft_cross_entropy(self.student(images).float(), targets).mean()
-                self.step_student(loss, replayed=True)
+            self.step_student(soft_cross_entropy(self.student(images).float(), targets).mean(), replayed=True)
 
-    def update_generator(self, latents: torch.Tensor, targets: torch.Tensor, *, scheduled: bool = True) -> None:
-        """One step of the generator, the student held fixed.
+    def update_generator(self, latents: torch.Tensor, targets: torch.Tensor) -> None:
+        """The generator's `images.generator_steps` updates, the student held fixed.
+
+        Those after the first are on images not sent to the teacher: the student's loss on targets is none of their
+        terms, and the generator's schedule does not count them.
 
         Args:
             latents: What this step's images are made from, see `draw_latents`.
             targets: Released targets of their images, shape (n, c), detached: a gradient through them would carry the
                 teacher past the noise. No rows where there are none.
-            scheduled: Whether this is one of the steps that the generator's schedule counts.
         """
+        self.step_generator(latents, targets)
+        for turn in range(1, self.image_settings.generator_steps):
+            others = self.draw_latents(self.steps_done, turn=turn)
+            assert others is not None
+            self.step_generator(others, targets[:0], scheduled=False)
+
+    def step_generator(self, latents: torch.Tensor, targets: torch.Tensor, *, scheduled: bool = True) -> None:
+        """One update of the generator, see `update_generator`."""
         assert self.generator is not None
         with self.toggled_optimizer(self.optimizer("generator")), frozen_statistics(self.student):
             loss = self.generator_loss(self.generator(latents), targets)
-            self.descend("generator", loss)
-        if scheduled:
-            self.step_schedule("generator")
+            self.descend("generator", loss, scheduled=scheduled)
         self.log_in_step("train/generator_loss", loss.detach())
 
-    def update_generator_again(self) -> None:
-        """The updates of `images.generator_steps` after the first, on images not sent to the teacher.
-
-        They have no targets, and the student's loss on targets is none of their terms. The generator's schedule does
-        not count them.
-        """
-        for turn in range(1, self.image_settings.generator_steps):
-            latents = self.draw_latents(self.steps_done, turn=turn)
-            assert latents is not None
-            self.update_generator(latents, torch.empty(0, self.num_classes, device=self.device), scheduled=False)
-
-    def descend(self, name: str, loss: torch.Tensor) -> None:
-        """One step of an optimizer down a loss, its mean over processes; inside `toggled_optimizer`."""
+    def descend(self, name: str, loss: torch.Tensor, *, scheduled: bool = True) -> None:
+        """One step of an optimizer, and of its schedule, down a loss, its mean over processes."""
         optimizer = self.optimizer(name)
         optimizer.zero_grad()
         if self.processes.size == 1:
@@ -252,6 +241,8 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
                 self.manual_backward(loss)
             average_gradients((p for group in optimizer.param_groups for p in group["params"]), self.processes)
         optimizer.step()
+        if scheduled and name in self._schedules:
+            self._schedules[name].step()
 
     def end_step(self) -> None:
         """Logs what was spent where it is due, and counts the step."""
@@ -296,39 +287,38 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
 
     # --- optimizers ---
 
-    def optimized(self) -> dict[str, tuple[Iterable[nn.Parameter], Any, Any]]:
-        """By name: parameters, and what makes their optimizer and its schedule (None: Adam, and none)."""
-        student, images = self.student_settings, self.image_settings
-        found: dict[str, tuple[Iterable[nn.Parameter], Any, Any]] = {
-            "student": (self.student.parameters(), student.optimizer, student.lr_scheduler)
-        }
-        if self.generator is not None:
-            found["generator"] = (self.generator_parameters(), images.optimizer, images.lr_scheduler)
-        return found
-
     def generator_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters that the generator's optimizer updates."""
         assert self.generator is not None
         return self.generator.parameters()
 
+    def trained(self) -> dict[str, Trained]:
+        """What is trained, by name: the student, and the generator where there is one."""
+        student, images = self.student_settings, self.image_settings
+        found = {"student": Trained(self.student.parameters(), student.optimizer, student.lr_scheduler)}
+        if self.generator is not None:
+            found["generator"] = Trained(self.generator_parameters(), images.optimizer, images.lr_scheduler)
+        return found
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """An optimizer for each of `optimized`, and the configured schedules."""
+        """An optimizer for each of `trained`, and the configured schedules."""
         optimizers = []
-        for name, (parameters, optimizer, schedule) in self.optimized().items():
-            optimizers.append((optimizer or adam)(parameters))
-            if schedule is not None:
-                self._schedules[name] = schedule(optimizers[-1])
+        for name, one in self.trained().items():
+            optimizers.append((one.optimizer or adam)(one.parameters))
+            if one.lr_scheduler is not None:
+                self._schedules[name] = one.lr_scheduler(optimizers[-1])
         return optimizers, list(self._schedules.values())
 
-    def optimizer(self, name: str) -> Any:
-        """Lightning's optimizer of `student`, `generator` or what else a method trains."""
-        made = self.optimizers()
-        return (made if isinstance(made, list) else [made])[list(self.optimized()).index(name)]
+    def optimizer(self, name: str) -> LightningOptimizer:
+        """Lightning's optimizer of one of `trained`."""
+        made: Any = self.optimizers()
+        found: LightningOptimizer = made[list(self.trained()).index(name)] if isinstance(made, list) else made
+        return found
 
-    def step_schedule(self, name: str) -> None:
-        """One step of a network's schedule, where it has one."""
-        if name in self._schedules:
-            self._schedules[name].step()
+    def reset_generator(self) -> None:
+        """Gives the generator new random weights, and clears the state of its optimizer."""
+        self.images.reset(self.steps_done, self.draws)
+        self.optimizer("generator").optimizer.state.clear()
 
     # --- the course of a fit ---
 
@@ -344,7 +334,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         return self._teacher
 
     def configure_callbacks(self) -> list[Callback]:
-        """Budget stop, guarantee and figures, unless the trainer was given its own."""
+        """The course of a private run, and figures, unless the trainer was given its own."""
         return default_callbacks(self.trainer)
 
     def setup(self, stage: str) -> None:
@@ -367,8 +357,7 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
             self.memory.require_shares(self.processes.size)
         if self._teacher is None:
             teacher = self.read_teacher()
-            self.try_teacher(teacher, self.teacher_config, named="model.teacher")
-            self.run.keep_partitions(teacher.partitions)
+            self.admit(teacher, self.teacher_config, named="model.teacher")
             self._teacher = teacher
 
     def read_teacher(self) -> PrivateModel:
@@ -384,45 +373,25 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
             teacher.require_gradients(reason=self.needs_gradients_of_teacher)
         return teacher
 
-    def try_teacher(self, teacher: PrivateModel, config: TeacherConfig, *, named: str) -> None:
-        """Tries a teacher that was not trained here, see `TeacherChecks`; `named` is its setting."""
+    def admit(self, teacher: PrivateModel, config: TeacherConfig, *, named: str) -> None:
+        """Tries a teacher that was not trained here, see `TeacherChecks`, and notes which records are private."""
         if config.checks.trial:
-            prior = getattr(self.images, "prior", None)
+            prior = self.images.prior
             try_foreign(teacher, self.run, image_shape=self.image_shape, prior=prior, named=named)
+        self.run.keep_partitions(teacher.partitions)
 
     def on_fit_start(self) -> None:
-        """Opens the ledger, takes over what a checkpoint remembers, and refuses a budget in which no step fits."""
-        self.on_test_start()
+        """Fixes the seed of the draws, once in a run."""
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
-        self.run.open(
-            self.trainer,
-            private_data=self.teacher.private_data,
-            ledger=self.teacher.ledger,
-            training=self.teacher.training,
-            num_records=self.teacher.num_records,
-            processes=self.processes,
-        )
-        if not by_all(self.processes, lambda: self.run.require_calls(self.next_calls, steps_done=self.steps_done)):
-            self.trainer.should_stop = True
-        if self.teacher_config.checks.accuracy:
-            show_accuracy(self.teacher, self.run, self.trainer, self.device)
 
     def on_train_start(self) -> None:
-        """Fixes the plan, before the first query, and fits the generator to the prior where it has yet to be."""
-        self.run.fix_plan(self.calls_wanted)
+        """Fits the generator to the prior where it has yet to be."""
         if self.images.warm_start_steps and not self._generator_is_warm and not self.steps_done:
             rank_zero_info(self.images.warm_start(self.draws))
             self._generator_is_warm = True
             if self.generator is not None:
                 broadcast_tensors(self.generator.state_dict().values(), self.processes)
-
-    def calls_wanted(self) -> int | None:
-        """Calls that this fit would make in all, with those before it; None where no end is known."""
-        made, steps = self.annotator.calls_made(), steps_of_fit(self.trainer)
-        if steps is not None:
-            return made + self.affordable_calls(steps)
-        return None if self.annotator.budget.target_epsilon is None else made + self.annotator.affordable(limit=10**9)
 
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
         """Remembers where a step begins, to know one that was cut short, and resets the generator where it is due."""
@@ -431,12 +400,37 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         if every and self.steps_done and self.steps_done % every == 0:
             self.reset_generator()
 
-    def reset_generator(self) -> None:
-        """Gives the generator new random weights, and clears the state of its optimizer."""
-        self.images.reset(self.steps_done, self.draws)
-        self.optimizer("generator").optimizer.state.clear()
+    # --- evaluation, figures and the guarantee ---
 
-    # --- guarantee and logging ---
+    @property
+    def exportable_student(self) -> nn.Module:
+        """The student that is evaluated and published: itself, or the moving average of its weights."""
+        average: nn.Module = self.student if self.student_average is None else self.student_average.module
+        return average
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """The exportable student's logits, (N, C, H, W) → (N, c)."""
+        logits: torch.Tensor = self.exportable_student(images)
+        return logits
+
+    def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
+        """The student's accuracy on public images (N, C, H, W) and labels (N,)."""
+        self.evaluation.validate(self, self(batch[0]), batch[1])
+
+    def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
+        """The student's accuracy on the public test split."""
+        self.evaluation.test(self, self(batch[0]), batch[1])
+
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """The student's probabilities, (N, C, H, W) → (N, c); for images, or for a batch with labels."""
+        probabilities: torch.Tensor = self(images_of(batch)).float().softmax(dim=1)
+        return probabilities
+
+    def on_validation_start(self) -> None:
+        """BatchNorm's statistics are those of process 0 in all, as in what is saved."""
+        broadcast_tensors(self.buffers(), self.processes)
+
+    on_train_end = on_validation_start
 
     @property
     def is_logged(self) -> bool:
@@ -463,65 +457,11 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         assumptions = [*self.assumptions(), *self.images.assumptions, *of_teacher]
         return self.run.guarantee(artefacts=self.published_artefacts, assumptions=assumptions)
 
-    @property
-    def exportable_student(self) -> nn.Module:
-        """The student that is evaluated and published: itself, or the moving average of its weights."""
-        average: nn.Module = self.student if self.student_average is None else self.student_average.module
-        return average
-
     def published_networks(self) -> dict[str, nn.Module]:
         """Networks that a guarantee of this run covers, by name."""
         return {"student": self.exportable_student, **self.images.networks()}
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """The published student's logits, (N, C, H, W) → (N, c)."""
-        logits: torch.Tensor = self.exportable_student(images)
-        return logits
-
-    def on_validation_start(self) -> None:
-        """BatchNorm's statistics are those of process 0 in all, as in what is saved; see `on_test_start`."""
-        self.on_test_start()
-        broadcast_tensors(self.buffers(), self.processes)
-
-    def on_test_start(self) -> None:
-        """Raises `PartitionError` for data whose public records may be private ones of the teacher."""
-        require_partition(self.run.partitions, datamodule_of(self.trainer))
-
-    on_predict_start = on_test_start
-
-    def on_train_end(self) -> None:
-        """As `on_validation_start`."""
-        broadcast_tensors(self.buffers(), self.processes)
-
-    def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
-        """The student's accuracy on public images (N, C, H, W) and labels (N,)."""
-        self.evaluation.validate(self, self(batch[0]), batch[1])
-
-    def on_validation_epoch_end(self) -> None:
-        """Logs the figures beside the accuracy they were paid for, whatever `log_every_n_steps` leaves out."""
-        if self.annotator.is_open and not self.trainer.sanity_checking:
-            self.log_privacy(on_epoch=True)
-
-    def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
-        """The student's accuracy on the public test split."""
-        self.evaluation.test(self, self(batch[0]), batch[1])
-
-    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        """The student's probabilities, (N, C, H, W) → (N, c); for images, or for a batch with labels."""
-        probabilities: torch.Tensor = self(images_of(batch)).float().softmax(dim=1)
-        return probabilities
-
     # --- checkpoints ---
-
-    @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: str | Path | IO[bytes], *args: Any, **kwargs: Any) -> Any:
-        """See Lightning's.
-
-        Raises:
-            CheckpointError: Of a script that gave an object (an annotator, a prior), which is not given again.
-        """
-        require_given(_objects_of(checkpoint_path), kwargs, checkpoint=str(checkpoint_path))
-        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Counters, the seed of the draws, and this run's charges."""
@@ -543,12 +483,12 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         Raises:
             CheckpointError: A fit would resume from a file without the charges of its run.
         """
-        if "distillation" not in checkpoint and self._trainer is not None and self._trainer.state.fn == "fit":
-            raise CheckpointError(
-                "the checkpoint says nothing of what its run was charged, and what its weights cost could not be "
-                "stated: give one that a fit of this method has written"
-            )
         if (state := checkpoint.get("distillation")) is None:
+            if self._trainer is not None and self._trainer.state.fn == "fit":
+                raise CheckpointError(
+                    "the checkpoint says nothing of what its run was charged, and what its weights cost could not be "
+                    "stated: give one that a fit of this method has written"
+                )
             return
         self.steps_done = int(state["steps_done"])
         self.draw_seed = state["draw_seed"]
@@ -556,16 +496,3 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self.run.load(state)
         if self.memory is not None and "replay" in checkpoint:
             self.memory.load(checkpoint["replay"])
-
-
-def _objects_of(checkpoint: str | Path | IO[bytes]) -> list[str]:
-    """Settings that a script gave as objects when a checkpoint was saved; none where it cannot be read."""
-    try:
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except Exception:
-        return []  # Lightning says why
-    finally:
-        if not isinstance(checkpoint, (str, Path)):
-            checkpoint.seek(0)
-    state = content.get("distillation") if isinstance(content, dict) else None
-    return [str(name) for name in state["objects"]] if state else []

@@ -5,7 +5,6 @@ Also the baselines of its Fig. 7: DGD+ (Gaussian votes), PATE and PATE+ (a publi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
@@ -29,7 +28,7 @@ from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import stream
 from lightning_modules.runtime.runs import datamodule_of
-from lightning_modules.student import StudentConfig
+from lightning_modules.student import StudentConfig, Trained
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
 from privacy.annotators import VoteAnnotator
@@ -100,13 +99,12 @@ class DGD(DataFreeDistillation):
                 self.query_ensemble()
             else:  # Eq. 1: the supervised energy of the queries plus the unsupervised energy of synthetic images
                 images = self.draw_images(self.steps_done, latents)
-                with self.toggled_optimizer(self.optimizer("student")):
-                    loss = self.supervised_loss(images)  # Eq. 5
-                    if self.vae is not None and self.tangent_normal.switched_on:
-                        loss = loss + self.tangent_normal_loss(self.vae, images)  # Eq. 6
-                    self.step_student(loss)
+                loss = self.supervised_loss(images)  # Eq. 5
+                if self.vae is not None and self.tangent_normal.switched_on:
+                    loss = loss + self.tangent_normal_loss(self.vae, images)  # Eq. 6
+                self.step_student(loss)
                 if self.generator_phase.baseline == "student" and latents is not None:
-                    self.update_generator(latents, self._no_targets, scheduled=False)
+                    self.step_generator(latents, self._no_targets, scheduled=False)
         self.end_step()
         self.phase_step += 1
         self._enter_next_phase()
@@ -263,10 +261,9 @@ class DGD(DataFreeDistillation):
     def update_vae(self, images: torch.Tensor) -> None:
         """One step of the VAE on synthetic images (B, C, H, W)."""
         assert self.vae is not None
-        with self.toggled_optimizer(self.optimizer("vae")):
-            reconstructions, mean, log_variance = self.vae(images)
-            loss = negative_elbo(reconstructions, images, mean, log_variance).mean()
-            self.descend("vae", loss)
+        reconstructions, mean, log_variance = self.vae(images)
+        loss = negative_elbo(reconstructions, images, mean, log_variance).mean()
+        self.descend("vae", loss)
         self.log_in_step("train/vae_loss", loss.detach())
 
     # --- Eq. 3: the queries ---
@@ -400,8 +397,7 @@ class DGD(DataFreeDistillation):
             config = replace(baseline, private_data=baseline.private_data or self.teacher_config.private_data)
             self._baseline = config.load(num_classes=self.num_classes, image_shape=self.image_shape)
             self._baseline.require_gradients(reason="the generator is trained against generator_phase.baseline")
-            self.try_teacher(self._baseline, config, named="model.generator_phase.baseline")
-            self.run.keep_partitions(self._baseline.partitions)
+            self.admit(self._baseline, config, named="model.generator_phase.baseline")
             if self._baseline.private_data != private_data:
                 raise ValueError(
                     f"teacher is of {private_data!r} and generator_phase.baseline of {self._baseline.private_data!r}: "
@@ -420,7 +416,7 @@ class DGD(DataFreeDistillation):
                 )
 
     def on_fit_start(self) -> None:
-        """Opens the ledger, charges everything used besides votes, and refuses a budget in which no query fits."""
+        """Charges everything used besides votes, and refuses a budget in which no query fits."""
         super().on_fit_start()
         if self._baseline is not None:
             self._unprotected_baseline()
@@ -432,8 +428,8 @@ class DGD(DataFreeDistillation):
         self._enter_next_phase()
 
     def on_train_start(self) -> None:
-        """Fixes how many queries this run plans, before its first: the guarantee covers the plan."""
-        self.run.fix_plan(self.calls_wanted)
+        """Warns of a fit that ends before the student's first step."""
+        super().on_train_start()
         left = self.trainer.num_training_batches * (self.trainer.max_epochs or 0) - self.steps_done
         needed = self.steps_before_student
         if self.trainer.max_epochs not in (None, -1) and left <= needed:
@@ -463,10 +459,10 @@ class DGD(DataFreeDistillation):
         left = min(self.batch_size, self._rounds.left_in_round(len(self.query_set)))
         return self.annotator.affordable(limit=left) if left > 0 else 0
 
-    def optimized(self) -> dict[str, tuple[Iterable[nn.Parameter], Any, Any]]:
-        """See `DataFreeDistillation.optimized`; with the VAE's."""
-        vae = {} if self.vae is None else {"vae": (self.vae.parameters(), self.vae_phase.optimizer, None)}
-        return {**super().optimized(), **vae}
+    def trained(self) -> dict[str, Trained]:
+        """See `DataFreeDistillation.trained`; with the VAE."""
+        vae = {} if self.vae is None else {"vae": Trained(self.vae.parameters(), self.vae_phase.optimizer)}
+        return {**super().trained(), **vae}
 
     # --- logging, figures and checkpoints ---
 

@@ -297,13 +297,12 @@ class Distillation(DataFreeDistillation):
 
     def fit_student(self, inputs: torch.Tensor, answers: torch.Tensor) -> None:
         """One step of the student on images (or extracted features of them) and their responses (B, c)."""
-        with self.toggled_optimizer(self.optimizer("student")):
-            outputs = self.student(inputs) if self._feature_extractor[0] is None else self._forward_extracted(inputs)
-            if self.loss == "logits":
-                distance = logit_distance(outputs.float(), answers)
-            else:
-                distance = kd(outputs.float(), answers, temperature=self.temperature)
-            self.step_student(distance.mean())
+        outputs = self.student(inputs) if self._feature_extractor[0] is None else self._forward_extracted(inputs)
+        if self.loss == "logits":
+            distance = logit_distance(outputs.float(), answers)
+        else:
+            distance = kd(outputs.float(), answers, temperature=self.temperature)
+        self.step_student(distance.mean())
 
     def _forward_extracted(self, features: torch.Tensor) -> torch.Tensor:
         after: Any = self.student.forward_extracted

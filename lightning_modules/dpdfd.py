@@ -96,7 +96,6 @@ class DPDFD(DataFreeDistillation):
             targets = self.update_student(images)  # lines 4 to 12
             if latents is not None:
                 self.update_generator(latents, targets[: len(latents)])  # lines 13 and 14
-                self.update_generator_again()
         self.end_step()
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:

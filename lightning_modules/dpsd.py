@@ -124,7 +124,6 @@ class DPSD(DataFreeDistillation):
             targets = self.update_student(images)  # lines 4 and 5
             if latents is not None:
                 self.update_generator(latents, targets[: len(latents)])  # line 6
-                self.update_generator_again()
         self.end_step()
 
     def draw_latents(self, step: int, *, turn: int = 0) -> torch.Tensor | None:

@@ -175,7 +175,6 @@ class FedDPSD(DataFreeDistillation):
             targets = self.update_student(images)  # lines 5 to 16
             if latents is not None:
                 self.update_generator(latents, targets[: len(latents)])  # lines 17 and 18
-                self.update_generator_again()
         self.end_step()
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
@@ -294,7 +293,7 @@ class FedDPSD(DataFreeDistillation):
         )
 
     def on_train_start(self) -> None:
-        """Fixes the plan and sends the clients the terms of the run."""
+        """Sends the clients the terms of the run."""
         super().on_train_start()
         folder = None if is_dev_run(self.trainer) else run_folder(self.trainer) / "clients"
         out = self.clients.begin(self.terms(), folder=folder)

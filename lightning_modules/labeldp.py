@@ -207,7 +207,6 @@ class LabelDP(DataFreeDistillation):
                 begin = call * self.batch_size + self._own_rows.start
                 labels = self.stage_labels[-self.labelled_batches * self.batch_size :][begin:][: len(latents)]
                 self.update_generator(latents, self._distributions(labels))
-                self.update_generator_again()
         self.end_step()
 
     def reset_generator(self) -> None:
@@ -222,7 +221,7 @@ class LabelDP(DataFreeDistillation):
         for step in range(self.generator_training.pretraining_steps):
             draw = self.draws.stream(self.steps_done + step, "pretraining")
             latents = torch.randn(self.images.generated, self.images.latent_dim, generator=draw).to(self.device)
-            self.update_generator(latents, torch.empty(0, self.num_classes, device=self.device))
+            self.step_generator(latents, torch.empty(0, self.num_classes, device=self.device))
 
     @torch.no_grad()
     def begin_stage(self) -> None:
@@ -342,21 +341,18 @@ class LabelDP(DataFreeDistillation):
             )
         super().on_fit_start()
 
-    def on_train_start(self) -> None:
-        """See `DataFreeDistillation.on_train_start`.
+    def calls_wanted(self) -> int | None:
+        """See `DataFreeDistillation.calls_wanted`.
 
         Raises:
             ValueError: The passes over a stage do not make up an epoch.
         """
-        steps, passes = self.trainer.num_training_batches, self.stages.passes
-        if int(steps) % passes:
-            raise everywhere(
-                ValueError(
-                    f"stages.passes must divide data.steps_per_epoch, the steps of a stage, got {passes} for {steps} "
-                    "steps"
-                )
+        steps, passes = int(self.trainer.num_training_batches), self.stages.passes
+        if steps % passes:
+            raise ValueError(
+                f"stages.passes must divide data.steps_per_epoch, the steps of a stage, got {passes} for {steps} steps"
             )
-        super().on_train_start()
+        return super().calls_wanted()
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Targets from the kept labels, shape (B, c): nothing is queried again.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -17,7 +17,7 @@ from lightning_modules.networks import ForeignNetwork, SmallCNN, build_network
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_number
 
-__all__ = ["StudentConfig", "adam"]
+__all__ = ["StudentConfig", "Trained", "adam"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,20 @@ class StudentConfig:
         if isinstance(make, str):  # of a script
             make = getattr(networks, make, None) or partial(ForeignNetwork, name=make)
         return build_network(make, num_classes=num_classes, image_shape=image_shape, name="model.student.network")
+
+
+class Trained(NamedTuple):
+    """Something that a method trains.
+
+    Attributes:
+        parameters: Its own.
+        optimizer: Builds its optimizer; None is `adam`.
+        lr_scheduler: Builds its schedule; None is none.
+    """
+
+    parameters: Iterable[nn.Parameter]
+    optimizer: OptimizerCallable | None = None
+    lr_scheduler: LRSchedulerCallable | None = None
 
 
 def adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -13,8 +13,8 @@ from lightning import Callback, LightningModule, Trainer
 
 from datamodules.shares import whole
 from lightning_modules.callbacks.config import resolved_config
-from lightning_modules.callbacks.curves import Curves
 from lightning_modules.callbacks.data_free import is_data_free
+from lightning_modules.callbacks.figures import Curves
 from lightning_modules.evaluation import asks_for_auroc, measured_on, validation_metric
 from lightning_modules.runtime.runs import (
     callbacks_of,

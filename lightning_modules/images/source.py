@@ -132,6 +132,7 @@ class ImageSource(ABC):
         warm_start_steps: Steps that the generator takes before the first query.
         reset_every: Steps after which the generator is reset; None is never.
         assumptions: What a guarantee of its images rests on.
+        prior: Procedural images; None where none are drawn.
     """
 
     kind: str
@@ -141,6 +142,7 @@ class ImageSource(ABC):
     warm_start_steps: int = 0
     reset_every: int | None = None
     assumptions: tuple[str, ...] = ()
+    prior: ImagePrior | None = None
 
     @property
     def generated(self) -> int:

@@ -47,7 +47,8 @@ class GuardedLoading:
         Code of other packages that the file names is built where `named` has it, or the setting is given again.
 
         Raises:
-            CheckpointError: The checkpoint names code that is not known, see `require_known_code`.
+            CheckpointError: The checkpoint names code that is not known, see `require_known_code`, or is of a script
+                that gave an object (an annotator, a prior), which is not given again.
         """
         if weights_only is not False:
             content = read_anywhere(checkpoint_path, map_location="cpu", weights_only=True)
@@ -59,6 +60,7 @@ class GuardedLoading:
                 named=[f"{cls.__module__}.{cls.__qualname__}", *named],
                 where=str(checkpoint_path),
             )
+            require_given(content.get("distillation", {}).get("objects", ()), kwargs, checkpoint=str(checkpoint_path))
         loaded: Any = super().load_from_checkpoint(  # type: ignore[misc]  # Lightning's
             checkpoint_path, map_location, hparams_file, strict, weights_only is not False, **kwargs
         )

@@ -77,7 +77,7 @@ def test_a_generator_that_saw_the_student_alone_is_bounded_by_the_answers(folder
 
 def test_the_generator_is_pretrained_and_fine_tuned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
-    update = LabelDP.update_generator
+    update = LabelDP.step_generator
 
     def watched(self: LabelDP, latents: torch.Tensor, targets: torch.Tensor) -> None:
         before = [value.clone() for value in self.generator.parameters()]  # type: ignore[union-attr]
@@ -86,7 +86,7 @@ def test_the_generator_is_pretrained_and_fine_tuned(folder: Path, monkeypatch: p
         assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
         seen.append((len(latents), len(targets)))
 
-    monkeypatch.setattr(LabelDP, "update_generator", watched)
+    monkeypatch.setattr(LabelDP, "step_generator", watched)
     run(images="both", pretraining_steps=3)
     half = BATCH_SIZE // 2
     assert seen == [(half, 0)] * 3 + [(half, half)] * STEPS * STAGES
@@ -94,14 +94,14 @@ def test_the_generator_is_pretrained_and_fine_tuned(folder: Path, monkeypatch: p
 
 def test_a_generator_that_begins_anew_is_pretrained_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[torch.Tensor] = []
-    update = LabelDP.update_generator
+    update = LabelDP.step_generator
 
     def watched(self: LabelDP, latents: torch.Tensor, targets: torch.Tensor) -> None:
         update(self, latents, targets)
         if not len(targets):
             drawn.append(latents.clone())
 
-    monkeypatch.setattr(LabelDP, "update_generator", watched)
+    monkeypatch.setattr(LabelDP, "step_generator", watched)
     run("run", f"--model.images.reset_every={STEPS}", images="generator", pretraining_steps=3)
     assert len(drawn) == 3 * STAGES  # before each stage
     assert len({tuple(latents.flatten().tolist()) for latents in drawn}) == len(drawn)

@@ -140,7 +140,7 @@ def test_epsilon_goes_on_where_it_was(folder: Path) -> None:
 
 def test_a_crash_spends_the_whole_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that dies cannot settle: what the ledger reserved counts, however little of it was used."""
-    monkeypatch.setattr("lightning_modules.callbacks.GuaranteeWriter.on_exception", lambda *_: None)
+    monkeypatch.setattr("lightning_modules.callbacks.PrivacyCourse.on_exception", lambda *_: None)
     monkeypatch.setattr("privacy.annotators.Annotator.close", lambda *_: None)
     _interrupt(monkeypatch, "on_train_batch_end", 2, lambda: _noisy())
     resumed = _noisy(LAST)

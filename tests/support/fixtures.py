@@ -68,10 +68,9 @@ def quick_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         path.touch()
         return path
 
-    monkeypatch.setattr("lightning_modules.callbacks.curves.run_curves", lambda *_, **__: None)
-    monkeypatch.setattr("lightning_modules.callbacks.synthetic_images.image_grid", lambda *_, **__: None)
-    for module in ("curves", "synthetic_images"):
-        monkeypatch.setattr(f"lightning_modules.callbacks.{module}.save_figure", touch)
+    monkeypatch.setattr("lightning_modules.callbacks.figures.run_curves", lambda *_, **__: None)
+    monkeypatch.setattr("lightning_modules.callbacks.figures.image_grid", lambda *_, **__: None)
+    monkeypatch.setattr("lightning_modules.callbacks.figures.save_figure", touch)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from lightning_modules.dpdfd import DPDFD
 class UnsharedDPDFD(DPDFD):
     """Each process follows its own gradient."""
 
-    def descend(self, name: str, loss: torch.Tensor) -> None:
+    def descend(self, name: str, loss: torch.Tensor, *, scheduled: bool = True) -> None:
         optimizer = self.optimizer(name)
         optimizer.zero_grad()
         loss.backward()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.runs import BATCH_SIZE, checkpoint, distil
 
-from lightning_modules.callbacks import BudgetStop
+from lightning_modules.callbacks import PrivacyCourse
 from privacy import Budget
 from privacy.account import BudgetExceeded
 from privacy.annotators import GradientAnnotator
@@ -68,7 +68,7 @@ def test_a_target_in_which_no_step_fits_is_refused_at_the_start(folder: Path) ->
 
 
 def test_the_annotator_refuses_where_the_callback_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BudgetStop, "on_train_batch_end", lambda *_, **__: None)
+    monkeypatch.setattr(PrivacyCourse, "on_train_batch_end", lambda *_, **__: None)
     target = _target_for(5, accounting="published")
     with pytest.raises(BudgetExceeded, match="published accounting"):
         distil(annotator={**PUBLISHED, "target_epsilon": target}, steps=4, epochs=3)

@@ -10,7 +10,7 @@ import yaml
 from support.runs import QUIET, configuration, fit
 
 from lightning_modules import cli as command_line
-from lightning_modules.callbacks import BudgetStop
+from lightning_modules.callbacks import PrivacyCourse
 from lightning_modules.cli import main
 from lightning_modules.networks import SmallCNN
 from lightning_modules.runtime.paths import find_config, find_configs
@@ -84,12 +84,12 @@ def test_every_command_is_offered_and_the_one_that_is_asked_for_alone_is_made(
 def test_callbacks_of_the_users_own(folder: Path) -> None:
     alone = fit(configuration(steps=1), "--trainer.callbacks=RichModelSummary")
     names = [type(callback).__name__ for callback in alone.trainer.callbacks]
-    assert {"RichModelSummary", "BudgetStop", "GuaranteeWriter", "ModelCheckpoint", "ResultRecord"} <= set(names)
+    assert {"RichModelSummary", "PrivacyCourse", "ModelCheckpoint", "ResultRecord"} <= set(names)
     config = configuration(
-        "two", steps=1, trainer={"callbacks": [{"class_path": "lightning_modules.callbacks.BudgetStop"}]}
+        "two", steps=1, trainer={"callbacks": [{"class_path": "lightning_modules.callbacks.PrivacyCourse"}]}
     )
     both = fit(config)
-    assert sum(isinstance(callback, BudgetStop) for callback in both.trainer.callbacks) == 1
+    assert sum(isinstance(callback, PrivacyCourse) for callback in both.trainer.callbacks) == 1
 
 
 def test_sweeps_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,10 +29,9 @@ def made_runs(trained_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -
     os.chdir(folder)
     patch = pytest.MonkeyPatch()
     patch.setenv("TRANSCRIPTION_LEDGERS", str(folder / "ledgers"))
-    for module in ("curves", "synthetic_images"):
-        patch.setattr(f"lightning_modules.callbacks.{module}.save_figure", lambda figure, path: path)
-    patch.setattr("lightning_modules.callbacks.curves.run_curves", lambda *_, **__: None)
-    patch.setattr("lightning_modules.callbacks.synthetic_images.image_grid", lambda *_, **__: None)
+    patch.setattr("lightning_modules.callbacks.figures.save_figure", lambda figure, path: path)
+    patch.setattr("lightning_modules.callbacks.figures.run_curves", lambda *_, **__: None)
+    patch.setattr("lightning_modules.callbacks.figures.image_grid", lambda *_, **__: None)
     try:
         teacher_by_dp_sgd("dp", target_epsilon=3.0)
         by_dp_sgd = {"teacher": "dp/checkpoints/last.ckpt"}

@@ -83,6 +83,6 @@ def test_what_is_not_given_again_is_refused_by_name(of_script: Path) -> None:
 
 def test_without_that_the_budget_is_lost(of_script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: Laplace noise of scale 40 without a target, in the place of Gaussian 200 and ε = 0.5."""
-    monkeypatch.setattr("lightning_modules.base.require_given", lambda *_, **__: None)
+    monkeypatch.setattr("lightning_modules.runtime.hyperparameters.require_given", lambda *_, **__: None)
     votes = loaded(of_script, images=IMAGES, student=STUDENT).annotator
     assert (votes.mechanism, votes.scale, votes.budget.target_epsilon) == ("laplace", 40.0, None)

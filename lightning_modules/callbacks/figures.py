@@ -1,0 +1,122 @@
+"""Figures of a fit: accuracy and both ε over its course, and grids of synthetic images."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from torchvision.utils import make_grid
+
+from lightning_modules.callbacks.data_free import data_free
+from lightning_modules.evaluation import KEPT_APART, validation_metric
+from lightning_modules.runtime.figures import image_grid, run_curves, save_figure
+from lightning_modules.runtime.publication import private_folder, public_folder
+from lightning_modules.runtime.runs import datamodule_of, is_dev_run
+
+__all__ = ["Curves", "SyntheticImages", "log_image"]
+
+
+class Curves(Callback):
+    """Accuracy and both ε over steps: `curves.png` in the run's folder, and the points as `history`.
+
+    Attributes:
+        history: One point per validation: `steps`, `accuracy`, `epsilon`, `epsilon_published`, `queries`.
+    """
+
+    def __init__(self) -> None:
+        self.history: list[dict[str, float]] = []
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Takes a point."""
+        accuracy = trainer.callback_metrics.get(validation_metric(trainer))
+        if trainer.sanity_checking or trainer.state.fn != "fit" or accuracy is None:
+            return
+        module = data_free(pl_module)
+        account = module.annotator.account
+        self.history.append(
+            {
+                "steps": module.steps_done,
+                "accuracy": float(accuracy),
+                "epsilon": account.epsilon(),
+                "epsilon_published": account.epsilon_published(),
+                "queries": account.queries(),
+            }
+        )
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draws the figure."""
+        if trainer.is_global_zero and self.history and not is_dev_run(trainer):
+            title = f"{type(pl_module).__name__} on {getattr(datamodule_of(trainer), 'name', 'data')}"
+            of = "kept apart" if validation_metric(trainer) == KEPT_APART else "test"
+            figure = run_curves(self.history, title=title, of=of)
+            save_figure(figure, _figures_folder(trainer, pl_module) / "curves.png")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The points, so that a resumed run draws one curve."""
+        return {"history": self.history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        self.history = [dict(point) for point in state_dict["history"]]
+
+
+class SyntheticImages(Callback):
+    """A grid of synthetic images at each validation, as PNG and to the loggers that take images.
+
+    Args:
+        count: Images in a grid.
+        every: Validations between two grids; the last state is always drawn when the fit ends.
+    """
+
+    def __init__(self, *, count: int = 64, every: int = 5) -> None:
+        if count < 1 or every < 1:
+            raise ValueError(f"count and every must be 1 or more, got {count} and {every}")
+        self.count = count
+        self.every = every
+        self.seen = 0
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draws one where it is due."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        self.seen += 1
+        if self.seen % self.every == 0:
+            self._draw(trainer, pl_module)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draws the last one."""
+        self._draw(trainer, pl_module)
+
+    def _draw(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if is_dev_run(trainer):
+            return
+        module = data_free(pl_module)
+        images = module.synthetic_grid(
+            self.count
+        )  # in every process: layers that see all processes' images wait for all
+        if not trainer.is_global_zero or not len(images):
+            return  # none that may be drawn
+        figure = image_grid(images, title=f"synthetic images after {module.steps_done} steps")
+        path = save_figure(figure, _figures_folder(trainer, module) / f"synthetic_{module.steps_done:06d}.png")
+        log_image(trainer, images, path, step=module.steps_done)
+
+
+def log_image(trainer: Trainer, images: torch.Tensor, path: Path, *, step: int) -> None:
+    """Hands images to those loggers that can show them; for the others there is the PNG at `path`."""
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_image(
+                "synthetic", make_grid(images.float().cpu(), normalize=True, scale_each=True), step
+            )
+        elif isinstance(logger, WandbLogger):
+            logger.log_image(key="synthetic", images=[str(path)])
+
+
+def _figures_folder(trainer: Trainer, module: LightningModule) -> Path:
+    """Beside the guarantee where it covers what is drawn, and with what nothing covers where it does not."""
+    bounded = math.isfinite(data_free(module).run.covered_epsilon())
+    return (public_folder(trainer) if bounded else private_folder(trainer)) / "figures"

@@ -1,0 +1,109 @@
+"""The course of a private run, from its ledger to its guarantee, and what else is attached to each data-free fit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from datamodules.partition import require_partition
+from lightning_modules.callbacks.data_free import data_free
+from lightning_modules.callbacks.figures import Curves, SyntheticImages
+from lightning_modules.runtime.predictions import prediction_callbacks
+from lightning_modules.runtime.publication import clear, public_folder, publish
+from lightning_modules.runtime.runs import callbacks_of, datamodule_of, is_dev_run
+from lightning_modules.teachers.checks import show_accuracy
+from privacy.formatting import round_up
+from privacy.processes import by_all
+
+__all__ = ["PrivacyCourse", "default_callbacks"]
+
+
+def default_callbacks(trainer: Trainer) -> list[Callback]:
+    """The callbacks of every data-free method that `trainer` does not have yet."""
+    present = {type(callback) for callback in callbacks_of(trainer)}
+    kinds: list[type[Callback]] = [Curves, SyntheticImages, PrivacyCourse]
+    return [*(kind() for kind in kinds if kind not in present), *prediction_callbacks(trainer)]
+
+
+class PrivacyCourse(Callback):
+    """Opens the ledger, fixes the plan, ends the fit before a step that is not affordable, and writes the guarantee."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Removes an earlier fit's statements, opens the ledger, and refuses a budget in which no step fits."""
+        module = data_free(pl_module)
+        self.on_test_start(trainer, pl_module)
+        if trainer.is_global_zero and not is_dev_run(trainer):
+            clear(trainer, resumed=module.run.resumed if trainer.ckpt_path else None)
+        teacher, run = module.teacher, module.run
+        run.open(
+            trainer,
+            private_data=teacher.private_data,
+            ledger=teacher.ledger,
+            training=teacher.training,
+            num_records=teacher.num_records,
+            processes=module.processes,
+        )
+        if not by_all(module.processes, lambda: run.require_calls(module.next_calls, steps_done=module.steps_done)):
+            trainer.should_stop = True
+        if module.teacher_config.checks.accuracy:
+            show_accuracy(teacher, run, trainer, module.device)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Fixes the plan, before the first query: the guarantee covers it."""
+        module = data_free(pl_module)
+        module.run.fix_plan(module.calls_wanted)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Looks one step ahead; the annotator would refuse it anyway."""
+        module = data_free(pl_module)
+        module.run.stop_before(trainer, calls=module.next_calls)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raises `PartitionError` for data whose public records may be private ones of the teacher."""
+        require_partition(data_free(pl_module).run.partitions, datamodule_of(trainer))
+
+    on_validation_start = on_predict_start = on_test_start
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Logs the figures beside the accuracy they were paid for, whatever `log_every_n_steps` leaves out."""
+        module = data_free(pl_module)
+        if module.annotator.is_open and not trainer.sanity_checking:
+            module.log_privacy(on_epoch=True)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Settles the ledger, writes `guarantee.json` and `guarantee.md`, and explains the figures in words."""
+        self._write(trainer, pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Releases before an error or an interruption stay released."""
+        annotator = data_free(pl_module).annotator
+        if annotator.is_open and annotator.account.counts(scope="run"):
+            self._write(trainer, pl_module)
+
+    def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module = data_free(pl_module)
+        module.annotator.close()
+        if not trainer.is_global_zero:
+            return
+        guarantee = module.guarantee()
+        where = ""
+        if not is_dev_run(trainer):  # such a run has no folder; what it released is charged all the same
+            folder = public_folder(trainer)
+            where = f"\nThe whole statement: {guarantee.write(folder)[1]}"
+            ledger = module.annotator.budget.ledger or module.teacher.ledger
+            if ledger is not None:
+                where += f"\nKeep {ledger}: it counts what every run has asked about these private data"
+            publish(folder, guarantee, module.published_networks())
+        claim = ""
+        if guarantee.claimed_source and math.isfinite(guarantee.claimed_epsilon):
+            claim = (
+                f"\nPublished epsilon = {round_up(guarantee.claimed_epsilon)} at delta = {guarantee.delta:g} "
+                f"({guarantee.claimed_source}): the figure that the paper's tables are indexed by, a claim that bounds "
+                "no record."
+            )
+        rank_zero_info(f"\n{guarantee.headline()}{claim}{where}")
