@@ -8,7 +8,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 from torch import nn
 
-from lightning_modules.federated.flower import Node, serve
+from lightning_modules.federated import Node, serve
 from lightning_modules.setting_checks import check_number
 from privacy.checks import check_delta
 

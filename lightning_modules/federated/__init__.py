@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from lightning_modules.federated.client import ClientRefusal, FederatedClient
-from lightning_modules.federated.connection import ClientConnection, FederationError
+from lightning_modules.federated.connection import ClientConnection, FederationError, LocalClients
 from lightning_modules.federated.federation import Federation
 from lightning_modules.federated.flower import FlowerClients
-from lightning_modules.federated.local import LocalClients
 from lightning_modules.federated.messages import Absence, Introduction, Question, Terms
+from lightning_modules.federated.node import Node, serve
 
 __all__ = [
     "Absence",
@@ -19,6 +19,8 @@ __all__ = [
     "FlowerClients",
     "Introduction",
     "LocalClients",
+    "Node",
     "Question",
     "Terms",
+    "serve",
 ]

@@ -75,8 +75,7 @@ class FederatedClient:
         self.ledger = ledger
         self.num_records = num_records or teacher.num_records
         self.folder: Path | None = None
-        self._terms: Terms | None = None
-        self._annotator: Annotator | None = None
+        self._run: tuple[Terms, Annotator] | None = None
         self._plan = Plan()
         self._loss = GradientTargets()
         self._answered = 0
@@ -108,17 +107,12 @@ class FederatedClient:
             ClientRefusal: Its owner does not allow that.
             BudgetExceeded: Not one answer fits into its target.
         """
-        if terms.noise_by == "server" and not self.trusts_server:
-            raise ClientRefusal(
-                f"{self.name} does not send gradients without noise: its owner has not set trusts_server, and the run "
-                "is of noise that the server adds (annotator.release: ensemble). Take per_sample_full, whose noise "
-                "each client adds itself"
-            )
         annotator = self._annotator_for(terms)
-        if isinstance(annotator, GradientAnnotator) and not annotator.noise_multiplier and not self.trusts_server:
+        noiseless = isinstance(annotator, GradientAnnotator) and not annotator.noise_multiplier
+        if (terms.noise_by == "server" or noiseless) and not self.trusts_server:
             raise ClientRefusal(
-                f"{self.name} does not send gradients without noise: its owner has not set trusts_server, and the run "
-                "asks for a noise_multiplier of 0"
+                f"{self.name} does not send gradients without noise: its owner has not set trusts_server. Take "
+                "annotator.release: per_sample_full, whose noise each client adds itself, and noise_multiplier above 0"
             )
         annotator.bind(batch_size=terms.batch_size, num_classes=terms.num_classes, paper="DPSD")
         annotator.open(
@@ -133,10 +127,15 @@ class FederatedClient:
             # In the ledger the run's charges would count as that training's releases: it could not be read again.
             raise ClientRefusal(f"the run's identity is that of a training which {self.name} knows: {terms.run}")
         annotator.require_affordable()
-        self._terms, self._annotator, self.folder = terms, annotator, folder
+        self._run, self.folder = (terms, annotator), folder
         self._loss = GradientTargets(**terms.loss)
         self._answered = 0
-        self._plan = annotator.fix_plan(Plan(), self._calls_wanted)
+
+        def wanted() -> int | None:
+            made = annotator.calls_made()
+            return None if terms.calls is None else made + annotator.affordable(limit=max(0, terms.calls - made))
+
+        self._plan = annotator.fix_plan(Plan(), wanted)
         self.write_guarantee()
 
     def _annotator_for(self, terms: Terms) -> Annotator:
@@ -156,40 +155,27 @@ class FederatedClient:
             return LabelAnnotator(**mechanism, budget=budget, noise=self.noise)
         return GradientAnnotator(**mechanism, budget=budget, noise=self.noise)
 
-    def _calls_wanted(self) -> int | None:
-        if self.terms.calls is None:
-            return None
-        made = self.annotator.calls_made()
-        return made + self.annotator.affordable(limit=max(0, self.terms.calls - made))
-
     @property
-    def terms(self) -> Terms:
-        """What the run asks.
+    def agreed(self) -> tuple[Terms, Annotator]:
+        """The run's terms, and what answers pass and are charged by.
 
         Raises:
             ClientRefusal: Nothing was agreed yet.
         """
-        if self._terms is None:
+        if self._run is None:
             raise ClientRefusal(f"{self.name} was asked before a run began")
-        return self._terms
+        return self._run
 
     @property
     def annotator(self) -> Annotator:
-        """What its answers pass, and are charged by.
+        """See `agreed`."""
+        return self.agreed[1]
 
-        Raises:
-            ClientRefusal: Nothing was agreed yet.
-        """
-        if self._annotator is None:
-            raise ClientRefusal(f"{self.name} was asked before a run began")
-        return self._annotator
-
-    def answer(self, question: Question, *, features: torch.Tensor | None = None) -> torch.Tensor:
+    def answer(self, question: Question) -> torch.Tensor:
         """Fed-FlexPer: what leaves this client in one round, on the CPU; charged before its noise is drawn.
 
         Args:
             question: Of the server.
-            features: Of its images, by the teacher's own fixed extractor, where they are known already.
 
         Returns:
             Gradients bounded by C, shape (B, c), float32, with noise where the client adds it; or classes, shape (B,).
@@ -198,10 +184,14 @@ class FederatedClient:
             ClientRefusal: The question is not what was agreed: nothing is charged.
             BudgetExceeded: Its budget does not allow the answer: nothing is charged.
         """
-        annotator = self.annotator
-        self._check(question)
+        terms, annotator = self.agreed
+        if terms.calls is not None and self._answered >= terms.calls:
+            # A server that continues has seen the planned answers; one that is resumed begins anew.
+            raise ClientRefusal(f"{terms.calls:,} questions were agreed, and all have been answered")
+        if not bool(torch.isfinite(question.images).all() and torch.isfinite(question.outputs).all()):
+            raise ClientRefusal("images and outputs must be finite")
         self._answered += 1
-        teacher = self.teacher
+        teacher, features = self.teacher, question.features
         logits = teacher.logits(question.images) if features is None else teacher.logits_of_extracted(features)
         if isinstance(annotator, LabelAnnotator):
             assert question.candidates is not None
@@ -211,35 +201,19 @@ class FederatedClient:
         assert isinstance(annotator, GradientAnnotator)
         return annotator.annotate(self._loss.gradients(question.outputs, logits)).float().cpu()
 
-    def _check(self, question: Question) -> None:
-        terms = self.terms
-        if terms.calls is not None and self._answered >= terms.calls:
-            # A server that continues has seen the planned answers; one that is resumed begins anew.
-            raise ClientRefusal(f"{terms.calls:,} questions were agreed, and all have been answered")
-        wanted = {
-            "images": (terms.batch_size, *terms.image_shape),
-            "outputs": (terms.batch_size, terms.num_classes),
-        }
-        if terms.switch == "label":
-            wanted["candidates"] = (terms.batch_size, terms.num_classes)
-        for name, shape in wanted.items():
-            given = getattr(question, name)
-            if given is None or tuple(given.shape) != shape:
-                found = "none" if given is None else f"the shape {tuple(given.shape)}"
-                raise ClientRefusal(f"{name} must have the shape {shape} that was agreed, got {found}")
-            if not bool(torch.isfinite(given).all()):
-                raise ClientRefusal(f"{name} must be finite")
-
     def guarantee(self) -> Guarantee:
         """What left this client, and what that bounds, regardless of the server."""
-        terms = self.terms
+        terms, annotator = self.agreed
         answers = "noisy classes" if terms.switch == "label" else "bounded gradients"
-        said = self.annotator.guarantee(
+        planned = self._plan.covered
+        if planned is not None and planned.calls is not None and annotator.calls_made() > planned.calls:
+            planned = replace(planned, changed=True)
+        said = annotator.guarantee(
             artefacts=(
                 f"all {answers} that {self.name} sent to the server of run {terms.run}, and whatever anybody computes "
                 "from them: the student, the generator, synthetic images",
             ),
-            planned=self._planned(),
+            planned=planned,
             assumptions=[
                 "this client's teacher was trained on this client's records alone, and left it in no other way",
                 *self.teacher.assumptions,
@@ -248,22 +222,17 @@ class FederatedClient:
         )
         return replace(said, unit="one training record of this client")
 
-    def _planned(self) -> Plan | None:
-        """What the guarantee covers besides the releases; marked as changed where more was answered than that."""
-        plan = self._plan.covered
-        beyond = plan is not None and plan.calls is not None and self.annotator.calls_made() > plan.calls
-        return replace(plan, changed=True) if plan is not None and beyond else plan
-
     def _of_trusted_server(self) -> str:
         """Guarantee against everyone but a server that adds the noise; its own figure bounds nothing then."""
-        terms, delta = self.terms, self.annotator.budget.delta
+        terms, annotator = self.agreed
+        delta = annotator.budget.delta
         text = (
             "the server, which receives this client's gradients without noise: against it nothing bounds anything but "
             "the teacher's own training"
         )
         if terms.server_mu is None or terms.calls is None or not math.isfinite(terms.server_mu):
             return text
-        rounds = max(terms.calls, self.annotator.calls_made())
+        rounds = max(terms.calls, annotator.calls_made())
         epsilon = compose({Gaussian(terms.server_mu): rounds}, delta).epsilon
         return (
             f"{text}. Against everybody else, if that server is honest, adds the noise it states before anything "
@@ -278,6 +247,6 @@ class FederatedClient:
 
     def end(self) -> None:
         """Settles its ledger, and writes what left it."""
-        if self._annotator is not None:
-            self._annotator.close()
+        if self._run is not None:
+            self._run[1].close()
             self.write_guarantee()

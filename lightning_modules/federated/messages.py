@@ -1,24 +1,44 @@
-"""Messages between server and clients (DPSD Algorithm 2), as plain values and tensors that any transport can carry.
+"""Messages between server and clients (DPSD Algorithm 2), and how they travel: plain values as JSON, arrays as bytes.
 
 Everything that the server sends is public or was released before. What a client sends back is the only thing that
-leaves it.
+leaves it. Nothing is pickled, and what comes from another machine is checked here: what is malformed is a `WireError`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 
 from datamodules.partition import Partition
+from lightning_modules.losses.targets import GradientTargets
 from privacy.events import Release, release_from_dict
 
-__all__ = ["Absence", "Introduction", "Question", "Switch", "Terms"]
-
-Switch = Literal["data", "label"]
+__all__ = [
+    "Absence",
+    "Introduction",
+    "Question",
+    "Scalar",
+    "Terms",
+    "WireError",
+    "from_bytes",
+    "pack",
+    "pack_question",
+    "read",
+    "read_answer",
+    "read_introduction",
+    "read_question",
+    "read_terms",
+    "to_bytes",
+    "unpack",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +64,10 @@ class Introduction:
     partition: Partition | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; `from_dict` is the inverse."""
+        """Plain values; `read_introduction` is the inverse."""
         releases = None if self.releases is None else [[r.to_dict(), n] for r, n in self.releases.items()]
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {**fields, "releases": releases, "assumptions": list(self.assumptions)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Introduction:
-        """Inverse of `to_dict`."""
-        releases = values["releases"]
-        taken = None if releases is None else {release_from_dict(r): int(n) for r, n in releases}
-        return cls(**{**values, "releases": taken, "assumptions": tuple(values["assumptions"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +91,7 @@ class Terms:
     """
 
     run: str
-    switch: Switch
+    switch: Literal["data", "label"]
     noise_by: Literal["client", "server"]
     calls: int | None
     batch_size: int
@@ -87,15 +100,6 @@ class Terms:
     mechanism: Mapping[str, Any] = field(default_factory=dict)
     loss: Mapping[str, Any] = field(default_factory=dict)
     server_mu: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; `from_dict` is the inverse."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Terms:
-        """Inverse of `to_dict`."""
-        return cls(**{**values, "image_shape": tuple(values["image_shape"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +112,14 @@ class Question:
         outputs: The student's logits, shape (B, c), float32.
         candidates: Of labels: which classes an answer is chosen from, shape (B, c), bool, only by the
             student's outputs; None for gradients.
+        features: Of the images, by the fixed extractor that all teachers of this process share; never sent.
     """
 
     number: int
     images: torch.Tensor
     outputs: torch.Tensor
     candidates: torch.Tensor | None = None
+    features: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -125,3 +131,212 @@ class Absence:
     """
 
     reason: str
+
+
+# --- on the wire ---
+
+Scalar = bool | bytes | float | int | str
+"""What one entry of a Flower configuration may be."""
+
+_VERSION = 4
+_TYPES = {torch.bool: "|b1", torch.float32: "<f4", torch.int64: "<i8"}
+_T = TypeVar("_T")
+
+
+class WireError(ValueError):
+    """Data from another machine that are not a message of a federation."""
+
+
+def pack(kind: str, **values: Any) -> dict[str, Scalar]:
+    """A message of plain values."""
+    return {"version": _VERSION, "kind": kind, "content": json.dumps(values)}
+
+
+def unpack(config: Mapping[str, Scalar]) -> tuple[str, dict[str, Any]]:
+    """Kind and values of a message.
+
+    Raises:
+        WireError: It is of another version, or cannot be read.
+    """
+    version, kind, content = (config.get(name) for name in ("version", "kind", "content"))
+    if version != _VERSION or not isinstance(kind, str):
+        raise WireError(f"a message must be of version {_VERSION}, got {version!r}: install one version everywhere")
+    try:
+        values = json.loads(content) if isinstance(content, str) else None
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise WireError(f"the content of a message {kind[:40]!r} cannot be read")
+    return kind, values
+
+
+def to_bytes(tensor: torch.Tensor) -> bytes:
+    """The values of a tensor of bool, float32 or int64, in C order; the receiver knows shape and type."""
+    return tensor.detach().cpu().numpy().astype(_TYPES[tensor.dtype], copy=False).tobytes()
+
+
+def from_bytes(data: bytes, *, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Inverse of `to_bytes`.
+
+    Raises:
+        WireError: They are not as many as this shape takes, or truth values that are neither.
+    """
+    expected = math.prod(shape) * np.dtype(_TYPES[dtype]).itemsize
+    if not isinstance(data, bytes) or len(data) != expected:
+        raise WireError(f"an array of shape {tuple(shape)} takes {expected:,} bytes, got {len(data):,}")
+    if dtype == torch.bool and any(data.translate(None, b"\x00\x01")):
+        raise WireError("an array of truth values holds others")
+    return torch.from_numpy(np.frombuffer(data, dtype=_TYPES[dtype]).reshape(shape).copy())
+
+
+Rule = Callable[[Any], bool]
+
+
+def _whole(least: int, *, null: bool = False) -> Rule:
+    def holds(given: Any) -> bool:
+        whole = isinstance(given, int) and not isinstance(given, bool) and given >= least
+        return whole or (null and given is None)
+
+    return holds
+
+
+def _text(pattern: str) -> Rule:
+    return lambda given: isinstance(given, str) and re.fullmatch(pattern, given) is not None
+
+
+def _of(kind: type) -> Rule:
+    return lambda given: isinstance(given, kind)
+
+
+def _shape(given: Any) -> bool:
+    return isinstance(given, list | tuple) and len(given) == 3 and all(_whole(1)(length) for length in given)
+
+
+def _sentences(given: Any) -> bool:
+    # They are printed in the server's guarantee: nothing that could pass for another line of it. The frequencies of a
+    # thousand classes fit.
+    short = isinstance(given, list) and len(given) <= 20
+    return short and all(isinstance(one, str) and 0 < len(one) <= 20_000 and one.isprintable() for one in given)
+
+
+def _partition(given: Any) -> bool:
+    if given is None:
+        return True
+    if not isinstance(given, dict) or set(given) != {"data", "place", "settings", "share"}:
+        return False
+    share = given["share"]
+    known = isinstance(given["data"], str) and isinstance(given["settings"], dict)
+    return known and (share is None or (isinstance(share, list) and len(share) == 2)) and len(str(given)) <= 20_000
+
+
+def _loss(given: Any) -> bool:
+    return isinstance(given, dict) and set(given) <= {field.name for field in dataclasses.fields(GradientTargets)}
+
+
+def _mu(given: Any) -> bool:
+    return given is None or (isinstance(given, int | float) and not isinstance(given, bool) and given >= 0)
+
+
+_INTRODUCTION: dict[str, Rule] = {
+    "name": _text(r"[\w][\w .-]{0,99}"),
+    "num_records": _whole(1, null=True),
+    "training": _text(r"[^\n]{0,200}"),
+    "releases": lambda given: given is None or isinstance(given, list),
+    "secure": _of(bool),
+    "assumptions": _sentences,
+    "partition": _partition,
+}
+_TERMS: dict[str, Rule] = {
+    "run": _text("[0-9a-f]{32}"),
+    "switch": _text("data|label"),
+    "noise_by": _text("client|server"),
+    "calls": _whole(0, null=True),
+    "batch_size": _whole(1),
+    "num_classes": _whole(2),
+    "image_shape": _shape,
+    "mechanism": _of(dict),
+    "loss": _loss,
+    "server_mu": _mu,
+}
+
+
+def read(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """A message's values by these names, each checked.
+
+    Raises:
+        WireError: A value is missing, unknown or not what it may be.
+    """
+    if odd := set(values) ^ set(names):
+        raise WireError(f"a message must hold {', '.join(sorted(names))}: missing or unknown are {sorted(odd)}"[:400])
+    for name in names:
+        if not {**_INTRODUCTION, **_TERMS, "number": _whole(0)}[name](values[name]):
+            raise WireError(f"{name} of a message must not be {str(values[name])[:40]!r}")
+    return dict(values)
+
+
+def read_introduction(values: Mapping[str, Any]) -> Introduction:
+    """A client's description of itself; a `WireError` where it is none."""
+    known = read(values, list(_INTRODUCTION))
+    try:
+        if known["releases"] is not None:
+            known["releases"] = {release_from_dict(release): int(count) for release, count in known["releases"]}
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise WireError("the releases of a message cannot be read") from error
+    return Introduction(**{**known, "assumptions": tuple(known["assumptions"])})
+
+
+def read_terms(values: Mapping[str, Any]) -> Terms:
+    """The terms of a run, or a `WireError`; the client decides which settings a server may choose."""
+    known = read(values, list(_TERMS))
+    return Terms(**{**known, "image_shape": tuple(known["image_shape"])})
+
+
+def pack_question(question: Question) -> tuple[list[bytes], dict[str, Scalar]]:
+    """One round's question: images, outputs and, of labels, candidates; and its number."""
+    tensors = [question.images, question.outputs, *([] if question.candidates is None else [question.candidates])]
+    return [to_bytes(tensor) for tensor in tensors], pack("ask", number=question.number)
+
+
+def read_question(arrays: Sequence[bytes], values: Mapping[str, Any], terms: Terms) -> Question:
+    """Inverse of `pack_question`, for a client that has agreed to these terms.
+
+    Raises:
+        WireError: It is not a question of theirs.
+    """
+    outputs = (terms.batch_size, terms.num_classes)
+    wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        "images": ((terms.batch_size, *terms.image_shape), torch.float32),
+        "outputs": (outputs, torch.float32),
+        **({"candidates": (outputs, torch.bool)} if terms.switch == "label" else {}),
+    }
+    if len(arrays) != len(wanted):
+        raise WireError(f"a question must hold {', '.join(wanted)}, got {len(arrays)} arrays")
+    tensors: dict[str, Any] = {
+        name: from_bytes(data, shape=shape, dtype=dtype)
+        for data, (name, (shape, dtype)) in zip(arrays, wanted.items(), strict=True)
+    }
+    return Question(**read(values, ["number"]), **tensors)
+
+
+def read_answer(arrays: Sequence[bytes], values: Mapping[str, Any], question: Question) -> torch.Tensor:
+    """What a client answered: gradients (B, c), or of labels classes (B,), that the server may use.
+
+    That a client sends what is not finite reveals something of its machine and nothing of its records: what a teacher
+    gives that is not finite becomes zeros, or class 0, before it leaves the client.
+
+    Raises:
+        WireError: It is not an answer to this question.
+    """
+    if values.get("number") != question.number or len(arrays) != 1:
+        raise WireError(f"{len(arrays)} arrays for question {str(values.get('number'))[:20]}, not {question.number}")
+    if question.candidates is None:
+        gradients = from_bytes(arrays[0], shape=question.outputs.shape, dtype=torch.float32)
+        if not bool(gradients.isfinite().all()):
+            raise WireError("a gradient is not finite")
+        return gradients
+    classes = from_bytes(arrays[0], shape=question.outputs.shape[:1], dtype=torch.int64)
+    chosen = classes.clamp(0, question.outputs.shape[1] - 1)
+    candidate = question.candidates.cpu().gather(1, chosen[:, None])[:, 0]
+    if not bool((candidate & (chosen == classes)).all()):
+        raise WireError("a class is not a candidate")
+    return classes

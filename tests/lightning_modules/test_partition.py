@@ -17,7 +17,8 @@ from support.runs import configuration, fit
 
 from datamodules import ClientRecords, Digits, ImageFolder, Planted
 from datamodules.partition import PartitionError, require_partition
-from lightning_modules import Teacher, base, dgd
+from lightning_modules import Teacher, dgd
+from lightning_modules.callbacks import privacy
 from lightning_modules.cli import main
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.teachers import own_training
@@ -52,7 +53,7 @@ def transcribe(data: dict[str, Any], *, teacher: str = "trained/checkpoints/last
 
 
 def without_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (base, dgd, own_training):
+    for module in (privacy, dgd, own_training):
         monkeypatch.setattr(module, "require_partition", lambda *given, **named: None)
 
 

@@ -39,8 +39,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 class AskingDPDFD(DPDFD):
     """Asks its teacher once more where nobody is charged for it."""
 
-    def update_generator(self, *arguments: Any, **settings: Any) -> None:
-        super().update_generator(*arguments, **settings)
+    def step_generator(self, *arguments: Any, **settings: Any) -> None:
+        super().step_generator(*arguments, **settings)
         self.teacher.logits(torch.zeros(2, *self.image_shape))
 
 
@@ -141,13 +141,13 @@ def test_further_updates_of_the_generator_have_images_of_their_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     seen: list[tuple[torch.Tensor, int]] = []
-    update = DataFreeDistillation.update_generator
+    update = DataFreeDistillation.step_generator
 
     def watched(self: Any, latents: torch.Tensor, targets: torch.Tensor, **settings: Any) -> None:
         seen.append((latents.detach().clone(), len(targets)))
         update(self, latents, targets, **settings)
 
-    monkeypatch.setattr(DataFreeDistillation, "update_generator", watched)
+    monkeypatch.setattr(DataFreeDistillation, "step_generator", watched)
     schedule = {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 1, "gamma": 0.5}}
     options = {"generator_lr_scheduler": schedule, "student_loss_weight": 1.0}
     made = run(name, "run", generator_steps=3, **options).model

@@ -21,7 +21,7 @@ import torch
 from support.federations import small_network
 from support.runs import configuration
 
-from lightning_modules.federated.flower import Node, serve
+from lightning_modules.federated import Node, serve
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}

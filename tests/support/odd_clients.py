@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from lightning_modules.cli import main
-from lightning_modules.federated.flower import Node
-from lightning_modules.federated.flower.wire import Scalar, from_bytes, to_bytes, unpack
+from lightning_modules.federated import Node
+from lightning_modules.federated.messages import Scalar, from_bytes, to_bytes, unpack
 
 FROM = 2
 

@@ -114,27 +114,18 @@ def test_a_teacher_by_dp_sgd_bounds_what_is_sent_without_noise(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    "changed",
     [
-        ({"images": torch.zeros(BATCH_SIZE, 3, 8, 8)}, r"images must have the shape \(8, 1, 8, 8\)"),
-        ({"images": torch.full((BATCH_SIZE, 1, 8, 8), torch.nan)}, "images must be finite"),
-        ({"outputs": torch.zeros(BATCH_SIZE - 1, 10)}, r"outputs must have the shape \(8, 10\)"),
-        ({"outputs": torch.full((BATCH_SIZE, 10), torch.inf)}, "outputs must be finite"),
+        {"images": torch.full((BATCH_SIZE, 1, 8, 8), torch.nan)},
+        {"outputs": torch.full((BATCH_SIZE, 10), torch.inf)},
     ],
 )
-def test_a_question_that_was_not_agreed_is_refused_and_costs_nothing(changed: dict[str, Any], message: str) -> None:
+def test_a_question_that_is_not_finite_is_refused_and_costs_nothing(changed: dict[str, Any]) -> None:
     asked = client()
     asked.begin(terms())
-    with pytest.raises(ClientRefusal, match=message):
+    with pytest.raises(ClientRefusal, match="must be finite"):
         asked.answer(question(**changed))
     assert not asked.annotator.account.counts()
-
-
-def test_candidates_are_asked_for_where_classes_are() -> None:
-    asked = client()
-    asked.begin(terms(**LABELS))
-    with pytest.raises(ClientRefusal, match=r"candidates must have the shape \(8, 10\) that was agreed, got none"):
-        asked.answer(question())
 
 
 def test_a_client_keeps_to_its_own_budget() -> None:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.federations import BATCH_SIZE, small_network, terms
+import torch
+from support.features import linear
+from support.federations import BATCH_SIZE, SHAPE, question, small_network, terms
 
-from lightning_modules.federated import Introduction, LocalClients, Terms
+from lightning_modules.federated import Introduction, LocalClients
 from lightning_modules.federated.federation import Federation
 from privacy import Budget
 from privacy.annotators import GradientAnnotator
 from privacy.events import SampledGaussian
 from privacy.neighbours import Unit
-
-
-def test_messages_survive_json() -> None:
-    said = Introduction(name="one", num_records=7, training="ab" * 16, releases={SampledGaussian(1.0, 0.1): 3})
-    said = replace(said, assumptions=("no record has a gradient that is not finite",))
-    assert Introduction.from_dict(json.loads(json.dumps(said.to_dict()))) == said
-    asked = terms(server_mu=0.5, loss={"loss": "kd"})
-    assert Terms.from_dict(json.loads(json.dumps(asked.to_dict()))) == asked
 
 
 @pytest.mark.parametrize(
@@ -71,3 +63,35 @@ def test_what_the_teachers_rest_on_reaches_the_server_with_their_names() -> None
     assert finite in both and "north, south," in both and "west" not in both
     assert labels in one and "south," in one and "north" not in one
     assert Federation(known[2:], private_data="x").assumptions == ()
+
+
+def heads(count: int, **settings: int) -> list[torch.nn.Module]:
+    made = []
+    for seed in range(count):
+        torch.manual_seed(seed)
+        made.append(linear(image_shape=SHAPE, scales=1, groups=1, **settings))
+    return made
+
+
+def reached(networks: list[torch.nn.Module]) -> LocalClients:
+    clients = LocalClients(teachers=networks)
+    clients.introductions(num_classes=10, image_shape=SHAPE)
+    mechanism = {"release": "per_sample_full", "noise_multiplier": 0.0, "norm_bound": 1e-3, "delta": 1e-5}
+    clients.begin(terms(noise_by="server", mechanism=mechanism), folder=None)
+    return clients
+
+
+def test_heads_on_one_extractor_answer_as_each_would_alone() -> None:
+    networks = heads(3)
+    together = reached(networks)
+    assert together._share_features
+    answers = together.ask(question())
+    for index, network in enumerate(networks):
+        alone = reached([network]).ask(question())["client-0"]
+        shared = answers[f"client-{index}"]
+        assert isinstance(alone, torch.Tensor) and isinstance(shared, torch.Tensor)
+        assert torch.allclose(alone, shared, atol=1e-9)
+
+
+def test_heads_on_different_extractors_share_nothing() -> None:
+    assert not reached([*heads(1), *heads(1, angles=4)])._share_features

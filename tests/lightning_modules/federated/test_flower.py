@@ -26,8 +26,7 @@ from support.flower import (
 from support.runs import fit, networks
 
 from lightning_modules.cli import main
-from lightning_modules.federated import Absence, FederationError, FlowerClients
-from lightning_modules.federated.flower import Node
+from lightning_modules.federated import Absence, FederationError, FlowerClients, Node
 
 slow = pytest.mark.slow
 # grpc's own thread that watches a channel may look at it once more when it is closed.

@@ -1,9 +1,19 @@
-"""A client's side of every message: what arrives is checked, what is answered has passed the client's own annotator."""
+"""A client's process: it connects to the server, checks what arrives, and answers until the run ends.
+
+What is answered has passed the client's own annotator. Nothing here imports flwr before it is needed.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +21,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from lightning_modules.federated.client import ClientRefusal, FederatedClient
-from lightning_modules.federated.flower.wire import (
-    INTRODUCE,
+from lightning_modules.federated.connection import FederationError
+from lightning_modules.federated.messages import (
     Scalar,
     WireError,
     pack,
@@ -26,11 +36,10 @@ from lightning_modules.teachers.config import TeacherConfig
 from privacy.account import BudgetExceeded
 from privacy.formatting import round_up
 
-__all__ = ["Node"]
+__all__ = ["Node", "require_flower", "serve"]
 
 _log = logging.getLogger(__name__)
-
-Reply = tuple[list[bytes], dict[str, Scalar]]
+_importing = threading.Lock()
 
 
 class Node:
@@ -61,7 +70,7 @@ class Node:
         self._client: FederatedClient | None = None
         self._made_for: Mapping[str, Any] | None = None
 
-    def answer(self, arrays: Sequence[bytes], config: Mapping[str, Scalar]) -> Reply:
+    def answer(self, arrays: Sequence[bytes], config: Mapping[str, Scalar]) -> tuple[list[bytes], dict[str, Scalar]]:
         """Answers a message: `introduce`, `begin`, `ask` or `end`.
 
         It raises nothing: an answer that cannot be given is a refusal with its reason, and of errors that are not about
@@ -70,10 +79,10 @@ class Node:
         try:
             kind, values = unpack(config)
             if kind == "introduce":
-                client = self._client_for(read(values, INTRODUCE, dict))
+                client = self._client_for(read(values, ["num_classes", "image_shape"]))
                 return [], pack("introduction", **client.introduction().to_dict())
             if kind == "ask":
-                question = read_question(arrays, values, self._known().terms)
+                question = read_question(arrays, values, self._known().agreed[0])
                 return [to_bytes(self._known().answer(question))], pack("answer", number=question.number)
             if kind == "begin":
                 self._begin(values)
@@ -124,3 +133,101 @@ class Node:
         if self._client is None:
             raise ClientRefusal(f"{self.name} was asked before it was introduced")
         return self._client
+
+    # --- as Flower calls its clients; no subclass of Flower's, which needs nothing but this method ---
+
+    #: When the server was last heard of.
+    heard = 0.0
+
+    def fit(self, ins: Any) -> Any:
+        """A message, and its answer."""
+        from flwr.common import Code, FitRes, Parameters, Status
+
+        self.heard = time.monotonic()
+        arrays, said = self.answer(ins.parameters.tensors, ins.config)
+        answer = Parameters(tensors=arrays, tensor_type="")
+        return FitRes(status=Status(code=Code.OK, message=""), parameters=answer, num_examples=0, metrics=dict(said))
+
+
+def serve(
+    node: Node,
+    *,
+    server: str,
+    root_certificates: str | None = None,
+    insecure: bool = False,
+    patience: float = 600.0,
+    pause: float = 1.0,
+) -> None:
+    """Answers a server until it says that the run is over.
+
+    However it ends but by SIGKILL, the client's ledger is settled and its guarantee written.
+
+    Args:
+        node: Who answers.
+        server: `HOST:PORT`.
+        root_certificates: File of the certificates that the server's is checked by, PEM; None is the system's.
+        insecure: Whether to do without TLS.
+        patience: Seconds without a connection after which it gives up.
+        pause: Seconds between two attempts.
+
+    Raises:
+        FederationError: flwr is not installed, or no server was reached for so long.
+    """
+    require_flower("LightningCLI client")
+    import grpc
+    from flwr.client import start_client
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # it says three lines for each message
+    certificates = None if root_certificates is None else Path(root_certificates).read_bytes()
+    client: Any = node
+    node.heard = time.monotonic()
+    with _ended_by_sigterm():
+        try:
+            while True:
+                try:
+                    start_client(
+                        server_address=server, client=client, root_certificates=certificates, insecure=insecure
+                    )
+                    return
+                except grpc.RpcError as error:
+                    details = getattr(error, "details", str)()
+                    _log.warning("%s has no connection to %s: %s", node.name, server, details or type(error).__name__)
+                if time.monotonic() - node.heard > patience:
+                    raise FederationError(f"no server was reached at {server} for {patience:g} s")
+                time.sleep(pause)
+        finally:
+            node.end()
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Makes SIGTERM an exception, so that what has to be written is written."""
+
+    def end(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def require_flower(whose: str) -> None:
+    """Imports Flower, or says what to install; switches off what it would report to its makers.
+
+    Raises:
+        FederationError: It is missing; `whose` needs it.
+    """
+    if importlib.util.find_spec("flwr") is None:
+        raise FederationError(
+            f"{whose} needs the package flwr, which is not installed: pip install 'private-model-transcription[flower]'"
+        )
+    # Read when flwr is imported. Who takes part in a federation of private data is not shared with third parties.
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    # Its parts import each other in a circle, which two threads of one process cannot do at the same time.
+    with _importing:
+        importlib.import_module("flwr")

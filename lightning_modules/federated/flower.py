@@ -8,16 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout  # the built-in one from Python 3.11 on
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from lightning_modules.federated.connection import ClientConnection, FederationError
-from lightning_modules.federated.flower.extra import require_flower
-from lightning_modules.federated.flower.wire import (
+from lightning_modules.federated.client import ClientRefusal
+from lightning_modules.federated.connection import ClientConnection, FederationError, Reached, answer_or_absence
+from lightning_modules.federated.messages import (
+    Absence,
+    Introduction,
+    Question,
     Scalar,
+    Terms,
     WireError,
     pack,
     pack_question,
@@ -25,12 +30,72 @@ from lightning_modules.federated.flower.wire import (
     read_introduction,
     unpack,
 )
-from lightning_modules.federated.messages import Absence, Introduction, Question, Terms
+from lightning_modules.federated.node import require_flower
 from lightning_modules.setting_checks import check_number, check_whole_number
 
 __all__ = ["FlowerClients"]
 
 _T = TypeVar("_T")
+
+
+class _Remote:
+    """A client at the other end of a connection of Flower's; each method sends a message, and waits for its answer."""
+
+    def __init__(self, proxy: Any, *, timeout: float, name: str = "") -> None:
+        self.proxy = proxy
+        self.timeout = timeout
+        self.name = name
+
+    def introduction(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> Introduction:
+        """Who it says it is."""
+        values, _ = self._send(pack("introduce", num_classes=num_classes, image_shape=list(image_shape)))
+        try:
+            return read_introduction(values)
+        except WireError as error:
+            raise ClientRefusal(str(error)) from error
+
+    def begin(self, terms: Terms, *, folder: Path | None) -> None:
+        """See `Reached.begin`. It writes its guarantee where its owner says."""
+        self._send(pack("begin", **asdict(terms)))
+
+    def answer(self, question: Question) -> torch.Tensor:
+        """See `Reached.answer`."""
+        arrays, message = pack_question(question)
+        values, answers = self._send(message, arrays)
+        try:
+            return read_answer(answers, values, question)
+        except WireError as error:
+            raise ClientRefusal(f"its answer cannot be used: {error}") from error
+
+    def end(self) -> None:
+        """Ends its process as well, once it has written what left it."""
+        from flwr.common import ReconnectIns
+
+        try:
+            self._send(pack("end"))
+        finally:
+            with suppress(Exception):
+                self.proxy.reconnect(ReconnectIns(seconds=None), timeout=5.0, group_id=None)
+
+    def _send(self, message: dict[str, Scalar], arrays: Sequence[bytes] = ()) -> tuple[dict[str, Any], list[bytes]]:
+        """Values and arrays of the answer to a message."""
+        from flwr.common import FitIns, Parameters
+        from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
+
+        instruction = FitIns(Parameters(tensors=list(arrays), tensor_type=""), dict(message))
+        begun = time.monotonic()
+        try:
+            reply = self.proxy.fit(instruction, timeout=self.timeout, group_id=None)
+            kind, values = unpack(reply.metrics)
+        except GrpcBridgeClosed as error:
+            late = time.monotonic() - begun >= 0.99 * self.timeout
+            reason = f"no answer within {self.timeout:g} s" if late else "its connection was lost"
+            raise ClientRefusal(reason) from error
+        except Exception as error:  # Flower's own have no common class
+            raise ClientRefusal(f"its answer cannot be read: {str(error)[:200] or type(error).__name__}") from error
+        if kind == "refusal":
+            raise ClientRefusal(str(values.get("reason", "it gave no reason"))[:1000])
+        return values, list(reply.parameters.tensors)
 
 
 class FlowerClients(ClientConnection):
@@ -65,6 +130,7 @@ class FlowerClients(ClientConnection):
         certificates: Sequence[str] | None = None,
         insecure: bool = False,
     ) -> None:
+        super().__init__()
         check_whole_number("clients.num_clients", num_clients, least=1)
         check_number("clients.timeout", timeout, above=0)
         check_number("clients.wait", wait, above=0)
@@ -90,21 +156,22 @@ class FlowerClients(ClientConnection):
         self._service: Any = None
         self._manager: Any = None
         self._workers: ThreadPoolExecutor | None = None
+        self._shape: dict[str, Any] = {}
+        self._terms: Terms | None = None
+        self._forget()
+
+    def _forget(self) -> None:
         self._known: dict[str, Introduction] = {}
-        #: Flower's identity of each client's connection; None of those that are not connected.
-        self._reached: dict[str, str | None] = {}
+        #: Flower's identity of each client's connection.
+        self._connections: dict[str, str] = {}
         #: Connections that are of no client of this federation.
         self._strangers: set[str] = set()
-        self._asked: tuple[int, tuple[int, int, int]] | None = None
-        self._terms: Terms | None = None
-        self._out: dict[str, Absence] = {}
-
-    # --- the connection ---
+        self._terms, self._out = None, {}
 
     def introductions(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> list[Introduction]:
         """See `ClientConnection.introductions`."""
         require_flower("FlowerClients")
-        self._asked = (num_classes, image_shape)
+        self._shape = {"num_classes": num_classes, "image_shape": image_shape}
         self._listen()
         end = time.monotonic() + self.wait
         try:
@@ -144,138 +211,21 @@ class FlowerClients(ClientConnection):
     def _present(self) -> list[str]:
         """Names of clients that are connected."""
         live = set(self._manager.all())
-        return [name for name, connection in self._reached.items() if connection in live]
+        return [name for name, connection in self._connections.items() if connection in live]
 
-    def _meet(self) -> None:
-        """Asks all new connections who they are, and sends the run's terms to those that come back during it."""
-        live = dict(self._manager.all())
-        met = {connection for connection in self._reached.values() if connection is not None} | self._strangers
-        new = {connection: proxy for connection, proxy in live.items() if connection not in met}
-        if not new:
-            return
-        assert self._asked is not None
-        classes, shape = self._asked
-        message = pack("introduce", num_classes=classes, image_shape=list(shape))
-        for connection, said in self._at_once(new, lambda proxy: self._tell(proxy, message)).items():
-            problem = self._take(connection, said, live=set(live))
-            if problem is not None:
-                self._strangers.add(connection)
-                rank_zero_warn(problem)
+    def reached(self) -> Mapping[str, Reached | Absence]:
+        """See `ClientConnection.reached`."""
+        live = dict(self._manager.all()) if self._service is not None else {}
+        found: dict[str, Reached | Absence] = dict.fromkeys(self._known, Absence("it is not connected"))
+        for name, connection in self._connections.items():
+            if connection in live:
+                found[name] = _Remote(live[connection], timeout=self.timeout, name=name)
+        return found
 
-    def _take(self, connection: str, said: dict[str, Any] | Absence, *, live: set[str]) -> str | None:
-        """Takes a new connection for what it says it is; gives the reason where it does not."""
-        if isinstance(said, Absence):
-            return f"A client that has connected is of no use: {said.reason}"
-        try:
-            who = read_introduction(said)
-        except WireError as error:
-            return f"A client that has connected is of no use: {error}"
-        if self._reached.get(who.name) in live:
-            return f"A second client named {who.name} has connected, and is not asked: names must differ"
-        if who.name in self._known and self._known[who.name] != who:
-            return f"{who.name} came back as another client (its training or its records changed), and is not asked"
-        if who.name not in self._known and len(self._known) >= self.num_clients:
-            return f"{who.name} has connected besides the {self.num_clients} clients of this run, and is not asked"
-        self._known[who.name] = who
-        self._reached[who.name] = connection
-        if self._terms is not None:
-            self._out.pop(who.name, None)
-            self._out.update(self._begin([who.name], self._terms))
-        return None
-
-    # --- the run ---
-
-    def begin(self, terms: Terms, *, folder: Path | None) -> Mapping[str, Absence]:
-        """See `ClientConnection.begin`. Guarantees are written at the clients, and `folder` is not used."""
-        self._terms = terms
-        self._out = self._begin(sorted(self._known), terms)
-        return dict(self._out)
-
-    def _begin(self, names: Sequence[str], terms: Terms) -> dict[str, Absence]:
-        message = pack("begin", **terms.to_dict())
-        found = self._of_each(names, lambda proxy: self._tell(proxy, message))
-        out = {name: said for name, said in found.items() if isinstance(said, Absence)}
-        for name, absence in out.items():
-            rank_zero_warn(f"{name} takes no part: {absence.reason}")
-        return out
-
-    def ask(self, question: Question) -> Mapping[str, torch.Tensor | Absence]:
-        """See `ClientConnection.ask`. All clients are queried at the same time."""
-        self._meet()
-        arrays, config = pack_question(question)
-        taking_part = [name for name in sorted(self._known) if name not in self._out]
-        found = self._of_each(taking_part, lambda proxy: self._answer(proxy, arrays, config, question))
-        return {**self._out, **found}
-
-    def _answer(
-        self, proxy: Any, arrays: list[bytes], config: dict[str, Scalar], question: Question
-    ) -> torch.Tensor | Absence:
-        said = self._send(proxy, config, arrays)
-        if isinstance(said, Absence):
-            return said
-        try:
-            return read_answer(said[1], said[0], question)
-        except WireError as error:
-            return Absence(f"its answer cannot be used: {error}")
-
-    def end(self) -> None:
-        """See `ClientConnection.end`. Clients end as well, once they have written what left them."""
-        service, workers = self._service, self._workers
-        if service is None or workers is None:
-            return
-        self._service = None
-        live = dict(self._manager.all())
-        message = pack("end")
-        self._at_once(live, lambda proxy: self._tell(proxy, message))
-        self._at_once(live, self._dismiss)
-        service.stop(grace=1).wait(5)
-        workers.shutdown(wait=False, cancel_futures=True)
-        self._workers = None
-        self._known, self._reached, self._strangers, self._terms, self._out = {}, {}, set(), None, {}
-
-    # --- messages ---
-
-    def _tell(self, proxy: Any, config: dict[str, Scalar]) -> dict[str, Any] | Absence:
-        said = self._send(proxy, config, [])
-        return said if isinstance(said, Absence) else said[0]
-
-    def _send(
-        self, proxy: Any, config: dict[str, Scalar], arrays: list[bytes]
-    ) -> tuple[dict[str, Any], list[bytes]] | Absence:
-        """Sends a message to a client, and gives values and arrays of its answer."""
-        from flwr.common import FitIns, Parameters
-        from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
-
-        instruction = FitIns(Parameters(tensors=arrays, tensor_type=""), dict(config))
-        begun = time.monotonic()
-        try:
-            reply = proxy.fit(instruction, timeout=self.timeout, group_id=None)
-            kind, values = unpack(reply.metrics)
-        except GrpcBridgeClosed:
-            late = time.monotonic() - begun >= 0.99 * self.timeout
-            return Absence(f"no answer within {self.timeout:g} s" if late else "its connection was lost")
-        except Exception as error:  # Flower's own have no common class
-            return Absence(f"its answer cannot be read: {str(error)[:200] or type(error).__name__}")
-        if kind == "refusal":
-            return Absence(str(values.get("reason", "it gave no reason"))[:1000])
-        return values, list(reply.parameters.tensors)
-
-    def _dismiss(self, proxy: Any) -> None:
-        from flwr.common import ReconnectIns
-
-        with suppress(Exception):
-            proxy.reconnect(ReconnectIns(seconds=None), timeout=5.0, group_id=None)
-
-    def _of_each(self, names: Sequence[str], act: Callable[[Any], _T]) -> dict[str, _T | Absence]:
-        """What `act` gives for each of these clients that is connected, all at the same time."""
-        live = dict(self._manager.all())
-        connected = {name: live[self._reached[name] or ""] for name in names if self._reached[name] in live}
-        found = self._at_once(connected, act)
-        return {name: found.get(name, Absence("it is not connected")) for name in names}
-
-    def _at_once(self, proxies: Mapping[str, Any], act: Callable[[Any], _T]) -> dict[str, _T | Absence]:
+    def each(self, clients: Mapping[str, Any], act: Callable[[Any], _T]) -> dict[str, _T | Absence]:
+        """See `ClientConnection.each`; all at the same time."""
         assert self._workers is not None
-        futures = {name: self._workers.submit(act, proxy) for name, proxy in proxies.items()}
+        futures = {name: self._workers.submit(answer_or_absence, client, act) for name, client in clients.items()}
         found: dict[str, _T | Absence] = {}
         for name, future in futures.items():
             try:
@@ -284,6 +234,56 @@ class FlowerClients(ClientConnection):
             except FutureTimeout:
                 found[name] = Absence(f"no answer within {self.timeout:g} s")
         return found
+
+    def _meet(self) -> None:
+        """Asks all new connections who they are, and sends the run's terms to those that come back during it."""
+        live = dict(self._manager.all())
+        met = {*self._connections.values(), *self._strangers}
+        new = {one: _Remote(proxy, timeout=self.timeout) for one, proxy in live.items() if one not in met}
+        for connection, who in self.each(new, lambda client: client.introduction(**self._shape)).items():
+            problem = self._take(connection, who, live=set(live))
+            if problem is not None:
+                self._strangers.add(connection)
+                rank_zero_warn(problem)
+
+    def _take(self, connection: str, who: Introduction | Absence, *, live: set[str]) -> str | None:
+        """Takes a new connection for what it says it is; gives the reason where it does not."""
+        if isinstance(who, Absence):
+            return f"A client that has connected is of no use: {who.reason}"
+        if self._connections.get(who.name) in live:
+            return f"A second client named {who.name} has connected, and is not asked: names must differ"
+        if self._known.get(who.name, who) != who:
+            return f"{who.name} came back as another client (its training or its records changed), and is not asked"
+        if who.name not in self._known and len(self._known) >= self.num_clients:
+            return f"{who.name} has connected besides the {self.num_clients} clients of this run, and is not asked"
+        self._known[who.name] = who
+        self._connections[who.name] = connection
+        if self._terms is not None:
+            self._out.pop(who.name, None)
+            self._out.update(self._begin([who.name], self._terms, None))
+        return None
+
+    def begin(self, terms: Terms, *, folder: Path | None) -> Mapping[str, Absence]:
+        """See `ClientConnection.begin`. Guarantees are written at the clients, and `folder` is not used."""
+        self._terms = terms
+        return super().begin(terms, folder=None)
+
+    def ask(self, question: Question) -> Mapping[str, torch.Tensor | Absence]:
+        """See `ClientConnection.ask`."""
+        self._meet()
+        return super().ask(question)
+
+    def end(self) -> None:
+        """See `ClientConnection.end`. Clients end as well, and so do connections that are of none."""
+        service, workers = self._service, self._workers
+        if service is None or workers is None:
+            return
+        live = {one: _Remote(proxy, timeout=self.timeout) for one, proxy in self._manager.all().items()}
+        self.each(live, lambda client: client.end())
+        service.stop(grace=1).wait(5)
+        workers.shutdown(wait=False, cancel_futures=True)
+        self._service = self._workers = None
+        self._forget()
 
 
 def _is_loopback(host: str) -> bool:
