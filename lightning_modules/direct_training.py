@@ -29,8 +29,8 @@ from privacy.mechanisms.randomized_response import top_k_candidates
 __all__ = ["DirectTraining"]
 
 _ACCESS = (
-    "accuracy on held-out private records was measured while training, with their labels as they are, and stands in "
-    "the logs of this run: nothing bounds what it reveals of them"
+    "accuracy on held-out private records was measured during training, on their true labels, and logged by this "
+    "run: nothing bounds what it reveals about them"
 )
 
 

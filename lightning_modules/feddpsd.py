@@ -31,24 +31,18 @@ from privacy.processes import ProcessesError
 
 __all__ = ["FedDPSD", "FederationConfig"]
 
-_ABSENT = (
-    "which clients answer in a round is decided by nothing in anybody's records (networks and machines fail), and is "
-    "public"
-)
+_ABSENT = "which clients answer in a round does not depend on any record (networks and machines fail), and is public"
 _CLIENTS = (
-    "each record lies at one client, whose teacher was trained on its own records alone: a record that is changed, "
-    "added or taken out there changes that teacher and no other"
+    "each record belongs to one client, whose teacher was trained only on that client's records: changing, adding or "
+    "removing a record changes that teacher and no other"
 )
 _TRUSTED = (
     "THE SERVER IS TRUSTED: clients send it bounded gradients without noise, and it adds the noise to their sum. The "
-    "figure is about what leaves the server; against the server itself nothing is bounded but by the teachers' own "
-    "trainings"
+    "figure covers what leaves the server; against the server itself, only the teachers' own trainings bound anything"
 )
-_OWN_NOISE = "each client adds noise of its own, drawn from its operating system's generator, before anything leaves it"
+_OWN_NOISE = "each client adds its own noise, drawn from its operating system's generator, before anything leaves it"
 
-_STATED = (
-    "each client's teacher was trained by DP-SGD as the client says of itself, which the server has no means to check"
-)
+_STATED = "each client's teacher was trained by DP-SGD as the client states, which the server cannot check"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -282,7 +276,7 @@ class FedDPSD(DataFreeDistillation):
                 )
         if not all(client.secure for client in known) and self.annotator.noise.secure and self.noise_by == "client":
             insecure = ", ".join(client.name for client in known if not client.secure)
-            raise FederationError(f"the noise of {insecure} can be drawn again by whoever knows its seed")
+            raise FederationError(f"the noise of {insecure} can be reproduced by anyone who knows its seed")
         return Federation(
             known,
             private_data=f"{self.federation.name}/clients",

@@ -19,35 +19,36 @@ from privacy.neighbours import Relation, Unit
 __all__ = ["MEANINGFUL_EPSILON", "POST_PROCESSING", "RELATIONS", "Guarantee", "LabelStatement"]
 
 _PUBLIC = (
-    "public by assumption: the number of private records, the number of classes, image shape and normalisation, the "
+    "treated as public: the number of private records, the number of classes, image shape and normalisation, the "
     "test split, any pretrained weights, and every setting in the configuration"
 )
 
 
 _NO_ACCESSES = (
-    "within this run nothing about a teacher left but through the annotator; outside of it no teacher accuracy, "
-    "teacher loss or agreement was used to choose a setting, a checkpoint or a run"
+    "during this run, information about a teacher was released only through the annotator; outside it, no teacher "
+    "accuracy, teacher loss or agreement with a teacher was used to choose a setting, a checkpoint or a run"
 )
 
 
 _NO_LABELS = (
-    "within this run no label left but through the annotator; outside of it nothing that was measured on private "
-    "records was used to choose a setting, a checkpoint or a run"
+    "during this run, labels were used only through the annotator; outside it, nothing measured on private records "
+    "was used to choose a setting, a checkpoint or a run"
 )
 
 
 _NOISE_CHANGED = (
-    "THE NOISE WAS CHANGED after the first release: neither the new noise nor when it was changed was chosen by "
-    "looking at the results. Epsilon covers all that was planned at any time and all that was released, each at its "
-    "own noise, as if these noises had been fixed beforehand; noise that is chosen by results needs a budget that was "
-    "fixed before the first release (a privacy filter: Rogers et al. 2016; Feldman and Zrnic 2021), which this is not"
+    "THE NOISE WAS CHANGED after the first release: neither the new noise nor the time of the change was chosen by "
+    "looking at the results. Epsilon covers everything that was ever planned and everything that was released, each "
+    "at its own noise, as if these noises had been fixed beforehand. Noise chosen by results would need a budget "
+    "fixed before the first release (a privacy filter: Rogers et al. 2016; Feldman and Zrnic 2021), and there was "
+    "none here"
 )
 
 
 _SAME_PERSON = (
-    "a person, or a picture that lies in the data more than once: epsilon is of one record, and several records of one "
-    "person, near-duplicates of a picture, or the same pictures under the name of another data set, whose ledger is "
-    "another one, reveal as much as all of them together"
+    "a person, or an image that occurs in the data more than once: epsilon is for one record. Several records of one "
+    "person, near-duplicates of an image, and the same images under the name of another data set, which has another "
+    "ledger, reveal as much as all of them together"
 )
 
 
@@ -72,13 +73,13 @@ _OF_CLIENT = "one client: all records that its teacher was trained on"
 
 
 POST_PROCESSING = (
-    "post-processing of a teacher that was itself trained by DP-SGD (Abadi et al. 2016): all planned steps of its "
-    "training, composed by privacy-loss distributions or RDP and rounded pessimistically"
+    "post-processing of a teacher trained with DP-SGD (Abadi et al. 2016): all planned steps of its training, "
+    "composed by privacy-loss distributions or RDP and rounded pessimistically"
 )
 
 
 _DP_SGD_ASSUMPTION = (
-    "the teacher's file is the one its training wrote: its planned steps, noise and sample rates are true, and its "
+    "the teacher's file is as its training wrote it: its planned steps, noise and sample rates are true, and its "
     "settings were chosen without looking at the private data"
 )
 
@@ -102,15 +103,16 @@ class LabelStatement:
     source: str
     assumptions: Sequence[str]
     unit: str = "the label of one training record"
-    relation: str = "replacement of the label; images, and which record was in which batch, count as known to all"
+    relation: str = "replacement of the label; images, and which record was in which batch, are treated as public"
     epsilon_spent: float = math.inf
 
     def headline(self) -> str:
         """One sentence on what ε means here."""
         if math.isinf(self.epsilon):
-            return "Nothing bounds what they reveal about a label either."
+            return "No bound is known for labels either."
         return (
-            f"About labels alone, to whoever knows every image: ε = {round_up(self.epsilon)} at δ = {self.delta:g}"
+            f"For labels only, against someone who knows every image: ε = {round_up(self.epsilon)} at "
+            f"δ = {self.delta:g}"
             + (", which protects no label in any meaningful sense." if self.epsilon > MEANINGFUL_EPSILON else ".")
         )
 
@@ -254,13 +256,12 @@ class Guarantee:
         holds += [words.assumption] if words.assumption else []
         if num_records is None:
             holds.append(
-                f"delta = {account.budget.delta:g} lies below one over the number of private records, which was not "
-                "given"
+                f"delta = {account.budget.delta:g} is below one over the number of private records, which was not given"
             )
         if account.ledger_was_replaced:
             holds.append(
-                "ANOTHER LEDGER: the one that the teacher's training or this run's beginning was written to is not at "
-                "hand, and what else it holds is not counted: nothing that is published comes from there"
+                "ANOTHER LEDGER: the one in which the teacher's training or the start of this run was recorded is not "
+                "available, and what else it holds is not counted: nothing computed from that is published"
             )
         if not account.ledger.durable:
             holds.append("the ledger was kept in memory: no other run and no crashed run has used this teacher")
@@ -276,13 +277,16 @@ class Guarantee:
             alone = {charge.training for charge, count in covered.items() if count} <= {account.training}
             outside.append(_about_teacher(teacher_epsilon, account.budget.delta, covers_it=alone))
         outside += not_covered
-        outside += [_SAME_PERSON, "what the ledger does not hold: copies of a teacher that were used elsewhere"]
+        outside += [
+            _SAME_PERSON,
+            "releases that the ledger does not record, such as those of a copy of a teacher used elsewhere",
+        ]
         stated = account.epsilon(counts=covered) if epsilon is None else epsilon
         # Of the charges, not of a setting: other runs in the ledger may protect single records.
         unit, relation = account.neighbours(counts=covered)
         if account.budget.scope == "run" or account.epsilon_of_ledger() > stated:
             outside.append(
-                "other runs and teachers from the same private data, if any of what they made is published too: the "
+                "other runs and teachers from the same private data, if anything they produced is published too: the "
                 "ledger's total is given above"
             )
         return cls(
@@ -370,18 +374,18 @@ class Guarantee:
         """What the paper claims for the same releases, and why that is not a bound."""
         if math.isinf(self.claimed_epsilon):
             return (
-                f"There is none: {self.claimed_source}, is about noised releases of one kind, and these were made "
-                "without noise, or are of several kinds."
+                f"There is none: {self.claimed_source}, covers noised releases of one kind; these were made without "
+                "noise, or are of several kinds."
             )
         left_out = (
-            "it does not count that one private record may have changed a teacher that was trained without privacy, "
-            "and with it every response"
+            "it ignores that one private record may have changed a teacher trained without privacy, and with it every "
+            "response"
             if math.isinf(self.teacher_epsilon)
-            else "it counts what this run asked, as if a record touched one response, and not the teacher's own "
-            "training, which was by DP-SGD and bounds whatever is asked"
+            else "it counts this run's queries, as if a record affected one response, and not the teacher's own "
+            "training, which was by DP-SGD and bounds all its responses"
         )
         if self.labels is not None:
-            left_out = "it does not count that the update multiplies what is released by a Jacobian of private images"
+            left_out = "it ignores that each update multiplies what is released by a Jacobian of private images"
         return (
             f"ε = {_figure(self.claimed_epsilon)} at δ = {self.delta:g}, by {self.claimed_source}. This is a claim of "
             f"the paper, **not** a guarantee, and no part of the statement above: {left_out}. It is given so that "
@@ -429,7 +433,7 @@ def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:
     """
     if math.isinf(epsilon):
         return "a teacher itself, which must stay private: nothing bounds what it reveals about a record"
-    together = ". Published beside what is covered here it costs no more: all of that is computed from it"
+    together = ". Publishing it with what is covered here costs no more, since all of that is computed from it"
     return (
         "the teacher itself, which has a guarantee of its own: it was trained by DP-SGD and may be published at its "
         f"ε = {round_up(epsilon)} (δ = {delta:g}), under the assumptions stated there{together if covers_it else ''}"

@@ -262,7 +262,7 @@ def _refuse_uncovered(
         )
     if role == "teacher" and math.isinf(float(stated["epsilon"])):
         raise ExportError(
-            "nothing bounds what this teacher reveals (its noise or its sampling can be drawn again): it is private, "
+            "nothing bounds what this teacher reveals (its noise or its sampling can be reproduced): it is private, "
             "and never exported"
         )
 

@@ -33,7 +33,7 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
     if asked.is_file():
         measured = json.loads(asked.read_text(encoding="utf-8")).get("teacher_accuracy")
         if measured is not None:
-            lines.append(f"its teacher: {100 * measured:.2f} %, asked without noise: keep this figure private")
+            lines.append(f"its teacher: {100 * measured:.2f} %, measured without noise: keep this figure private")
     # A method's guarantee has printed its own, at length.
     if record["method"] in _TEACHERS:
         lines.append(f"record-level ε: {_epsilon(record)}")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["ACCURACY_ACCESS", "check_fit", "check_settings", "refuse_selection", "require_records_apart"]
 
 ACCURACY_ACCESS = (
-    "accuracy on held-out private records was measured while training, and stands in the logs of this run: nothing "
-    "bounds what it reveals of them, and it must not leave with the teacher"
+    "accuracy on held-out private records was measured during training and logged by this run: nothing bounds what "
+    "it reveals about them, and it must not be published with the teacher"
 )
 """For the guarantee, where the data are evaluated on private records."""
 

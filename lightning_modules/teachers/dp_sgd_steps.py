@@ -22,7 +22,7 @@ from privacy.plan import Plan
 
 __all__ = ["PlannedSteps", "steps_ahead"]
 
-_INSECURE = "the noise or the sampling can be drawn again by whoever knows its seed"
+_INSECURE = "the noise or the sampling can be reproduced by anyone who knows its seed"
 
 
 class PlannedSteps:

@@ -103,7 +103,7 @@ class Annotator(ABC):
 
     @property
     def charge(self) -> Charge:
-        """Cost of one call of the annotator; nothing bounds it where the noise can be drawn again.
+        """Cost of one call of the annotator; nothing bounds it where the noise can be reproduced.
 
         Raises:
             RuntimeError: `bind` has not been called.
@@ -119,7 +119,7 @@ class Annotator(ABC):
                 release = release.about(Unit.CLIENT, Relation.REPLACE_ONE)
             return replace(charge, release=release, training=training)
         # In the ledger, not only in this run: its next reader must know.
-        void = Unbounded(reason="the noise can be drawn again by whoever knows its seed")
+        void = Unbounded(reason="the noise can be reproduced by anyone who knows its seed")
         return replace(charge, release=void, training=training)
 
     def protect_clients(self) -> None:

@@ -32,14 +32,14 @@ from privacy.published.claims import RdpSlope, WholeRun
 
 __all__ = ["DirectGradientAnnotator", "DirectLabelAnnotator"]
 
-_COINS = "who takes part can be drawn again by whoever knows the seed of the coins, and a record may be in every step"
+_COINS = "the sampling can be reproduced by anyone who knows its seed, and a record may be in every step"
 
 _KNOWN = (
-    "the labels of different records were given independently of each other, or the change of one is all that is "
-    "asked about; no label was used other than by the annotator, for initial weights, settings or features neither"
+    "the labels of different records are independent of each other, or only the change of one label is of interest; "
+    "labels were used only through the annotator, and not for initial weights, settings or features"
 )
 
-_MEMORY = "a record is asked about by this annotator alone: its number always names the same record"
+_MEMORY = "a record's label is queried only by this annotator, and its number always refers to the same record"
 
 
 class _OfLabels(Annotator):

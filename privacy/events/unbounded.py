@@ -70,7 +70,7 @@ class LabelOnly(_Infinite):
     @property
     def reason(self) -> str:
         """Why nothing bounds a record, printed wherever the infinite ε is shown."""
-        return "private images were used as they are: the noise is on what was told of their labels alone"
+        return "private images were used without noise: only what is released about their labels is noised"
 
     @property
     def for_labels(self) -> Release:

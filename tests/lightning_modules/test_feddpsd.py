@@ -259,7 +259,7 @@ def test_removing_a_client_changes_nothing_of_the_others() -> None:
 
 def test_noise_that_a_client_could_draw_again_is_no_bound() -> None:
     reached = LocalClients(teachers=small_networks(2), noise=reproducible)
-    with pytest.raises(FederationError, match="noise of client-0, client-1 can be drawn again"):
+    with pytest.raises(FederationError, match="noise of client-0, client-1 can be reproduced"):
         federated(reached, annotator=gradients("per_sample_full"))
 
 

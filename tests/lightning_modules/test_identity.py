@@ -489,7 +489,7 @@ def test_an_access_to_the_teacher_is_told_and_kept_apart(asked: bool) -> None:
     distil("run", "--trainer.callbacks+=ResultRecord", model={"teacher": TEACHER, "teacher_checks": checks}, steps=1)
     page = Path("run/public/guarantee.md").read_text()
     assert ("ACCESSED WITHOUT CHARGE: the teacher's accuracy" in page) is asked
-    assert ("within this run nothing about a teacher left but through the annotator" in page) is not asked
+    assert ("information about a teacher was released only through the annotator" in page) is not asked
     assert Path("run/private/uncharged_queries.json").is_file() is asked
     assert "teacher_accuracy" not in json.loads(Path("run/result.json").read_text())
 

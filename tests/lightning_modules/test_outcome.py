@@ -67,7 +67,7 @@ def test_a_teachers_accuracy_is_shown_where_it_was_asked_for(tmp_path: Path) -> 
     (tmp_path / "private").mkdir()
     (tmp_path / "private" / "uncharged_queries.json").write_text('{"teacher_accuracy": 0.987}')
     text = outcome(record, folder=tmp_path, checkpoint=None)
-    assert "its teacher: 98.70 %, asked without noise: keep this figure private" in text
+    assert "its teacher: 98.70 %, measured without noise: keep this figure private" in text
 
 
 def test_lines_where_nobody_watches_and_a_bar_on_a_terminal(

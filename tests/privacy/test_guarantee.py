@@ -90,7 +90,7 @@ def test_voids_are_told() -> None:
     for planned in (None, 3):
         guarantee = statement(annotator(noise=ReproducibleNoise(seed=1), calls=1), planned)
         assert guarantee.epsilon == guarantee.epsilon_spent == math.inf
-        assert any(text.startswith("VOID: the noise can be drawn again") for text in guarantee.assumptions)
+        assert any(text.startswith("VOID: the noise can be reproduced") for text in guarantee.assumptions)
         assert not any("operating system" in text for text in guarantee.assumptions)
         assert guarantee.claimed_epsilon < 1
         assert "Nothing bounds" in guarantee.headline()
@@ -216,7 +216,7 @@ def test_what_the_papers_figure_leaves_out_of_a_teacher_by_dp_sgd() -> None:
 
 def test_releases_without_noise_have_no_figure_of_a_paper() -> None:
     page = of_dp_sgd(noise_multiplier=0.0).to_markdown()
-    assert "There is none: DPDFD (Liu et al. 2023, arXiv:2304.12528), Theorem 3, is about noised releases" in page
+    assert "There is none: DPDFD (Liu et al. 2023, arXiv:2304.12528), Theorem 3, covers noised releases" in page
     assert "released without noise" in page
     assert "ε = infinite" not in page and "cryptographic generator" not in page and "Gaussian noise" not in page
     noised = of_dp_sgd().to_markdown()
