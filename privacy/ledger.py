@@ -31,12 +31,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from privacy.charge import Charge
 from privacy.checks import check_count
 from privacy.events import Release
 from privacy.identity import Head, Training, UnnamedTraining, new_training_id
 from privacy.journal import Journal, LedgerError
-from privacy.plan import Plan, unmade
+from privacy.plan import Charge, Plan, unmade
 
 __all__ = ["RECORDS", "Charge", "Ledger", "LedgerError", "ledgers_of"]
 

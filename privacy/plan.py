@@ -1,4 +1,4 @@
-"""What a run plans to release. A guarantee covers the plan, not what happened to be released.
+"""What one release is charged, and what a run plans to release: a guarantee covers the plan.
 
 Stopping a run early, or continuing it differently, may depend on what the first releases gave. A plan is therefore
 kept as what it would be charged, each release at the noise it was planned with, and nothing is ever taken from it.
@@ -11,13 +11,56 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from privacy.charge import Charge
 from privacy.checks import check_count
+from privacy.events import Release, release_from_dict
+from privacy.published.claims import Claim, claim_from_dict
 
-__all__ = ["Limit", "Plan", "unmade"]
+__all__ = ["Charge", "Limit", "Plan", "unmade"]
 
 Limit = tuple[float, float]
 """(ε, δ) of a target that limits every release."""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One release as the ledger counts it.
+
+    Attributes:
+        release: What it costs under record-level neighbours.
+        claim: What a paper's theorem counts for it, or None where no theorem is claimed.
+        queries: How many inputs the teacher was queried with for it.
+        training: Identity of the training it belongs to; None where that is unknown, so that nothing else
+            bounds it.
+    """
+
+    release: Release
+    claim: Claim | None = None
+    queries: int = 1
+    training: str | None = None
+
+    def covers(self, planned: Charge) -> bool:
+        """Whether this one uses up a planned one; see `Release.covers`. All calls of a run belong to one training."""
+        return self.queries == planned.queries and self.release.covers(planned.release)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON and checkpoints; see `from_dict`."""
+        return {
+            "release": self.release.to_dict(),
+            "claim": None if self.claim is None else self.claim.to_dict(),
+            "queries": self.queries,
+            "training": self.training,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Charge:
+        """Inverse of `to_dict`."""
+        claim = values.get("claim")
+        return cls(
+            release=release_from_dict(values["release"]),
+            claim=None if claim is None else claim_from_dict(claim),
+            queries=check_count("queries", values["queries"]),
+            training=values.get("training"),
+        )
 
 
 def unmade(planned: Mapping[Charge, int], made: Mapping[Charge, int]) -> Counter[Charge]:

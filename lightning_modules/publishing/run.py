@@ -28,9 +28,9 @@ from lightning_modules.runtime.checkpoint_io import hyperparameters, noted_by_ru
 from lightning_modules.runtime.network_names import with_networks
 from lightning_modules.runtime.run_folder import LOCK, folder_of_checkpoint
 from privacy.accounting.composition import compose
-from privacy.charge import Charge
 from privacy.events import Release
 from privacy.identity import Training
+from privacy.plan import Charge
 
 __all__ = ["FinishedRun", "read_run"]
 

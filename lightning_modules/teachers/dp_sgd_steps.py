@@ -13,12 +13,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from privacy.accountants import ExactAccountant
 from privacy.accounting.calibration import calibrate_noise
 from privacy.accounting.composition import compose
-from privacy.charge import Charge
 from privacy.events import Release, SampledGaussian, Unbounded
 from privacy.events.discrete import SampledDiscreteGaussian
 from privacy.formatting import round_up
 from privacy.identity import CheckpointError
-from privacy.plan import Plan
+from privacy.plan import Charge, Plan
 
 __all__ = ["PlannedSteps", "steps_ahead"]
 

@@ -17,7 +17,7 @@ import torch
 
 from privacy.account import Budget, BudgetExceeded
 from privacy.annotators.base import Annotator, uncompiled
-from privacy.annotators.gradient import THEOREMS, GradientAnnotator, GradientBoundings, GradientReleases
+from privacy.annotators.gradient import THEOREMS, GradientAnnotator
 from privacy.checks import check_count, check_probability
 from privacy.events import Gaussian, LabelOnly, RandomizedResponse, Release, RevealedGaussian, Unbounded
 from privacy.guarantee import Guarantee, LabelStatement
@@ -116,19 +116,9 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
 
     The figure of DPDFD's Theorem 3, which Table 4 is indexed by, is that of `GradientAnnotator`: a claim.
 
-    Args:
-        release: See the table; `ensemble` is for teachers.
-        top_k: See `GradientAnnotator`; noise goes on all coordinates.
-        bounding: `normalize` or `clip`. Not `normalize_batch`, where a label changes every row by way of their common
-            norm.
-        norm_bound: C.
-        noise_multiplier: σ. Zero releases the gradients themselves.
-        stability: e.
-        budget: What the run may spend; see `Budget`.
-        noise: Source of noise; null is the operating system's.
-
-    Raises:
-        ValueError: An invalid setting, or one without a proof.
+    Arguments are those of `GradientAnnotator`. `release` must not be `ensemble`, which is for teachers; `bounding` not
+    `normalize_batch`, where a label changes every row by way of their common norm; and `granularity` null, since the
+    cost on a lattice is not known here.
     """
 
     _source_of_labels = (
@@ -136,40 +126,28 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         "part (DPDFD, Algorithm 3; Balle and Wang 2018; Dong et al. 2022)"
     )
 
-    def __init__(
-        self,
-        *,
-        release: GradientReleases = "per_sample",
-        top_k: int | None = None,
-        bounding: GradientBoundings = "normalize",
-        norm_bound: float = 1e-3,
-        noise_multiplier: float = 100.0,
-        stability: float = 1e-4,
-        budget: Budget = Budget(),
-        noise: NoiseSource | None = None,
-    ) -> None:
-        super().__init__(
-            release=release,
-            top_k=top_k,
-            bounding=bounding,
-            norm_bound=norm_bound,
-            noise_multiplier=noise_multiplier,
-            stability=stability,
-            budget=budget,
-            noise=noise,
-        )
+    _sample_rate: float | None = None
+    _secure_coins: bool = True
+    _steps_in_pass: int = 1
+    _in_pass: torch.Tensor | None = None
+
+    def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
+        """See `Annotator.bind`.
+
+        Raises:
+            ValueError: A setting without a proof.
+        """
+        super().bind(batch_size=batch_size, num_classes=num_classes, paper=paper)
         if self.mechanism.of_ensemble:
             raise ValueError("release must not be ensemble for direct training, which has no teachers")
-        if bounding == "normalize_batch":
+        if self.bounded_by.whole_batch:
             raise ValueError(
                 "bounding must be normalize or clip for direct training, got normalize_batch: one label would change "
                 "every row of its batch, by their common norm"
             )
-        _require_keepable(budget)
-        self._sample_rate: float | None = None
-        self._secure_coins = True
-        self._steps_in_pass = 1
-        self._in_pass: torch.Tensor | None = None
+        if self.granularity is not None:
+            raise ValueError(f"granularity must be null for direct training, got {self.granularity}")
+        _require_keepable(self.budget)
 
     def bind_sampling(
         self, *, records: int, sample_rate: float | None = None, steps_in_pass: int = 1, secure: bool = True

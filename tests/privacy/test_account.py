@@ -42,12 +42,6 @@ def spend(spender: PrivacyAccount, charge: Charge, most: int) -> int:
     return most
 
 
-def test_nothing_spent() -> None:
-    fresh = account()
-    assert fresh.epsilon() == fresh.epsilon_published() == fresh.queries() == 0
-    assert fresh.unbounded() == []
-
-
 def test_both_figures_after_200_steps() -> None:
     spender = account()
     assert spend(spender, STEP, 200) == 200
@@ -111,13 +105,6 @@ def test_a_mixture_stops_too() -> None:
     made = spend(spender, STEP, 50)
     assert 0 < made < 50
     assert spender.epsilon() <= 3.0 < compose({STEP.release: made + 1, LABEL.release: 5}, 1e-5).epsilon
-
-
-def test_no_target_never_refuses() -> None:
-    spender = account()
-    assert spender.affordable(VOID, limit=10**9) == 10**9
-    assert spend(spender, VOID, 3) == 3
-    assert spender.epsilon() == math.inf
 
 
 def test_the_refusal_names_figures_and_ways_out() -> None:

@@ -352,14 +352,6 @@ def test_restoring_takes_the_larger_of_file_and_checkpoint(path: Path) -> None:
     assert resumed.counts() == {VOTE: 13, STEP: 3}
 
 
-def test_restoring_is_about_its_own_run(path: Path) -> None:
-    spend(opened(path, run="other", block=10), 10)
-    ledger = opened(path)
-    ledger.restore({VOTE: 4})
-    assert ledger.counts(run="one") == {VOTE: 4}
-    assert ledger.counts() == {VOTE: 14}
-
-
 def test_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ledger = opened(None, block=3)
