@@ -31,7 +31,8 @@ WORKERS ?= auto
 PARALLEL := -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # One thread for tests and for the demo's small networks: on a machine that others use too, more are many times slower.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Bytecode is kept even where the environment says otherwise: pytest rewrites each test module, and tests start processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 # Called as $(call create_venv,PYTHON,FOLDER).
 define create_venv

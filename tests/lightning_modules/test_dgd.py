@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning import Trainer, seed_everything
 from support.ensembles import ensemble_file
-from support.runs import BATCH_SIZE, checkpoint, distil, equal, grouped, leaks, teacher_weights
+from support.runs import BATCH_SIZE, checkpoint, distil, equal, grouped, interrupted, leaks, teacher_weights, watched
 from torch import nn
 
 from datamodules import Digits, SyntheticSteps
@@ -244,13 +244,11 @@ def test_steps_before_the_students_last_phase_are_those_that_are_made() -> None:
         len(TURNS) - 1,
     ],
 )
-def test_a_run_resumed_in_any_round_pays_for_no_label_twice(
-    place: Path, monkeypatch: pytest.MonkeyPatch, step: int, kind: str
-) -> None:
+def test_a_run_resumed_in_any_round_pays_for_no_label_twice(place: Path, step: int, kind: str) -> None:
     settings = {**IN_ROUNDS, "annotator": {"class_path": "support.dgd_variants.PlainVotes"}, "kind": kind}
     settings["student"] = {"class_path": "DataLensClassifier"}
     whole = run("whole", **settings)
-    _interrupted(monkeypatch, step, **settings)
+    interrupted(DGD, step, lambda: run("run", **settings))
     resumed = run("run", LAST, **settings)
     kept_labels = kind == "DGD"
     made = resumed.model.annotator.calls_made()
@@ -331,20 +329,6 @@ def test_no_file_holds_a_teacher_or_the_baseline(place: Path, kind: str) -> None
     assert bool(found) is (kind == "LeakyDGD")
 
 
-def _interrupted(monkeypatch: pytest.MonkeyPatch, step: int, **settings: Any) -> None:
-    method = DGD.on_train_batch_end
-
-    def failing(self: DGD, *arguments: Any) -> None:
-        method(self, *arguments)
-        if self.steps_done == step:
-            raise InterruptedError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(DGD, "on_train_batch_end", failing)
-        with pytest.raises(InterruptedError):
-            run("run", **settings)
-
-
 def kept(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
     model = cli.model
     return {**model.state_dict(), "asked": model.query_set.images, "answers": model.query_set.labels}
@@ -362,12 +346,10 @@ QUIET_MODEL: dict[str, Any] = {**BASELINE, "student": {"class_path": "DataLensCl
         pytest.param(BEFORE_STUDENT + 1, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_resumed_in_any_phase_ends_as_an_uninterrupted_one(
-    place: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_a_run_resumed_in_any_phase_ends_as_an_uninterrupted_one(place: Path, step: int) -> None:
     settings = {**QUIET_MODEL, "annotator": {"class_path": "support.dgd_variants.PlainVotes"}}
     whole = run("whole", **settings)
-    _interrupted(monkeypatch, step, **settings)
+    interrupted(DGD, step, lambda: run("run", **settings))
     saved = checkpoint()["dgd"]
     resumed = run("run", LAST, **settings)
     assert torch.equal(resumed.model.query_set.labels[: len(saved["query_labels"])], saved["query_labels"])
@@ -376,8 +358,8 @@ def test_a_run_resumed_in_any_phase_ends_as_an_uninterrupted_one(
 
 
 @pytest.mark.parametrize("kind", ["DGD", pytest.param("ForgetfulDGD", marks=pytest.mark.slow)])
-def test_labels_that_are_kept_are_not_paid_for_again(place: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    _interrupted(monkeypatch, BEFORE_STUDENT, kind=kind, **BASELINE)
+def test_labels_that_are_kept_are_not_paid_for_again(place: Path, kind: str) -> None:
+    interrupted(DGD, BEFORE_STUDENT, lambda: run("run", kind=kind, **BASELINE))
     model = run("run", LAST, kind=kind, **BASELINE).model
     assert model.annotator.calls_made() == (QUERIES if kind == "DGD" else 2 * QUERIES)
     assert model.run.plan.changed is (kind != "DGD")
@@ -404,8 +386,8 @@ def test_a_budget_in_which_nothing_fits_is_refused_before_any_work(
     assert not seen
 
 
-def test_whoever_stops_early_has_used_the_whole_plan(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _interrupted(monkeypatch, VAE + 1)
+def test_whoever_stops_early_has_used_the_whole_plan(place: Path) -> None:
+    interrupted(DGD, VAE + 1, lambda: run("run"))
     assert laplace(QUERIES) == pytest.approx(
         float(re.findall(r"ε \| ([\d.]+)", Path("run/public/guarantee.md").read_text())[0]), rel=1e-4
     )
@@ -506,14 +488,7 @@ def test_pate_is_a_pool_without_vae(place: Path, monkeypatch: pytest.MonkeyPatch
 def test_every_image_that_is_shown_is_charged_for(
     place: Path, monkeypatch: pytest.MonkeyPatch, kind: str, selection: str
 ) -> None:
-    shown: list[int] = []
-    look = PrivateEnsemble.votes
-
-    def counted(self: PrivateEnsemble, images: torch.Tensor) -> torch.Tensor:
-        shown.append(len(images))
-        return look(self, images)
-
-    monkeypatch.setattr(PrivateEnsemble, "votes", counted)
+    shown = watched(monkeypatch, PrivateEnsemble, "votes")
     monkeypatch.setattr(ResultRecord, "on_fit_end", lambda *_: None)
     rounds = {} if selection == "spread" else ROUNDS
     account = run(kind=kind, query_phase={"selection": selection, "candidates": 2, **rounds}).model.annotator.account

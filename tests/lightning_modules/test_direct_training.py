@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import checkpoint, fit
+from support.runs import checkpoint, fit, trainer_settings
 from support.short_names import nested
 
 from lightning_modules import DirectTraining
@@ -44,15 +44,7 @@ def configuration(
     }
     return {
         "seed_everything": 3,
-        "trainer": {
-            "max_epochs": epochs,
-            "accelerator": "cpu",
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "num_sanity_val_steps": 0,
-            "default_root_dir": folder,
-            **(trainer or {}),
-        },
+        "trainer": trainer_settings(folder, epochs, **(trainer or {})),
         "model": {"class_path": "DirectTraining", "init_args": settings},
         "data": sampled if poisson else digits,
     }

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
-from support.runs import BATCH_SIZE, checkpoint, fit
+from support.runs import BATCH_SIZE, checkpoint, fit, trainer_settings
 from support.short_names import grouped
 from torch import nn
 
@@ -32,14 +32,7 @@ def configuration(folder: str = "run", *, steps: int = 3, epochs: int = 1, **mod
     settings = {"teacher": "teachers/digits.ckpt", "student": SMALL, "pool_size": 30, **model}
     return {
         "seed_everything": 3,
-        "trainer": {
-            "max_epochs": epochs,
-            "accelerator": "cpu",
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "num_sanity_val_steps": 0,
-            "default_root_dir": folder,
-        },
+        "trainer": trainer_settings(folder, epochs),
         "model": {"class_path": "Distillation", "init_args": grouped("Distillation", **settings)},
         "data": {
             "class_path": "SyntheticSteps",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import BATCH_SIZE, QUIET, checkpoint, equal, fit, leaks, networks
+from support.runs import BATCH_SIZE, QUIET, checkpoint, equal, fit, interrupted, leaks, networks, trainer_settings
 from support.seeded import Seeded
 from support.short_names import grouped, nested
 from torch import Tensor, nn
@@ -70,15 +70,7 @@ def configuration(
     settings = {"noise_multiplier": SIGMA, **(annotator or {})}
     return {
         "seed_everything": 3,
-        "trainer": {
-            "max_epochs": epochs,
-            "accelerator": "cpu",
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "num_sanity_val_steps": 0,
-            "log_every_n_steps": 1,
-            "default_root_dir": folder,
-        },
+        "trainer": trainer_settings(folder, epochs, log_every_n_steps=1),
         "model": {
             "class_path": "Distillation",
             "init_args": grouped(
@@ -154,24 +146,6 @@ def test_the_sweep_on_digits(place: Path) -> None:
     assert float(cli.trainer.callback_metrics["test_split/accuracy"]) > 0.5
 
 
-class Interrupted(RuntimeError):
-    pass
-
-
-def interrupted(monkeypatch: pytest.MonkeyPatch, step: int, go: Callable[[], Any]) -> None:
-    method = Distillation.on_train_batch_end
-
-    def failing(self: Distillation, *arguments: Any) -> None:
-        method(self, *arguments)
-        if self.steps_done == step:
-            raise Interrupted
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Distillation, "on_train_batch_end", failing)
-        with pytest.raises(Interrupted):
-            go()
-
-
 def repeatable(folder: str, *arguments: str, **settings: Any) -> TranscriptionCLI:
     """The same noise in every process that draws any; dropout in the student is drawn again."""
     noise = {"noise": {"class_path": "support.seeded.Seeded"}}
@@ -193,9 +167,9 @@ def forget_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "step", [pytest.param(1, marks=pytest.mark.slow), STEPS, pytest.param(STEPS + 2, marks=pytest.mark.slow)]
 )
-def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path, step: int) -> None:
     whole = networks(repeatable("whole"))
-    interrupted(monkeypatch, step, lambda: repeatable("run"))
+    interrupted(Distillation, step, lambda: repeatable("run"))
     assert checkpoint()["distillation"]["steps_done"] == step
     resumed = repeatable("run", LAST)
     assert resumed.model.steps_done == 2 * STEPS
@@ -204,7 +178,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path, monkeypatch: py
 
 @pytest.mark.parametrize("forgetful", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_resumed_run_does_not_pay_again(place: Path, monkeypatch: pytest.MonkeyPatch, forgetful: bool) -> None:
-    interrupted(monkeypatch, 2, lambda: run(epochs=2))
+    interrupted(Distillation, 2, lambda: run(epochs=2))
     released = checkpoint()["noisy_answers"]["answers"]
     assert released.shape == (CALLS * BATCH_SIZE, 10)
     if forgetful:
@@ -222,10 +196,8 @@ def test_a_resumed_run_does_not_pay_again(place: Path, monkeypatch: pytest.Monke
     ("change", "name"),
     [({"queries": QUERIES + BATCH_SIZE}, "queries"), ({"batch_size": BATCH_SIZE // 2}, "batch_size")],
 )
-def test_answers_to_other_images_are_refused_on_resuming(
-    place: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], name: str
-) -> None:
-    interrupted(monkeypatch, 2, lambda: run(epochs=2))
+def test_answers_to_other_images_are_refused_on_resuming(place: Path, change: dict[str, Any], name: str) -> None:
+    interrupted(Distillation, 2, lambda: run(epochs=2))
     settings: dict[str, Any] = {"queries": QUERIES, "batch_size": BATCH_SIZE}
 
     def resumed(**settings: Any) -> Distillation:
@@ -256,9 +228,9 @@ def test_a_run_that_learns_nothing_says_so(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_where_the_target_is_used_up(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_goes_on_where_the_target_is_used_up(place: Path) -> None:
     settings: dict[str, Any] = {"annotator": {"target_epsilon": 10.0}, "epochs": 2}
-    interrupted(monkeypatch, 2, lambda: run(**settings))
+    interrupted(Distillation, 2, lambda: run(**settings))
     assert run("run", LAST, **settings).model.steps_done == 2 * STEPS
 
 
@@ -269,13 +241,13 @@ def interrupted_in_call(monkeypatch: pytest.MonkeyPatch, call: int, go: Callable
     def failing(self: MeanResponseAnnotator, logits: Tensor) -> Tensor:
         nonlocal made
         if made == call:
-            raise Interrupted
+            raise InterruptedError
         made += 1
         return annotate(self, logits)
 
     with monkeypatch.context() as patch:
         patch.setattr(MeanResponseAnnotator, "annotate", failing)
-        with pytest.raises(Interrupted):
+        with pytest.raises(InterruptedError):
             go()
 
 
@@ -314,7 +286,7 @@ def test_other_teachers_change_nothing_once_the_answers_are_out(
     """What makes all that follows post-processing."""
     if peeking:
         ask_without_noise(monkeypatch)
-    interrupted(monkeypatch, 2, lambda: run(epochs=2))
+    interrupted(Distillation, 2, lambda: run(epochs=2))
     before = Path("run/checkpoints/last.ckpt").read_bytes()
     ends = []
     for factor in (1.0, -3.0):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 import torch
 from lightning import Trainer, seed_everything
 from support.ensembles import ensemble_file
-from support.runs import BATCH_SIZE, checkpoint, distil, equal, leaks, networks
+from support.runs import BATCH_SIZE, checkpoint, distil, equal, interrupted, leaks, networks, watched
+from support.variants import MoodyTeacher
 from torch import nn
 
 from datamodules import Digits, SyntheticSteps
@@ -139,20 +139,6 @@ def test_a_budget_ends_the_run(place: Path) -> None:
     assert model.steps_done == 2 and model.annotator.account.epsilon() <= target
 
 
-def interrupted(monkeypatch: pytest.MonkeyPatch, step: int, go: Callable[[], Any]) -> None:
-    method = DPDFD.on_train_batch_end
-
-    def failing(self: DPDFD, *arguments: Any) -> None:
-        method(self, *arguments)
-        if self.steps_done == step:
-            raise InterruptedError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(DPDFD, "on_train_batch_end", failing)
-        with pytest.raises(InterruptedError):
-            go()
-
-
 def quiet(folder: str, *arguments: str) -> TranscriptionCLI:
     """Without noise; dropout in the student is drawn again."""
     student = {"class_path": "DataLensClassifier"}
@@ -163,9 +149,9 @@ def quiet(folder: str, *arguments: str) -> TranscriptionCLI:
 @pytest.mark.parametrize(
     "step", [pytest.param(1, marks=pytest.mark.slow), STEPS, pytest.param(STEPS + 2, marks=pytest.mark.slow)]
 )
-def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path, step: int) -> None:
     whole = networks(quiet("whole"))
-    interrupted(monkeypatch, step, lambda: quiet("run"))
+    interrupted(DPDFD, step, lambda: quiet("run"))
     assert checkpoint()["distillation"]["steps_done"] == step
     resumed = quiet("run", LAST)
     assert resumed.model.steps_done == 2 * STEPS
@@ -173,8 +159,8 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_a_resumed_run_pays_for_every_step_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupted(monkeypatch, 2, lambda: run(epochs=2))
+def test_a_resumed_run_pays_for_every_step_once(place: Path) -> None:
+    interrupted(DPDFD, 2, lambda: run(epochs=2))
     model = run("run", LAST, epochs=2).model
     assert model.annotator.calls_made() == 2 * STEPS == model.run.plan.calls and not model.run.plan.changed
     assert model.annotator.account.epsilon() == pytest.approx(bound(2 * STEPS))
@@ -346,22 +332,9 @@ def test_a_script_of_networks_that_do_not_fit_is_refused() -> None:
         script([small_networks(1)[0], SmallCNN(image_shape=SHAPE, num_classes=3)])
 
 
-class Moody(nn.Module):
-    """Finite on blank images, NaN on every other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        flat = images.flatten(1)
-        logits: torch.Tensor = self.head(flat)
-        return torch.where(flat.abs().sum(dim=1, keepdim=True) > 0, torch.full_like(logits, torch.nan), logits)
-
-
 def test_a_teacher_that_breaks_on_images_neither_stops_the_run_nor_moves_the_others() -> None:
     networks = small_networks(4)
-    broken, _ = script([*networks[:3], Moody()], steps=1)
+    broken, _ = script([*networks[:3], MoodyTeacher()], steps=1)
     working, _ = script(networks, steps=1)
     assert isinstance(broken.annotator, Watching) and isinstance(working.annotator, Watching)
     (one, released), (other, _) = broken.annotator.seen[0], working.annotator.seen[0]
@@ -375,14 +348,7 @@ def test_a_teacher_that_breaks_on_images_neither_stops_the_run_nor_moves_the_oth
 
 
 def test_many_teachers_are_asked_for_the_images_that_are_charged(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[int] = []
-    look = PrivateEnsemble.each
-
-    def counted(self: PrivateEnsemble, images: torch.Tensor) -> torch.Tensor:
-        shown.append(len(images))
-        return look(self, images)
-
-    monkeypatch.setattr(PrivateEnsemble, "each", counted)
+    shown = watched(monkeypatch, PrivateEnsemble, "each")
     monkeypatch.setattr("lightning_modules.callbacks.record.ResultRecord.on_fit_end", lambda *_: None)
     account = run().model.annotator.account
     assert shown == [BATCH_SIZE] * STEPS and account.queries() == STEPS * BATCH_SIZE

@@ -17,7 +17,7 @@ from support.label_variants import (
     UndetachedDPSD,
     WellInformedDPSD,
 )
-from support.runs import BATCH_SIZE, checkpoint, distil, equal, grouped, leaks, networks, teacher_weights
+from support.runs import BATCH_SIZE, checkpoint, distil, equal, grouped, interrupted, leaks, networks, teacher_weights
 from support.variants import FixedAnnotator, MoodyTeacher
 
 from datamodules import Digits, SyntheticSteps
@@ -196,7 +196,7 @@ def test_latent_inputs_without_an_optimizer_are_noticed(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [DPSD, pytest.param(ForgetfulDPSD, marks=pytest.mark.slow)])
-def test_latent_inputs_survive_an_interruption(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: type[DPSD]) -> None:
+def test_latent_inputs_survive_an_interruption(folder: Path, kind: type[DPSD]) -> None:
     settings: dict[str, Any] = {
         "annotator": {"class_path": "GradientAnnotator", "init_args": {"noise_multiplier": 0.0}},
         "images": "both",
@@ -205,17 +205,7 @@ def test_latent_inputs_survive_an_interruption(folder: Path, monkeypatch: pytest
         "steps": 4,
     }
     whole = run("whole", **settings)
-    method = DPSD.on_train_batch_end
-
-    def failing(self: DPSD, *arguments: Any) -> None:
-        method(self, *arguments)
-        if self.steps_done == 2:
-            raise InterruptedError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(DPSD, "on_train_batch_end", failing)
-        with pytest.raises(InterruptedError):
-            run("run", **settings)
+    interrupted(DPSD, 2, lambda: run("run", **settings))
     resumed = run("run", LAST, **settings)
     same = equal(networks(whole), networks(resumed)) and torch.equal(_latents(whole), _latents(resumed))
     assert same == (kind is DPSD)

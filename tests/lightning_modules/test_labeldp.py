@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning import Trainer, seed_everything
 from support.label_variants import FixedLabels, WellInformedLabelDP
-from support.runs import BATCH_SIZE, checkpoint, distil, equal, grouped, leaks, networks, teacher_weights
+from support.runs import BATCH_SIZE, checkpoint, distil, equal, grouped, interrupted, leaks, networks, teacher_weights
 from support.variants import MoodyTeacher
 
 from datamodules import Digits, SyntheticSteps
@@ -111,20 +111,6 @@ def _kept(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
     return {**networks(cli), "images": cli.model.stage_images, "labels": cli.model.stage_labels}
 
 
-def _interrupted(monkeypatch: pytest.MonkeyPatch, step: int, **settings: Any) -> None:
-    method = LabelDP.on_train_batch_end
-
-    def failing(self: LabelDP, *arguments: Any) -> None:
-        method(self, *arguments)
-        if self.steps_done == step:
-            raise InterruptedError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LabelDP, "on_train_batch_end", failing)
-        with pytest.raises(InterruptedError):
-            run("run", **settings)
-
-
 @pytest.mark.parametrize(
     ("train_on", "images"),
     [
@@ -134,11 +120,9 @@ def _interrupted(monkeypatch: pytest.MonkeyPatch, step: int, **settings: Any) ->
         ("union", "both"),
     ],
 )
-def test_a_stage_survives_an_interruption_and_is_not_paid_for_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, images: str, train_on: str
-) -> None:
+def test_a_stage_survives_an_interruption_and_is_not_paid_for_again(folder: Path, images: str, train_on: str) -> None:
     settings = {**QUIET, "images": images, "train_on": train_on}
-    _interrupted(monkeypatch, STEPS + 1, **settings)
+    interrupted(LabelDP, STEPS + 1, lambda: run("run", **settings))
     saved = checkpoint()["stage"]
     assert (saved["begin"], saved["end"]) == (STEPS, 2 * STEPS)
     resumed = run("run", LAST, **settings)
@@ -149,18 +133,18 @@ def test_a_stage_survives_an_interruption_and_is_not_paid_for_again(
         assert torch.equal(saved[name], getattr(resumed.model, f"stage_{name}"))
 
 
-def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path) -> None:
     """Noise that can be drawn again, so that two runs have the same answers; and its mutant, that loses its stage."""
     settings = {**QUIET, "annotator": {"noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}}}
     whole = run("whole", epochs=1, **settings)
-    _interrupted(monkeypatch, 2, epochs=1, **settings)
+    interrupted(LabelDP, 2, lambda: run("run", epochs=1, **settings))
     assert equal(_kept(whole), _kept(run("run", LAST, epochs=1, **settings)))
 
 
 @pytest.mark.slow
-def test_a_stage_that_was_lost_is_paid_for_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_was_lost_is_paid_for_again(folder: Path) -> None:
     # From the start, since a checkpoint knows its class.
-    _interrupted(monkeypatch, STEPS + 1, kind="ForgetfulLabelDP", **QUIET)
+    interrupted(LabelDP, STEPS + 1, lambda: run("run", kind="ForgetfulLabelDP", **QUIET))
     saved = checkpoint()["stage"]
     resumed = run("run", LAST, kind="ForgetfulLabelDP", **QUIET).model
     assert resumed.annotator.calls_made() == 3 * STEPS
@@ -235,23 +219,21 @@ def test_passes_over_kept_labels_cost_nothing(folder: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("images", [pytest.param("prior", marks=pytest.mark.slow), "both"])
-def test_a_pass_survives_an_interruption(folder: Path, monkeypatch: pytest.MonkeyPatch, images: str) -> None:
+def test_a_pass_survives_an_interruption(folder: Path, images: str) -> None:
     settings = {**QUIET, "images": images, "stages": {"passes": 2}}
     settings["annotator"] = {"noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}}
     if images == "both":
         settings.update(discriminator="student", student_loss_weight=1.0)
     whole = run("whole", epochs=1, **settings)
-    _interrupted(monkeypatch, 3, epochs=1, **settings)
+    interrupted(LabelDP, 3, lambda: run("run", epochs=1, **settings))
     assert equal(_kept(whole), _kept(run("run", LAST, epochs=1, **settings)))
 
 
 @pytest.mark.parametrize("passes", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_plan_counts_a_stage_that_a_resumed_run_begins_and_does_not_end(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, passes: int
-) -> None:
+def test_a_plan_counts_a_stage_that_a_resumed_run_begins_and_does_not_end(folder: Path, passes: int) -> None:
     """Stages of 4 steps become ones of 6 in the midst of the second: the last is cut off, and paid for."""
     settings: dict[str, Any] = {**QUIET, "stages": {"passes": passes}, "epochs": 3}
-    _interrupted(monkeypatch, STEPS + 1, **settings)
+    interrupted(LabelDP, STEPS + 1, lambda: run("run", **settings))
     model = run("run", LAST, "--data.steps_per_epoch=6", **settings).model
     assert model.steps_done < model.stage_end
     assert model.annotator.calls_made() == model.run.plan.calls == (2 * STEPS + 2 * 6) // passes

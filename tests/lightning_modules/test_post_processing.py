@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import distil, equal, grouped, networks
+from support.runs import distil, equal, grouped, interrupted, networks, watched
 from support.variants import MoodyTeacher
 
 from lightning_modules import DPDFD, DPSD
@@ -47,15 +47,7 @@ class AskingDPDFD(DPDFD):
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many images the teacher was asked about in each call."""
-    found: list[int] = []
-    logits = PrivateTeacher.logits
-
-    def watched(self: PrivateTeacher, images: torch.Tensor) -> torch.Tensor:
-        found.append(len(images))
-        return logits(self, images)
-
-    monkeypatch.setattr(PrivateTeacher, "logits", watched)
-    return found
+    return watched(monkeypatch, PrivateTeacher, "logits")
 
 
 def run(name: str, folder: str, *arguments: str, noise: float = 100.0, **options: Any) -> TranscriptionCLI:
@@ -110,22 +102,12 @@ def test_an_option_changes_the_run(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_an_option_survives_an_interruption(folder: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+def test_an_option_survives_an_interruption(folder: Path, option: str) -> None:
     settings = {"noise": 0.0, "student": {"class_path": "DataLensClassifier"}, "images": "both", **OPTIONS[option]}
     if option in ("statistics", "average"):
         del settings["student"]  # without BatchNorm
     whole = run("DPDFD", "whole", **settings)
-    ended = DPDFD.on_train_batch_end
-
-    def failing(self: DPDFD, *arguments: Any) -> None:
-        ended(self, *arguments)
-        if self.steps_done == 2:
-            raise InterruptedError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(DPDFD, "on_train_batch_end", failing)
-        with pytest.raises(InterruptedError):
-            run("DPDFD", "run", **settings)
+    interrupted(DPDFD, 2, lambda: run("DPDFD", "run", **settings))
     resumed = run("DPDFD", "run", "--ckpt_path=run/checkpoints/last.ckpt", **settings)
     assert resumed.model.steps_done == STEPS
     assert _all(whole).keys() == _all(resumed).keys()

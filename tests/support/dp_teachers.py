@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning import LightningDataModule, LightningModule, Trainer
-from support.runs import fit
+from support.runs import fit, trainer_settings
 
 from datamodules import Digits
 from lightning_modules import DPSGDTeacher, Teacher
@@ -16,19 +16,6 @@ PLAIN_SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 1.0}}
 
 class OtherDigits(Digits):
     """The digits under another name."""
-
-
-def trainer_settings(folder: str, epochs: int, **settings: Any) -> dict[str, Any]:
-    """A quiet trainer on the CPU, in `folder`."""
-    return {
-        "max_epochs": epochs,
-        "accelerator": "cpu",
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-        "default_root_dir": folder,
-        **settings,
-    }
 
 
 def private_teacher(folder: str, *, epochs: int = 1, **model: Any) -> Teacher:

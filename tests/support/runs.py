@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from support.short_names import grouped
 from torch import Tensor
@@ -24,6 +26,19 @@ QUIET = [
 BATCH_SIZE = 8
 
 
+def trainer_settings(folder: str, epochs: int = 1, **settings: Any) -> dict[str, Any]:
+    """A quiet trainer on the CPU, in `folder`."""
+    return {
+        "max_epochs": epochs,
+        "accelerator": "cpu",
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "default_root_dir": folder,
+        **settings,
+    }
+
+
 def configuration(
     folder: str = "run",
     *,
@@ -38,16 +53,7 @@ def configuration(
     """A tiny DPDFD run on digits with tiny networks; the arguments override its settings."""
     return {
         "seed_everything": 3,
-        "trainer": {
-            "max_epochs": epochs,
-            "accelerator": "cpu",
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "num_sanity_val_steps": 0,
-            "log_every_n_steps": 1,
-            "default_root_dir": folder,
-            **(trainer or {}),
-        },
+        "trainer": trainer_settings(folder, epochs, log_every_n_steps=1, **(trainer or {})),
         "model": {
             "class_path": class_path,
             "init_args": grouped(
@@ -84,6 +90,33 @@ def fit(config: dict[str, Any], *arguments: str) -> TranscriptionCLI:
 def distil(folder: str = "run", *arguments: str, **settings: Any) -> TranscriptionCLI:
     """`fit` on `configuration(folder, **settings)`."""
     return fit(configuration(folder, **settings), *arguments)
+
+
+def interrupted(kind: type, step: int, go: Callable[[], Any]) -> None:
+    """Runs a method, which is interrupted after one of its steps."""
+    method = kind.on_train_batch_end  # type: ignore[attr-defined]
+
+    def failing(self: Any, *arguments: Any) -> None:
+        method(self, *arguments)
+        if self.steps_done == step:
+            raise InterruptedError
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(kind, "on_train_batch_end", failing)
+        go()
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> list[int]:
+    """How many images each call of a method is of, from now on."""
+    sizes: list[int] = []
+    method = getattr(kind, name)
+
+    def counted(self: Any, images: Tensor) -> Any:
+        sizes.append(len(images))
+        return method(self, images)
+
+    monkeypatch.setattr(kind, name, counted)
+    return sizes
 
 
 def checkpoint(folder: str = "run") -> dict[str, Any]:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from support.runs import configuration, fit
+from support.runs import configuration, fit, watched
 
 from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.teachers.private_teacher import PrivateTeacher
@@ -17,16 +16,8 @@ from lightning_modules.teachers.private_teacher import PrivateTeacher
 def shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Images that the teacher is shown, call by call, but for the research record's own look, which is marked as
     one."""
-    calls: list[int] = []
-    look = PrivateTeacher.logits
-
-    def counted(self: PrivateTeacher, images: torch.Tensor) -> torch.Tensor:
-        calls.append(len(images))
-        return look(self, images)
-
-    monkeypatch.setattr(PrivateTeacher, "logits", counted)
     monkeypatch.setattr(ResultRecord, "on_fit_end", lambda *_: None)
-    return calls
+    return watched(monkeypatch, PrivateTeacher, "logits")
 
 
 def uncharged(shown: list[int], **settings: Any) -> int:

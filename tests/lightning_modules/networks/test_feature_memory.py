@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from support.features import linear_spec, whitened
+from support.runs import watched
 
 from lightning_modules.cli import main
 from lightning_modules.networks import Patches
@@ -28,15 +29,7 @@ def extractor(**settings: float) -> WhitenedFeatures:
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many images each computation was of."""
-    counts: list[int] = []
-    plain = WhitenedFeatures._computed
-
-    def counted(self: WhitenedFeatures, images: torch.Tensor) -> torch.Tensor:
-        counts.append(len(images))
-        return plain(self, images)
-
-    monkeypatch.setattr(WhitenedFeatures, "_computed", counted)
-    return counts
+    return watched(monkeypatch, WhitenedFeatures, "_computed")
 
 
 def test_equal_extractors_compute_features_of_equal_images_once(computed: list[int]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.variants import MoodyTeacher
 from torch import nn
 
 from datamodules import Digits
@@ -83,25 +84,12 @@ def test_votes_and_logits_are_those_of_each_teacher_by_itself(
     assert len({tuple(rows.flatten().tolist()) for rows in logits}) == 5
 
 
-class Moody(nn.Module):
-    """Finite on blank images, NaN on every other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        flat = images.flatten(1)
-        logits: torch.Tensor = self.head(flat)
-        return torch.where(flat.abs().sum(dim=1, keepdim=True) > 0, torch.full_like(logits, torch.nan), logits)
-
-
 def test_a_teacher_that_breaks_on_an_image_still_has_one_vote(images: torch.Tensor) -> None:
     """It neither stops the run, which would be an answer, nor moves more than two counts."""
     torch.manual_seed(0)
     healthy: list[nn.Module] = [nn.Sequential(nn.Flatten(), nn.Linear(64, 10)) for _ in range(3)]
     before, after = (
-        PrivateEnsemble(_Mixed([*healthy[:2], last]), private_data="digits") for last in (healthy[2], Moody())
+        PrivateEnsemble(_Mixed([*healthy[:2], last]), private_data="digits") for last in (healthy[2], MoodyTeacher())
     )
     assert torch.equal(after.each(images)[2], torch.zeros(100, 10))
     moved = after.votes(images) - before.votes(images)
