@@ -481,7 +481,7 @@ class DGD(DataFreeDistillation):
 
     def assumptions(self) -> list[str]:
         """See `DataFreeDistillation.assumptions`."""
-        notes = ["teachers of different shards share nothing, and a record's stable id alone decides its shard"]
+        notes = []
         if isinstance(self.images, PoolSource) and not self.images.is_private:
             notes.append(self.images.assumption())
         if self._baseline is not None:

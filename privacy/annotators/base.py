@@ -44,13 +44,15 @@ def of_all_processes(*, samples: int) -> Callable[[_F], _F]:
 
     It is given the rows of all processes, in the order of their numbers, charges them as the one call that they are,
     and draws one noise for them: sensitivity, cost and distribution of the noise are those of a single process. Each
-    process gets its own released rows; an error reaches all.
+    process gets its own released rows; an error reaches all. It is neither compiled nor recorded by autograd.
 
     Args:
         samples: Dimension of the tensors along which samples lie, from the end where it is negative.
     """
 
     def decorate(annotate: _F) -> _F:
+        @uncompiled
+        @torch.no_grad()
         @functools.wraps(annotate)
         def joint(self: Annotator, *private: torch.Tensor, **settings: Any) -> torch.Tensor:
             if self.processes.size == 1:

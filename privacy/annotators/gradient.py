@@ -156,9 +156,7 @@ class GradientAnnotator(Annotator):
         drawn = discrete_gaussian(self.noise, tuple(values.shape), sigma=std / self._lattice)
         return values + drawn.double() * self._lattice
 
-    @uncompiled
     @of_all_processes(samples=-2)
-    @torch.no_grad()
     def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
         """Charges one step, then releases the batch.
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from privacy.account import Budget
-from privacy.annotators.base import Annotator, of_all_processes, uncompiled
+from privacy.annotators.base import Annotator, of_all_processes
 from privacy.checks import check_count
 from privacy.events import RandomizedResponse, Release, Repeated, Unbounded
 from privacy.ledger import Charge
@@ -118,9 +118,7 @@ class LabelAnnotator(Annotator):
         """
         self._spend(self._honest(self._charge_of_size(self.smallest if size is None else size)))
 
-    @uncompiled
     @of_all_processes(samples=0)
-    @torch.no_grad()
     def annotate(self, logits: torch.Tensor, candidates: torch.Tensor, *, size: int | None = None) -> torch.Tensor:
         """Charges one response for each sample, then answers.
 

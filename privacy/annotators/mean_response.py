@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from privacy.account import Budget
-from privacy.annotators.base import Annotator, of_all_processes, uncompiled
+from privacy.annotators.base import Annotator, of_all_processes
 from privacy.events import Gaussian
 from privacy.ledger import Charge
 from privacy.mechanisms import normalize_per_sample, zero_non_finite_samples
@@ -56,9 +56,7 @@ class MeanResponseAnnotator(Annotator):
         """Standard deviation of the noise on each coordinate of what is released."""
         return self.noise_multiplier / num_teachers
 
-    @uncompiled
     @of_all_processes(samples=-2)
-    @torch.no_grad()
     def annotate(self, logits: torch.Tensor) -> torch.Tensor:
         """Charges one call, then releases the batch. In float64 on the CPU, see `GradientAnnotator.annotate`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from privacy.annotators.base import Annotator, of_all_processes, uncompiled
+from privacy.annotators.base import Annotator, of_all_processes
 from privacy.events import Unbounded
 from privacy.ledger import Charge
 from privacy.mechanisms.description import MechanismDescription
@@ -24,9 +24,7 @@ class ResponseAnnotator(Annotator):
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
         return Charge(release=Unbounded(reason="the teacher's answers were released without noise"), queries=batch_size)
 
-    @uncompiled
     @of_all_processes(samples=0)
-    @torch.no_grad()
     def annotate(self, logits: torch.Tensor) -> torch.Tensor:
         """Charges one call, then returns the responses.
 

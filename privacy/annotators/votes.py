@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from privacy.account import Budget, BudgetExceeded
 from privacy.accounting.calibration import max_count
-from privacy.annotators.base import Annotator, of_all_processes, uncompiled
+from privacy.annotators.base import Annotator, of_all_processes
 from privacy.checks import check_count
 from privacy.events import Gaussian, GaussianVotes, ThresholdCheck
 from privacy.ledger import Charge
@@ -96,7 +96,9 @@ class VoteAnnotator(Annotator):
         if latent_epsilon is not None:
             _positive("latent_epsilon", latent_epsilon)
         if data_dependent and kind.event is not GaussianVotes:
-            raise ValueError(f"data_dependent is known for the Gaussian mechanisms alone, got {mechanism!r}")
+            raise ValueError(
+                f"data_dependent must be false unless mechanism is gaussian or confident, got {mechanism!r}"
+            )
         self.mechanism: VoteMechanism = mechanism
         self.scale = float(scale)
         self.threshold = threshold
@@ -151,9 +153,7 @@ class VoteAnnotator(Annotator):
             limit = min(limit, max(0, self.max_responses - self.responses_made))
         return super().affordable(limit=limit)
 
-    @uncompiled
     @of_all_processes(samples=0)
-    @torch.no_grad()
     def annotate(self, counts: torch.Tensor) -> torch.Tensor:
         """Charges every query, then answers it.
 

@@ -120,16 +120,16 @@ class SampledDiscreteGaussian(Release):
         """The continuous step's at whole orders, lines between them, and at most that of `RevealedGaussian`."""
         order = np.asarray(orders, dtype=np.float64)
         mu = 1.0 / self.noise_multiplier if self.noise_multiplier else math.inf
-        told = RevealedGaussian(mu, self.sample_rate).rdp(order)
+        revealed = RevealedGaussian(mu, self.sample_rate).rdp(order)
         if not self.bounded or self.pure_epsilon == 0.0:
-            return told
+            return revealed
         below = np.floor(order)
         rest = order - below
         lower, upper = self._log_moments(below), self._log_moments(below + 1.0)
         # A whole order needs nothing of the next one, which may be infinite.
         with np.errstate(invalid="ignore"):
             line = np.where(rest > 0.0, (1.0 - rest) * lower + rest * upper, lower)
-        return np.minimum(line / (order - 1.0), told)
+        return np.minimum(line / (order - 1.0), revealed)
 
     def _log_moments(self, whole: NDArray[np.float64]) -> NDArray[np.float64]:
         """(l - 1) rdp(l) at whole orders l: 0 at 1."""

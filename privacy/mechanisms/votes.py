@@ -53,7 +53,7 @@ class NoisyVote:
     Attributes:
         noisy: From counts (N, c), int64 on the CPU, a scale and a source of noise to counts with noise on each.
         event: From a scale to the record-level cost of one label.
-        claim: From a scale and ε₁ of the latent codes' noise, which DGD's formula alone knows, to what the paper counts
+        claim: From a scale and ε₁ of the latent codes' noise, which only DGD's formula has, to what the paper counts
             for one label. Infinite noise is its claim for a use of another model: zero.
         source: Theorem behind the record-level figure.
         published_source: Theorem behind the published figure.

@@ -367,7 +367,7 @@ def test_data_dependent_figures_need_every_answer() -> None:
         ({"mechanism": "confident", "threshold": 3.0}, "threshold_scale must be positive"),
         ({**CONFIDENT, "max_responses": 0}, "max_responses must be"),
         ({"latent_epsilon": -1.0}, "latent_epsilon must be positive"),
-        ({"data_dependent": True}, "Gaussian mechanisms alone"),
+        ({"data_dependent": True}, "data_dependent must be false unless"),
     ],
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
