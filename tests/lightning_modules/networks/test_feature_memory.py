@@ -154,11 +154,11 @@ def test_a_pipeline_computes_the_features_of_a_teacher_once(
     }
     Path("teacher.yaml").write_text(yaml.safe_dump(teacher))
     images: dict[int, int] = {}
-    for fits in (1, 3):
+    for fits in (1, 2):
         names = {f"t{n}": {"config": "teacher.yaml", "set": {"model.target_epsilon": n + 1.0}} for n in range(fits)}
         Path("pipe.yaml").write_text(yaml.safe_dump({"folder": f"out{fits}", "fits": names}))
         computed.clear()
         main(["pipeline", "pipe.yaml"])
         images[fits] = sum(computed)
     assert images[1] >= 1000  # the training records and the test split
-    assert images[3] == images[1]
+    assert images[2] == images[1]

@@ -101,14 +101,11 @@ def test_filters_of_one_network_are_those_of_the_next_and_of_no_other(monkeypatc
         {"filters": 13},
         {"patch": 3},
         {"prior": DeadLeavesPrior(leaves=8)},
-        {"prior": FractalPrior()},
         {"image_shape": (3, 10, 12)},
     ):
         made.clear()
-        monkeypatch.setattr(patches, "_FOUND", Remembered())
-        features()
-        other = Patches(**{"image_shape": SHAPE, "prior": DeadLeavesPrior(), **SMALL, **settings})
-        assert len(made) == 2 and not torch.equal(other.filters, anew[0])
+        other = features(**settings)
+        assert len(made) == 1 and not torch.equal(other.filters, anew[0])
 
 
 def test_brightness_and_contrast_of_an_image_change_little() -> None:
