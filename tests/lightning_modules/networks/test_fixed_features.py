@@ -10,10 +10,10 @@ import torch
 from support.features import linear
 from torch import Tensor, nn
 
-from lightning_modules.networks import LinearOnFeatures, Whitening
+from lightning_modules.networks import Kernels, LinearOnFeatures, Patches, Whitening
 from lightning_modules.networks.fixed_features import WhitenedFeatures, moved_each_way, whitening_of
 from lightning_modules.networks.memory import Remembered, same_module
-from lightning_modules.priors import MixturePrior, SilhouettePrior, StrokePrior
+from lightning_modules.priors import DeadLeavesPrior, FractalPrior, MixturePrior, SilhouettePrior, StrokePrior
 
 SHAPE = (1, 8, 8)
 
@@ -245,3 +245,49 @@ def test_features_of_the_priors_images_are_as_long_as_before_on_the_average() ->
 def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         whitened(**settings)
+
+
+#: Features that are computed of public images, small, with their shape of images.
+FOUND: dict[type[nn.Module], dict[str, Any]] = {
+    Kernels: {"image_shape": (3, 14, 12), "first_anchors": 6, "anchors": 8, "cells": 2},
+    Patches: {"image_shape": (3, 12, 10), "filters": 12, "patch": 4, "stride": 1},
+}
+
+
+@pytest.mark.parametrize("kind", FOUND)
+def test_what_is_computed_is_the_priors_and_comes_back_from_a_checkpoint(kind: type[nn.Module]) -> None:
+    def made(**settings: Any) -> LinearOnFeatures:
+        torch.manual_seed(0)
+        return linear(kind, whitened=True, images=20, **FOUND[kind], **settings)
+
+    leaves, again, fractals = made(), made(), made(prior=FractalPrior())
+    given = 2 * torch.rand(5, *FOUND[kind]["image_shape"], generator=torch.Generator().manual_seed(0)) - 1
+    assert torch.equal(leaves.feature_extractor(given), again.feature_extractor(given))
+    assert not torch.allclose(leaves.feature_extractor(given), fractals.feature_extractor(given), atol=1e-2)
+    assert torch.equal(leaves.forward_extracted(leaves.feature_extractor(given)), leaves(given))
+    assert {name for name, _ in leaves.named_parameters()} == {"head.weight", "head.bias"}
+    fractals.load_state_dict(leaves.state_dict())
+    assert torch.equal(fractals(given), leaves(given))
+    # Mirrored features do not tell an image from its mirror image, and others do.
+    for mirrored in (True, False):
+        extractor = linear(kind, whitened=True, images=20, mirrored=mirrored, **FOUND[kind]).feature_extractor
+        assert torch.allclose(extractor(given), extractor(given.flip(-1)), atol=1e-4) is mirrored
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (Kernels, {"first_anchors": 0}, "first_anchors must be 1 or more and a whole number, got 0"),
+        (Kernels, {"anchors": 0}, "anchors must be 1 or more and a whole number, got 0"),
+        (Kernels, {"cells": 0}, "cells must be 1 or more and a whole number, got 0"),
+        (Kernels, {"cells": 5}, "at least 15x15 pixels, got 14x12"),
+        (Kernels, {"anchors": 60001}, "anchors must be at most as many"),
+        (Patches, {"filters": 0}, "filters must be 1 or more"),
+        (Patches, {"patch": 1}, "patch must be 2 or more"),
+        (Patches, {"stride": 0}, "stride must be 1 or more"),
+        (Patches, {"patch": 11}, "at least 12x12 pixels"),
+    ],
+)
+def test_settings_of_features_without_a_meaning(kind: type[nn.Module], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(prior=DeadLeavesPrior(), **{**FOUND[kind], **settings})

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.features import linear, whitened
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_modules.networks import LinearOnFeatures, kernels
+from lightning_modules.networks import kernels
 from lightning_modules.networks.kernels import Kernels, nystrom_factor, spherical_kmeans
 from lightning_modules.networks.memory import Remembered
-from lightning_modules.priors import DeadLeavesPrior, FractalPrior
+from lightning_modules.priors import DeadLeavesPrior
 
 SHAPE = (3, 14, 12)
 SMALL: dict[str, Any] = {"first_anchors": 6, "anchors": 8, "cells": 2}
@@ -169,45 +168,6 @@ def test_features_of_an_image_do_not_depend_on_its_neighbours() -> None:
     assert torch.allclose(network(given)[7:8], network(given[7:8]), atol=1e-5)
     assert torch.allclose(network(given), network.at_once(given), atol=1e-5)
     assert network(given[:0]).shape == (0, *network.output_shape)
-
-
-def test_anchors_are_the_priors_and_come_back_from_a_checkpoint() -> None:
-    def made(**settings: Any) -> LinearOnFeatures:
-        torch.manual_seed(0)
-        return linear(Kernels, whitened=True, image_shape=SHAPE, images=20, **SMALL, **settings)
-
-    leaves, again, fractals = made(), made(), made(prior=FractalPrior())
-    given = images()
-    assert torch.equal(leaves.feature_extractor(given), again.feature_extractor(given))
-    assert not torch.allclose(leaves.feature_extractor(given), fractals.feature_extractor(given), atol=1e-2)
-    assert torch.equal(leaves.forward_extracted(leaves.feature_extractor(given)), leaves(given))
-    assert {name for name, _ in leaves.named_parameters()} == {"head.weight", "head.bias"}
-    fractals.load_state_dict(leaves.state_dict())
-    assert torch.equal(fractals(given), leaves(given))
-
-
-def test_mirrored_features_do_not_tell_an_image_from_its_mirror_image() -> None:
-    given = images()
-    kept = {}
-    for mirrored in (True, False):
-        extractor = whitened(Kernels, image_shape=SHAPE, images=20, mirrored=mirrored, **SMALL)
-        kept[mirrored] = torch.allclose(extractor(given), extractor(given.flip(-1)), atol=1e-4)
-    assert kept == {True: True, False: False}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"first_anchors": 0}, "first_anchors must be 1 or more and a whole number, got 0"),
-        ({"anchors": 0}, "anchors must be 1 or more and a whole number, got 0"),
-        ({"cells": 0}, "cells must be 1 or more and a whole number, got 0"),
-        ({"cells": 5}, "at least 15x15 pixels, got 14x12"),
-        ({"anchors": 60001}, "anchors must be at most as many"),
-    ],
-)
-def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        features(**settings)
 
 
 def test_the_smallest_images_that_are_taken_are_large_enough() -> None:

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.features import linear, whitened
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_modules.networks import LinearOnFeatures, patches
+from lightning_modules.networks import patches
 from lightning_modules.networks.memory import Remembered
 from lightning_modules.networks.patches import Patches, patch_filters
-from lightning_modules.priors import DeadLeavesPrior, FractalPrior, GradientPrior
+from lightning_modules.priors import DeadLeavesPrior, GradientPrior
 
 SHAPE = (3, 12, 10)
 SMALL: dict[str, Any] = {"filters": 12, "patch": 4, "stride": 1}
@@ -120,44 +119,6 @@ def test_features_of_an_image_do_not_depend_on_its_neighbours() -> None:
     given = images(19)
     assert torch.allclose(network(given)[7:8], network(given[7:8]), atol=1e-6)
     assert network(given[:0]).shape == (0, *network.output_shape)
-
-
-def test_filters_are_the_priors_and_come_back_from_a_checkpoint() -> None:
-    def made(**settings: Any) -> LinearOnFeatures:
-        torch.manual_seed(0)
-        return linear(Patches, whitened=True, image_shape=SHAPE, images=20, **SMALL, **settings)
-
-    leaves, again, fractals = made(), made(), made(prior=FractalPrior())
-    given = images()
-    assert torch.equal(leaves.feature_extractor(given), again.feature_extractor(given))
-    assert not torch.allclose(leaves.feature_extractor(given), fractals.feature_extractor(given), atol=1e-2)
-    assert torch.equal(leaves.forward_extracted(leaves.feature_extractor(given)), leaves(given))
-    assert {name for name, _ in leaves.named_parameters()} == {"head.weight", "head.bias"}
-    fractals.load_state_dict(leaves.state_dict())
-    assert torch.equal(fractals(given), leaves(given))
-
-
-def test_mirrored_features_do_not_tell_an_image_from_its_mirror_image() -> None:
-    given = images()
-    kept = {}
-    for mirrored in (True, False):
-        network = whitened(Patches, image_shape=SHAPE, images=20, mirrored=mirrored, **SMALL)
-        kept[mirrored] = torch.allclose(network(given), network(given.flip(-1)), atol=1e-4)
-    assert kept == {True: True, False: False}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"filters": 0}, "filters must be 1 or more"),
-        ({"patch": 1}, "patch must be 2 or more"),
-        ({"stride": 0}, "stride must be 1 or more"),
-        ({"patch": 11}, "at least 12x12 pixels"),
-    ],
-)
-def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        features(**settings)
 
 
 def test_more_filters_than_a_prior_has_patches_are_refused() -> None:
