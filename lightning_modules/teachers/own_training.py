@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -16,7 +17,10 @@ from privacy.identity import CheckpointError, Training, ledger_file, new_trainin
 from privacy.ledger import Ledger
 from privacy.processes import ALONE, Processes, by_all, on_rank_zero
 
-__all__ = ["CheckpointError", "OwnTraining"]
+__all__ = ["OwnTraining"]
+
+#: What processes that follow the first take over from it.
+_FOLLOWED = ("id", "_token", "ledger_was_replaced")
 
 
 class OwnTraining:
@@ -37,7 +41,9 @@ class OwnTraining:
         #: Whether some fit of this training was resumed from a checkpoint.
         self.resumed = False
         self.ledger_was_replaced = False
-        self._restored: dict[str, Any] | None = None
+        #: As a checkpoint has it that is resumed.
+        self._stated: Training | None = None
+        self._data: dict[str, Any] = {}
         self._ledger: Ledger | None = None
         self._token: str | None = None
         self._progress: Any = None
@@ -66,8 +72,7 @@ class OwnTraining:
         now = {name: getattr(data, name, None) for name in ("private_data", "num_records")}
         self._processes = processes_of(module.trainer)
         by_all(self._processes, lambda: self._refuse_other_data(now))
-        self.private_data = now["private_data"]
-        self._restored = {**(self._restored or {}), **now}
+        self.private_data, self._data = now["private_data"], now
         self.partition = getattr(data, "partition", self.partition)
         if self.id is None:
             self.id = self._processes.broadcast(new_training_id())
@@ -89,25 +94,18 @@ class OwnTraining:
         ledger = self._ledger
         if ledger is None:
             return None
-        return {
-            "id": self.id,
-            "token": self._token,
-            "ledger_was_replaced": self.ledger_was_replaced,
-            "private_data": ledger.private_data,
-            "path": ledger.path,
-            "ledger": ledger.state_to_follow(),
-        }
+        state = {name: getattr(self, name) for name in _FOLLOWED}
+        return {**state, "private_data": ledger.private_data, "path": ledger.path, "state": ledger.state_to_follow()}
 
     def _follow(self, state: Mapping[str, Any] | None) -> None:
-        if state is None:
-            return
-        self.id, self._token = state["id"], state["token"]
-        self.ledger_was_replaced = state["ledger_was_replaced"]
-        self._ledger = FollowedLedger(private_data=state["private_data"], path=state["path"], state=state["ledger"])
+        if state is not None:
+            for name in _FOLLOWED:
+                setattr(self, name, state[name])
+            self._ledger = FollowedLedger(**{name: state[name] for name in ("private_data", "path", "state")})
 
     def _refuse_other_data(self, now: Mapping[str, Any]) -> None:
-        for name, value in (self._restored or {}).items():
-            if name in now and None not in (value, now[name]) and value != now[name]:
+        for name, value in self._data.items():
+            if None not in (value, now[name]) and value != now[name]:
                 raise CheckpointError(
                     f"{name} of the checkpoint is {value!r}, and that of this fit is {now[name]!r}: what the first "
                     "training gave away would be stated of other records. Resume with the same data, or start a "
@@ -138,7 +136,7 @@ class OwnTraining:
         if self._ledger is not None:
             self._token = None  # of the ledger in memory that this one takes the place of
         name = self.private_data or "data without a name"
-        path = None if in_memory else ledger_file(name, recorded=self._recorded)
+        path = None if in_memory else self._ledger_file(name)
         self._ledger = Ledger(path=path, private_data=name, run=self.id or "")
         same = self._ledger.verify_head(None if self._stated is None else self._stated.head, whose="the checkpoint")
         self.ledger_was_replaced |= not same
@@ -176,14 +174,8 @@ class OwnTraining:
         self.ledger.note_saved(self.id, token, after=self._token)
         self._token = token
 
-    @property
-    def _stated(self) -> Training | None:
-        stated = (self._restored or {}).get("training")
-        return None if stated is None else Training.from_dict(stated)
-
-    @property
-    def _recorded(self) -> Any:
-        return None if self._stated is None else self._stated.ledger
+    def _ledger_file(self, private_data: str) -> Path:
+        return ledger_file(private_data, recorded=None if self._stated is None else self._stated.ledger)
 
     def save(
         self, checkpoint: dict[str, Any], *, trainer: Trainer | None, releases: Any = None, progress: Any = None
@@ -197,14 +189,10 @@ class OwnTraining:
             progress: How far the training is, for one that may branch: each state that is saved gets a token. Process
                 0, whose checkpoint is the one written, needs no other for it: after an error it may save by itself.
         """
-        data = None if trainer is None else datamodule_of(trainer)
+        data, ledger = None if trainer is None else datamodule_of(trainer), self._ledger
         checkpoint["private_data"] = getattr(data, "private_data", None)
         checkpoint["num_records"] = getattr(data, "num_records", None)
-        ledger = self._ledger
-        if ledger is not None:
-            path = ledger.path
-        else:
-            path = None if self.private_data is None else ledger_file(self.private_data, recorded=self._recorded)
+        path = None if self.private_data is None else self._ledger_file(self.private_data)
         if ledger is not None and progress is not None and progress != self._progress:
             self._progress = progress
             if self._processes.rank == 0:
@@ -213,7 +201,7 @@ class OwnTraining:
             self.id or new_training_id(),
             kind=self.kind,
             releases=releases,
-            ledger=path,
+            ledger=path if ledger is None else ledger.path,
             head=None if ledger is None else ledger.head,
             state=self._token,
             ledger_was_replaced=self.ledger_was_replaced,
@@ -221,15 +209,15 @@ class OwnTraining:
         ).to_dict()
 
     def load(self, checkpoint: Mapping[str, Any]) -> None:
-        """Goes on with the identity of a checkpoint; one from before there were identities is given a new one.
+        """Continues with the identity of a checkpoint, or with a new one where that is of another kind of training.
 
-        So is one of another kind of training: a bound on steps of DP-SGD does not cover steps without noise.
+        A bound on steps of DP-SGD does not cover steps without noise.
         """
-        self._restored = {name: checkpoint.get(name) for name in ("private_data", "num_records", "training")}
-        self._ledger = None
-        stated = self._stated
+        self._data = {name: checkpoint.get(name) for name in ("private_data", "num_records")}
+        self._ledger, self.resumed = None, True
+        written = checkpoint.get("training")
+        stated = self._stated = None if written is None else Training.from_dict(written)
         self.id = None if stated is None or stated.kind != self.kind else stated.id
         self._token = None if stated is None else stated.state
         self.partition = None if stated is None else stated.partition
         self.ledger_was_replaced = stated is not None and stated.ledger_was_replaced
-        self.resumed = True

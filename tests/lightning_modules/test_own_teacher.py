@@ -164,11 +164,10 @@ def test_what_was_looked_at_is_told_and_what_was_found_is_not(
 def test_the_page_says_the_same_whatever_a_trial_found(place: Path, said: list[str]) -> None:
     """A page, and all else that is published, is the same for a teacher that was warned of and one that was not."""
     pages = []
+    network = network_of(place, 1, 8, 10)
+    train(network, lambda pixels: 2 * pixels - 1)
     for name, factor in (("warned", 0.0), ("fine", 1.0)):
-        network = network_of(place, 1, 8, 10)
-        train(network, lambda pixels: 2 * pixels - 1)
-        weights = {key: value * factor for key, value in network.state_dict().items()}
-        torch.save(weights, "teacher.pt")
+        torch.save({key: value * factor for key, value in network.state_dict().items()}, "teacher.pt")
         distil(name, model=settings(place, private_data=name))
         stated = json.loads(Path(name, "public/guarantee.json").read_text())["guarantee"]
         pages.append([text for text in stated["assumptions"] if "ACCESSED" in text])
@@ -191,7 +190,6 @@ def test_what_it_takes_is_compared_on_resuming(place: Path) -> None:
     resume = "--ckpt_path=run/checkpoints/last.ckpt"
     for name, changed in (
         ("teacher.input.range", {"teacher_input": {"range": [0, 255]}}),
-        ("teacher.input.range", {"teacher_input": {}}),
         ("teacher.outputs", {"teacher_outputs": "log_probabilities"}),
         ("teacher.network.arguments", {"teacher_network": _with(begun["teacher_network"], softmax=True)}),
     ):
@@ -251,13 +249,7 @@ def test_a_classifier_of_ones_own_by_settings_alone(
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    "alexnet": {},
-    "vgg19_bn": {},
-    "resnet50": {},
-    "wide_resnet50_2": {},
-    "densenet161": {},
     "mobilenet_v2": {},
-    "shufflenet_v2_x1_0": {},
     "googlenet": {"init_weights": False},
     "vit_b_16": {"image_size": 64},
 }
@@ -266,8 +258,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_nine_families_of_imagenet(place: Path, family: str) -> None:
-    """DPDFD Table 3's teachers, untrained: as a file of torchvision's model zoo, one step of B=2 at 64 pixels."""
+def test_families_of_imagenet(place: Path, family: str) -> None:
+    """Three of DPDFD Table 3's teachers, untrained: a file of torchvision's, one step of B=2 at 64 pixels."""
     torch.manual_seed(0)
     network = getattr(torchvision.models, family)(**FAMILIES[family], num_classes=1000).eval()
     torch.save(network.state_dict(), "zoo.pth")

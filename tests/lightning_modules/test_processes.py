@@ -30,7 +30,7 @@ from lightning_modules.runtime.processes import (
     check_launcher,
     check_strategy,
 )
-from lightning_modules.teachers.own_training import CheckpointError
+from privacy.identity import CheckpointError
 from privacy.processes import ProcessesError
 
 STEPS = 2

@@ -21,7 +21,7 @@ from support.runs import QUIET, configuration, fit
 from lightning_modules.cli import main
 from lightning_modules.cli.resuming import read_checkpoint
 from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO
-from lightning_modules.teachers.own_training import CheckpointError
+from privacy.identity import CheckpointError
 
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 INSIDE = "model.init_args."

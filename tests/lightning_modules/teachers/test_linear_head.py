@@ -23,8 +23,8 @@ from lightning_modules.networks import ImageClassifier, SmallCNN
 from lightning_modules.teachers import linear_head as module
 from lightning_modules.teachers.dp_optimizers import SumOptimizer
 from lightning_modules.teachers.linear_head import clipped_sums, linear_head
-from lightning_modules.teachers.own_training import CheckpointError
 from lightning_modules.teachers.record_clipping import LinearClipping, chosen_way
+from privacy.identity import CheckpointError
 
 C = 0.3
 CLASSES, FEATURES = 4, 11
