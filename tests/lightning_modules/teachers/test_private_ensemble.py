@@ -88,20 +88,12 @@ def test_a_teacher_that_breaks_on_an_image_still_has_one_vote(images: torch.Tens
     """It neither stops the run, which would be an answer, nor moves more than two counts."""
     torch.manual_seed(0)
     healthy: list[nn.Module] = [nn.Sequential(nn.Flatten(), nn.Linear(64, 10)) for _ in range(3)]
-    before, after = (
-        PrivateEnsemble(_Mixed([*healthy[:2], last]), private_data="digits") for last in (healthy[2], MoodyTeacher())
-    )
+    stacks = [NetworkStack([*healthy[:2], last]) for last in (healthy[2], MoodyTeacher())]
+    before, after = (PrivateEnsemble(stack, private_data="digits") for stack in stacks)
     assert torch.equal(after.each(images)[2], torch.zeros(100, 10))
     moved = after.votes(images) - before.votes(images)
     assert int(moved.abs().max()) == 1 and set(moved.abs().sum(dim=1).tolist()) <= {0, 2}
     after.require_usable(num_classes=10, image_shape=SHAPE)
-
-
-class _Mixed(NetworkStack):
-    """A stack of different networks, one after the other."""
-
-    def __init__(self, networks: list[nn.Module]) -> None:
-        super().__init__(networks, vectorised=False, workers=1)
 
 
 def test_they_are_never_written_or_copied(file: Path) -> None:
@@ -149,33 +141,19 @@ def test_files_that_hold_no_ensemble_of_this_kind(file: Path, tmp_path: Path) ->
     content = torch.load(file, weights_only=True)
     content["ensemble"]["weights"]["head.bias"][2, 0] = torch.nan
     torch.save(content, tmp_path / "broken.ckpt")
+    content["ensemble"]["done"] = 3
+    torch.save(content, tmp_path / "unfinished.ckpt")
     given: list[tuple[Path, dict[str, Any], str]] = [
         (tmp_path / "none.ckpt", {}, r"does not exist.*LightningCLI fit --config sweeps/ensemble_"),
         (tmp_path / "teacher.ckpt", {}, "holds no ensemble"),
         (tmp_path / "broken.ckpt", {}, r"teacher 2 of ensemble .* not finite"),
+        (tmp_path / "unfinished.ckpt", {}, r"unfinished ensemble, 3 of 5 teachers.*--ckpt_path"),
         (file, {"network": TwoConvNet}, r"(?s)do not fit the architecture TwoConvNet.*model\.teacher\.network"),
         (file, {"num_classes": 2}, r"(?s)num_classes=2 .*size mismatch"),
     ]
     for path, settings, message in given:
         with pytest.raises(TeacherError, match=message):
             load(path, **settings)
-
-
-def test_an_unfinished_ensemble_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.warns(UserWarning, match="3 of 5 teachers"):
-        main(
-            [
-                "fit",
-                "--config",
-                "sweeps/methods/ensemble_digits.yaml",
-                *QUICK,
-                "--trainer.max_epochs=1",
-                "--data.steps_per_epoch=20",
-            ]
-        )
-    with pytest.raises(TeacherError, match=r"unfinished ensemble, 3 of 5 teachers.*--ckpt_path"):
-        load("teachers/digits_ensemble.ckpt")
 
 
 def test_a_script_may_give_networks() -> None:
