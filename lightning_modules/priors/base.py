@@ -8,13 +8,13 @@ image is sharp from the first step on.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-__all__ = ["ImagePrior", "RandomRows", "RowPrior", "between", "check_interval", "check_sample", "full_float32"]
+__all__ = ["ImagePrior", "RandomRows", "RowPrior", "between", "check_sample", "full_float32"]
 
 
 class ImagePrior(ABC):
@@ -54,6 +54,11 @@ class RowPrior(ImagePrior):
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
         """Number of random numbers per image."""
 
+    @property
+    def seeds(self) -> int:
+        """Number of generators of its own, whose seeds are drawn before the rows."""
+        return 0
+
     @abstractmethod
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
         """One image for each row, (B, C, H, W), or (B, H, W) for all channels alike; cut to [-1, 1] by the caller."""
@@ -73,7 +78,11 @@ class RowPrior(ImagePrior):
         """
         check_sample(batch_size, image_shape)
         with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False), full_float32():
-            rows = RandomRows.draw(batch_size, self.numbers(image_shape), generator=generator, device=device)
+            where = generator.device
+            # Seeds before rows: how many numbers come before the rows does not depend on how many images are drawn.
+            seeds = torch.randint(2**62, (self.seeds,), generator=generator, device=where).tolist()
+            uniform = torch.rand(batch_size, self.numbers(image_shape), generator=generator, device=where)
+            rows = RandomRows(uniform.to(device), [torch.Generator(where).manual_seed(seed) for seed in seeds])
             drawn = self.draw(rows, image_shape).clamp(-1, 1)
             images = drawn if drawn.dim() == 4 else drawn[:, None].expand(batch_size, *image_shape)
             return images.contiguous()
@@ -91,17 +100,6 @@ def check_sample(batch_size: int, image_shape: tuple[int, int, int]) -> None:
         raise ValueError(f"image_shape must be three positive sizes (channels, height, width), got {image_shape!r}")
 
 
-def check_interval(name: str, pair: tuple[float, float], *, most: float, zero: bool = False) -> tuple[float, float]:
-    """Two increasing numbers above 0, or from 0 on, and at most `most`.
-
-    Raises:
-        ValueError: They are not.
-    """
-    if len(pair) != 2 or not 0 <= pair[0] <= pair[1] <= most or not (zero or pair[0] > 0):
-        raise ValueError(f"{name} must be two increasing numbers in {'[' if zero else '('}0, {most:g}], got {pair!r}")
-    return float(pair[0]), float(pair[1])
-
-
 def between(interval: tuple[float, float], uniform: Tensor) -> Tensor:
     """Uniform numbers in [0, 1], moved to an interval."""
     return interval[0] + (interval[1] - interval[0]) * uniform
@@ -114,16 +112,16 @@ class RandomRows:
 
     Args:
         uniform: (B, N), values in [0, 1).
+        own: generators of the prior's own, see `RowPrior.seeds`.
+
+    Attributes:
+        own: as above.
     """
 
-    def __init__(self, uniform: Tensor) -> None:
+    def __init__(self, uniform: Tensor, own: Sequence[torch.Generator] = ()) -> None:
+        self.own = own
         self._numbers = uniform
         self._next = 0
-
-    @classmethod
-    def draw(cls, rows: int, columns: int, *, generator: torch.Generator, device: torch.device | str) -> RandomRows:
-        """One draw of (rows, columns) from `generator`, on whatever device that lives, moved to `device`."""
-        return cls(torch.rand(rows, columns, generator=generator, device=generator.device).to(device))
 
     @property
     def device(self) -> torch.device:

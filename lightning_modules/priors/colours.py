@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_modules.priors.base import RandomRows
 
-__all__ = ["HARMONICS", "palette", "palette_numbers", "tint", "tone", "tone_numbers"]
+__all__ = ["HARMONICS", "palette", "palette_numbers", "tone", "tone_numbers"]
 
 HARMONICS = 4
 
@@ -45,21 +45,6 @@ def palette(rows: RandomRows, at: Tensor, *, channels: int) -> Tensor:
     return (mean[:, None] + curves[..., :1] + curves[..., 1:]).clamp(0, 1)
 
 
-def tint(noise: Tensor, *, mixing: Tensor, strength: Tensor) -> Tensor:
-    """Gives independent fields the colour covariance of photographs: one shared brightness, weaker differences.
-
-    Args:
-        noise: (B, C + 1, H, W), independent fields; the first is brightness.
-        mixing: (B, C, C), how the other fields make tints.
-        strength: (B,), standard deviation of the tints beside a brightness of 1.
-
-    Returns:
-        (B, C, H, W).
-    """
-    shades = torch.einsum("bij,bjhw->bihw", mixing, noise[:, 1:])
-    return noise[:, :1] + strength[:, None, None, None] * shades
-
-
 def tone_numbers(channels: int) -> int:
     """Number of random numbers per image in `tone`."""
     return channels * channels + channels + 3
@@ -77,7 +62,10 @@ def tone(rows: RandomRows, fields: Tensor) -> Tensor:
     """
     channels = fields.shape[1] - 1
     mixing = rows.normal(channels, channels) / math.sqrt(channels)
-    colours = tint(fields, mixing=mixing, strength=rows.uniform(1, low=0.1, high=0.7)[:, 0])
+    strength = rows.uniform(1, low=0.1, high=0.7)[:, 0]
+    # One brightness that all channels share, and weaker differences between them.
+    tints = strength[:, None, None, None] * torch.einsum("bij,bjhw->bihw", mixing, fields[:, 1:])
+    colours = fields[:, :1] + tints
     mean = rows.uniform(1, low=0.25, high=0.75) + rows.uniform(channels, low=-0.2, high=0.2)
     contrast = rows.uniform(1, low=0.1, high=0.3)[..., None, None]
     return (mean[:, :, None, None] + contrast * colours).clamp(0, 1)

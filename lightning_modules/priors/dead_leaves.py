@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from lightning_modules.priors.base import RandomRows, RowPrior, check_interval
+from lightning_modules.priors.base import RandomRows, RowPrior
 from lightning_modules.priors.colours import palette, palette_numbers
-from lightning_modules.setting_checks import check_number, check_whole_number
+from lightning_modules.setting_checks import check_whole_number
 
 __all__ = ["DeadLeavesPrior"]
 
@@ -26,34 +26,28 @@ class DeadLeavesPrior(RowPrior):
     As pre-training images: Baradad et al. (2021), "Learning to See by Looking at Noise". Their leaves are painted until
     nothing of the ground shows; here `leaves` are painted over one ground, the last of them being the nearest.
 
-    Its defaults were chosen by looking. Sizes are fractions of the image's shorter side, so that one set of settings
-    serves 8x8 and 64x64 pixels.
+    Its defaults were chosen by looking. Sizes are fractions of the image's shorter side, so that the same ones serve
+    8x8 and 64x64 pixels.
 
     Args:
-        leaves: number of leaves of one image.
-        size: smallest and largest radius.
-        power: of the density of radii, 3 in photographs; 0 makes all sizes equally frequent.
-        texture: probability that a leaf is striped.
+        leaves: number of leaves of one image, 1 to 1024.
 
     Raises:
-        ValueError: for a setting out of its range.
+        ValueError: for another number of leaves.
+
+    Attributes:
+        size: smallest and largest radius.
+        power: of the density of radii, 3 in photographs.
+        texture: probability that a leaf is striped.
     """
 
-    def __init__(
-        self,
-        *,
-        leaves: int = 32,
-        size: tuple[float, float] = (0.08, 0.8),
-        power: float = 3.0,
-        texture: float = 0.3,
-    ) -> None:
+    size = (0.08, 0.8)
+    power = 3.0
+    texture = 0.3
+
+    def __init__(self, *, leaves: int = 32) -> None:
         check_whole_number("leaves", leaves, least=1, most=1024)
-        check_number("power", power, least=0, most=8)
-        check_number("texture", texture, least=0, most=1)
         self.leaves = leaves
-        self.size = check_interval("size", size, most=4)
-        self.power = float(power)
-        self.texture = float(texture)
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
         """See `RowPrior`."""
@@ -101,8 +95,6 @@ class DeadLeavesPrior(RowPrior):
     def _radius(self, uniform: Tensor) -> Tensor:
         """Radii whose density is r^-power between the two sizes, by the inverse of its distribution function."""
         low, high = self.size
-        if abs(self.power - 1) < 1e-6:
-            return low * (high / low) ** uniform
         slope = 1 - self.power
         radius: Tensor = (low**slope + uniform * (high**slope - low**slope)) ** (1 / slope)
         return radius

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_modules.priors.base import RandomRows, RowPrior, check_interval
+from lightning_modules.priors.base import RandomRows, RowPrior
 from lightning_modules.priors.colours import palette, palette_numbers, tone, tone_numbers
-from lightning_modules.setting_checks import check_number
 
 __all__ = ["FractalPrior", "power_law_noise"]
 
@@ -33,18 +32,13 @@ class FractalPrior(RowPrior):
 
     Defaults: α as in Baradad et al.; the rest by looking.
 
-    Args:
+    Attributes:
         exponent: smallest and largest α; 0 is white noise.
         fractal_probability: probability that an image has a fractal before the noise.
-
-    Raises:
-        ValueError: for a setting out of its range.
     """
 
-    def __init__(self, *, exponent: tuple[float, float] = (0.5, 3.5), fractal_probability: float = 0.5) -> None:
-        check_number("fractal_probability", fractal_probability, least=0, most=1)
-        self.exponent = check_interval("exponent", exponent, most=8, zero=True)
-        self.fractal_probability = float(fractal_probability)
+    exponent = (0.5, 3.5)
+    fractal_probability = 0.5
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
         """See `RowPrior`."""
@@ -56,7 +50,8 @@ class FractalPrior(RowPrior):
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
         """See `RowPrior`."""
         channels, height, width = image_shape
-        image = self._noise(rows, image_shape)
+        exponent = rows.uniform(1, low=self.exponent[0], high=self.exponent[1])[:, 0]
+        image = tone(rows, power_law_noise(rows.normal(channels + 1, height, width), exponent))
         drawn = rows.uniform(1) < self.fractal_probability
         trace = _trace(rows, height, width)
         ink = (trace * (1.5 + rows.uniform(1, 1))).clamp(0, 1) * drawn[:, :, None]
@@ -64,14 +59,6 @@ class FractalPrior(RowPrior):
         colours = palette(rows, trace.flatten(1), channels=channels).mT.unflatten(2, (height, width))
         inked: Tensor = image * (1 - ink[:, None]) + colours * ink[:, None]
         return 2 * inked - 1
-
-    def _noise(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
-        """(B, C, H, W) in [0, 1]."""
-        channels, height, width = image_shape
-        low, high = self.exponent
-        exponent = rows.uniform(1, low=low, high=high)[:, 0]
-        fields = power_law_noise(rows.normal(channels + 1, height, width), exponent)
-        return tone(rows, fields)
 
 
 def power_law_noise(white: Tensor, exponent: Tensor) -> Tensor:

@@ -66,14 +66,6 @@ class Sheet:
         half = upper + (lower - upper) * share
         return self.edge(half - (self.x - center).abs()) * self.edge(self.y - top) * self.edge(bottom - self.y)
 
-    def limb(self, start: tuple[Tensor, Tensor], end: tuple[Tensor, Tensor], width: Tensor) -> Tensor:
-        """A straight limb with round ends."""
-        along = (end[0] - start[0], end[1] - start[1])
-        length = (along[0] ** 2 + along[1] ** 2).clamp_min(1e-6)
-        share = (((self.x - start[0]) * along[0] + (self.y - start[1]) * along[1]) / length).clamp(0, 1)
-        distance = ((self.x - start[0] - share * along[0]) ** 2 + (self.y - start[1] - share * along[1]) ** 2).sqrt()
-        return self.edge(width - distance)
-
     def ellipse(self, center: tuple[Tensor, Tensor], radii: tuple[Tensor, Tensor], power: Tensor) -> Tensor:
         """A superellipse: power 2 is round, 8 nearly a box."""
         far = ((self.x - center[0]) / radii[0]).abs() ** power + ((self.y - center[1]) / radii[1]).abs() ** power

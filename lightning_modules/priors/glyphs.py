@@ -8,9 +8,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_modules.priors.base import RandomRows, RowPrior, between, check_interval
+from lightning_modules.priors.base import RandomRows, RowPrior, between
 from lightning_modules.priors.pen import along_curves, on_canvas, pen_ink
-from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
+from lightning_modules.setting_checks import check_choice
 
 __all__ = ["GlyphPrior"]
 
@@ -32,10 +32,16 @@ class GlyphPrior(RowPrior):
     defaults were chosen on data made for the purpose out of MNIST (digits cropped to 16x16 pixels, overlaid ones), not
     on those that it is meant for.
 
-    Lengths are fractions, so that one set of settings serves any size. Below 28 pixels images are drawn larger and
+    Lengths are fractions, so that the same ones serve any size. Below 28 pixels images are drawn larger and
     averaged over each pixel's area. All channels carry the same ink.
 
     Args:
+        polarity: `bright` ink on dark ground, `dark` ink on bright ground, or `either`, half of each.
+
+    Raises:
+        ValueError: for another polarity.
+
+    Attributes:
         strokes: fewest and most strokes of one image.
         reach: shortest and longest reach of an image's strokes, as a fraction of the plane that their first points lie
             in: short ones leave many separate parts.
@@ -48,49 +54,21 @@ class GlyphPrior(RowPrior):
         side: smallest and largest width and height of the box as fractions of the image's.
         fill_probability: probability that the box is the whole image, as in data that were cropped to their content.
         ink: smallest and largest contrast of those half of the images that are not at full contrast.
-        polarity: `bright` ink on dark ground, `dark` ink on bright ground, or `either`, half of each.
-
-    Raises:
-        ValueError: for a setting out of its range.
     """
 
-    def __init__(
-        self,
-        *,
-        strokes: tuple[int, int] = (1, 8),
-        reach: tuple[float, float] = (0.35, 1.0),
-        join_probability: float = 0.65,
-        loop_probability: float = 0.2,
-        pen_width: tuple[float, float] = (0.06, 0.22),
-        blur: tuple[float, float] = (0.03, 0.12),
-        slant: float = 0.3,
-        side: tuple[float, float] = (0.6, 1.0),
-        fill_probability: float = 0.5,
-        ink: tuple[float, float] = (0.5, 1.0),
-        polarity: _Polarity = "bright",
-    ) -> None:
-        for number in strokes:
-            check_whole_number("strokes", number, least=1)
-        if len(strokes) != 2 or not strokes[0] <= strokes[1] <= 32:
-            raise ValueError(f"strokes must be two increasing whole numbers from 1 to 32, got {strokes!r}")
-        for name, probability in {
-            "join_probability": join_probability,
-            "loop_probability": loop_probability,
-            "fill_probability": fill_probability,
-        }.items():
-            check_number(name, probability, least=0, most=1)
-        check_number("slant", slant, least=0, most=2)
+    strokes = (1, 8)
+    reach = (0.35, 1.0)
+    join_probability = 0.65
+    loop_probability = 0.2
+    pen_width = (0.06, 0.22)
+    blur = (0.03, 0.12)
+    slant = 0.3
+    side = (0.6, 1.0)
+    fill_probability = 0.5
+    ink = (0.5, 1.0)
+
+    def __init__(self, *, polarity: _Polarity = "bright") -> None:
         check_choice("polarity", polarity, get_args(_Polarity))
-        self.strokes = (int(strokes[0]), int(strokes[1]))
-        self.reach = check_interval("reach", reach, most=2.0)
-        self.join_probability = float(join_probability)
-        self.loop_probability = float(loop_probability)
-        self.pen_width = check_interval("pen_width", pen_width, most=0.5)
-        self.blur = check_interval("blur", blur, most=0.5)
-        self.slant = float(slant)
-        self.side = check_interval("side", side, most=1.0)
-        self.fill_probability = float(fill_probability)
-        self.ink = check_interval("ink", ink, most=1.0)
         self.polarity: _Polarity = polarity
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_modules.priors.base import ImagePrior, RandomRows, check_sample
+from lightning_modules.priors.base import ImagePrior, RandomRows, RowPrior
 from lightning_modules.setting_checks import check_number
 
 __all__ = ["MixturePrior"]
 
-_COLUMNS = 6
 
-
-class MixturePrior(ImagePrior):
+class MixturePrior(RowPrior):
     """Draws each image from one of several priors, and at times blends two such images.
 
     In a configuration:
@@ -64,48 +62,34 @@ class MixturePrior(ImagePrior):
         self.weights = tuple(weight / sum(chosen) for weight in chosen)
         self.blend_probability = float(blend_probability)
 
-    def sample(
-        self,
-        batch_size: int,
-        *,
-        image_shape: tuple[int, int, int],
-        generator: torch.Generator,
-        device: torch.device | str,
-    ) -> Tensor:
-        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
+    @property
+    def seeds(self) -> int:
+        """See `RowPrior`."""
+        return len(self.priors) * (2 if self.blend_probability else 1)
 
-        Raises:
-            ValueError: if `batch_size` or a size in `image_shape` is not positive.
-        """
-        check_sample(batch_size, image_shape)
-        rounds = 2 if self.blend_probability else 1
-        # Seeds before rows: their number does not depend on how many images are drawn.
-        seeds = torch.randint(2**62, (rounds, len(self.priors)), generator=generator, device=generator.device).tolist()
-        where = generator.device
-        rows = RandomRows.draw(batch_size, _COLUMNS, generator=generator, device=device)
-        images = self._round(rows, seeds[0], image_shape, where, device)
-        if rounds == 1:
+    def numbers(self, image_shape: tuple[int, int, int]) -> int:
+        """See `RowPrior`."""
+        return 6
+
+    def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
+        """See `RowPrior`."""
+        images = self._drawn(rows, rows.own[: len(self.priors)], image_shape)
+        if not self.blend_probability:
             return images
-        others = self._round(rows, seeds[1], image_shape, where, device)
+        others = self._drawn(rows, rows.own[len(self.priors) :], image_shape)
         return images + self._share(rows, image_shape) * (others - images)
 
-    def _round(
-        self,
-        rows: RandomRows,
-        seeds: list[int],
-        image_shape: tuple[int, int, int],
-        where: torch.device,
-        device: torch.device | str,
-    ) -> Tensor:
+    def _drawn(self, rows: RandomRows, own: Sequence[torch.Generator], image_shape: tuple[int, int, int]) -> Tensor:
         """One image of the mixture for each row, (B, C, H, W)."""
-        limits = torch.tensor(self.weights).cumsum(0).to(device)
+        limits = torch.tensor(self.weights).cumsum(0).to(rows.device)
         kind = torch.bucketize(rows.uniform(1)[:, 0], limits[:-1], right=True)
-        images = torch.empty(len(kind), *image_shape, device=device)
-        for number, prior in enumerate(self.priors):
+        images = torch.empty(len(kind), *image_shape, device=rows.device)
+        for number, (prior, generator) in enumerate(zip(self.priors, own, strict=True)):
             chosen = (kind == number).nonzero()[:, 0]
             if len(chosen):
-                own = torch.Generator(device=where).manual_seed(seeds[number])
-                images[chosen] = prior.sample(len(chosen), image_shape=image_shape, generator=own, device=device)
+                images[chosen] = prior.sample(
+                    len(chosen), image_shape=image_shape, generator=generator, device=rows.device
+                )
         return images
 
     def _share(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_modules.priors.base import ImagePrior, RandomRows, check_sample, full_float32
+from lightning_modules.priors.base import RandomRows, RowPrior
 from lightning_modules.priors.colours import tone, tone_numbers
 
 __all__ = ["RandomGeneratorPrior"]
@@ -19,7 +18,7 @@ _START = 4  # pixels of the shorter side of the first, coarsest maps
 _SLOPE = 0.2  # of the leaky rectifier below 0
 
 
-class RandomGeneratorPrior(ImagePrior):
+class RandomGeneratorPrior(RowPrior):
     """Generators as StyleGAN's with random weights, whose filters are oriented wavelets.
 
     The public knowledge it encodes, and no more: images are made of oriented edges and lines at every scale, coarse
@@ -47,45 +46,36 @@ class RandomGeneratorPrior(ImagePrior):
     style = 1.0
     noise = 1.5
 
-    def sample(
-        self,
-        batch_size: int,
-        *,
-        image_shape: tuple[int, int, int],
-        generator: torch.Generator,
-        device: torch.device | str,
-    ) -> Tensor:
-        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
+    seeds = 1
 
-        Raises:
-            ValueError: if `batch_size` or a size in `image_shape` is not positive.
-        """
-        check_sample(batch_size, image_shape)
-        count, height, width = image_shape
-        sizes = _sizes(height, width)
-        # A seed before the rows: how many numbers come before them does not depend on how many images are drawn.
-        seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
-        own = torch.Generator(device=generator.device).manual_seed(seed)
-        noise = self.channels * sizes[0].numel() + sum(size.numel() for size in sizes)
-        columns = noise + 2 * self.channels * len(sizes) + tone_numbers(count)
-        with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False), full_float32():
-            rows = RandomRows.draw(batch_size, columns, generator=generator, device=device)
-            inputs = zip(
-                rows.normal(noise).split(self.images_per_generator),
-                rows.normal(len(sizes), 2, self.channels, 1, 1).split(self.images_per_generator),
-                strict=True,
-            )
-            fields = [
-                self._fields(_Weights.draw(self.channels, len(sizes), count + 1, own, device), *one, sizes)
-                for one in inputs
-            ]
-            return 2 * tone(rows, _decorrelated(torch.cat(fields))) - 1
+    def numbers(self, image_shape: tuple[int, int, int]) -> int:
+        """See `RowPrior`."""
+        sizes = _sizes(*image_shape[1:])
+        return self._noise_numbers(sizes) + 2 * self.channels * len(sizes) + tone_numbers(image_shape[0])
 
-    def _fields(self, weights: _Weights, noise: Tensor, style: Tensor, sizes: list[torch.Size]) -> Tensor:
+    def _noise_numbers(self, sizes: list[torch.Size]) -> int:
+        return self.channels * sizes[0].numel() + sum(size.numel() for size in sizes)
+
+    def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
+        """See `RowPrior`."""
+        sizes = _sizes(*image_shape[1:])
+        inputs = zip(
+            rows.normal(self._noise_numbers(sizes)).split(self.images_per_generator),
+            rows.normal(len(sizes), 2, self.channels, 1, 1).split(self.images_per_generator),
+            strict=True,
+        )
+        fields = [
+            self._fields(_weights(self.channels, len(sizes), image_shape[0] + 1, rows.own[0], rows.device), *one, sizes)
+            for one in inputs
+        ]
+        return 2 * tone(rows, _decorrelated(torch.cat(fields))) - 1
+
+    def _fields(self, weights: list[list[Tensor]], noise: Tensor, style: Tensor, sizes: list[torch.Size]) -> Tensor:
         """Output of one generator for noise (B, N) and styles (B, L, 2, K, 1, 1): its fields (B, F, H, W)."""
+        every_filters, every_heard, [head] = weights
         maps, *fine = noise.split([self.channels * sizes[0].numel(), *(size.numel() for size in sizes)], 1)
         maps = maps.unflatten(1, (self.channels, *sizes[0]))
-        for level, (size, filters, heard) in enumerate(zip(sizes, weights.filters, weights.heard, strict=True)):
+        for level, (size, filters, heard) in enumerate(zip(sizes, every_filters, every_heard, strict=True)):
             factor, shift = style[:, level].unbind(1)
             if level:
                 maps = functional.interpolate(maps, size=size, mode="bilinear")
@@ -94,35 +84,23 @@ class RandomGeneratorPrior(ImagePrior):
             maps = maps * torch.exp(self.style * factor)
             maps = functional.conv2d(functional.pad(maps, [_KERNEL // 2] * 4, mode="replicate"), filters)
             maps = functional.leaky_relu(_normalised(maps) + self.style * shift[:, : maps.shape[1]], _SLOPE)
-        return torch.einsum("fk,bkhw->bfhw", weights.head, maps)
+        return torch.einsum("fk,bkhw->bfhw", head, maps)
 
 
-@dataclass(frozen=True)
-class _Weights:
-    """One generator's.
+def _weights(
+    channels: int, levels: int, fields: int, generator: torch.Generator, device: torch.device | str
+) -> list[list[Tensor]]:
+    """One generator's, on `device`.
 
-    Attributes:
-        filters: of each level, (K, K', 5, 5).
-        heard: how loud noise is in each map of each level, (K, 1, 1).
-        head: (F, K), from the last maps to fields.
+    Filters of each level (K, K', 5, 5), loudness of noise in each map of each level (K, 1, 1), and the one matrix
+    (F, K) from the last maps to fields.
     """
-
-    filters: list[Tensor]
-    heard: list[Tensor]
-    head: Tensor
-
-    @classmethod
-    def draw(
-        cls, channels: int, levels: int, fields: int, generator: torch.Generator, device: torch.device | str
-    ) -> _Weights:
-        """Draws all weights from `generator`, and moves them to `device`."""
-        widths = [channels] * levels + [channels // 2 if levels > 1 else channels]
-        where = generator.device
-        return cls(
-            filters=[_wavelets(widths[n + 1], widths[n], generator).to(device) for n in range(levels)],
-            heard=[torch.randn(width, 1, 1, generator=generator, device=where).to(device) for width in widths[:-1]],
-            head=torch.randn(fields, widths[-1], generator=generator, device=where).to(device),
-        )
+    widths = [channels] * levels + [channels // 2 if levels > 1 else channels]
+    where = generator.device
+    filters = [_wavelets(widths[n + 1], widths[n], generator) for n in range(levels)]
+    heard = [torch.randn(width, 1, 1, generator=generator, device=where) for width in widths[:-1]]
+    head = torch.randn(fields, widths[-1], generator=generator, device=where)
+    return [[values.to(device) for values in kind] for kind in (filters, heard, [head])]
 
 
 def _wavelets(outputs: int, inputs: int, generator: torch.Generator) -> Tensor:

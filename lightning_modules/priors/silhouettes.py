@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 from lightning_modules.priors.base import RandomRows, RowPrior
 from lightning_modules.priors.garments import GRAIN, NUMBERS, PAINTERS, Sheet
-from lightning_modules.setting_checks import check_number
 
 __all__ = ["SilhouettePrior"]
 
@@ -33,29 +32,15 @@ class SilhouettePrior(RowPrior):
 
     All channels carry the same ink.
 
-    Args:
+    Attributes:
         shares: relative frequencies of tops, dresses, trousers, shoes, bags and anything.
         texture: probability that a part is striped, checked or blotched.
         sharpening: largest amount of unsharp masking.
-
-    Raises:
-        ValueError: for a setting out of its range.
     """
 
-    def __init__(
-        self,
-        *,
-        shares: tuple[float, float, float, float, float, float] = (6.0, 1.5, 1.0, 3.0, 1.0, 0.7),
-        texture: float = 0.4,
-        sharpening: float = 1.5,
-    ) -> None:
-        if len(shares) != len(PAINTERS) or min(shares) < 0 or sum(shares) <= 0:
-            raise ValueError(f"shares must be {len(PAINTERS)} numbers of at least 0, not all 0, got {shares!r}")
-        check_number("texture", texture, least=0, most=1)
-        check_number("sharpening", sharpening, least=0, most=10)
-        self.shares = tuple(float(share) for share in shares)
-        self.texture = texture
-        self.sharpening = sharpening
+    shares = (6.0, 1.5, 1.0, 3.0, 1.0, 0.7)
+    texture = 0.4
+    sharpening = 1.5
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
         """See `RowPrior`."""

@@ -7,11 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from lightning_modules.priors.base import RandomRows, RowPrior, between, check_interval
+from lightning_modules.priors.base import RandomRows, RowPrior, between
 from lightning_modules.priors.pen import along_curves, on_canvas, pen_ink
-from lightning_modules.setting_checks import check_number, check_whole_number
 
 __all__ = ["StrokePrior"]
+
+_POINTS = 32  # per curve: closer than a thin pen's width where the pen is fastest
 
 
 class StrokePrior(RowPrior):
@@ -26,51 +27,25 @@ class StrokePrior(RowPrior):
     teacher did on their test images. Those data are public. Tuning settings on private data is an unaccounted
     access to them.
 
-    Lengths are fractions of the box, so that one set of settings serves 8x8 and 28x28 pixels. Pixels are anti-aliased:
+    Lengths are fractions of the box, so that the same ones serve 8x8 and 28x28 pixels. Pixels are anti-aliased:
     below 28 pixels the image is drawn larger and averaged over each pixel's area. All channels carry the same ink.
 
-    Args:
+    Attributes:
         max_curves: most curves of one image; each image has 1 to this many with equal probability.
         join_probability: probability that a curve starts where the one before ended.
         pen_width: smallest and largest width of the pen, as fractions of the box.
         blur: smallest and largest width of the soft edge of a stroke, as fractions of the box; never softer than lets a
             thin stroke fade to nothing.
         slant: largest horizontal shear in either direction (0.5 leans by half the height).
-        aspect: smallest and largest width of the ink as a fraction of its height; None keeps what the curves happen to
-            have.
-        box: side of the square that the ink is scaled to, as a fraction of the image's shorter side. None takes what
-            the public descriptions of the handwritten data sets say: the whole image below 16 pixels (the 8x8 digits
-            fill theirs), 20/28 from 16 pixels on (MNIST puts a 20-pixel box into 28 pixels).
-
-    Raises:
-        ValueError: for a setting out of its range.
+        aspect: smallest and largest width of the ink as a fraction of its height.
     """
 
-    POINTS = 32  # per curve: closer than a thin pen's width where the pen is fastest
-
-    def __init__(
-        self,
-        *,
-        max_curves: int = 3,
-        join_probability: float = 0.7,
-        pen_width: tuple[float, float] = (0.08, 0.2),
-        blur: tuple[float, float] = (0.04, 0.1),
-        slant: float = 0.3,
-        aspect: tuple[float, float] | None = (0.4, 1.0),
-        box: float | None = None,
-    ) -> None:
-        check_whole_number("max_curves", max_curves, least=1, most=16)
-        check_number("join_probability", join_probability, least=0, most=1)
-        check_number("slant", slant, least=0, most=2)
-        if box is not None and not 0 < box <= 1:
-            raise ValueError(f"box must be None or lie in (0, 1], got {box!r}")
-        self.max_curves = max_curves
-        self.join_probability = join_probability
-        self.pen_width = check_interval("pen_width", pen_width, most=0.5)
-        self.blur = check_interval("blur", blur, most=0.5)
-        self.slant = slant
-        self.aspect = None if aspect is None else check_interval("aspect", aspect, most=10.0)
-        self.box = box
+    max_curves = 3
+    join_probability = 0.7
+    pen_width = (0.08, 0.2)
+    blur = (0.04, 0.1)
+    slant = 0.3
+    aspect = (0.4, 1.0)
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
         """See `RowPrior`."""
@@ -78,17 +53,13 @@ class StrokePrior(RowPrior):
 
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
         """See `RowPrior`."""
-        box = self._box_of(image_shape)
+        # As the handwritten data sets are described: the 8x8 digits fill the image, MNIST's a box of 20 of 28 pixels.
+        box = 1.0 if min(image_shape[1:]) < 16 else 20 / 28
         return 2 * on_canvas(image_shape, lambda size: self._ink(rows, size, box)) - 1
-
-    def _box_of(self, image_shape: tuple[int, int, int]) -> float:
-        if self.box is not None:
-            return self.box
-        return 1.0 if min(image_shape[1:]) < 16 else 20 / 28
 
     def _ink(self, rows: RandomRows, size: tuple[int, int], box: float) -> Tensor:
         """In [0, 1], of shape (B, H, W)."""
-        curves, points, device = self.max_curves, self.POINTS, rows.device
+        curves, device = self.max_curves, rows.device
         numbers = rows.uniform(9 * curves + 5)
         controls = numbers[:, : 8 * curves].reshape(-1, curves, 4, 2).clone()
         joined = numbers[:, 8 * curves : 9 * curves] < self.join_probability
@@ -98,9 +69,9 @@ class StrokePrior(RowPrior):
                 joined[:, curve, None], controls[:, curve - 1, 3], controls[:, curve, 0]
             )
 
-        path, speed, step = along_curves(controls, points)
+        path, speed, step = along_curves(controls, _POINTS)
         visible = torch.arange(curves, device=device) < (count * curves).floor().clamp(max=curves - 1)[:, None] + 1
-        hidden = ~visible[:, :, None].expand(-1, -1, points).flatten(1)
+        hidden = ~visible[:, :, None].expand(-1, -1, _POINTS).flatten(1)
         path, speed = path.flatten(1, 2), speed.flatten(1, 2)  # (B, P, 2): x, y
         lean = (2 * slant[:, None] - 1) * self.slant
         path[..., 0] -= lean * path[..., 1]
@@ -112,11 +83,8 @@ class StrokePrior(RowPrior):
         low = path.masked_fill(hidden[..., None], math.inf).amin(1)
         extent = (path.masked_fill(hidden[..., None], -math.inf).amax(1) - low).clamp_min(1e-3)
         room = (side - pen)[:, None].expand_as(extent)
-        if self.aspect is None:
-            scale = room / extent.amax(1, keepdim=True)
-        else:
-            ratio = between(self.aspect, aspect)
-            scale = room * torch.stack([ratio, torch.ones_like(ratio)], 1) / ratio.clamp_min(1)[:, None] / extent
+        ratio = between(self.aspect, aspect)
+        scale = room * torch.stack([ratio, torch.ones_like(ratio)], 1) / ratio.clamp_min(1)[:, None] / extent
         path = (path - low[:, None]) * scale[:, None]
         extent = extent * scale
         # A point's ink is the length of curve that it stands for: where the pen moves fast the points lie far apart.

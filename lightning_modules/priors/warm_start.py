@@ -6,7 +6,7 @@ import copy
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_modules.priors.base import ImagePrior
 from lightning_modules.runtime.randomness import key, stream
@@ -54,10 +54,8 @@ def fit_generator(
         Mean squared error of the last step's reconstructions; NaN without a step.
 
     Raises:
-        ValueError: for a negative number of steps, or one image per step, of which no batch statistics can be taken.
+        ValueError: for one image per step, of which no batch statistics can be taken.
     """
-    if steps < 0:
-        raise ValueError(f"steps must be 0 or more, got {steps}")
     if batch_size < 2:
         raise ValueError(f"batch_size must be at least 2, got {batch_size}")
     if not steps:
@@ -72,14 +70,15 @@ def fit_generator(
         torch.manual_seed(key(seed, 0, 0, "warm start"))
         decoder = copy.deepcopy(generator).train()
         decoder.requires_grad_(True)
-        encoder = _Encoder(image_shape=image_shape, latent_dim=latent_dim).to(device)
+        encoder = _encoder(image_shape, latent_dim).to(device)
         optimizer = torch.optim.Adam([*decoder.parameters(), *encoder.parameters()], lr=learning_rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         error = torch.tensor(math.nan)
         for step in range(steps):
             draw = stream(seed, step, 0, "warm start")
             images = prior.sample(batch_size, image_shape=image_shape, generator=draw, device=device)
-            mean, log_variance = encoder(images)
+            mean, log_variance = encoder(images).chunk(2, dim=1)
+            log_variance = log_variance.clamp(-8, 8)
             chance = torch.randn(mean.shape, generator=draw).to(device)
             error = (decoder(mean + chance * (log_variance / 2).exp()).float() - images).square().mean()
             divergence = (mean.square() + log_variance.exp() - log_variance - 1).sum(1).mean() / 2
@@ -91,19 +90,11 @@ def fit_generator(
     return float(error.detach())
 
 
-class _Encoder(nn.Module):
-    """Images (B, C, H, W) to mean and log-variance of their latents, (B, latent_dim) each."""
-
-    def __init__(self, *, image_shape: tuple[int, int, int], latent_dim: int, width: int = 32) -> None:
-        super().__init__()
-        channels, height, columns = image_shape
-        layers: list[nn.Module] = []
-        for outputs in (width, 2 * width):
-            layers += [nn.Conv2d(channels, outputs, 3, stride=2, padding=1), nn.BatchNorm2d(outputs), nn.LeakyReLU(0.2)]
-            channels, height, columns = outputs, -(-height // 2), -(-columns // 2)
-        layers += [nn.Flatten(), nn.Linear(channels * height * columns, 2 * latent_dim)]
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_variance = self.layers(images).chunk(2, dim=1)
-        return mean, log_variance.clamp(-8, 8)
+def _encoder(image_shape: tuple[int, int, int], latent_dim: int, *, width: int = 32) -> nn.Module:
+    """Maps images (B, C, H, W) to mean and log-variance of their latents, (B, 2 · latent_dim)."""
+    channels, height, columns = image_shape
+    layers: list[nn.Module] = []
+    for outputs in (width, 2 * width):
+        layers += [nn.Conv2d(channels, outputs, 3, stride=2, padding=1), nn.BatchNorm2d(outputs), nn.LeakyReLU(0.2)]
+        channels, height, columns = outputs, -(-height // 2), -(-columns // 2)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * columns, 2 * latent_dim))

@@ -18,6 +18,10 @@ from lightning_modules.priors import DeadLeavesPrior, FractalPrior, MixturePrior
 SHAPE = (1, 8, 8)
 
 
+class FewStrokes(StrokePrior):
+    max_curves = 2
+
+
 def stretched(count: int = 400, size: int = 12) -> Tensor:
     draw = torch.Generator().manual_seed(0)
     return torch.randn(count, size, generator=draw) * torch.logspace(0, -3, size) + 3
@@ -131,7 +135,7 @@ def test_statistics_are_the_priors_and_come_back_from_a_checkpoint() -> None:
     images = torch.rand(5, *SHAPE) * 2 - 1
     assert torch.equal(strokes.feature_extractor(images), again.feature_extractor(images))
     assert not torch.allclose(strokes.feature_extractor(images), silhouettes.feature_extractor(images), atol=1e-2)
-    same = whitened(prior=StrokePrior(max_curves=2))
+    same = whitened(prior=FewStrokes())
     assert not torch.allclose(same(images), strokes(images), atol=1e-3)
     same.load_state_dict(strokes.state_dict())
     assert torch.equal(same(images), strokes(images))
@@ -159,7 +163,7 @@ def test_what_was_found_for_one_network_is_found_for_the_next_and_for_no_other(m
         {"power": 0.5},
         {"groups": 1},
         {"images": 61},
-        {"prior": StrokePrior(max_curves=2)},
+        {"prior": FewStrokes()},
     ):
         made.clear()
         other, again = whitened(**settings), whitened(**settings)

@@ -1,4 +1,4 @@
-"""A mixture of priors: shares, determinism, blending, and its nested list on the command line."""
+"""A mixture of priors: shares, blending, and its nested list on the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.runs import distil
 from torch import Tensor
 
 from lightning_modules import DPDFD
-from lightning_modules.priors import DeadLeavesPrior, GradientPrior, ImagePrior, MixturePrior, StrokePrior, check_sample
+from lightning_modules.priors import DeadLeavesPrior, ImagePrior, MixturePrior, StrokePrior, check_sample
 
 
 class Flat(ImagePrior):
@@ -34,20 +34,6 @@ def test_weights_are_the_shares(weights: list[float] | None, share: float) -> No
     images = draw(MixturePrior(priors=[Flat(level=-1.0), Flat(level=1.0)], weights=weights), rows=4000, shape=(1, 2, 2))
     assert (images[:, 0, 0, 0] == -1).float().mean().item() == pytest.approx(share, abs=0.03 if 0 < share < 1 else 0)
     assert (images == images[:, :, :1, :1]).all()
-
-
-@pytest.mark.parametrize("blend", [0.0, 0.5])
-def test_equal_generators_draw_equal_images(blend: float) -> None:
-    prior = MixturePrior(priors=[StrokePrior(), DeadLeavesPrior(), GradientPrior()], blend_probability=blend)
-    torch.manual_seed(0)
-    state = torch.get_rng_state()
-    images = draw(prior, seed=4, shape=(3, 16, 16))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert images.shape == (64, 3, 16, 16) and images.amin() >= -1 and images.amax() <= 1
-    assert torch.equal(images, draw(prior, seed=4, shape=(3, 16, 16)))
-    assert not torch.equal(images, draw(prior, seed=5, shape=(3, 16, 16)))
-    torch.testing.assert_close(images[:9], draw(prior, rows=9, seed=4, shape=(3, 16, 16)), rtol=0, atol=1e-5)
-    assert len(torch.unique(images.flatten(1), dim=0)) == 64
 
 
 def test_priors_of_one_kind_draw_different_images() -> None:
@@ -75,25 +61,6 @@ def test_blends_are_both_means_and_cuts() -> None:
     low, high = images.amin((1, 2, 3)), images.amax((1, 2, 3))
     cut, mean = ((low == -1) & (high == 1)).float().mean(), ((low == high) & (low.abs() < 0.99)).float().mean()
     assert 0.15 < cut < 0.35 and 0.15 < mean < 0.35
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"priors": []}, "priors must be one or more image priors"),
-        ({"priors": [StrokePrior(), "StrokePrior"]}, "priors must be one or more image priors, got .'str'"),
-        ({"priors": [StrokePrior()], "weights": [1, 2]}, "weights must be one per prior, 1, got 2"),
-        ({"priors": [StrokePrior()], "weights": [0]}, "weights must be numbers of at least 0"),
-        ({"priors": [StrokePrior()] * 2, "weights": [-1, 2]}, "weights must be numbers of at least 0"),
-        ({"priors": [StrokePrior()], "weights": [float("nan")]}, "weights must be numbers of at least 0"),
-        ({"priors": [StrokePrior()], "blend_probability": 1.5}, "blend_probability"),
-    ],
-)
-def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MixturePrior(**settings)
-    with pytest.raises(ValueError, match="batch_size"):
-        draw(MixturePrior(priors=[StrokePrior()]), rows=0)
 
 
 NESTED = {

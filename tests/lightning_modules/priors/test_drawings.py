@@ -1,0 +1,122 @@
+"""Drawn things: strokes in their box, glyphs that are broad where strokes are narrow, silhouettes of clothes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_modules.priors import GlyphPrior, ImagePrior, SilhouettePrior, StrokePrior
+
+
+def ink(
+    kind: type[ImagePrior], *, shape: tuple[int, int, int] = (1, 28, 28), rows: int = 300, **settings: Any
+) -> Tensor:
+    """In [0, 1], (B, H, W), by a prior that differs in what its class states."""
+    prior = type("Prior", (kind,), settings)()
+    images: Tensor = prior.sample(rows, image_shape=shape, generator=torch.Generator().manual_seed(0), device="cpu")
+    return (images[:, 0] + 1) / 2
+
+
+def spans(drawn: Tensor, *, least: float = 0.5) -> tuple[Tensor, Tensor]:
+    """Height and width in pixels of each image's ink, counted from `least` on."""
+
+    def span(hit: Tensor) -> Tensor:
+        at = torch.arange(hit.shape[1]).expand_as(hit)
+        return at.masked_fill(~hit, -1).amax(1) - at.masked_fill(~hit, hit.shape[1]).amin(1) + 1
+
+    return span((drawn >= least).any(2)), span((drawn >= least).any(1))
+
+
+def offset(drawn: Tensor) -> Tensor:
+    """Pixels from the middle to the centre of mass, along the axis on which they are more."""
+    at, total = torch.arange(28) + 0.5, drawn.sum((1, 2))
+    down, across = ((drawn.sum(axis) * at).sum(1) / total - 14 for axis in (2, 1))
+    return torch.maximum(down.abs(), across.abs())
+
+
+@pytest.mark.parametrize(("shape", "side"), [((1, 28, 28), 20), ((1, 56, 56), 40), ((1, 8, 8), 8)])
+def test_strokes_fill_the_box_of_the_data_sets(shape: tuple[int, int, int], side: int) -> None:
+    tallest = torch.maximum(*spans(ink(StrokePrior, shape=shape))).float()
+    slack = max(1.5, 0.12 * side)  # soft ends fall short, crossings of a pen at the rim reach over
+    assert (tallest <= side + slack).all() and (tallest >= side - slack).float().mean() > 0.8
+    assert tallest.median().item() == pytest.approx(side, abs=max(1, 0.08 * side))
+
+
+def test_strokes_are_centred_by_mass_and_glyphs_are_not() -> None:
+    assert offset(ink(StrokePrior)).median() < 1
+    assert (offset(ink(StrokePrior)) > 4).float().mean() < 0.01
+    assert (offset(ink(GlyphPrior, fill_probability=0.0, side=(0.5, 0.7))) > 3).float().mean() > 0.1
+
+
+def test_attributes_of_strokes_do_what_they_say() -> None:
+    assert ink(StrokePrior, pen_width=(0.15, 0.15)).mean() > 1.5 * ink(StrokePrior, pen_width=(0.07, 0.07)).mean()
+    assert ink(StrokePrior, max_curves=5).mean() > 1.2 * ink(StrokePrior, max_curves=1).mean()
+    height, width = spans(ink(StrokePrior, aspect=(0.5, 0.5), pen_width=(0.07, 0.07)))
+    assert (width / height).median().item() == pytest.approx(0.5, abs=0.07)
+    soft, sharp = ((ink(StrokePrior, blur=(b, b), pen_width=(0.16, 0.16)) - 0.5).abs() < 0.4 for b in (0.12, 0.02))
+    assert soft.float().mean() > 1.5 * sharp.float().mean()
+    assert not torch.allclose(ink(StrokePrior, slant=0.0), ink(StrokePrior, slant=1.0))
+
+
+def test_joined_strokes_are_one_line() -> None:
+    """Counted by flood filling: joined curves leave one piece of ink per image, free ones sometimes several."""
+
+    def pieces(join_probability: float) -> Tensor:
+        drawn = ink(StrokePrior, rows=40, shape=(1, 40, 40), join_probability=join_probability, pen_width=(0.1, 0.1))
+        seen = drawn > 0.25
+        label = torch.arange(1.0, seen[0].numel() + 1).view(1, *seen.shape[1:]) * seen
+        for _ in range(400):
+            label = torch.nn.functional.max_pool2d(label, 3, 1, 1) * seen
+        return torch.tensor([len(row.unique()) - 1 for row in label])
+
+    assert (pieces(1.0) == 1).all() and (pieces(0.0) > 1).float().mean() > 0.1
+
+
+def test_some_glyphs_fill_the_frame() -> None:
+    def reaches_all_edges(drawn: Tensor) -> float:
+        seen = drawn > 0.2
+        edges = [seen[:, 0].any(1), seen[:, -1].any(1), seen[:, :, 0].any(1), seen[:, :, -1].any(1)]
+        return torch.stack(edges).all(0).float().mean().item()
+
+    assert reaches_all_edges(ink(GlyphPrior)) > 0.2
+    assert reaches_all_edges(ink(StrokePrior)) == reaches_all_edges(ink(GlyphPrior, fill_probability=0.0)) == 0
+
+
+def test_attributes_of_glyphs_do_what_they_say() -> None:
+    assert ink(GlyphPrior, pen_width=(0.2, 0.2)).mean() > 1.5 * ink(GlyphPrior, pen_width=(0.08, 0.08)).mean()
+    assert ink(GlyphPrior, strokes=(8, 8)).mean() > 1.3 * ink(GlyphPrior, strokes=(1, 1)).mean()
+    faint, full = (ink(GlyphPrior, ink=(level, level)).flatten(1).amax(1) < 0.55 for level in (0.5, 1.0))
+    assert faint.float().mean().item() == pytest.approx(0.5, abs=0.1) and full.float().mean() < 0.05
+
+
+def test_either_polarity_is_half_of_each() -> None:
+    def drawn(prior: GlyphPrior) -> Tensor:
+        return prior.sample(200, image_shape=(1, 28, 28), generator=torch.Generator().manual_seed(0), device="cpu")
+
+    bright, dark = drawn(GlyphPrior(polarity="bright")), drawn(GlyphPrior(polarity="dark"))
+    either = drawn(GlyphPrior(polarity="either"))
+    assert torch.equal(dark, -bright)
+    turned = (either == dark).flatten(1).all(1)
+    assert (turned | (either == bright).flatten(1).all(1)).all()
+    assert turned.float().mean().item() == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("kind", range(6))
+def test_each_kind_of_silhouette_by_itself(kind: int) -> None:
+    shares = tuple(float(number == kind) for number in range(6))
+    drawn = ink(SilhouettePrior, rows=60, shares=shares, texture=0.0)
+    assert drawn.isfinite().all() and (drawn.amax((1, 2)) > 0.2).float().mean() > 0.95
+    if kind in (0, 1, 2, 4):
+        # What is worn on both sides of the body, and a bag, are as bright on the left as on the right, but for texture.
+        assert ((drawn > 0.1) == (drawn > 0.1).flip(-1)).float().mean() > 0.95
+
+
+def test_the_longest_side_of_a_silhouette_fills_the_frame() -> None:
+    height, width = spans(ink(SilhouettePrior, rows=200), least=0.1)
+    assert (torch.maximum(height, width) >= 25).float().mean() > 0.9
+    assert (torch.minimum(height, width) < 20).float().mean() > 0.2  # what is narrow stays narrow
+    soft, sharp = (ink(SilhouettePrior, sharpening=amount).diff(dim=-1).abs().mean() for amount in (0.0, 3.0))
+    assert sharp > 1.1 * soft

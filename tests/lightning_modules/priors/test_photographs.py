@@ -1,0 +1,220 @@
+"""Priors for photographs: what they say of colours, edges and spectra."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_modules.priors import (
+    DeadLeavesPrior,
+    FractalPrior,
+    GradientPrior,
+    ImagePrior,
+    RandomGeneratorPrior,
+    ShaderPrior,
+)
+from lightning_modules.priors.base import RandomRows
+from lightning_modules.priors.colours import palette, palette_numbers
+from lightning_modules.priors.fractals import power_law_noise
+from lightning_modules.priors.random_generators import _decorrelated, _sizes, _wavelets
+
+KINDS: list[type[ImagePrior]] = [DeadLeavesPrior, FractalPrior, GradientPrior, RandomGeneratorPrior, ShaderPrior]
+SIDE = 64
+
+
+def draw(
+    kind: type[ImagePrior], *, rows: int = 64, shape: tuple[int, int, int] = (1, 32, 32), **settings: Any
+) -> Tensor:
+    """By a prior that differs in what its class states."""
+    prior = type("Prior", (kind,), settings)()
+    images: Tensor = prior.sample(rows, image_shape=shape, generator=torch.Generator().manual_seed(0), device="cpu")
+    return images
+
+
+def steps(images: Tensor) -> Tensor:
+    return images.diff(dim=3).abs().flatten()
+
+
+def roughness(images: Tensor) -> float:
+    """Mean step between neighbouring pixels beside an image's own contrast."""
+    return float((images.diff(dim=3).abs().mean((1, 2, 3)) / images.std((1, 2, 3)).clamp_min(0.02)).median())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_channels_go_together_as_in_photographs_without_being_the_same(kind: type[ImagePrior]) -> None:
+    images = draw(kind, rows=256, shape=(3, 32, 32))
+    correlation = torch.corrcoef((images - images.mean((2, 3), keepdim=True)).transpose(0, 1).flatten(1))
+    assert ((correlation > 0.4) & (correlation < 0.98) | torch.eye(3).bool()).all()
+
+
+def test_small_leaves_are_frequent_by_the_power_law() -> None:
+    """Twice the radius is a quarter as frequent at density r^-3: counted against the exact distribution function."""
+    uniform = torch.rand(200_000, generator=torch.Generator().manual_seed(0))
+    for power, share in ((3.0, (0.1**-2 - 0.2**-2) / (0.1**-2 - 0.8**-2)), (0.0, 0.1 / 0.7)):
+        radius = type("Leaves", (DeadLeavesPrior,), {"size": (0.1, 0.8), "power": power})()._radius(uniform)
+        assert radius.amin() >= 0.0999 and radius.amax() <= 0.8001
+        assert (radius < 0.2).float().mean().item() == pytest.approx(share, abs=0.005)
+
+
+def test_leaves_hide_one_another_with_sharp_edges() -> None:
+    leaves, smooth = steps(draw(DeadLeavesPrior, rows=128, texture=0.0)), steps(draw(GradientPrior, rows=128))
+    assert leaves.quantile(0.5) < 0.03 and (leaves > 0.3).float().mean() > 0.04
+    assert (smooth > 0.3).float().mean() < 0.02
+    assert steps(draw(DeadLeavesPrior, rows=128, texture=1.0)).median() > 2 * leaves.median()
+
+
+def test_gradients_have_as_many_colours_as_stops_allow() -> None:
+    def turns(stops: tuple[int, int]) -> float:
+        """Mean number of times that brightness along the middle row changes its direction."""
+        line = draw(GradientPrior, rows=256, shape=(1, 64, 64), stops=stops, bend=0.0)[:, 0, 32].diff(dim=1)
+        sign = torch.where(line.abs() > 1e-3, line.sign(), 0)
+        return sum(float((row[row != 0].diff() != 0).sum()) for row in sign) / len(sign)
+
+    assert turns((2, 2)) < 0.6 < 1.0 < turns((6, 6))
+
+
+def test_a_palette_is_smooth_and_closes() -> None:
+    rows = RandomRows(torch.rand(16, palette_numbers(3), generator=torch.Generator().manual_seed(0)))
+    colours = palette(rows, torch.linspace(0, 1, 201).expand(16, -1), channels=3)
+    assert colours.shape == (16, 201, 3) and colours.amin() >= 0 and colours.amax() <= 1
+    torch.testing.assert_close(colours[:, 0], colours[:, -1], rtol=0, atol=1e-4)
+    assert colours.diff(dim=1).abs().amax() < 0.12
+
+
+def noise(exponent: float) -> Tensor:
+    white = torch.randn(200, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    return power_law_noise(white, torch.full((200,), exponent))
+
+
+def slopes(images: Tensor) -> Tensor:
+    """Slope of each image's power over the frequency, both logarithmic, (B,).
+
+    0 of white noise, about -2 of photographs. Of the mean of the channels, under a Hann window: opposite borders of an
+    image do not fit.
+    """
+    brightness = images.mean(1)
+    window = torch.hann_window(SIDE, periodic=False)
+    windowed = (brightness - brightness.mean((1, 2), keepdim=True)) * window[:, None] * window
+    power = torch.fft.fft2(windowed).abs().square()
+    at = torch.fft.fftfreq(SIDE) * SIDE
+    distance = (at[:, None] ** 2 + at[None] ** 2).sqrt().round()
+    rings = torch.arange(2, SIDE // 2)
+    mean = torch.stack([power[:, distance == ring].mean(1) for ring in rings], 1)
+    x = rings.log() - rings.log().mean()
+    return (mean.clamp_min(1e-9).log() * x).sum(1) / x.square().sum()
+
+
+def like_photographs(images: Tensor) -> bool:
+    """Whether the median slope is a photograph's (-1.5 to -3), and none but a few are white noise's."""
+    found = slopes(images)
+    return bool(-3 < found.median() < -1.5 and (found < -0.4).float().mean() > 0.9)
+
+
+def various(images: Tensor) -> bool:
+    """Whether the middle half of the slopes is wider than images of one slope have it."""
+    found = slopes(images)
+    return bool(found.quantile(0.75) - found.quantile(0.25) > 0.5)
+
+
+@pytest.mark.parametrize("kind", [RandomGeneratorPrior, ShaderPrior])
+def test_spectra_are_like_those_of_photographs_and_differ(kind: type[ImagePrior]) -> None:
+    images = draw(kind, rows=200, shape=(3, SIDE, SIDE))
+    assert like_photographs(images) and various(images)
+
+
+def test_noise_has_the_spectrum_that_its_exponent_says() -> None:
+    for exponent in (0.0, 1.0):
+        assert slopes(noise(exponent)).mean().item() == pytest.approx(-2 * exponent, abs=0.15)
+        assert noise(exponent).mean((2, 3)).abs().amax() < 1e-4
+        torch.testing.assert_close(noise(exponent).square().mean((2, 3)), torch.ones(200, 3))
+    assert like_photographs(noise(1.0)) and not various(noise(1.0))
+    assert not like_photographs(noise(0.0)) and not like_photographs(noise(2.0))
+
+
+def test_fractals_can_be_left_out() -> None:
+    without, always = (draw(FractalPrior, fractal_probability=p, exponent=(4.0, 4.0)) for p in (0.0, 1.0))
+    assert steps(always).mean() > 2 * steps(without).mean()
+    assert ((without != always).flatten(1).any(1)).all()
+
+
+def test_weights_of_a_random_generator_are_drawn_anew_for_as_many_images_as_stated() -> None:
+    eights, sixteens = (draw(RandomGeneratorPrior, rows=32, images_per_generator=count) for count in (8, 16))
+    torch.testing.assert_close(eights[:8], sixteens[:8], rtol=0, atol=1e-4)
+    assert ((eights[8:] - sixteens[8:]).abs().amax((1, 2, 3)) > 0.1).all()
+    for settings in ({}, {"style": 0.0}, {"noise": 0.0}):
+        of_one = draw(RandomGeneratorPrior, rows=32, images_per_generator=32, **settings)
+        assert len(torch.unique(of_one.flatten(1), dim=0)) == 32
+    rough, plain = (roughness(draw(RandomGeneratorPrior, rows=256, noise=level)) for level in (4.0, 0.0))
+    assert rough > 1.3 * plain
+
+
+def test_filters_of_a_random_generator_are_oriented() -> None:
+    """The spectrum of a filter lies along a line, that of white noise does not."""
+
+    def eccentricity(filters: Tensor) -> float:
+        power = torch.fft.fft2(filters, s=(16, 16)).abs().square()
+        at = torch.fft.fftfreq(16)
+        down, across = at[:, None].expand(16, 16), at.expand(16, 16)
+        total = ((down**2 + across**2) * power).sum((2, 3))
+        straight = ((across**2 - down**2) * power).sum((2, 3)) / total
+        slanted = (2 * across * down * power).sum((2, 3)) / total
+        return float((straight**2 + slanted**2).sqrt().mean())
+
+    generator = torch.Generator().manual_seed(0)
+    filters = _wavelets(32, 16, generator)
+    assert eccentricity(filters) > 0.5 > 0.3 > eccentricity(torch.randn(32, 16, 5, 5, generator=generator))
+
+
+def test_fields_are_decorrelated_in_each_image() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(8, 4, 4, generator=generator)
+    mixed = (mixing @ torch.randn(8, 4, 1024, generator=generator)).unflatten(2, (32, 32))
+
+    def correlation(fields: Tensor) -> Tensor:
+        found = torch.stack([torch.corrcoef(image) for image in fields.flatten(2)])
+        return (found - torch.eye(4)).abs().amax((1, 2))
+
+    assert correlation(mixed).amin() > 0.3 and correlation(_decorrelated(mixed)).quantile(0.75) < 0.1
+    assert _decorrelated(torch.zeros(2, 4, 8, 8)).isfinite().all()
+    assert _sizes(28, 28) == [(4, 4), (7, 7), (14, 14), (28, 28)] and _sizes(3, 50) == [(3, 50)]
+
+
+def test_frequencies_bends_and_edges_of_shaders() -> None:
+    plain: dict[str, Any] = {"polar": 0.0, "tiled": 0.0, "edges": 0.0, "warp": 0.0}
+    slow, fast = (roughness(draw(ShaderPrior, **plain, frequency=(f, f))) for f in (0.25, 4.0))
+    assert fast > 1.5 * slow
+    bent = roughness(draw(ShaderPrior, **{**plain, "warp": 2.0}, frequency=(0.5, 0.5)))
+    assert bent > 1.2 * roughness(draw(ShaderPrior, **plain, frequency=(0.5, 0.5)))
+    smooth: dict[str, Any] = {**plain, "frequency": (0.25, 0.25), "depth": 1}
+    sharp, soft = (steps(draw(ShaderPrior, rows=256, **{**smooth, "edges": e})) > 0.3 for e in (1.0, 0.0))
+    assert sharp.float().mean() > 1.5 * soft.float().mean()
+    single, many = (draw(ShaderPrior, supersampling=points, frequency=(8.0, 16.0)) for points in (1, 4))
+    # Means over a pixel have less contrast than single points, and are of the same image.
+    assert many.std() < single.std()
+    assert 0.5 < torch.corrcoef(torch.stack([single.flatten(), many.flatten()]))[0, 1] < 0.999
+
+
+def test_tiles_and_angles_are_folded_and_other_coordinates_are_not() -> None:
+    def coordinates(**settings: float) -> Tensor:
+        prior = type("Shader", (ShaderPrior,), {"warp": 0.0, "polar": 0.0, "tiled": 0.0, **settings})()
+        side = torch.linspace(-1, 1, 16)
+        grid = torch.stack([side.expand(16, 16), side[:, None].expand(16, 16)]).flatten(1)
+        numbers = torch.rand(64, prior.numbers((3, 8, 8)), generator=torch.Generator().manual_seed(0))
+        found: Tensor = prior._coordinates(RandomRows(numbers), grid)
+        return found
+
+    free, tiled, polar = coordinates(), coordinates(tiled=1.0), coordinates(polar=1.0)
+    assert free.abs().amax() > 1.5 and tiled.abs().amax() <= 1
+    assert polar[:, 1].abs().amax() <= 1 and polar[:, 0].amin() >= -1
+    # Straight lines stay straight where nothing folds them.
+    bend = [points.unflatten(2, (16, 16)).diff(n=2, dim=3).abs().amax() for points in (free, tiled, polar)]
+    assert bend[0] < 1e-5 < 0.1 < min(bend[1:])
+
+
+def test_a_shader_s_image_does_not_depend_on_how_many_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = draw(ShaderPrior, rows=20)
+    monkeypatch.setattr("lightning_modules.priors.shaders._POINTS", {"cpu": 7 * 64 * 64})
+    torch.testing.assert_close(draw(ShaderPrior, rows=20), expected, rtol=0, atol=1e-4)
