@@ -7,7 +7,7 @@ from datamodules.celeba import CelebA
 from datamodules.cifar import CIFAR10, CIFAR100
 from datamodules.clients import ClientRecords, Clients
 from datamodules.digits import Digits
-from datamodules.errors import MissingDataError, MissingExtraError
+from datamodules.files import MissingDataError, MissingExtraError
 from datamodules.image_folder import ImageFolder
 from datamodules.imagenet import ImageNet
 from datamodules.images import ImageDataset

@@ -10,21 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.class_choice import ClassChoice
-from datamodules.errors import MissingDataError
-from datamodules.files import DOWNLOAD_ERRORS, missing_files, require_md5
-from datamodules.images import ImageDataset, keep_batch
-from datamodules.shares import own_share
+from datamodules.files import DOWNLOAD_ERRORS, MissingDataError, missing_files, require_md5
+from datamodules.images import ImageDataset, keep_batch, own_share
 from datamodules.splits import id_fraction
 from privacy.processes import share_size
 
 Part = Literal["train", "validation", "test"]
-Split = Literal["train", "validation", "test"]
+Split = Part
 
 _STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
     "fit": ("train", "validation"),
@@ -37,7 +36,7 @@ Batches = DataLoader[tuple[Tensor, Tensor]]
 
 _NOT_OF_PARTITION = frozenset(
     {"self", "root", "batch_size", "eval_batch_size", "num_workers", "download", "verify", "cache", "name"}
-    | {"size", "channels", "resize", "crop", "num_records", "classes", "settings"}
+    | {"size", "channels", "resize", "crop", "preparation", "num_records", "classes", "settings"}
     | {"val_fraction"}  # records that are held out are as private as those that are trained on
 )
 
@@ -78,7 +77,6 @@ class ImageDataModule(LightningDataModule, ABC):
         subfolder: of `root`, where the files are expected.
         site: where the files can be had, for messages.
         downloadable: whether `download` can fetch them.
-        kept_classes: positions among the official classes of those that `classes` keeps, in its order; None keeps all.
     """
 
     num_classes: int
@@ -138,9 +136,13 @@ class ImageDataModule(LightningDataModule, ABC):
         self.verify = verify
         self.name = getattr(self, "name", None) or type(self).__name__
         self._private_name = self.private_name or self.name
+        self._official_classes = len(self.class_names)
         self._choice: ClassChoice | None = None
         if classes is not None:
-            self._keep(ClassChoice.of(classes, names=self.class_names, aliases=self.class_aliases, dataset=self.name))
+            choice = ClassChoice.of(classes, names=self.class_names, aliases=self.class_aliases, dataset=self.name)
+            self._choice, self.num_classes, self.class_names = choice, len(choice.kept), choice.names
+            self.class_aliases = ()
+            self.name = f"{self.name}-{choice.label}"
         self._splits: dict[Split, ImageDataset] = {}
         self._numbered = False
 
@@ -170,7 +172,7 @@ class ImageDataModule(LightningDataModule, ABC):
 
     @property
     def kept_classes(self) -> tuple[int, ...] | None:
-        """See the class."""
+        """Positions among the official classes of those that `classes` keeps, in its order; None keeps all."""
         return None if self._choice is None else self._choice.kept
 
     @abstractmethod
@@ -225,6 +227,10 @@ class ImageDataModule(LightningDataModule, ABC):
         """Names in `folder` of the files of one official part, each with the published MD5 sum to compare, if any."""
         return {}
 
+    def missing(self, part: Part) -> list[str]:
+        """Those of `files(part)` that are not there."""
+        return missing_files(self.folder, self.files(part))
+
     def download_files(self, part: Part, missing: Sequence[str]) -> None:
         """Downloads those of `files(part)` that are missing; raises what is in `DOWNLOAD_ERRORS`."""
         raise OSError("there is no download")
@@ -235,13 +241,14 @@ class ImageDataModule(LightningDataModule, ABC):
         Raises:
             MissingDataError: The download fails.
         """
-        if not (missing := missing_files(self.folder, self.files(part))):
+        if not (missing := self.missing(part)):
             return
         try:
             self.download_files(part, missing)
         except DOWNLOAD_ERRORS as error:
             for name in missing:
-                (self.folder / name).unlink(missing_ok=True)  # what came may not be the file
+                if (self.folder / name).is_file():
+                    (self.folder / name).unlink()  # what came may not be the file
             raise self.missing_data(missing, failure=f"{self.site}: {error}") from error
 
     def require_files(self, part: Part) -> list[Path]:
@@ -252,12 +259,38 @@ class ImageDataModule(LightningDataModule, ABC):
             ValueError: One is not the published file, where `verify` is set.
         """
         files = self.files(part)
-        if missing := missing_files(self.folder, files):
+        if missing := self.missing(part):
             raise self.missing_data(missing)
         for name, published in files.items():
             if self.verify and published is not None:
                 require_md5(self.folder / name, published)
         return [self.folder / name for name in files]
+
+    def checked(self, path: Path, images: Any, labels: Any, *, ids: Tensor | None = None) -> ImageDataset:
+        """The records of arrays that a file holds.
+
+        Args:
+            path: The file, for messages.
+            images: (N, C, H, W) uint8.
+            labels: N, from 0.
+            ids: (N,) int64; by default a record's index.
+
+        Raises:
+            ValueError: Other types, shapes or labels than the data set's.
+        """
+        images, labels = np.asarray(images), np.asarray(labels).reshape(-1)
+        if images.dtype != np.uint8 or images.shape[1:] != self.image_shape or len(images) != len(labels):
+            raise ValueError(
+                f"{path} holds images as {images.dtype} of {images.shape} and {len(labels)} labels, expected uint8 of "
+                f"(N, {', '.join(map(str, self.image_shape))}) and one label each"
+            )
+        if len(labels) and not (labels.min() >= 0 and labels.max() < self._official_classes):
+            raise ValueError(f"{path} holds labels outside 0 to {self._official_classes - 1}")
+        return ImageDataset(
+            images=torch.from_numpy(np.ascontiguousarray(images)),
+            labels=torch.from_numpy(labels.astype(np.int64)),
+            ids=torch.arange(len(labels)) if ids is None else ids,
+        )
 
     def archive_hint(self, missing: Sequence[str]) -> str:
         """Describes what is there in place of the missing files; empty for nothing."""
@@ -356,11 +389,11 @@ class ImageDataModule(LightningDataModule, ABC):
 
     def val_dataloader(self) -> Batches:
         """Returns the validation batches, in order."""
-        return own_share(self._loader(self.validation_records, self.eval_batch_size), self.trainer)
+        return own_share(self.evaluation_loader(self.validation_records), self.trainer)
 
     def test_dataloader(self) -> Batches:
         """Returns the test batches, in order."""
-        return own_share(self._loader(self.test_records, self.eval_batch_size), self.trainer)
+        return own_share(self.evaluation_loader(self.test_records), self.trainer)
 
     def predict_dataloader(self) -> Batches:
         """Returns the test batches, in order."""
@@ -369,14 +402,6 @@ class ImageDataModule(LightningDataModule, ABC):
     def evaluation_loader(self, records: ImageDataset) -> Batches:
         """Returns batches of some of the records, in order, loaded as the test batches are."""
         return self._loader(records, self.eval_batch_size)
-
-    def _keep(self, choice: ClassChoice) -> None:
-        """Makes this the data set of some of the classes."""
-        self._choice = choice
-        self.num_classes = len(choice.kept)
-        self.class_names = choice.names
-        self.class_aliases = ()
-        self.name = f"{self.name}-{choice.label}"
 
     def _parts(self, splits: Sequence[Split]) -> list[Part]:
         """Returns the official parts that hold `splits`: train and validation may share one."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torchvision import datasets
 
-from datamodules.base import ImageDataModule, Part
-from datamodules.files import DOWNLOAD_ERRORS, missing_files
+from datamodules.base import Part
+from datamodules.files import missing_files, reading
 from datamodules.images import ImageDataset
-from datamodules.pictures import Preparation, cache_folder, read_pictures
+from datamodules.pictures import PictureDataModule, Preparation
 
 __all__ = ["CelebA"]
 
@@ -25,7 +26,7 @@ _WIDTH = 178
 Value = TypeVar("Value")
 
 
-class CelebA(ImageDataModule):
+class CelebA(PictureDataModule):
     """Faces of celebrities, aligned and cropped by its authors (Liu et al. 2015): 162 770 private, 19 962 test.
 
     `task: gender` is CelebA-G, female and male by the attribute Male. `task: hair` is CelebA-H, black, blonde and
@@ -73,20 +74,14 @@ class CelebA(ImageDataModule):
             raise ValueError(f"task must be 'gender' or 'hair', got {task!r}")
         if not 1 <= crop <= _WIDTH:
             raise ValueError(f"crop must lie between 1 and {_WIDTH}, the width of the files, got {crop}")
-        self.preparation = Preparation(size=size, channels=3, crop=crop)
-        self.image_shape = self.preparation.shape
         self.task = task
-        self.cache = cache
         self.class_names = ("female", "male") if task == "gender" else ("black", "blonde", "brown")
         self.num_classes = len(self.class_names)
         self.name = "CelebA-G" if task == "gender" else "CelebA-H"
-        super().__init__(**settings)
-        cache_folder(cache, beside=self.folder)
+        super().__init__(preparation=Preparation(size=size, channels=3, crop=crop), cache=cache, **settings)
 
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part, in threads, and takes those that the task has a class for."""
-        if not (self.folder / _PICTURES).is_dir():
-            raise self.missing_data([*missing_files(self.folder, self.files(part)), f"{_PICTURES}/"])
         self.require_files(part)
         parts = self._table(_PARTITION, lambda words: int(words[0]))
         names = sorted(name for name, number in parts.items() if number == _PARTS[part])
@@ -95,9 +90,8 @@ class CelebA(ImageDataModule):
         if not set(names) <= there:
             raise self.missing_data([f"{_PICTURES}/{name}" for name in names if name not in there])
         ids, labels, identities = _numbers(names), self._labels(names), self._identities(names)
-        cache = cache_folder(self.cache, beside=self.folder)
         key = f"CelebA-{part}-{self.preparation.size}-{self.preparation.crop}"
-        images = read_pictures(files, self.preparation, cache=cache, name=key)
+        images = self.decoded(files, name=key)
         everyone = ImageDataset(images=images, labels=labels.clamp_min(0), ids=ids, identities=identities)
         return everyone.at(torch.nonzero(labels >= 0).flatten()) if bool((labels < 0).any()) else everyone
 
@@ -106,16 +100,9 @@ class CelebA(ImageDataModule):
         there = {_ATTRIBUTES, _PARTITION} | ({_IDENTITIES} - set(missing_files(self.folder, [_IDENTITIES])))
         return {name: published for _, published, name in datasets.CelebA.file_list if name in there}
 
-    def fetch(self, part: Part) -> None:
-        """See `ImageDataModule.fetch`; the pictures count as well."""
-        if (self.folder / _PICTURES).is_dir():
-            super().fetch(part)
-            return
-        try:
-            self.download_files(part, [])
-        except DOWNLOAD_ERRORS as error:
-            missing = [*missing_files(self.folder, self.files(part)), f"{_PICTURES}/"]
-            raise self.missing_data(missing, failure=str(error)) from error
+    def missing(self, part: Part) -> list[str]:
+        """See `ImageDataModule.missing`; the pictures count as well."""
+        return super().missing(part) + ([] if (self.folder / _PICTURES).is_dir() else [f"{_PICTURES}/"])
 
     def download_files(self, part: Part, missing: Sequence[str]) -> None:
         """Downloads all parts by torchvision from Google Drive, checksums verified; it may refuse, served too often."""
@@ -140,22 +127,16 @@ class CelebA(ImageDataModule):
             )
         columns = [header.index(name) for name in wanted]
         rows = self._table(_ATTRIBUTES, lambda words: [int(words[column]) == 1 for column in columns], skip=2)
-        absent = [name for name in names if name not in rows]
-        if absent:
-            raise ValueError(f"{path} has no line for {absent[0]} (and {len(absent) - 1} more)")
-        has = torch.tensor([rows[name] for name in names], dtype=torch.bool).reshape(len(names), len(wanted))
+        has = torch.tensor(_of(names, rows, path), dtype=torch.bool).reshape(len(names), len(wanted))
         if self.task == "gender":
             return has[:, 0].long()
         return torch.where(has.sum(dim=1) == 1, has.long().argmax(dim=1), -1)
 
     def _identities(self, names: list[str]) -> Tensor | None:
-        if not (self.folder / _IDENTITIES).is_file():
+        path = self.folder / _IDENTITIES
+        if not path.is_file():
             return None
-        people = self._table(_IDENTITIES, lambda words: int(words[0]))
-        absent = [name for name in names if name not in people]
-        if absent:
-            raise ValueError(f"{self.folder / _IDENTITIES} has no line for {absent[0]} (and {len(absent) - 1} more)")
-        return torch.tensor([people[name] for name in names], dtype=torch.int64)
+        return torch.tensor(_of(names, self._table(_IDENTITIES, lambda words: int(words[0])), path), dtype=torch.int64)
 
     def _table(self, file: str, value: Callable[[list[str]], Value], *, skip: int = 0) -> dict[str, Value]:
         """By file name what a function makes of the words that follow it."""
@@ -165,19 +146,20 @@ class CelebA(ImageDataModule):
                 if number <= skip or not line.strip():
                     continue
                 name, *words = line.split()
-                try:
+                with reading(self.folder / file, f"table: line {number}, {line.strip()[:80]!r}"):
                     found[name] = value(words)
-                except (ValueError, IndexError) as error:
-                    raise ValueError(
-                        f"{self.folder / file} has a damaged line {number}, {line.strip()[:80]!r}: delete it and get "
-                        "it anew"
-                    ) from error
         return found
 
 
 def _numbers(names: list[str]) -> Tensor:
-    stems = [name.partition(".")[0] for name in names]
-    strange = next((name for name, stem in zip(names, stems, strict=True) if not stem.isdecimal()), None)
+    strange = next((name for name in names if not name.partition(".")[0].isdecimal()), None)
     if strange is not None:
         raise ValueError(f"{_PARTITION} names {strange}, expected numbers such as 000001.jpg")
-    return torch.tensor([int(stem) for stem in stems], dtype=torch.int64)
+    return torch.tensor([int(name.partition(".")[0]) for name in names], dtype=torch.int64)
+
+
+def _of(names: list[str], rows: dict[str, Value], path: Path) -> list[Value]:
+    absent = [name for name in names if name not in rows]
+    if absent:
+        raise ValueError(f"{path} has no line for {absent[0]} (and {len(absent) - 1} more)")
+    return [rows[name] for name in names]

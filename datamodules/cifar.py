@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torchvision import datasets
 from torchvision.datasets.utils import download_and_extract_archive
 
 from datamodules.base import ImageDataModule, Part
+from datamodules.files import reading
 from datamodules.images import ImageDataset
 from datamodules.splits import ids_of_names
 
@@ -46,17 +46,14 @@ class CIFAR10(ImageDataModule):
         """Reads the files of one part."""
         images, labels, names = [], [], []
         for path in self.require_files(part):
-            content = _read_pickle(path)
-            images.append(_pixels(path, content, self.image_shape))
-            labels += _listed(path, content, self.label_key, int, count=len(images[-1]))
-            names += _listed(path, content, "filenames", str, count=len(images[-1]))
-            if not all(0 <= label < self._classes for label in labels):
-                raise ValueError(f"{path} holds labels outside 0 to {self._classes - 1}")
-        return ImageDataset(
-            images=torch.from_numpy(np.concatenate(images)),
-            labels=torch.tensor(labels, dtype=torch.int64),
-            ids=ids_of_names(names),
-        )
+            with reading(path, "file of CIFAR"), path.open("rb") as handle:
+                content = _PlainUnpickler(handle, encoding="latin1").load()
+                images.append(content["data"].reshape(-1, *self.image_shape))
+                labels += [int(label) for label in content[self.label_key]]
+                names += [str(name) for name in content["filenames"]]
+                if not len(labels) == len(names) == sum(map(len, images)):
+                    raise ValueError(f"it has other numbers of data, {self.label_key} and filenames")
+        return self.checked(path, np.concatenate(images), labels, ids=ids_of_names(names))
 
     @property
     def site(self) -> str:  # type: ignore[override]
@@ -76,10 +73,6 @@ class CIFAR10(ImageDataModule):
         """See `ImageDataModule.archive_hint`."""
         archive = self.root / str(self.source.filename)
         return f"The archive {archive} is there (unpack with tar -xzf)." if archive.is_file() else ""
-
-    @property
-    def _classes(self) -> int:
-        return len(type(self).class_names)
 
 
 class CIFAR100(CIFAR10):
@@ -123,31 +116,3 @@ class _PlainUnpickler(pickle.Unpickler):
         if (module, name) not in self._ALLOWED:
             raise pickle.UnpicklingError(f"it would call {module}.{name}, which no file of CIFAR does")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-
-
-def _read_pickle(path: Path) -> Mapping[str, Any]:
-    try:
-        with path.open("rb") as handle:
-            content = _PlainUnpickler(handle, encoding="latin1").load()
-    # A damaged file ends in whatever its bytes happen to ask for.
-    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged or no file of CIFAR ({error}): delete it and get it anew") from error
-    if not isinstance(content, dict) or not {"data", "filenames"} <= content.keys():
-        raise ValueError(f"{path} is no file of CIFAR: it holds no `data` and `filenames`")
-    return content
-
-
-def _pixels(path: Path, content: Mapping[str, Any], shape: tuple[int, int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    data = content["data"]
-    size = int(np.prod(shape))
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != size:
-        found = f"{data.dtype} of {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise ValueError(f"{path} holds {found} as data, expected uint8 of (N, {size})")
-    return data.reshape(-1, *shape)
-
-
-def _listed(path: Path, content: Mapping[str, Any], key: str, kind: type, *, count: int) -> list[Any]:
-    values = content.get(key)
-    if not isinstance(values, list) or len(values) != count or not all(isinstance(value, kind) for value in values):
-        raise ValueError(f"{path} must hold a list `{key}` of {count} values of {kind.__name__}, one for each image")
-    return values

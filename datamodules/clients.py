@@ -14,6 +14,7 @@ from datamodules.base import ImageDataModule, Part, require_at_least
 from datamodules.images import ImageDataset
 from datamodules.shards import ShardedRecords, Shards
 from datamodules.splits import id_fraction
+from datamodules.wrapped import DerivedDataset
 
 __all__ = ["ClientPartition", "ClientRecords", "Clients"]
 
@@ -54,21 +55,13 @@ class ClientPartition:
         """Checks the settings.
 
         Raises:
-            ValueError: A setting is outside its range, the least shares are more than 1 in all, or no draw of 1000
-                gives every client its own.
+            ValueError: A setting is outside its range, or no draw of 1000 gives every client its share.
         """
-        require_at_least(1, num_classes=self.num_classes)
-        require_at_least(1, num_clients=self.num_clients)
         # Below 0.001 a draw of Dirichlet may underflow to no proportions at all.
         if isinstance(self.alpha, bool) or not 1e-3 <= self.alpha <= 1e6:
             raise ValueError(f"alpha must lie between 0.001 and 1000000, got {self.alpha!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= _LARGEST_SEED:
             raise ValueError(f"seed must be an integer from 0 to {_LARGEST_SEED}, got {self.seed!r}")
-        if self.num_clients * self.least_share > 1:
-            raise ValueError(
-                f"{self.num_clients} clients with an expected share of {self.least_share:.4g} each are more than there "
-                "are records: lower min_records or num_clients"
-            )
         self.proportions  # noqa: B018 - raises where no draw will do
 
     @classmethod
@@ -109,17 +102,8 @@ class ClientPartition:
         )
 
     def client_of(self, ids: Tensor, labels: Tensor) -> Tensor:
-        """Clients (N,) int64 in [0, K) of records with these ids (N,) and labels (N,), int64.
-
-        Raises:
-            ValueError: Ids and labels are not (N,) int64, or a label is not a class.
-        """
+        """Clients (N,) int64 in [0, K) of records with these ids (N,) and labels (N,), int64."""
         fractions = id_fraction(ids, purpose=f"client {self.seed}")
-        if labels.shape != ids.shape or labels.dtype != torch.int64:
-            raise ValueError(f"labels must be {tuple(ids.shape)} int64, got {tuple(labels.shape)} of {labels.dtype}")
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:
-            found = f"{int(labels.min())} to {int(labels.max())}"
-            raise ValueError(f"labels must lie in [0, {self.num_classes}), got {found}")
         # Without the last bound, which rounds to just below 1: whatever is left is the last client's.
         bounds = self.proportions.cumsum(1)[:, :-1].contiguous()
         return torch.searchsorted(bounds[labels], fractions[:, None], right=True)[:, 0]
@@ -149,6 +133,9 @@ class Clients(Shards):
     Raises:
         ValueError: A setting is outside its range, or leaves a client too few records.
     """
+
+    shard_noun = "client"
+    remedy = "lower data.batch_size, raise data.min_records, or take another data.partition_seed"
 
     def __init__(
         self,
@@ -188,20 +175,11 @@ class Clients(Shards):
 
     def sharded(self, records: ImageDataset) -> ShardedRecords:
         """See `Shards.sharded`."""
-        return ShardedRecords.by(
-            records, self._clients.client_of(records.ids, records.labels), num_shards=self.num_clients
-        )
-
-    def too_small(self, shard: int, size: int, total: int) -> str:
-        """See `Shards.too_small`."""
-        return (
-            f"client {shard} of {self.name} has {size} record(s), fewer than batch_size={self.batch_size} ({total} "
-            f"records shared out to num_clients={self.num_clients} with alpha={self._clients.alpha}): lower "
-            "data.batch_size, raise data.min_records, or take another data.partition_seed"
-        )
+        owners = self._clients.client_of(records.ids, records.labels)
+        return ShardedRecords.by(records, owners, num_shards=self.num_clients)
 
 
-class ClientRecords(ImageDataModule):
+class ClientRecords(DerivedDataset):
     """One client's records as a separate data set, for a teacher that is trained where they are stored.
 
     The same records that `Clients` gives to its shard `client`, with the same settings; the test split is the whole
@@ -243,28 +221,11 @@ class ClientRecords(ImageDataModule):
         )
         if require_at_least(0, client=client) >= num_clients:
             raise ValueError(f"client must be below num_clients={num_clients}, got {client}")
-        self.dataset = dataset
         self.client = client
-        self.num_classes = dataset.num_classes
-        self.image_shape = dataset.image_shape
-        self.num_records = dataset.num_records
-        self.class_names = dataset.class_names
-        self.class_aliases = dataset.class_aliases
-        self.metrics = dataset.metrics
-        self.official_validation = dataset.official_validation
-        whole = dataset.private_data.removesuffix("/train")
-        self.name = f"{dataset.name}-client-{client}-of-{num_clients}"
         self._label = f"of-{num_clients}-alpha{float(alpha)!r}-seed{partition_seed}-min{min_records}"
-        self.private_name = f"{whole}/client-{client}-{self._label}"
-        super().__init__(
-            root=dataset.root,
-            batch_size=dataset.batch_size,
-            eval_batch_size=dataset.eval_batch_size,
-            val_fraction=dataset.val_fraction,
-            num_workers=dataset.num_workers,
-            download=dataset.download,
-            verify=dataset.verify,
-        )
+        self.private_name = f"{dataset.private_data.removesuffix('/train')}/client-{client}-{self._label}"
+        super().__init__(dataset=dataset)
+        self.name = f"{dataset.name}-client-{client}-of-{num_clients}"
 
     @property
     def partition(self) -> dict[str, Any]:
@@ -277,12 +238,6 @@ class ClientRecords(ImageDataModule):
     def read(self, part: Part) -> ImageDataset:
         """Reads one official part of the data set, of which all but `test` are cut down to the client's records."""
         records = self.dataset.read(part)
-        return (
-            records
-            if part == "test"
-            else records.select(self._clients.client_of(records.ids, records.labels) == self.client)
-        )
-
-    def fetch(self, part: Part) -> None:
-        """Downloads as the wrapped data set does."""
-        self.dataset.fetch(part)
+        if part == "test":
+            return records
+        return records.select(self._clients.client_of(records.ids, records.labels) == self.client)

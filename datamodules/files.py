@@ -1,20 +1,21 @@
-"""Published files: whether they are there, and whether they are unchanged."""
+"""Published files: whether they are there and unchanged, and the errors where they are not."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 
-__all__ = ["DOWNLOAD_ERRORS", "missing_files", "require_md5"]
+__all__ = ["DOWNLOAD_ERRORS", "MissingDataError", "MissingExtraError", "missing_files", "reading", "require_md5"]
 
 DOWNLOAD_ERRORS = (OSError, RuntimeError, HTTPException, EOFError, ImportError)
 """What a failed download raises, by cause and by library: `URLError` is an `OSError`, a wrong checksum a
 `RuntimeError`, a connection cut half-way an `HTTPException` or an `EOFError`, and a missing `gdown` an
 `ImportError`."""
 
-_BLOCK = 1 << 20
+_LISTED = 10
 
 
 def missing_files(folder: Path, names: Iterable[str]) -> list[str]:
@@ -30,7 +31,7 @@ def require_md5(path: Path, published: str) -> None:
     """
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as handle:
-        while block := handle.read(_BLOCK):
+        while block := handle.read(1 << 20):
             digest.update(block)
     if digest.hexdigest() != published:
         raise ValueError(
@@ -38,3 +39,79 @@ def require_md5(path: Path, published: str) -> None:
             "damaged or a changed copy. Delete it and get it anew; for a copy that you have changed yourself set "
             "verify to false (--data.verify false, with the SyntheticSteps data module --data.dataset.verify false)"
         )
+
+
+@contextmanager
+def reading(path: Path, what: str) -> Iterator[None]:
+    """Names the file whatever a parser makes of a damaged one.
+
+    Raises:
+        ValueError: The block raised an error.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{path} is damaged or no {what} ({error}): delete it and get it anew") from error
+
+
+class MissingExtraError(ImportError):
+    """A data set needs a package that only an extra of this one installs."""
+
+    def __init__(self, *, dataset: str, package: str, extra: str) -> None:
+        """Composes the message."""
+        super().__init__(
+            f"{dataset} needs the package {package}, which is not installed: "
+            f"pip install 'private-model-transcription[{extra}]'"
+        )
+
+
+class MissingDataError(FileNotFoundError):
+    """Files of a data set are missing and could not be downloaded.
+
+    One class for every data set and for every way in which a library reports this: a user without a network reads what
+    to do, not a traceback of mirrors.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: str,
+        folder: Path,
+        missing: Sequence[str],
+        source: str,
+        hint: str = "",
+        failure: str = "",
+        downloadable: bool = True,
+    ) -> None:
+        """Composes the message.
+
+        Args:
+            dataset: Name of the data set.
+            folder: Where its files are expected.
+            missing: File names that are not in `folder`.
+            source: Where the files can be had.
+            hint: What was noticed on the way, for instance that only compressed files are there.
+            failure: Why downloading failed; empty where downloading was not requested.
+            downloadable: Whether the setting `download` can fetch them.
+        """
+        self.dataset = dataset
+        self.folder = folder
+        self.missing = tuple(missing)
+        lines = [f"{dataset}: {len(self.missing)} file(s) missing in {folder}:"]
+        lines += [f"  {name}" for name in self.missing[:_LISTED]]
+        if len(self.missing) > _LISTED:
+            lines.append(f"  ... and {len(self.missing) - _LISTED} more")
+        if hint:
+            lines.append(hint)
+        if failure:
+            lines.append(f"Downloading was tried and failed: {failure}")
+        nested = "(with the SyntheticSteps data module: --data.dataset."
+        lines += [
+            "Get them in one of these ways:",
+            "  - they lie elsewhere: set `root` to the folder that holds the data set's folder",
+            f"      --data.root PATH {nested}root PATH)",
+        ]
+        if downloadable:
+            lines += ["  - with a network: set `download`", f"      --data.download true {nested}download true)"]
+        lines.append(f"  - by hand: take them from {source} and put them, uncompressed, under the names above")
+        super().__init__("\n".join(lines))

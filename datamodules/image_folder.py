@@ -8,20 +8,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from datamodules.base import ImageDataModule, Part, require_at_least
-from datamodules.folders import Listing, pictures_below, subfolders
+from datamodules.base import Part, require_at_least
 from datamodules.images import ImageDataset
-from datamodules.pictures import SUFFIXES, Preparation, cache_folder
-from datamodules.splits import id_fraction
+from datamodules.pictures import (
+    SUFFIXES,
+    Picture,
+    PictureDataModule,
+    Preparation,
+    pictures_below,
+    pictures_of,
+    subfolders,
+)
+from datamodules.splits import id_fraction, ids_of_names
 
 __all__ = ["ImageFolder"]
 
 _PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
 
 
-class ImageFolder(ImageDataModule):
+class ImageFolder(PictureDataModule):
     """Pictures of one's own, in a folder for each class, whose name is the class's.
 
     Either `root/train/CLASS/*` (private) and `root/test/CLASS/*` (public by assumption), of which one may be absent
@@ -70,10 +75,7 @@ class ImageFolder(ImageDataModule):
             ValueError: The folder is not there, or holds no folders with pictures; a setting is outside its range, or
                 it is not known which pictures are for testing.
         """
-        self.preparation = Preparation(size=size, channels=channels, resize=resize)
-        self.image_shape = self.preparation.shape
         self.test_fraction = test_fraction
-        self.cache = cache
         place = Path(root).expanduser()
         self.name = name or place.resolve().name
         self._layout = self._layout_of(place)
@@ -81,8 +83,8 @@ class ImageFolder(ImageDataModule):
         self.num_classes = len(self.class_names)
         self.num_records = self._bound(place, num_records)
         self.states_bound = num_records is not None
-        super().__init__(root=place, **settings)
-        cache_folder(cache, beside=place)
+        preparation = Preparation(size=size, channels=channels, resize=resize)
+        super().__init__(preparation=preparation, cache=cache, root=place, **settings)
 
     @property
     def partition(self) -> dict[str, Any]:
@@ -92,28 +94,27 @@ class ImageFolder(ImageDataModule):
 
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part, in threads."""
-        listing = self._listing(part)
-        if not len(listing):
+        pictures = self._pictures(part)
+        if not pictures:
             raise ValueError(f"{self.root} has no pictures for its {part} part: add some, or change test_fraction")
-        cache = cache_folder(self.cache, beside=self.root)
-        return listing.read(self.preparation, cache=cache, name=f"{self.name}-{part}")
+        return self.records_of(pictures, name=f"{self.name}-{part}")
 
-    def _listing(self, part: Part) -> Listing:
+    def _pictures(self, part: Part) -> list[Picture]:
         if self._layout == "parts":
             folder = self.root / part
             if not folder.is_dir():
                 raise self.missing_data([f"{part}/"], folder=self.root)
-            return Listing.of(self._folders(folder), relative_to=folder)
-        everything = Listing.of(self._folders(self.root), relative_to=self.root)
+            return pictures_of(self._folders(folder), relative_to=folder)
+        everything = pictures_of(self._folders(self.root), relative_to=self.root)
         assert self.test_fraction is not None
-        is_test = id_fraction(everything.ids, purpose="folder-test") < self.test_fraction
-        wanted = is_test if part == "test" else ~is_test
-        return everything.at(torch.nonzero(wanted).flatten().tolist())
+        ids = ids_of_names([picture.name for picture in everything])
+        is_test = (id_fraction(ids, purpose="folder-test") < self.test_fraction).tolist()
+        return [picture for picture, test in zip(everything, is_test, strict=True) if test == (part == "test")]
 
     def _folders(self, folder: Path) -> list[tuple[int, Path]]:
         official = self._official
-        kept = range(len(official)) if self.kept_classes is None else self.kept_classes
-        return [(label, folder / official[label]) for label in sorted(kept) if (folder / official[label]).is_dir()]
+        kept = [(label, folder / official[label]) for label in self.kept_labels(official)]
+        return [(label, place) for label, place in kept if place.is_dir()]
 
     def _layout_of(self, place: Path) -> Literal["parts", "classes"]:
         if not place.is_dir():

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from datamodules.base import ImageDataModule, Part
-from datamodules.folders import Listing, subfolders
+from datamodules.base import Part
 from datamodules.images import ImageDataset
-from datamodules.pictures import Preparation, cache_folder
+from datamodules.pictures import PictureDataModule, Preparation, pictures_of, subfolders
 
 __all__ = ["ImageNet"]
 
@@ -17,7 +16,7 @@ _LARGEST_CLASS = 1300
 _ALL_RECORDS = 1_281_167
 
 
-class ImageNet(ImageDataModule):
+class ImageNet(PictureDataModule):
     """ImageNet's 1000 classes, or as many as are there (Russakovsky et al. 2015): `train` private, `val` test.
 
     Files are looked for as `root/<folder>/train/<wnid>/*` and `root/<folder>/val/<wnid>/*`; the labels of the official
@@ -57,10 +56,6 @@ class ImageNet(ImageDataModule):
             MissingDataError: Neither part is there.
             ValueError: A setting is outside its range, or there are fewer than two classes.
         """
-        self.preparation = Preparation(size=size, channels=3, resize=resize)
-        self.image_shape = self.preparation.shape
-        self.cache = cache
-        cache_folder(cache, beside=Path())
         if not folder or Path(folder).name != folder:
             raise ValueError(f"folder must be the name of a folder in root, got {folder!r}")
         self._folder = folder
@@ -72,7 +67,7 @@ class ImageNet(ImageDataModule):
         self.class_names = tuple(names.get(wnid, wnid) for wnid in self.wnids)
         self.num_classes = len(self.wnids)
         self.num_records = min(_ALL_RECORDS, _LARGEST_CLASS * len(self.wnids))
-        super().__init__(**settings)
+        super().__init__(preparation=Preparation(size=size, channels=3, resize=resize), cache=cache, **settings)
 
     @property
     def folder(self) -> Path:
@@ -81,14 +76,13 @@ class ImageNet(ImageDataModule):
 
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part, in threads, of only the chosen classes."""
-        kept = range(len(self.wnids)) if self.kept_classes is None else sorted(self.kept_classes)
+        kept = self.kept_labels(self.wnids)
         place = self.folder / _FOLDERS[part]
         missing = [self.wnids[label] for label in kept if not (place / self.wnids[label]).is_dir()]
         if missing:
             raise self.missing_data([f"{wnid}/" for wnid in missing], folder=place)
-        listing = Listing.of([(label, place / self.wnids[label]) for label in kept], relative_to=place)
-        cache = cache_folder(self.cache, beside=self.folder)
-        return listing.read(self.preparation, cache=cache, name=f"{self.name}-{_FOLDERS[part]}-{self.image_shape[1]}")
+        pictures = pictures_of([(label, place / self.wnids[label]) for label in kept], relative_to=place)
+        return self.records_of(pictures, name=f"{self.name}-{_FOLDERS[part]}-{self.image_shape[1]}")
 
     def _listed(self, place: Path) -> tuple[str, ...]:
         parts = [place / name for name in ("train", "val") if (place / name).is_dir()]

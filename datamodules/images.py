@@ -1,13 +1,16 @@
-"""Labelled images held in memory, fetched a batch at a time."""
+"""Labelled images held in memory, fetched a batch at a time; each process's share of an evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from copy import copy
+from typing import Any, TypeVar
 
 import torch
+from lightning import Trainer
+from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 Batch = TypeVar("Batch")
 
@@ -113,22 +116,16 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
 
     def relabelled(self, labels: Tensor) -> ImageDataset:
         """Returns the same records, images shared, with other labels (N,) int64."""
-        return ImageDataset(
-            images=self.images,
-            labels=labels,
-            ids=self.ids,
-            peak=self.peak,
-            identities=self.identities,
-            names=self.names,
-        )
+        records = copy(self)
+        records.labels = labels
+        return records
 
     def to(self, device: torch.device) -> ImageDataset:
         """Returns a copy on a device, so that batches are put together there."""
-        images, labels, ids = (values.to(device) for values in (self.images, self.labels, self.ids))
-        identities = None if self.identities is None else self.identities.to(device)
-        return ImageDataset(
-            images=images, labels=labels, ids=ids, peak=self.peak, identities=identities, names=self.names
-        )
+        records = copy(self)
+        records.images, records.labels, records.ids = (x.to(device) for x in (self.images, self.labels, self.ids))
+        records.identities = None if self.identities is None else self.identities.to(device)
+        return records
 
     def _normalise(self, pixels: Tensor) -> Tensor:
         # Dividing by half the peak is exact at both ends: 0 becomes -1 and the peak becomes 1, to the last bit.
@@ -138,3 +135,34 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
 def keep_batch(batch: Batch) -> Batch:
     """Collates what `ImageDataset.__getitems__` returns: it is a batch already."""
     return batch
+
+
+def own_share(loader: DataLoader[Any], trainer: Trainer | None) -> DataLoader[Any]:
+    """The part of a loader, which is in order, that this process evaluates; all of it in a single-process run.
+
+    Lightning's own would fill up the last batches with records that were seen already: accuracies of one process and
+    of several would differ.
+    """
+    if trainer is None or trainer.world_size == 1 or isinstance(loader.sampler, DistributedSampler):
+        return loader
+    sampler = UnrepeatedDistributedSampler(
+        loader.dataset, num_replicas=trainer.world_size, rank=trainer.global_rank, shuffle=False
+    )
+    return _with(loader, sampler)
+
+
+def whole(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """All of what processes share, for a measurement on one of them."""
+    return _with(loader, None) if isinstance(loader.sampler, DistributedSampler) else loader
+
+
+def _with(loader: DataLoader[Any], sampler: Any) -> DataLoader[Any]:
+    return DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size,
+        sampler=sampler,
+        num_workers=loader.num_workers,
+        persistent_workers=loader.persistent_workers,
+        pin_memory=loader.pin_memory,
+        collate_fn=loader.collate_fn,
+    )

@@ -24,13 +24,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(self, inputs: Tensor, labels: Tensor) -> None:
-        """Holds them.
-
-        Raises:
-            ValueError: There is not one label for each input.
-        """
-        if len(inputs) != len(labels):
-            raise ValueError(f"inputs and labels must be of one length, got {len(inputs)} and {len(labels)}")
+        """Holds one label for each input."""
         self.inputs = inputs
         self.labels = labels
 
@@ -71,7 +65,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
             if len(rows):
                 inputs[int(rows[0]) : int(rows[-1]) + 1] = of_part(rows)
 
-        if workers == 1 or len(parts) < 3:
+        if workers == 1:
             for rows in parts[1:]:
                 fill(rows)
             return cls(inputs, records.labels)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import zipfile
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torchvision.datasets.utils import download_url
 
 from datamodules.base import ImageDataModule, Part
-from datamodules.errors import MissingExtraError
+from datamodules.files import MissingExtraError, reading
 from datamodules.images import ImageDataset
 
 __all__ = ["MedMNIST"]
@@ -92,15 +91,16 @@ class MedMNIST(ImageDataModule):
         """
         self.require_files(part)
         key = _KEYS[part]
-        try:
-            with np.load(self.file, allow_pickle=False) as arrays:
-                images, labels = arrays[f"{key}_images"], arrays[f"{key}_labels"]
-        # NumPy and zlib meet a damaged file with whatever their parsing happens to hit.
-        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+        with reading(self.file, "file of MedMNIST"), np.load(self.file, allow_pickle=False) as arrays:
+            images, labels = arrays[f"{key}_images"], arrays[f"{key}_labels"]
+            images = images[:, None] if self.image_shape[0] == 1 else images.transpose(0, 3, 1, 2)
+        if self.verify and len(images) != int(self._info["n_samples"][key]):
             raise ValueError(
-                f"{self.file} is damaged or no file of MedMNIST ({error}): delete it and get it anew"
-            ) from error
-        return self._records(part, images, labels)
+                f"{self.file} holds {len(images)} {part} images, and the published file "
+                f"{self._info['n_samples'][key]}: delete it and get it anew; for a copy that you have changed yourself "
+                "set verify to false"
+            )
+        return self.checked(self.file, images, labels)
 
     def files(self, part: Part) -> dict[str, str | None]:
         """See `ImageDataModule.files`."""
@@ -119,32 +119,9 @@ class MedMNIST(ImageDataModule):
     def _suffix(self) -> str:
         return "" if self.size == 28 else f"_{self.size}"
 
-    def _records(self, part: Part, images: Any, labels: Any) -> ImageDataset:
-        expected = int(self._info["n_samples"][_KEYS[part]])
-        channels, classes = int(self._info["n_channels"]), len(self._info["label"])
-        shape = (len(images), self.size, self.size, *((3,) if channels == 3 else ()))
-        if images.dtype != np.uint8 or images.shape != shape or labels.size != len(images):
-            raise ValueError(
-                f"{self.file} holds {part} images as {images.dtype} of {images.shape} with {labels.size} labels, "
-                f"expected uint8 of {shape} with one label each"
-            )
-        if self.verify and len(images) != expected:
-            raise ValueError(
-                f"{self.file} holds {len(images)} {part} images, and the published file {expected}: delete it and get "
-                "it anew; for a copy that you have changed yourself set verify to false"
-            )
-        if labels.size and not (labels.min() >= 0 and labels.max() < classes):
-            raise ValueError(f"{self.file} holds {part} labels outside 0 to {classes - 1}")
-        pixels = torch.from_numpy(images)
-        pixels = pixels.unsqueeze(1) if channels == 1 else pixels.permute(0, 3, 1, 2).contiguous()
-        targets = torch.from_numpy(labels.reshape(-1).astype(np.int64))
-        return ImageDataset(images=pixels, labels=targets, ids=torch.arange(len(targets)))
-
 
 def _package() -> ModuleType:
     try:
-        import medmnist
+        return importlib.import_module("medmnist")
     except ImportError as error:
         raise MissingExtraError(dataset="MedMNIST", package="medmnist", extra="medmnist") from error
-    module: ModuleType = medmnist
-    return module

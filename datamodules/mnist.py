@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
 from torchvision import datasets
 from torchvision.datasets.mnist import read_image_file, read_label_file
 from torchvision.datasets.utils import download_and_extract_archive
 
 from datamodules.base import ImageDataModule, Part
-from datamodules.files import DOWNLOAD_ERRORS
+from datamodules.files import DOWNLOAD_ERRORS, reading
 from datamodules.images import ImageDataset
 
 _PREFIX: dict[Part, str] = {"train": "train", "test": "t10k"}
@@ -41,15 +39,11 @@ class MNIST(ImageDataModule):
     def read(self, part: Part) -> ImageDataset:
         """Reads the two files of one part."""
         image_file, label_file = self.require_files(part)
-        images = _parse(read_image_file, image_file)
-        labels = _parse(read_label_file, label_file)
-        if images.shape[1:] != self.image_shape[1:]:
-            raise ValueError(f"{image_file} holds images of {tuple(images.shape[1:])}, expected {self.image_shape[1:]}")
-        if len(images) != len(labels):
-            raise ValueError(f"{image_file} holds {len(images)} images, {label_file} holds {len(labels)} labels")
-        if len(labels) and int(labels.max()) >= self.num_classes:
-            raise ValueError(f"{label_file} holds label {int(labels.max())}, expected 0 to {self.num_classes - 1}")
-        return ImageDataset(images=images.unsqueeze(1), labels=labels, ids=torch.arange(len(labels)))
+        with reading(image_file, "IDX file of bytes"):
+            images = read_image_file(str(image_file))
+        with reading(label_file, "IDX file of bytes"):
+            labels = read_label_file(str(label_file))
+        return self.checked(image_file, images.unsqueeze(1), labels)
 
     @property
     def site(self) -> str:  # type: ignore[override]
@@ -91,11 +85,3 @@ class FashionMNIST(MNIST):
 
     class_names = tuple(datasets.FashionMNIST.classes)
     source = datasets.FashionMNIST
-
-
-def _parse(reader: Callable[[str], Tensor], path: Path) -> Tensor:
-    try:
-        return reader(str(path))
-    # torchvision's reader meets a damaged file with whatever its parsing happens to hit.
-    except (AssertionError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{path} is damaged or no IDX file of bytes ({error}): delete it and get it anew") from error

@@ -1,9 +1,8 @@
-"""Picture files of any size, decoded once to one array of bytes."""
+"""Picture files of any size in a folder for each class, decoded once to one array of bytes."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import re
 import secrets
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +19,12 @@ from PIL import Image, ImageOps
 from rich.progress import track
 from torch import Tensor
 
-__all__ = ["SUFFIXES", "Preparation", "cache_folder", "read_pictures"]
+from datamodules.base import ImageDataModule, require_at_least
+from datamodules.files import reading
+from datamodules.images import ImageDataset
+from datamodules.splits import ids_of_names
+
+__all__ = ["SUFFIXES", "Picture", "PictureDataModule", "Preparation", "pictures_below", "pictures_of", "subfolders"]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 """Endings of names, in lower case, that count as pictures."""
@@ -52,19 +56,11 @@ class Preparation:
     crop: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks the settings.
-
-        Raises:
-            ValueError: A setting is outside its range.
-        """
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise ValueError(f"size must be an integer of at least 1, got {self.size!r}")
+        require_at_least(1, size=self.size)
         if self.channels not in (1, 3):
             raise ValueError(f"channels must be 1 (grey) or 3 (colour), got {self.channels!r}")
         if self.resize not in ("crop", "stretch"):
             raise ValueError(f"resize must be 'crop' or 'stretch', got {self.resize!r}")
-        if self.crop is not None and self.crop < 1:
-            raise ValueError(f"crop must be at least 1, got {self.crop}")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -83,8 +79,9 @@ class Preparation:
                     # A JPEG may be decoded at an 8th to a half of its size, where twice what is needed is left.
                     picture.draft(picture.mode, (2 * self.size, 2 * self.size))
                 upright = ImageOps.exif_transpose(picture)
-                image = _eight_bits(upright).convert("L" if self.channels == 1 else "RGB")
-                return self._array(self._squared(image))
+                image = self._squared(_eight_bits(upright).convert("L" if self.channels == 1 else "RGB"))
+                pixels: Pixels = np.asarray(image, dtype=np.uint8)
+                return pixels[None] if self.channels == 1 else pixels.transpose(2, 0, 1)
         except (OSError, SyntaxError, EOFError, ValueError, Image.DecompressionBombError) as error:
             raise ValueError(f"{path} cannot be read as a picture ({error}): take it out or get it anew") from error
 
@@ -94,10 +91,6 @@ class Preparation:
             left, top = ((length - side) // 2 for length in image.size)
             image = image.crop((left, top, left + side, top + side))
         return image.resize((self.size, self.size), Image.Resampling.BILINEAR)
-
-    def _array(self, image: Image.Image) -> Pixels:
-        array: Pixels = np.asarray(image, dtype=np.uint8)
-        return array[None] if self.channels == 1 else array.transpose(2, 0, 1)
 
 
 def cache_folder(cache: bool | str | os.PathLike[str], *, beside: Path) -> Path | None:
@@ -153,15 +146,11 @@ def read_pictures(files: Sequence[Path], prepare: Preparation, *, cache: Path | 
         for old in cache.glob(f"{name}-{'?' * 16}.npy"):
             if old != kept:
                 old.unlink(missing_ok=True)
-    try:
+    with reading(kept, "array of pictures"):
         # Copy on write: what is changed in memory never reaches the file.
         mapped = np.load(kept, mmap_mode="c", allow_pickle=False)
-    except (EOFError, ValueError) as error:
-        raise ValueError(f"{kept} is damaged ({error}): delete it") from error
-    if mapped.shape != shape or mapped.dtype != np.uint8:
-        raise ValueError(
-            f"{kept} is damaged, it holds {mapped.dtype} of {mapped.shape} and not uint8 of {shape}: delete it"
-        )
+        if mapped.shape != shape or mapped.dtype != np.uint8:
+            raise ValueError(f"it holds {mapped.dtype} of {mapped.shape} and not uint8 of {shape}")
     return torch.from_numpy(mapped)
 
 
@@ -171,29 +160,19 @@ def _write(
     """Writes beside the target, syncs and renames: a crash leaves no half array under its name."""
     try:
         with os.fdopen(descriptor, "wb") as handle:
-            _header(handle, shape)
+            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(handle, header)
             for _, piece in _decoded(files, prepare):
                 handle.write(np.ascontiguousarray(piece).data)
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(temporary, kept)
     except OSError as error:
+        room = f"{error.strerror}, {np.prod(shape) / 2**30:.1f} GiB are needed"
+        message = f"decoded pictures cannot be kept ({room}): set cache to a folder with room, or to false"
+        raise OSError(error.errno, message, str(kept)) from error
+    finally:
         temporary.unlink(missing_ok=True)
-        raise OSError(
-            error.errno,
-            f"decoded pictures cannot be kept ({error.strerror}, {np.prod(shape) / 2**30:.1f} GiB are needed): set "
-            "cache to a folder with room, or to false",
-            str(kept),
-        ) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _header(handle: BinaryIO, shape: tuple[int, ...]) -> None:
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
-    handle.write(header.getvalue())
 
 
 def _decoded(files: Sequence[Path], prepare: Preparation) -> Iterator[tuple[int, Pixels]]:
@@ -228,3 +207,80 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F"):
         raise ValueError(f"pixels of mode {image.mode!r} have no known range: save it with 8 or 16 bits")
     return image
+
+
+def subfolders(folder: Path) -> tuple[str, ...]:
+    """Returns the names of the folders in a folder, in order; hidden ones are left out."""
+    with os.scandir(folder) as entries:
+        return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
+
+
+def pictures_below(folder: Path) -> list[Path]:
+    """Returns the pictures in and below a folder, in order of their relative paths; hidden ones are left out."""
+    found = []
+    for where, inner, files in os.walk(folder, followlinks=True):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        found += [
+            Path(where, name) for name in files if not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES
+        ]
+    return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
+
+
+class Picture(NamedTuple):
+    """A file, its label, and the name that its id is made of: the same wherever the data set is."""
+
+    file: Path
+    label: int
+    name: str
+
+
+def pictures_of(folders: Sequence[tuple[int, Path]], *, relative_to: Path) -> list[Picture]:
+    """Lists the pictures in and below some folders, given with their labels; names are the paths from `relative_to`."""
+    return [
+        Picture(file, label, file.relative_to(relative_to).as_posix())
+        for label, folder in folders
+        for file in pictures_below(folder)
+    ]
+
+
+class PictureDataModule(ImageDataModule):
+    """A data set whose images are picture files, each decoded once.
+
+    Attributes:
+        preparation: How a picture becomes an image.
+    """
+
+    def __init__(self, *, preparation: Preparation, cache: bool | str, **settings: Any) -> None:
+        """Remembers the settings; no picture is opened.
+
+        Args:
+            preparation: How a picture becomes an image.
+            cache: Whether decoded images are kept beside the pictures in `.decoded`, or the folder where they are.
+            settings: As for every data set.
+
+        Raises:
+            ValueError: A setting is outside its range.
+        """
+        self.preparation = preparation
+        self.image_shape = preparation.shape
+        self.cache = cache
+        super().__init__(**settings)
+        cache_folder(cache, beside=self.folder)
+
+    def decoded(self, files: Sequence[Path], *, name: str) -> Tensor:
+        """(N, C, H, W) uint8 of N pictures; see `read_pictures`."""
+        return read_pictures(files, self.preparation, cache=cache_folder(self.cache, beside=self.folder), name=name)
+
+    def records_of(self, pictures: Sequence[Picture], *, name: str) -> ImageDataset:
+        """The records of some pictures; see `read_pictures`."""
+        names = [picture.name for picture in pictures]
+        return ImageDataset(
+            images=self.decoded([picture.file for picture in pictures], name=name),
+            labels=torch.tensor([picture.label for picture in pictures], dtype=torch.int64),
+            ids=ids_of_names(names),
+            names=names,
+        )
+
+    def kept_labels(self, classes: Sequence[str]) -> list[int]:
+        """Official labels of the classes that are kept, in order."""
+        return sorted(range(len(classes)) if self.kept_classes is None else self.kept_classes)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from datamodules.base import ImageDataModule, Part, require_at_least
+from datamodules.base import ImageDataModule, Part
 from datamodules.images import ImageDataset
 from datamodules.splits import id_fraction
+from datamodules.wrapped import DerivedDataset
 
 __all__ = ["Planted"]
 
 
-class Planted(ImageDataModule):
+class Planted(DerivedDataset):
     """Another data set, to whose private training part one known record, the canary, is added or not.
 
     Everything else is as in the wrapped data set, its name as well: what a run writes does not reveal which of the two
     neighbours it saw. The canary is made only of public data, so that the auditor knows it.
 
     Attributes:
+        record_id: The canary's stable id, which no other record has. It is trained on, and not held out, at every
+            `val_fraction` up to 0.99.
         num_records: That of the wrapped data set and 1, whether the canary is there or not.
     """
+
+    record_id = -3
 
     def __init__(
         self,
@@ -29,96 +34,47 @@ class Planted(ImageDataModule):
         dataset: ImageDataModule,
         present: bool = True,
         kind: Literal["mislabelled", "pattern"] = "mislabelled",
-        source: int = 0,
-        label: int | None = None,
-        record_id: int = -3,
     ) -> None:
         """Wraps a data set; no file is touched.
 
         Args:
             dataset: The private data set.
             present: Whether the canary is there.
-            kind: `mislabelled`: an image of the public test part with a wrong label. `pattern`: a chessboard of
-                the darkest and the brightest pixels, which no data set holds.
-            source: Which image of the test part, counted in the order of ids.
-            label: The canary's label. Default: the one after the right label, for `pattern` 0.
-            record_id: The canary's stable id, which no other record has. The default is trained on, and not held out,
-                at every `val_fraction` up to 0.99.
+            kind: `mislabelled`: the first image of the public test part, in the order of ids, with the label after the
+                right one. `pattern`: a chessboard of the darkest and the brightest pixels, which no data set holds,
+                with label 0.
 
         Raises:
-            ValueError: A setting is outside its range, or `record_id` would be held out for validation.
+            ValueError: A setting is outside its range, or the canary would be held out for validation.
         """
-        if not isinstance(dataset, ImageDataModule):
-            raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
-        super().__init__(
-            root=dataset.root,
-            batch_size=dataset.batch_size,
-            eval_batch_size=dataset.eval_batch_size,
-            val_fraction=dataset.val_fraction,
-            num_workers=dataset.num_workers,
-            download=dataset.download,
-        )
+        super().__init__(dataset=dataset)
         if kind not in ("mislabelled", "pattern"):
             raise ValueError(f"kind must be mislabelled or pattern, got {kind!r}")
-        if label is not None and not 0 <= label < dataset.num_classes:
-            raise ValueError(f"label must lie in [0, {dataset.num_classes}), got {label}")
-        fraction = id_fraction(torch.tensor([record_id]), purpose="validation").item()
+        fraction = id_fraction(torch.tensor([self.record_id]), purpose="validation").item()
         if fraction < dataset.val_fraction and not dataset.official_validation:
             raise ValueError(
-                f"record_id {record_id} would be held out at val_fraction={dataset.val_fraction}, and trained on by "
-                "nobody: choose another"
+                f"val_fraction must be below {fraction:.3f}, or the canary is held out, got {self.val_fraction}"
             )
-        self.dataset = dataset
         self.present = present
         self.kind = kind
-        self.source = require_at_least(0, source=source)
-        self.label = label
-        self.record_id = record_id
-        self.name = dataset.name
-        self.num_classes = dataset.num_classes
-        self.image_shape = dataset.image_shape
         self.num_records = dataset.num_records + 1
-        self.class_names = dataset.class_names
-        self.metrics = dataset.metrics
-        self.official_validation = dataset.official_validation
 
     @property
     def private_data(self) -> str:
         """That of the wrapped data set."""
         return self.dataset.private_data
 
-    @property
-    def partition(self) -> dict[str, Any]:
-        """That of the wrapped data set."""
-        return self.dataset.partition
-
-    def fetch(self, part: Part) -> None:
-        """Downloads as the wrapped data set does."""
-        self.dataset.fetch(part)
-
     def canary(self) -> ImageDataset:
-        """Returns only the planted record, whether it is present or not. Reads the public test part.
-
-        Raises:
-            ValueError: The test part has no image number `source`, or the canary's label is the right one.
-        """
+        """Returns only the planted record, whether it is present or not. Reads the public test part."""
         test = self.dataset.records("test")
         if self.kind == "pattern":
             rows, columns = torch.arange(self.image_shape[1]), torch.arange(self.image_shape[2])
             board = (rows[:, None] + columns).remainder(2) * test.peak
-            images = board.to(torch.uint8).expand(1, *self.image_shape).clone()
-            label = 0 if self.label is None else self.label
+            images, labels = board.to(torch.uint8).expand(1, *self.image_shape).clone(), torch.tensor([0])
         else:
-            if self.source >= len(test):
-                raise ValueError(f"source must be below {len(test)}, the size of the test part, got {self.source}")
-            position = int(torch.argsort(test.ids)[self.source])
-            images, right = test.images[position : position + 1].clone(), int(test.labels[position])
-            label = (right + 1) % self.num_classes if self.label is None else self.label
-            if label == right:
-                raise ValueError(f"label must be a wrong one for a mislabelled canary, got {label}, which is right")
-        return ImageDataset(
-            images=images, labels=torch.tensor([label]), ids=torch.tensor([self.record_id]), peak=test.peak
-        )
+            first = test.at(torch.argsort(test.ids)[:1])
+            images, labels = first.images, (first.labels + 1) % self.num_classes
+        return ImageDataset(images=images, labels=labels, ids=torch.tensor([self.record_id]), peak=test.peak)
 
     def read(self, part: Part) -> ImageDataset:
         """Reads the wrapped data set's part; the canary comes last in the private one.

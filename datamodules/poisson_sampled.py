@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.base import Batches, ImageDataModule, require_at_least
-from datamodules.images import ImageDataset, keep_batch
+from datamodules.images import ImageDataset, keep_batch, own_share
 from datamodules.mapped import MappedRecords
-from datamodules.shares import own_share
 from datamodules.wrapped import WrappedDataset
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 
@@ -220,11 +219,9 @@ class PoissonSampled(WrappedDataset):
     @property
     def _own_records(self) -> ImageDataset:
         records = self.dataset.trained_on
-        if self._own == slice(0, None, 1) or self._own == slice(None):
+        if self.trainer is None or self.trainer.world_size == 1:
             return records
-        mask = torch.zeros(len(records), dtype=torch.bool)
-        mask[self._own] = True
-        return records.select(mask)
+        return records.at(torch.arange(len(records))[self._own])
 
     def train_dataloader(self) -> PoissonLoader:
         """Returns Poisson batches of this process's records; each process makes as many steps as any other."""

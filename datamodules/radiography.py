@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
-
-from datamodules.base import ImageDataModule, Part
-from datamodules.folders import Listing
+from datamodules.base import Part
 from datamodules.images import ImageDataset
-from datamodules.pictures import Preparation, cache_folder
+from datamodules.pictures import PictureDataModule, Preparation, pictures_of
 from datamodules.splits import id_fraction, ids_of_names
 
 __all__ = ["COVIDx"]
@@ -17,7 +14,7 @@ __all__ = ["COVIDx"]
 TEST_FRACTION = 0.2
 
 
-class COVIDx(ImageDataModule):
+class COVIDx(PictureDataModule):
     """21 165 chest radiographs of 299×299 pixels in 4 classes (Chowdhury et al. 2020, Rahman et al. 2021).
 
     Files are looked for as Kaggle's "COVID-19 Radiography Database" unpacks them, `root/COVID-19_Radiography_Dataset/
@@ -52,25 +49,16 @@ class COVIDx(ImageDataModule):
         Raises:
             ValueError: A setting is outside its range.
         """
-        self.preparation = Preparation(size=size, channels=channels)
-        self.image_shape = self.preparation.shape
-        self.cache = cache
-        super().__init__(**settings)
-        cache_folder(cache, beside=self.folder)
+        super().__init__(preparation=Preparation(size=size, channels=channels), cache=cache, **settings)
 
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part, in threads, of only the chosen classes."""
         official = type(self).class_names
-        kept = range(len(official)) if self.kept_classes is None else sorted(self.kept_classes)
-        folders = [(label, self.folder / official[label] / "images") for label in kept]
+        folders = [(label, self.folder / official[label] / "images") for label in self.kept_labels(official)]
         missing = [f"{place.parent.name}/images/" for _, place in folders if not place.is_dir()]
         if missing:
             raise self.missing_data(missing)
-        found = Listing.of(folders, relative_to=self.folder)
-        named = Listing(files=found.files, labels=found.labels, names=tuple(file.name for file in found.files))
-        is_test = id_fraction(ids_of_names(named.names), purpose="covidx-test") < TEST_FRACTION
-        listing = named.at(torch.nonzero(is_test if part == "test" else ~is_test).flatten().tolist())
-        cache = cache_folder(self.cache, beside=self.folder)
-        return listing.read(
-            self.preparation, cache=cache, name=f"{self.name}-{part}-{'x'.join(map(str, self.image_shape))}"
-        )
+        found = [one._replace(name=one.file.name) for one in pictures_of(folders, relative_to=self.folder)]
+        is_test = id_fraction(ids_of_names([one.name for one in found]), purpose="covidx-test") < TEST_FRACTION
+        kept = [one for one, test in zip(found, is_test.tolist(), strict=True) if test == (part == "test")]
+        return self.records_of(kept, name=f"{self.name}-{part}-{'x'.join(map(str, self.image_shape))}")

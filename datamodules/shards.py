@@ -119,6 +119,8 @@ class Shards(WrappedDataset):
     """
 
     assumptions: tuple[str, ...] = ()
+    shard_noun = "shard"
+    remedy = "lower data.batch_size or data.num_teachers"
 
     def __init__(
         self,
@@ -165,13 +167,6 @@ class Shards(WrappedDataset):
         """Sorts records into shards, each only by its own id or identity."""
         return ShardedRecords.of(records, num_shards=self.num_teachers, shard_by=self.shard_by)
 
-    def too_small(self, shard: int, size: int, total: int) -> str:
-        """Message about a shard of `size` of `total` records, fewer than a batch."""
-        return (
-            f"shard {shard} of {self.name} has {size} record(s), fewer than batch_size={self.batch_size} ({total} "
-            f"records on num_teachers={self.num_teachers} shards): lower data.batch_size or data.num_teachers"
-        )
-
     @property
     def shards(self) -> ShardedRecords:
         """The private records in shards; needs `setup("fit")`."""
@@ -208,11 +203,13 @@ class Shards(WrappedDataset):
         return StepIndices(self.steps_per_epoch)
 
     def _check(self, shards: ShardedRecords) -> None:
-        total = len(shards.records)
         sizes = shards.starts.diff()
         smallest = int(sizes.argmin())
         if int(sizes[smallest]) < self.batch_size:
-            raise ValueError(self.too_small(smallest, int(sizes[smallest]), total))
+            raise ValueError(
+                f"{self.shard_noun} {smallest} of {self.name} has {int(sizes[smallest])} record(s), fewer than "
+                f"batch_size={self.batch_size} ({len(shards.records)} records on {len(shards)}): {self.remedy}"
+            )
         if not self.require_all_classes:
             return
         owners = torch.repeat_interleave(torch.arange(len(shards)), sizes)
@@ -221,9 +218,8 @@ class Shards(WrappedDataset):
         missing = torch.nonzero(~held)
         if len(missing):
             shard, label = (int(index) for index in missing[0])
-            more = f" (and {len(missing) - 1} more such gaps)" if len(missing) > 1 else ""
             raise ValueError(
                 f"shard {shard} of {self.name} has no record of class {label} ({self.class_names[label]!r}) among its "
-                f"{int(sizes[shard])}{more}, so that its teacher could never vote for it: lower data.num_teachers "
+                f"{int(sizes[shard])}, so that its teacher could never vote for it: lower data.num_teachers "
                 f"({self.num_teachers}), or allow it with data.require_all_classes=false"
             )

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from scipy.io import loadmat
-from scipy.io.matlab import MatReadError
 from torchvision import datasets
 from torchvision.datasets.utils import download_url
 
 from datamodules.base import ImageDataModule, Part
+from datamodules.files import reading
 from datamodules.images import ImageDataset
 
 __all__ = ["SVHN"]
@@ -35,24 +34,12 @@ class SVHN(ImageDataModule):
     def read(self, part: Part) -> ImageDataset:
         """Reads the file of one part."""
         (path,) = self.require_files(part)
-        try:
+        with reading(path, "MATLAB file with X and y"):
             content = loadmat(path, variable_names=["X", "y"])
-            pixels, digits = content["X"], content["y"].reshape(-1)
-        # scipy meets a damaged file with whatever its parsing happens to hit.
-        except (MatReadError, KeyError, IndexError, TypeError, ValueError, OSError, NotImplementedError) as error:
-            raise ValueError(
-                f"{path} is damaged or no MATLAB file with X and y ({error}): delete it and get it anew"
-            ) from error
-        if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape != (32, 32, 3, len(digits)):
-            raise ValueError(
-                f"{path} holds X as {pixels.dtype} of {pixels.shape} and {len(digits)} labels y, expected uint8 of "
-                f"(32, 32, 3, {len(digits)})"
-            )
-        if len(digits) and not (digits.min() >= 1 and digits.max() <= 10):
-            raise ValueError(f"{path} holds labels outside 1 to 10")
-        images = np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))
-        labels = torch.from_numpy(digits.astype(np.int64)) % 10
-        return ImageDataset(images=torch.from_numpy(images), labels=labels, ids=torch.arange(len(labels)))
+            pixels, digits = content["X"].transpose(3, 2, 0, 1), content["y"].reshape(-1)
+            if len(digits) and not (digits.min() >= 1 and digits.max() <= 10):
+                raise ValueError("labels lie outside 1 to 10")
+        return self.checked(path, pixels, digits.astype(np.int64) % 10)
 
     def files(self, part: Part) -> dict[str, str | None]:
         """See `ImageDataModule.files`."""

@@ -1,33 +1,56 @@
-"""Two sets of characters like none of the shipped priors, as pictures: `python -m datamodules.untuned`."""
+"""Two sets of characters like none of the shipped priors, made of MNIST's digits: `python -m datamodules.untuned`."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
-import secrets
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from datamodules.base import Part
-from datamodules.errors import MissingDataError
 from datamodules.mnist import MNIST
-from datamodules.untuned_characters import Labels, Pixels, cropped, overlaid
 
-__all__ = ["CROPPED_SIZE", "build_untuned", "main"]
+__all__ = ["FORMS", "NUM_CLASSES", "build_untuned", "cropped", "main", "overlaid", "recipes"]
 
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+Labels = np.ndarray[Any, np.dtype[np.int64]]
+
+NUM_CLASSES = 10
+#: Ways in which a class of overlaid characters is written, as a and A are.
+FORMS = 2
+#: Characters for training and testing: as many cropped ones as USPS, other digits that reach to the edge, has of each.
+CROPPED, OVERLAID = (7291, 2007), (8000, 2000)
 #: Height and width in pixels.
-CROPPED_SIZE = 16
-#: Cropped characters by part: as many as USPS, another set of digits that reach to the edge, has of each.
-CROPPED = (7291, 2007)
-#: Overlaid characters by part.
-OVERLAID = (8000, 2000)
+CROPPED_SIZE, OVERLAID_SIZE = 16, 28
 
 _PARTS: tuple[Part, Part] = ("train", "test")
+_MOST_PIECES = 3
+#: Grey values above it count as ink. Below are the ends of soft edges, which would leave a border that looks empty.
+_INK = 32
+#: A box is at least this wide for its height, and this high for its width: a 1 stays a bar in place of a plain square.
+_LEAST_ASPECT = 1 / 3
+# Of a recipe. Lengths in pixels, angles in degrees.
+_SIDES, _TURN, _OFFSET = (9.0, 19.0), 90.0, (4.0, 7.0)
+# Of one character, about its recipe; of the side, in degrees, in pixels.
+_SIDE_JITTER, _TURN_JITTER, _PLACE_JITTER = 0.1, 8.0, 1.5
+
+
+class Piece(NamedTuple):
+    """One digit of a recipe: its class, its ink box before it is turned, degrees counterclockwise, and its middle."""
+
+    digit: int
+    width: float
+    height: float
+    turn: float
+    x: float
+    y: float
 
 
 def build_untuned(
@@ -63,52 +86,148 @@ def build_untuned(
         ValueError: A setting is outside its range, or MNIST's files hold too few digits.
     """
     place = Path(to).expanduser()
-    _check(place, seed=seed, num_cropped=num_cropped, num_overlaid=num_overlaid)
-    source = MNIST(root=Path(root).expanduser())
-    parts = {part: _digits(source, part, download=download) for part in _PARTS}
-    for asked, part in zip(num_cropped, _PARTS, strict=True):
-        if asked > len(parts[part][1]):
-            raise ValueError(
-                f"num_cropped must be at most the {len(parts[part][1])} digits of MNIST's {part} part, got {asked}"
-            )
-    place.parent.mkdir(parents=True, exist_ok=True)
-    temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+    if place.exists():
+        raise FileExistsError(f"to must be a folder that is not there yet, got {place}: take it away, or name another")
+    source = MNIST(root=root)
+    temporary = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         for number, part in enumerate(_PARTS):
-            digits, labels = parts[part]
+            if download:
+                source.fetch(part)
+            records = source.read(part)
+            digits, labels = records.images[:, 0].numpy(), records.labels.numpy()
             kept = num_cropped[number]
-            small = (cropped(digit, size=CROPPED_SIZE) for digit in digits[:kept])
-            _write(small, labels[:kept].tolist(), temporary / "cropped" / part)
+            if not 0 < kept <= len(labels):
+                raise ValueError(f"num_cropped must be 1 to {len(labels)}, MNIST's {part} digits, got {kept}")
+            small = [cropped(digit, size=CROPPED_SIZE) for digit in digits[:kept]]
+            _write(small, labels[:kept], temporary / "cropped" / part)
             images, classes = overlaid(digits, labels, count=num_overlaid[number], seed=seed, draw=1 + number)
-            _write(images, classes.tolist(), temporary / "overlaid" / part)
+            _write(images, classes, temporary / "overlaid" / part)
         temporary.rename(place)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return place
 
 
-def _check(place: Path, *, seed: int, num_cropped: tuple[int, int], num_overlaid: tuple[int, int]) -> None:
-    if place.exists():
-        raise FileExistsError(f"to must be a folder that is not there yet, got {place}: take it away, or name another")
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed must lie between 0 and 2**32 - 1, got {seed}")
-    for name, counts in {"num_cropped": num_cropped, "num_overlaid": num_overlaid}.items():
-        if len(counts) != 2 or min(counts) < 1:
-            raise ValueError(f"{name} must be two numbers of at least 1, for training and for testing, got {counts}")
-
-
-def _digits(source: MNIST, part: Part, *, download: bool) -> tuple[Pixels, Labels]:
-    if download:
-        source.fetch(part)
-    records = source.read(part)
-    return records.images[:, 0].numpy(), records.labels.numpy().astype(np.int64)
-
-
-def _write(images: Iterable[Pixels], labels: Sequence[int], folder: Path) -> None:
-    for label in set(labels):
-        (folder / str(label)).mkdir(parents=True)
-    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+def _write(images: Sequence[Pixels] | Pixels, labels: Labels, folder: Path) -> None:
+    for number, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
+        (folder / str(label)).mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(folder / str(label) / f"{number:05d}.png")
+
+
+def cropped(digit: Pixels, *, size: int) -> Pixels:
+    """Cuts a digit to its ink and stretches it to fill a square.
+
+    It is stretched up to three times more one way than the other, by Pillow's bilinear filter, which averages when it
+    shrinks; a narrower digit is in the middle. One without ink is scaled as it is.
+
+    Args:
+        digit: (H, W), bright ink on dark ground.
+        size: Height and width in pixels of what comes out.
+
+    Returns:
+        (size, size).
+    """
+    return np.asarray(_inked(digit).resize((size, size), Image.Resampling.BILINEAR), dtype=np.uint8)
+
+
+def recipes(seed: int) -> list[list[Piece]]:
+    """How overlaid characters are made: `FORMS` recipes of each class, of two or three digits each.
+
+    No two recipes have the same digits. Each of a recipe's digits stands in a different direction from the middle.
+
+    Args:
+        seed: Decides all of them.
+
+    Returns:
+        Recipe `FORMS * label + form` at that position.
+    """
+    draw = _draws(seed, purpose=0)
+    made: list[list[Piece]] = []
+    while len(made) < FORMS * NUM_CLASSES:
+        count = 2 + int(2 * draw.random_sample())
+        digits = np.argsort(draw.random_sample(NUM_CLASSES))[:count].tolist()
+        first = 2 * math.pi * draw.random_sample()
+        rows = draw.random_sample((count, 4)).tolist()
+        if any({piece.digit for piece in other} == set(digits) for other in made):
+            continue
+        pieces = []
+        for number, (digit, (wide, high, turn, far)) in enumerate(zip(digits, rows, strict=True)):
+            angle, offset = first + 2 * math.pi * number / count, _between(_OFFSET, far)
+            x, y = (OVERLAID_SIZE / 2 + offset * part for part in (math.cos(angle), math.sin(angle)))
+            width, height = _between(_SIDES, wide), _between(_SIDES, high)
+            pieces.append(Piece(digit, width, height, _between((-_TURN, _TURN), turn), x, y))
+        made.append(pieces)
+    return made
+
+
+def overlaid(digits: Pixels, labels: Labels, *, count: int, seed: int, draw: int) -> tuple[Pixels, Labels]:
+    """Characters of several digits each, squeezed, turned and laid over one another by `recipes(seed)`.
+
+    Where digits overlap the brighter one shows. Which digit of its class is taken, and small changes of its size, its
+    turn and its place, are drawn anew for each character. Classes go round, and so do the forms of each.
+
+    Args:
+        digits: (N, H, W), bright ink on dark ground: what characters are made of.
+        labels: (N,), their classes; all of 0 to 9.
+        count: Number of characters, M.
+        seed: Of the recipes, and with `draw` of the characters.
+        draw: Another one for each set of characters of the same recipes, at least 1.
+
+    Returns:
+        (M, 28, 28), and (M,) classes from 0 to 9.
+    """
+    made_by = recipes(seed)
+    of_class = [np.flatnonzero(labels == digit) for digit in range(NUM_CLASSES)]
+    # All at once, so that a character's numbers do not depend on how many digits the others have.
+    numbers = _draws(seed, purpose=draw).random_sample((count, _MOST_PIECES, 6))
+    images = np.zeros((count, OVERLAID_SIZE, OVERLAID_SIZE), dtype=np.uint8)
+    classes = np.arange(count, dtype=np.int64) % NUM_CLASSES
+    for number, label in enumerate(classes.tolist()):
+        form = number // NUM_CLASSES % FORMS
+        for piece, (which, *jitter) in zip(made_by[FORMS * label + form], numbers[number].tolist(), strict=False):
+            candidates = of_class[piece.digit]
+            _lay(images[number], digits[candidates[int(which * len(candidates))]], piece, jitter)
+    return images, classes
+
+
+def _lay(image: Pixels, digit: Pixels, piece: Piece, jitter: list[float]) -> None:
+    wide, high, turn, x, y = (2 * number - 1 for number in jitter)
+    width, height = (
+        max(1, round(side * (1 + _SIDE_JITTER * change)))
+        for side, change in ((piece.width, wide), (piece.height, high))
+    )
+    squeezed = _inked(digit).resize((width, height), Image.Resampling.BILINEAR)
+    turned = squeezed.rotate(piece.turn + _TURN_JITTER * turn, Image.Resampling.BILINEAR, expand=True)
+    ink = np.asarray(turned, dtype=np.uint8)[:OVERLAID_SIZE, :OVERLAID_SIZE]
+    # What would reach beyond an edge is moved to it.
+    top, left = (
+        min(max(round(middle + _PLACE_JITTER * change - side / 2), 0), OVERLAID_SIZE - side)
+        for middle, change, side in ((piece.y, y, ink.shape[0]), (piece.x, x, ink.shape[1]))
+    )
+    place = image[top : top + ink.shape[0], left : left + ink.shape[1]]
+    np.maximum(place, ink, out=place)
+
+
+def _inked(digit: Pixels) -> Image.Image:
+    """What of a digit is ink; a narrow one in the middle of a box as wide as it has to be."""
+    rows, columns = (np.flatnonzero((digit > _INK).any(axis=axis)) for axis in (1, 0))
+    if not len(rows):
+        return Image.fromarray(digit)
+    ink = digit[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    height, width = ink.shape
+    box = (max(height, math.ceil(_LEAST_ASPECT * width)), max(width, math.ceil(_LEAST_ASPECT * height)))
+    margins = [((side - length) // 2, (side - length + 1) // 2) for side, length in zip(box, ink.shape, strict=True)]
+    return Image.fromarray(np.pad(ink, margins))
+
+
+def _between(interval: tuple[float, float], fraction: float) -> float:
+    return interval[0] + (interval[1] - interval[0]) * fraction
+
+
+def _draws(seed: int, *, purpose: int) -> np.random.RandomState:
+    # The one generator of NumPy whose numbers stay the same with every version.
+    return np.random.RandomState([seed, purpose])
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -124,15 +243,10 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--download", action="store_true", help="fetch files of MNIST that are missing")
     options = parser.parse_args(args)
     try:
-        place = build_untuned(root=options.root, to=options.to, seed=options.seed, download=options.download)
-    except MissingDataError as error:
-        sys.exit(
-            f"error: --root {options.root} must hold MNIST's files, and {error.folder} lacks "
-            f"{', '.join(error.missing)}: name another folder, or give --download"
-        )
+        place = build_untuned(**vars(options))
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
-    for name, size, (train, test) in (("cropped", CROPPED_SIZE, CROPPED), ("overlaid", 28, OVERLAID)):
+    for name, size, (train, test) in (("cropped", CROPPED_SIZE, CROPPED), ("overlaid", OVERLAID_SIZE, OVERLAID)):
         print(f"{place / name}: {train:,} characters of {size}x{size} pixels for training, {test:,} for testing")
 
 

@@ -1,17 +1,62 @@
-"""Shared parts of all data modules around a data set: its public facts, and what is evaluated."""
+"""Data modules around a data set: its public facts, and what is evaluated."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from lightning import LightningDataModule
 
-from datamodules.base import Batches, ImageDataModule, require_at_least
-from datamodules.images import ImageDataset
-from datamodules.shares import own_share
+from datamodules.base import Batches, ImageDataModule, Part, require_at_least
+from datamodules.images import ImageDataset, own_share
 from datamodules.splits import selection_halves
 
-__all__ = ["WrappedDataset"]
+__all__ = ["DerivedDataset", "WrappedDataset"]
+
+_FACTS = ("name", "num_classes", "image_shape", "num_records", "class_names", "metrics")
+
+
+def _take_facts(module: LightningDataModule, dataset: Any) -> None:
+    """Gives a data module another data set's public facts, and the data set itself."""
+    if not isinstance(dataset, ImageDataModule):
+        raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
+    for fact in ("class_aliases", "official_validation", *_FACTS) if isinstance(module, ImageDataModule) else _FACTS:
+        setattr(module, fact, getattr(dataset, fact))
+    module.dataset = dataset
+
+
+class DerivedDataset(ImageDataModule):
+    """A data set made of another one's records, with the same public facts and the same settings for loaders.
+
+    Args:
+        dataset: The other one.
+
+    Raises:
+        ValueError: It is no data set.
+    """
+
+    dataset: ImageDataModule
+
+    def __init__(self, *, dataset: ImageDataModule) -> None:
+        _take_facts(self, dataset)
+        super().__init__(
+            root=dataset.root,
+            batch_size=dataset.batch_size,
+            eval_batch_size=dataset.eval_batch_size,
+            val_fraction=dataset.val_fraction,
+            num_workers=dataset.num_workers,
+            download=dataset.download,
+            verify=dataset.verify,
+        )
+
+    @property
+    def partition(self) -> dict[str, Any]:
+        """That of the data set."""
+        return self.dataset.partition
+
+    def fetch(self, part: Part) -> None:
+        """Downloads as the data set does."""
+        self.dataset.fetch(part)
 
 
 class WrappedDataset(LightningDataModule):
@@ -33,25 +78,25 @@ class WrappedDataset(LightningDataModule):
         ValueError: A setting is outside its range.
     """
 
+    dataset: ImageDataModule
+    name: str
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    num_records: int
+    class_names: tuple[str, ...]
+    metrics: tuple[str, ...]
+
     def __init__(
         self, *, dataset: ImageDataModule, batch_size: int, evaluation: str, allowed: Sequence[str], why: str = ""
     ) -> None:
         super().__init__()
-        if not isinstance(dataset, ImageDataModule):
-            raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
+        _take_facts(self, dataset)
         if evaluation not in allowed:
             known = ", ".join(map(repr, allowed[:-1]))
             raise ValueError(f"evaluation must be {known} or {allowed[-1]!r}, got {evaluation!r}{why}")
-        self.dataset = dataset
         self.batch_size = require_at_least(1, batch_size=batch_size)
         self.evaluation = evaluation
-        self.name = dataset.name
         self.private_data = dataset.private_data
-        self.num_classes = dataset.num_classes
-        self.image_shape = dataset.image_shape
-        self.num_records = dataset.num_records
-        self.class_names = dataset.class_names
-        self.metrics = dataset.metrics
         self.partition = dataset.partition
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from lightning import Callback, LightningModule, Trainer
 
-from datamodules.shares import whole
+from datamodules.images import whole
 from lightning_modules.callbacks.config import resolved_config
 from lightning_modules.callbacks.data_free import is_data_free
 from lightning_modules.callbacks.figures import Curves

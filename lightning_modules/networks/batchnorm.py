@@ -70,12 +70,6 @@ def distance_to_statistics(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
         )
     distances: dict[str, list[Tensor]] = {name: [] for name in layers}
 
-    def watch(name: str) -> Any:
-        def caught(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            distances[name].append(_distance(layer, inputs[0].float()))
-
-        return caught
-
     def total() -> Tensor:
         if silent := [name for name, found in distances.items() if not found]:
             raise ValueError(
@@ -84,7 +78,12 @@ def distance_to_statistics(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
             )
         return torch.stack([value for found in distances.values() for value in found]).sum()
 
-    handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
+    handles = [
+        layer.register_forward_pre_hook(
+            lambda layer, inputs, found=distances[name]: found.append(_distance(layer, inputs[0].float()))
+        )
+        for name, layer in layers.items()
+    ]
     try:
         yield total
     finally:

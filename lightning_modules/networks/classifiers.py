@@ -6,7 +6,6 @@ them.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import gcd
 from typing import Literal
@@ -15,18 +14,23 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
+from lightning_modules.setting_checks import check_choice, check_whole_number
 
-class ImageClassifier(nn.Module, ABC):
+
+class ImageClassifier(nn.Module):
     """A network whose last layer is the linear `head`.
 
-    Losses on a network's features (DPDFD Eq. 5, DGD Eq. 2) need the head's input: it has a name here.
+    Losses on a network's features (DPDFD Eq. 5, DGD Eq. 2) need the head's input: it has a name here. A derived class
+    sets `features`, or writes `forward_features`.
     """
 
+    features: nn.Sequential
     head: nn.Linear
 
-    @abstractmethod
     def forward_features(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to the head's input (N, F)."""
+        features: Tensor = self.features(images)
+        return features
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to logits (N, num_classes)."""
@@ -80,8 +84,8 @@ def logits_and_features(model: nn.Module, images: Tensor) -> tuple[Tensor, Tenso
         linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
         if not linear:
             raise ValueError(
-                f"model: {type(model).__name__} has no nn.Linear, so its features are unknown;"
-                " derive it from ImageClassifier (forward_features and head)"
+                f"model: {type(model).__name__} has no nn.Linear, so its features are unknown: derive it from "
+                "ImageClassifier"
             )
         head = linear[-1]
     caught: list[Tensor] = []
@@ -92,9 +96,8 @@ def logits_and_features(model: nn.Module, images: Tensor) -> tuple[Tensor, Tenso
         handle.remove()
     if len(caught) != 1 or caught[0].dim() != 2 or len(caught[0]) != len(images):
         raise ValueError(
-            f"model: the last nn.Linear of {type(model).__name__} was given {[tuple(x.shape) for x in caught]},"
-            f" not one (N, F) tensor for N={len(images)} images;"
-            " derive the model from ImageClassifier (forward_features and head)"
+            f"model: the last nn.Linear of {type(model).__name__} was given {[tuple(x.shape) for x in caught]}, "
+            f"not one (N, F) tensor for N={len(images)} images: derive the model from ImageClassifier"
         )
     return logits, caught[0]
 
@@ -152,11 +155,6 @@ class DataLensClassifier(ImageClassifier):
         )
         self.head = nn.Linear(64, num_classes)
 
-    def forward_features(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, 64)."""
-        features: Tensor = self.features(images)
-        return features
-
 
 class TwoConvNet(ImageClassifier):
     """DGD's baseline, teachers and student: two convolutions, then the output.
@@ -197,11 +195,6 @@ class TwoConvNet(ImageClassifier):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def forward_features(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, F)."""
-        features: Tensor = self.features(images)
-        return features
-
 
 class SmallCNN(ImageClassifier):
     """A small modern classifier.
@@ -238,12 +231,9 @@ class SmallCNN(ImageClassifier):
     ) -> None:
         super().__init__()
         for name, value in (("width", width), ("depth", depth), ("hidden", hidden)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
-        if norm not in ("batch", "group", "none"):
-            raise ValueError(f"norm must be batch, group or none, got {norm!r}")
-        if activation not in ("relu", "tanh"):
-            raise ValueError(f"activation must be relu or tanh, got {activation!r}")
+            check_whole_number(name, value, least=1)
+        check_choice("norm", norm, ("batch", "group", "none"))
+        check_choice("activation", activation, ("relu", "tanh"))
         channels, height, columns = checked_shape(
             f"SmallCNN of depth {depth}", num_classes=num_classes, image_shape=image_shape, least=2**depth
         )
@@ -262,19 +252,24 @@ class SmallCNN(ImageClassifier):
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(hidden, num_classes)
 
-    def forward_features(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, hidden)."""
-        features: Tensor = self.features(images)
-        return features
 
+class ResNet18(ImageClassifier):
+    """ResNet-18 for small images: a stem of 3x3, stride 1 and no max-pool (He et al. 2016, section 4.2).
 
-class _SmallImageResNet(ImageClassifier):
-    """torchvision's ResNet with a stem for small images: 3x3, stride 1, no max-pool (He et al. 2016, section 4.2)."""
+    Args:
+        num_classes: number of classes c.
+        image_shape: channels, height, width; at least 4x4 pixels.
 
-    def __init__(self, *, blocks: Sequence[int], num_classes: int, image_shape: tuple[int, int, int]) -> None:
+    Raises:
+        ValueError: for an image smaller than 4x4 pixels.
+    """
+
+    blocks = (2, 2, 2, 2)
+
+    def __init__(self, *, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
         super().__init__()
         channels, _, _ = checked_shape(type(self).__name__, num_classes=num_classes, image_shape=image_shape, least=4)
-        self.body = ResNet(BasicBlock, list(blocks))
+        self.body = ResNet(BasicBlock, list(self.blocks))
         self.body.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(self.body.conv1.weight, mode="fan_out", nonlinearity="relu")
         # Modules without weights take the places that torchvision's forward pass calls by name.
@@ -288,31 +283,7 @@ class _SmallImageResNet(ImageClassifier):
         return features
 
 
-class ResNet18(_SmallImageResNet):
-    """ResNet-18 for small images of any number of channels.
+class ResNet34(ResNet18):
+    """ResNet-34 for small images, as `ResNet18`: the papers' teacher."""
 
-    Args:
-        num_classes: number of classes c.
-        image_shape: channels, height, width; at least 4x4 pixels.
-
-    Raises:
-        ValueError: for an image smaller than 4x4 pixels.
-    """
-
-    def __init__(self, *, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
-        super().__init__(blocks=(2, 2, 2, 2), num_classes=num_classes, image_shape=image_shape)
-
-
-class ResNet34(_SmallImageResNet):
-    """ResNet-34 for small images of any number of channels: the papers' teacher.
-
-    Args:
-        num_classes: number of classes c.
-        image_shape: channels, height, width; at least 4x4 pixels.
-
-    Raises:
-        ValueError: for an image smaller than 4x4 pixels.
-    """
-
-    def __init__(self, *, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
-        super().__init__(blocks=(3, 4, 6, 3), num_classes=num_classes, image_shape=image_shape)
+    blocks = (3, 4, 6, 3)

@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.networks.classifiers import ImageClassifier
-from lightning_modules.networks.memory import Remembered, digest_of, remembered_features
+from lightning_modules.networks.memory import digest_of, found_once, remembered_features
 from lightning_modules.networks.scattering import Scattering
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, StrokePrior
 from lightning_modules.setting_checks import check_number, check_whole_number
 
 __all__ = ["LinearOnFeatures", "WhitenedFeatures", "Whitening", "moved_each_way", "whitening_of"]
 
-#: What whitening takes from a prior's images.
-_FOUND = Remembered()
 #: Mean length of whitened features other than scattering's: that of normalised scattering features at 28 pixels, so
 #: that rates mean about the same.
 _LENGTH = 64.0
@@ -131,9 +129,9 @@ class WhitenedFeatures(nn.Module):
                 f"whitening.shifts must be below {min(image_shape[1:])}, the image's side, got {whitening.shifts}"
             )
         self.output_shape = (math.prod(cast(tuple[int, ...], plain.output_shape)),)
-        found = _FOUND.of(
+        found = found_once(
             prior,
-            *(digest_of(plain), *image_shape, whitening),
+            *("whitening", digest_of(plain), *image_shape, whitening),
             compute=lambda: self._statistics_of(prior, image_shape, whitening.images),
         )
         for name, value in zip(("mean", "directions", "gains", "scale"), found, strict=True):

@@ -129,18 +129,16 @@ def check_refiner(network: nn.Module, *, image_shape: tuple[int, int, int]) -> N
     Raises:
         ValueError: naming the setting, if the network does anything else.
     """
+    expected = (2, *image_shape)
     try:
-        refined = dry_run(network, torch.zeros(2, *image_shape))
-    except DRY_RUN_ERRORS as error:
+        refined = dry_run(network, torch.zeros(expected))
+        found = f"gives {tuple(refined.shape)}" if refined.isfinite().all() else "gives values that are not finite"
+    except (*DRY_RUN_ERRORS, AttributeError) as error:
+        found = f"cannot: {error}"
+    if found != f"gives {expected}":
         raise ValueError(
-            f"generator must take images of shape {image_shape} for images='refined', as Refiner does;"
-            f" {type(network).__name__} cannot: {error}"
-        ) from error
-    if not isinstance(refined, Tensor) or refined.shape != (2, *image_shape) or not bool(refined.isfinite().all()):
-        found = tuple(refined.shape) if isinstance(refined, Tensor) else type(refined).__name__
-        raise ValueError(
-            f"generator must give finite images of the shape it takes for images='refined', {(2, *image_shape)};"
-            f" {type(network).__name__} gives {found}"
+            f"generator must take images of shape {expected} for images='refined' and give finite ones of the same "
+            f"shape, as Refiner does; {type(network).__name__} {found}"
         )
 
 
@@ -161,7 +159,7 @@ class ScaledOutput(nn.Module):
             batch; for a network that does not end so by itself.
 
     Raises:
-        ValueError: Other numbers of factors and summands, a factor that is not positive, or one that is not finite.
+        ValueError: Other numbers of factors and summands, or one that is out of its range.
     """
 
     scale: Tensor
@@ -171,10 +169,11 @@ class ScaledOutput(nn.Module):
         self, network: nn.Module, *, scale: Sequence[float], shift: Sequence[float], standardise: bool = False
     ) -> None:
         super().__init__()
-        if len(scale) != len(shift) or not scale:
-            raise ValueError(f"scale and shift must have one number for each channel, got {scale!r} and {shift!r}")
-        if not all(math.isfinite(value) for value in (*scale, *shift)) or min(scale) <= 0:
-            raise ValueError(f"scale must be above 0, and scale and shift finite, got {scale!r} and {shift!r}")
+        if len(scale) != len(shift) or not all(math.isfinite(value) for value in (*scale, *shift)) or min(scale) <= 0:
+            raise ValueError(
+                "scale and shift must have one finite number for each channel, scale above 0, got "
+                f"{scale!r} and {shift!r}"
+            )
         self.network = network
         self.standardised = nn.BatchNorm2d(len(scale), affine=False) if standardise else nn.Identity()
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32)[:, None, None])
@@ -282,15 +281,7 @@ def negative_elbo(
 
     Returns:
         (N,).
-
-    Raises:
-        ValueError: if shapes do not match.
     """
-    if reconstructions.shape != images.shape or mean.shape != log_variance.shape or len(mean) != len(images):
-        raise ValueError(
-            f"reconstructions and images must have one shape, mean and log_variance another with as many rows, got"
-            f" {tuple(reconstructions.shape)}, {tuple(images.shape)}, {tuple(mean.shape)}, {tuple(log_variance.shape)}"
-        )
     error = 0.5 * (reconstructions - images).square().flatten(1).sum(1)
     divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
     return error + kl_weight * divergence

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_modules.networks.classifiers import checked_shape
-from lightning_modules.networks.memory import Remembered
-from lightning_modules.networks.patches import cell_means, random_patches
+from lightning_modules.networks.memory import found_once
+from lightning_modules.networks.patches import cell_means, first_images, random_patches
 from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_whole_number
 
@@ -31,8 +31,6 @@ _CONTRAST = 0.1
 _DEGENERATE = 0.1
 #: Added to a length that is divided by. Patches as short as this are rounding errors.
 _LEAST = 1e-6
-#: Anchors and factors of a prior's images.
-_FOUND = Remembered()
 
 
 def spherical_kmeans(rows: Tensor, *, count: int, rounds: int = _ROUNDS) -> Tensor:
@@ -150,17 +148,16 @@ class Kernels(nn.Module):
         self.output_shape = (anchors * cells**2,)
         size = channels * _SIDE**2
         centring = torch.eye(size) - 1 / size
-        smooth = [_smoothing(side - _SIDE + 1, _SUBSAMPLING) for side in (height, width)]
+        smooth = [_smoothing(side - _SIDE + 1) for side in (height, width)]
         rows, columns = (len(matrix) - _SIDE + 1 for matrix in smooth)
         self.register_buffer("centring", centring.reshape(size, channels, _SIDE, _SIDE), persistent=False)
         self.register_buffer("smooth_rows", smooth[0], persistent=False)
         self.register_buffer("smooth_columns", smooth[1].T.contiguous(), persistent=False)
         self.register_buffer("average", cell_means(rows, columns, cells), persistent=False)
-        shape = (channels, height, width)
-        found = _FOUND.of(
+        found = found_once(
             prior,
-            *(*shape, first_anchors, anchors),
-            compute=lambda: self._found_on(prior, shape, first_anchors, anchors),
+            *("anchors", channels, height, width, first_anchors, anchors),
+            compute=lambda: self._found_on(prior, image_shape, first_anchors, anchors),
         )
         for name, tensor in zip(("first", "first_factor", "second", "second_factor"), found, strict=True):
             self.register_buffer(name, tensor)
@@ -174,8 +171,7 @@ class Kernels(nn.Module):
         self, prior: ImagePrior, image_shape: tuple[int, int, int], first_anchors: int, anchors: int
     ) -> tuple[Tensor, ...]:
         """Both layers' anchors and factors, of the prior's first images: the same ones each time."""
-        draw = torch.Generator().manual_seed(0)
-        images = prior.sample(_SAMPLED_IMAGES, image_shape=image_shape, generator=draw, device=torch.device("cpu"))
+        images, draw = first_images(prior, image_shape, _SAMPLED_IMAGES)
         count = _SAMPLED_IMAGES * _PATCHES_PER_IMAGE
         patches = random_patches(images, _SIDE, count=count, generator=draw)
         centred = patches @ self.centring.flatten(1)
@@ -193,23 +189,20 @@ class Kernels(nn.Module):
 
     def at_once(self, images: Tensor) -> Tensor:
         """As `forward`, of all images in one piece, whatever their number."""
-        maps = self.first_layer(images)
+        maps = self._first_maps(images, self.first, self.first_factor)
         energy = F.avg_pool2d(maps.square().sum(dim=1, keepdim=True), _SIDE, 1) * _SIDE**2
         length = energy.sqrt()
-        compared = _compared(F.conv2d(maps, self.second), length, length, _BANDWIDTH)
+        compared = _compared(F.conv2d(maps, self.second), length, length)
         # The factor is linear and the same everywhere: after the mean there are fewer places to multiply by it.
         return (self.second_factor @ (compared.flatten(2) @ self.average)).flatten(1)
 
-    def first_layer(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to the first layer's maps (N, K₁, H', W'), smoothed and subsampled."""
-        return self._first_maps(images, self.first, self.first_factor)
-
     def _first_maps(self, images: Tensor, first: Tensor, factor: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to the first layer's maps (N, K₁, H', W'), smoothed and subsampled."""
         # Centred first, and not by what the mean of squares exceeds the square of the mean by: in plain surfaces
         # nothing but rounding errors would be left of that.
         centred = F.conv2d(images, self.centring)
         length = centred.square().sum(dim=1, keepdim=True).sqrt()
-        compared = _compared(F.conv2d(centred, first), length, length * self._evened(length), _BANDWIDTH)
+        compared = _compared(F.conv2d(centred, first), length, length * self._evened(length))
         smoothed = self.smooth_rows @ compared @ self.smooth_columns
         return F.conv2d(smoothed, factor[:, :, None, None])
 
@@ -218,16 +211,15 @@ class Kernels(nn.Module):
         return (length.square() + self.centring.shape[0] * _CONTRAST**2).rsqrt()
 
 
-def _compared(products: Tensor, length: Tensor, weight: Tensor, bandwidth: float) -> Tensor:
+def _compared(products: Tensor, length: Tensor, weight: Tensor) -> Tensor:
     """Weight times κ of cosines, of scalar products (N, K, H, W) with anchors and of lengths (N, 1, H, W)."""
-    return _kappa(products / length.clamp_min(_LEAST), bandwidth) * weight
+    return _kappa(products / length.clamp_min(_LEAST), _BANDWIDTH) * weight
 
 
-def _smoothing(side: int, step: int) -> Tensor:
-    """Matrix (kept, side) of Gaussian means around every `step`-th place; its rows add up to 1."""
-    kept = (side - 1) // step + 1
-    before = (side - 1 - step * (kept - 1)) / 2
-    centres = before + step * torch.arange(kept, dtype=torch.float64)
-    distances = torch.arange(side, dtype=torch.float64) - centres[:, None]
-    weights = torch.exp(-distances.square() / step**2) if step > 1 else (distances == 0).double()
+def _smoothing(side: int) -> Tensor:
+    """Matrix (kept, side) of Gaussian means around each place that is kept; its rows add up to 1."""
+    kept = (side - 1) // _SUBSAMPLING + 1
+    before = (side - 1 - _SUBSAMPLING * (kept - 1)) / 2
+    centres = before + _SUBSAMPLING * torch.arange(kept, dtype=torch.float64)
+    weights = torch.exp(-(torch.arange(side, dtype=torch.float64) - centres[:, None]).square() / _SUBSAMPLING**2)
     return (weights / weights.sum(dim=1, keepdim=True)).float()

@@ -145,41 +145,31 @@ def remembered_features(extractor: nn.Module, images: Tensor, compute: Callable[
     return _memory[-1].of(extractor, images, compute) if _memory else compute()
 
 
-class Remembered:
-    """The last few results of one computation, by all that decides them.
+_found: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
+_KEPT = 6
 
-    Seconds to find, and a teacher and its student want the same. Only for what the prior's settings and the caller's
-    decide, such as the prior's images by a generator of one seed.
+
+def found_once(prior: ImagePrior, *settings: object, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Tensors that `compute` finds by a prior's images, or copies of those that it found before in this process.
+
+    They take seconds to find, and a teacher and its student want the same. Copies: they become buffers, and a
+    checkpoint that is loaded writes into those. Of a prior with settings that may change in place, or that compare by
+    identity, nothing is kept.
 
     Args:
-        kept: How many results. They stay in memory as long as the process does.
+        prior: What the images are of, by a generator of one seed.
+        settings: All else that decides the result, hashable; first what is found.
+        compute: Called where nothing is kept.
     """
-
-    def __init__(self, kept: int = 2) -> None:
-        self.kept = kept
-        self._found: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
-
-    def of(self, prior: ImagePrior, *settings: object, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Results of `compute`, or copies of those that it gave before.
-
-        Copies: they become buffers, and a checkpoint that is loaded writes into those. Of a prior with settings that
-        may change in place, or that compare by identity, nothing is kept.
-
-        Args:
-            prior: What the images are of.
-            settings: All else that decides the result, hashable.
-            compute: Called where nothing is kept.
-        """
-        own = sorted(vars(prior).items())
-        if not all(_is_plain(value) for _, value in own):
-            return compute()
-        key = (type(prior), *own, *settings)
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = compute()
-            while len(self._found) > self.kept:
-                self._found.pop(next(iter(self._found)))
-        return tuple(value.clone() for value in found)
+    own = sorted(vars(prior).items())
+    if not all(_is_plain(value) for _, value in own):
+        return compute()
+    key = (type(prior), *own, *settings)
+    if key not in _found:
+        _found[key] = compute()
+        while len(_found) > _KEPT:
+            _found.pop(next(iter(_found)))
+    return tuple(value.clone() for value in _found[key])
 
 
 def _is_plain(value: object) -> bool:

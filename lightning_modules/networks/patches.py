@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_modules.networks.classifiers import checked_shape
-from lightning_modules.networks.memory import Remembered
+from lightning_modules.networks.memory import found_once
 from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_whole_number
 
-__all__ = ["Patches", "cell_means", "patch_filters", "random_patches"]
+__all__ = ["Patches", "cell_means", "first_images", "patch_filters", "random_patches"]
 
 #: Numbers in the maps of the images at once: those of a few stay in the processor's cache, which is up to three times
 #: as fast as a batch of them.
@@ -22,8 +22,6 @@ _PATCHES_PER_IMAGE = 100
 _THRESHOLD = 0.25
 #: See `patch_filters`.
 _CONTRAST, _REGULARISATION = 0.025, 0.1
-#: Filters and offsets of a prior's images.
-_FOUND = Remembered()
 
 
 def patch_filters(
@@ -110,29 +108,21 @@ class Patches(nn.Module):
         cells: int = 2,
     ) -> None:
         super().__init__()
-        for name, value, least in (
-            ("filters", filters, 1),
-            ("patch", patch, 2),
-            ("stride", stride, 1),
-            ("cells", cells, 1),
-        ):
-            check_whole_number(f"Patches.{name}", value, least=least)
+        for name, value in (("filters", filters), ("patch", patch), ("stride", stride), ("cells", cells)):
+            check_whole_number(f"Patches.{name}", value, least=2 if name == "patch" else 1)
         channels, height, width = checked_shape(
             f"Patches of {cells}x{cells} cells", image_shape=image_shape, least=patch + stride * (cells - 1)
         )
         self.patch, self.stride, self.cells = patch, stride, cells
         rows, columns = ((side - patch) // stride + 1 for side in (height, width))
         self.output_shape = (2 * filters * cells**2,)
-        weights, offsets = _FOUND.of(
-            prior,
-            *(channels, height, width, filters, patch),
-            compute=lambda: patch_filters(
-                _patches_of(prior, image_shape, patch),
-                count=filters,
-                contrast=_CONTRAST,
-                regularisation=_REGULARISATION,
-            ),
-        )
+
+        def found() -> tuple[Tensor, Tensor]:
+            images, draw = first_images(prior, image_shape, _SAMPLED_IMAGES)
+            count = _SAMPLED_IMAGES * _PATCHES_PER_IMAGE
+            return patch_filters(random_patches(images, patch, count=count, generator=draw), count=filters)
+
+        weights, offsets = found_once(prior, "filters", *(channels, height, width, filters, patch), compute=found)
         self.register_buffer("filters", weights.T.reshape(filters, channels, patch, patch).contiguous())
         self.register_buffer("offsets", offsets[:, None, None])
         self.register_buffer("average", cell_means(rows, columns, cells), persistent=False)
@@ -162,12 +152,11 @@ class Patches(nn.Module):
         return torch.cat([positive, negative], dim=1).flatten(1)
 
 
-def _patches_of(prior: ImagePrior, image_shape: tuple[int, int, int], side: int) -> Tensor:
-    """Patches (N, C·side²) from everywhere in the prior's first images: the same ones each time."""
+def first_images(prior: ImagePrior, image_shape: tuple[int, ...], count: int) -> tuple[Tensor, torch.Generator]:
+    """The prior's first images, the same ones each time, and the generator that drew them."""
     draw = torch.Generator().manual_seed(0)
     size = (image_shape[0], image_shape[1], image_shape[2])
-    images = prior.sample(_SAMPLED_IMAGES, image_shape=size, generator=draw, device=torch.device("cpu"))
-    return random_patches(images, side, count=_SAMPLED_IMAGES * _PATCHES_PER_IMAGE, generator=draw)
+    return prior.sample(count, image_shape=size, generator=draw, device=torch.device("cpu")), draw
 
 
 def random_patches(images: Tensor, side: int, *, count: int, generator: torch.Generator) -> Tensor:

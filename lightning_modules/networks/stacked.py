@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, stack_module_state
 
 __all__ = [
     "NetworkStack",
@@ -108,7 +108,7 @@ class NetworkStack:
         feature_extractor: what all of them share (see `without_feature_extractor`): computed once for all networks.
 
     Raises:
-        ValueError: if there are no networks, or a number is below 1.
+        ValueError: if there are no networks.
     """
 
     def __init__(
@@ -123,9 +123,6 @@ class NetworkStack:
     ) -> None:
         if not networks:
             raise ValueError("networks must hold at least one network, got none")
-        for name, value in (("at_once", at_once), ("images_at_once", images_at_once), ("workers", workers)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
         self._networks = [network.eval().requires_grad_(False) for network in networks]
         self.at_once = at_once
         self.images_at_once = images_at_once
@@ -176,19 +173,15 @@ class NetworkStack:
         pieces = list(images.split(self.images_at_once))
         with torch.autocast(images.device.type, enabled=False):
             if self._feature_extractor is not None:
-                feature_extractor = self._feature_extractor_on(images.device)
-                pieces = [feature_extractor(piece).float() for piece in pieces]
+                extractor = self._feature_extractor
+                if images.device.type != "cpu":
+                    # A copy elsewhere: the feature extractor itself belongs to whole networks on the CPU.
+                    if self._moved is None or self._moved[0] != images.device:
+                        self._moved = (images.device, copy.deepcopy(extractor).to(images.device))
+                    extractor = self._moved[1]
+                pieces = [extractor(piece).float() for piece in pieces]
             found = self._by_vmap(pieces) if by_vmap else self._one_by_one(pieces)
         return found.float()
-
-    def _feature_extractor_on(self, device: torch.device) -> nn.Module:
-        # A copy elsewhere: the feature extractor itself belongs to whole networks on the CPU.
-        assert self._feature_extractor is not None
-        if device.type == "cpu":
-            return self._feature_extractor
-        if self._moved is None or self._moved[0] != device:
-            self._moved = (device, copy.deepcopy(self._feature_extractor).to(device))
-        return self._moved[1]
 
     def _one_by_one(self, pieces: list[Tensor]) -> Tensor:
         def ask(index: int) -> Tensor:
@@ -217,18 +210,8 @@ class NetworkStack:
         if self._stacked is None or self._stacked[0] != device:
             chunks = []
             for first in range(0, len(self), self.at_once):
-                chosen = self._networks[first : first + self.at_once]
-                parameters, buffers = (
-                    {
-                        name: torch.stack([values.detach() for values in same]).to(device)
-                        for name, same in _aligned([dict(getattr(network, kind)()) for network in chosen]).items()
-                    }
-                    for kind in ("named_parameters", "named_buffers")
-                )
+                stacked = stack_module_state(self._networks[first : first + self.at_once])
+                parameters, buffers = ({name: v.detach().to(device) for name, v in kind.items()} for kind in stacked)
                 chunks.append((parameters, buffers))
             self._stacked = (device, chunks)
         return self._stacked[1]
-
-
-def _aligned(tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, list[Tensor]]:
-    return {name: [values[name] for values in tensors] for name in tensors[0]}

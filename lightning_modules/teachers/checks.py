@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from datamodules import shares
+from datamodules.images import whole
 from lightning_modules.evaluation import measured_on
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, StrokePrior
 from lightning_modules.private_run import PrivateRun
@@ -88,7 +88,7 @@ def show_accuracy(teacher: PrivateModel, run: PrivateRun, trainer: Trainer, devi
     if not trainer.is_global_zero:
         return
     data.setup("test")
-    accuracy = measured_on(teacher.logits, shares.whole(data.test_dataloader()), device)["accuracy"]
+    accuracy = measured_on(teacher.logits, whole(data.test_dataloader()), device)["accuracy"]
     rank_zero_info(
         f"The teacher's own accuracy on the test split of {data.name}: {100 * accuracy:.2f} %. NOT CHARGED: "
         "this is a query to the private teacher that no noise covers. Do not publish it, and choose nothing by it."

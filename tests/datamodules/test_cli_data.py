@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,9 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringModel
 from support.data_files import write_folders
 
-from datamodules import CIFAR10, MNIST, CelebA, Digits, FashionMNIST, SyntheticSteps
+from datamodules import CIFAR10, MNIST, CelebA, FashionMNIST, SyntheticSteps
+
+QUIET = {"logger": False, "accelerator": "cpu", "enable_checkpointing": False}
 
 
 def data_from(arguments: list[str]) -> LightningDataModule:
@@ -21,7 +22,7 @@ def data_from(arguments: list[str]) -> LightningDataModule:
         subclass_mode_data=True,
         run=False,
         save_config_callback=None,
-        trainer_defaults={"logger": False, "accelerator": "cpu", "enable_checkpointing": False},
+        trainer_defaults=QUIET,
         args=arguments,
     )
     return cli.datamodule
@@ -48,25 +49,6 @@ def test_the_settings_that_the_missing_data_message_names(infix: str) -> None:
     assert (data.dataset.root, data.dataset.download) == (Path("elsewhere"), True)
 
 
-def test_a_nested_config_and_an_option_over_it(tmp_path: Path) -> None:
-    config = {
-        "data": {
-            "class_path": "SyntheticSteps",
-            "init_args": {
-                "dataset": {"class_path": "Digits", "init_args": {"val_fraction": 0.2}},
-                "steps_per_epoch": 7,
-                "evaluation": "test",
-            },
-        }
-    }
-    path = tmp_path / "config.yaml"
-    path.write_text(json.dumps(config))
-    data = data_from(["--config", str(path), "--data.dataset.eval_batch_size", "100", "--data.batch_size", "32"])
-    assert isinstance(data, SyntheticSteps) and isinstance(data.dataset, Digits)
-    assert (data.steps_per_epoch, data.batch_size, data.evaluation) == (7, 32, "test")
-    assert (data.dataset.val_fraction, data.dataset.eval_batch_size) == (0.2, 100)
-
-
 class Shaped(LightningModule):
     """A model that takes its shapes from the data."""
 
@@ -81,19 +63,6 @@ class LinkedCLI(LightningCLI):
             parser.link_arguments(f"data.{name}", f"model.{name}", apply_on="instantiate")  # type: ignore[attr-defined]
 
 
-def test_public_facts_link_to_the_model_without_files() -> None:
-    cli = LinkedCLI(
-        Shaped,
-        LightningDataModule,
-        subclass_mode_data=True,
-        run=False,
-        save_config_callback=None,
-        trainer_defaults={"logger": False, "accelerator": "cpu", "enable_checkpointing": False},
-        args=["--data", "SyntheticSteps", "--data.dataset", "Digits", "--data.batch_size", "5"],
-    )
-    assert cli.model.given == (10, (1, 8, 8), 5)
-
-
 def linked(*arguments: str) -> LinkedCLI:
     return LinkedCLI(
         Shaped,
@@ -101,7 +70,7 @@ def linked(*arguments: str) -> LinkedCLI:
         subclass_mode_data=True,
         run=False,
         save_config_callback=None,
-        trainer_defaults={"logger": False, "accelerator": "cpu", "enable_checkpointing": False},
+        trainer_defaults=QUIET,
         args=list(arguments),
     )
 
@@ -121,6 +90,7 @@ def test_pictures_of_one_s_own_link_to_the_model_by_settings_alone(tmp_path: Pat
 def test_facts_that_follow_from_settings_link_to_the_model() -> None:
     assert linked("--data=CelebA", "--data.task=hair", "--data.size=32").model.given == (3, (3, 32, 32), 128)
     assert linked("--data=MedMNIST", "--data.subset=pathmnist", "--data.size=64").model.given == (9, (3, 64, 64), 128)
+    assert linked("--data=SyntheticSteps", "--data.dataset=Digits").model.given == (10, (1, 8, 8), 256)
     assert linked("--data=COVIDx", "--data.channels=3").model.given == (4, (3, 64, 64), 128)
 
 

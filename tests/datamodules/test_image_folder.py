@@ -82,14 +82,6 @@ def opened_ids(place: Path, path: Path) -> set[int]:
     return set(ids_of_names([path.relative_to(place).as_posix()]).tolist())
 
 
-def test_ids_do_not_depend_on_where_the_folder_lies(place: Path, tmp_path: Path) -> None:
-    before = opened(place, test_fraction=0.3)
-    moved = shutil.copytree(place, tmp_path / "elsewhere" / "insects")
-    after = opened(moved, test_fraction=0.3)
-    assert torch.equal(before.train_records.ids, after.train_records.ids)
-    assert before.private_data == after.private_data
-
-
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_a_part_is_read_without_the_other(parted: Path, part: str) -> None:
     other = "test" if part == "train" else "train"
@@ -146,12 +138,6 @@ def test_a_choice_of_classes(tmp_path: Path) -> None:
         whole.setup("fit")
 
 
-def test_names_are_given_or_the_folder_s(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ImageFolder(root=place, test_fraction=0.2, name="ours").private_data == "ours/train"
-    monkeypatch.chdir(place)
-    assert ImageFolder(root=".", test_fraction=0.2).private_data == "insects/train"
-
-
 def test_decoded_pictures_are_kept_where_asked_for(place: Path, tmp_path: Path) -> None:
     opened(place, test_fraction=0.2)
     assert not (place / ".decoded").exists()
@@ -195,6 +181,15 @@ def test_folders_of_no_use_are_refused(parted: Path, tmp_path: Path) -> None:
         ImageFolder(root=tmp_path / "one")
 
 
-def test_a_part_without_pictures_is_refused(place: Path) -> None:
+def test_ids_do_not_depend_on_where_the_folder_lies(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = opened(place, test_fraction=0.3)
+    after = opened(shutil.copytree(place, tmp_path / "elsewhere" / "insects"), test_fraction=0.3)
+    assert torch.equal(before.train_records.ids, after.train_records.ids)
+    assert before.private_data == after.private_data == "insects/train"
+    assert ImageFolder(root=place, test_fraction=0.2, name="ours").private_data == "ours/train"
+    monkeypatch.chdir(place)
+    assert ImageFolder(root=".", test_fraction=0.2).private_data == "insects/train"
     with pytest.raises(ValueError, match="has no pictures for its test part: add some, or change test_fraction"):
         ImageFolder(root=place, test_fraction=1e-9, size=8).setup("test")

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
-from datamodules.images import ImageDataset, keep_batch
+from datamodules.images import ImageDataset
 
 
 def records(peak: int = 255) -> ImageDataset:
@@ -27,19 +26,9 @@ def test_a_batch_is_its_records() -> None:
     assert torch.equal(images, torch.stack([data[2][0], data[0][0]]))
     assert labels.dtype == torch.int64 and labels.tolist() == [2, 0]
     assert data[2][1].shape == ()
-
-
-def test_fetching_leaves_the_stored_pixels_alone() -> None:
-    data = records()
     before = data.images.clone()
-    data.__getitems__([0, 1, 2, 3])
-    data[0][0].zero_()
-    assert torch.equal(data.images, before)
-
-
-def test_a_loader_makes_batches_of_it() -> None:
-    shapes = [tuple(images.shape) for images, _ in DataLoader(records(), batch_size=3, collate_fn=keep_batch)]
-    assert shapes == [(3, 1, 8, 8), (1, 1, 8, 8)]
+    images.zero_()
+    assert torch.equal(data.images, before)  # the stored pixels are left alone
 
 
 def test_an_empty_batch_keeps_its_shape() -> None:
@@ -51,6 +40,8 @@ def test_an_empty_batch_keeps_its_shape() -> None:
 def test_a_selection_keeps_ids() -> None:
     chosen = records().select(torch.tensor([True, False, True, False]))
     assert chosen.ids.tolist() == [3, 8] and chosen.labels.tolist() == [0, 2] and chosen.peak == 255
+    with pytest.raises(ValueError, match="mask must be"):
+        records().select(torch.tensor([0, 1, 2, 3]))
 
 
 @pytest.mark.parametrize(
@@ -71,8 +62,3 @@ def test_wrong_records_are_refused(change: dict[str, Any], message: str) -> None
     given: dict[str, Any] = {"images": data.images, "labels": data.labels, "ids": data.ids, "peak": data.peak}
     with pytest.raises(ValueError, match=message):
         ImageDataset(**(given | change))
-
-
-def test_a_selection_needs_a_mask() -> None:
-    with pytest.raises(ValueError, match="mask must be"):
-        records().select(torch.tensor([0, 1, 2, 3]))

@@ -49,11 +49,6 @@ def test_what_is_kept_in_half_precision_is_given_in_full() -> None:
         assert inputs.dtype == torch.float32 and torch.equal(inputs, mapped.inputs[2].float())
 
 
-def test_a_label_for_each_input() -> None:
-    with pytest.raises(ValueError, match="inputs and labels must be of one length, got 3 and 2"):
-        MappedRecords(torch.zeros(3, 1), torch.zeros(2, dtype=torch.int64))
-
-
 def test_the_shards_of_mapped_records_are_those_of_the_images(records: ImageDataset) -> None:
     plain = ShardedRecords.of(records, num_shards=N)
     function = Watched()

@@ -14,18 +14,12 @@ from PIL import Image
 from support.data_files import picture
 
 from datamodules import pictures
-from datamodules.pictures import Preparation, cache_folder, read_pictures
+from datamodules.pictures import Preparation, read_pictures
 
 
 def ramp(height: int, width: int) -> Any:
     """A picture that is darker at the left."""
     return np.linspace(0, 255, width, dtype=np.uint8)[None].repeat(height, axis=0)
-
-
-def test_a_picture_of_the_right_size_is_kept_as_it_is(tmp_path: Path) -> None:
-    array = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-    got = Preparation(size=16, channels=3)(picture(array, tmp_path / "a.png"))
-    assert np.array_equal(got, array.transpose(2, 0, 1))
 
 
 def test_the_middle_is_cut_out_or_all_is_squeezed(tmp_path: Path) -> None:
@@ -84,20 +78,12 @@ def test_what_is_no_picture_is_named(tmp_path: Path, content: bytes) -> None:
         read_pictures([tmp_path / "a.jpg"], Preparation(size=8, channels=1))
 
 
-def test_a_truncated_picture_is_named(tmp_path: Path) -> None:
-    path = picture(np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8), tmp_path / "a.png")
-    path.write_bytes(path.read_bytes()[:-2000])
-    with pytest.raises(ValueError, match=r"a\.png cannot be read"):
-        read_pictures([path], Preparation(size=8, channels=1))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"size": 0}, "size must be an integer of at least 1, got 0"),
         ({"channels": 2}, r"channels must be 1 \(grey\) or 3 \(colour\), got 2"),
         ({"resize": "pad"}, "resize must be 'crop' or 'stretch', got 'pad'"),
-        ({"crop": 0}, "crop must be at least 1, got 0"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -186,16 +172,8 @@ def test_a_damaged_array_is_named(files: list[Path], tmp_path: Path) -> None:
     read_pictures(files, SMALL, cache=tmp_path, name="a")
     (kept,) = tmp_path.glob("*.npy")
     np.save(kept, np.zeros((2, 1, 8, 8), np.uint8))
-    with pytest.raises(ValueError, match=r"a-.*\.npy is damaged, it holds uint8 of \(2, 1, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"a-.*\.npy is damaged .*it holds uint8 of \(2, 1, 8, 8\)"):
         read_pictures(files, SMALL, cache=tmp_path, name="a")
     kept.write_bytes(b"")
     with pytest.raises(ValueError, match=r"a-.*\.npy is damaged"):
         read_pictures(files, SMALL, cache=tmp_path, name="a")
-
-
-def test_where_arrays_are_kept(tmp_path: Path) -> None:
-    assert cache_folder(False, beside=tmp_path) is None
-    assert cache_folder(True, beside=tmp_path) == tmp_path / ".decoded"
-    assert cache_folder("elsewhere", beside=tmp_path) == Path("elsewhere")
-    with pytest.raises(ValueError, match="cache must be true, false or a folder"):
-        cache_folder("", beside=tmp_path)

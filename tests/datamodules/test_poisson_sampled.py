@@ -44,22 +44,6 @@ def test_two_runs_of_one_seed_sample_differently() -> None:
     assert first != list(PoissonBatches(records=100, sample_rate=0.5, steps=2))
 
 
-def test_a_batch_may_be_empty() -> None:
-    data = PoissonSampled(dataset=Digits(), batch_size=1, steps_per_epoch=50, noise=ReproducibleNoise(seed=0))
-    data.setup("fit")
-    sizes = [len(labels) for _, labels in data.train_dataloader()]
-    assert len(sizes) == 50
-    assert 0 in sizes
-
-
-def test_epoch_and_rate() -> None:
-    data = PoissonSampled(dataset=Digits(), batch_size=255)
-    data.setup("fit")
-    assert data.sample_rate == pytest.approx(255 / 1275)
-    assert len(data.train_dataloader()) == 5
-    assert (data.name, data.private_data, data.num_classes) == ("Digits", "Digits/train", 10)
-
-
 @pytest.mark.parametrize("evaluation", ["test", "selection", "validation"])
 def test_precomputed_features_replace_images_but_not_those_of_the_test_split(evaluation: Any) -> None:
     data = PoissonSampled(dataset=Digits(), batch_size=100, evaluation=evaluation)
@@ -98,15 +82,6 @@ def test_a_fit_that_ends_leaves_no_features_behind(end: str) -> None:
         assert next(iter(loader))[0].shape[1:] == ((1, 8, 8) if ended else (64,))
 
 
-def test_what_is_evaluated_in_between_leaves_the_features_of_a_fit() -> None:
-    data = PoissonSampled(dataset=Digits(), batch_size=100)
-    data.setup("fit")
-    data.precompute(lambda images: images.flatten(1))
-    data.setup("test")
-    data.teardown("test")
-    assert next(iter(data.train_dataloader()))[0].shape[1:] == (64,)
-
-
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
 def test_rates_without_meaning(rate: float) -> None:
     with pytest.raises(ValueError, match="sample_rate"):
@@ -134,10 +109,6 @@ def test_no_record_is_likelier_than_the_analysis_says() -> None:
     assert Fraction(int(exact), 2**64) <= Fraction(rate)
     rounded_down = (words >> np.uint64(11)) * 2.0**-53 < rate
     assert rounded_down.sum() > len(taken)
-
-
-def test_every_record_is_taken_at_rate_one() -> None:
-    assert next(iter(PoissonBatches(records=5, sample_rate=1.0, steps=1))) == [0, 1, 2, 3, 4]
 
 
 def test_more_private_records_than_were_stated_are_refused() -> None:
@@ -192,3 +163,14 @@ def test_features_are_those_of_the_batch_and_last_until_the_next_is_fetched() ->
     for (inputs, labels), positions in zip(found, again, strict=True):
         images, expected = data.dataset.train_records.__getitems__(positions)
         assert torch.equal(inputs, images.flatten(1)) and torch.equal(labels, expected)
+
+
+def test_rates_epochs_and_batches_that_may_be_empty() -> None:
+    data = PoissonSampled(dataset=Digits(), batch_size=255)
+    data.setup("fit")
+    assert data.sample_rate == pytest.approx(255 / 1275) and len(data.train_dataloader()) == 5
+    data = PoissonSampled(dataset=Digits(), batch_size=1, steps_per_epoch=50, noise=ReproducibleNoise(seed=0))
+    data.setup("fit")
+    sizes = [len(labels) for _, labels in data.train_dataloader()]
+    assert len(sizes) == 50 and 0 in sizes
+    assert next(iter(PoissonBatches(records=5, sample_rate=1.0, steps=1))) == [0, 1, 2, 3, 4]

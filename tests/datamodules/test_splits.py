@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -43,15 +42,3 @@ def test_fractions_are_uniform_and_purposes_unrelated() -> None:
         # five standard deviations of a binomial share
         assert abs((one < fraction).double().mean() - fraction) < 5 * (fraction * (1 - fraction) / 60_000) ** 0.5
     assert abs(torch.corrcoef(torch.stack([one, two]))[0, 1]) < 5 / 60_000**0.5
-
-
-@pytest.mark.parametrize("ids", [torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2)])
-def test_ids_must_be_integers_in_a_row(ids: Tensor) -> None:
-    with pytest.raises(ValueError, match="ids must be"):
-        id_fraction(ids, purpose="validation")
-
-
-@pytest.mark.parametrize("purpose", ["", "a purpose of 17 ch"])
-def test_purpose_has_a_length(purpose: str) -> None:
-    with pytest.raises(ValueError, match="purpose must have"):
-        id_fraction(torch.arange(2), purpose=purpose)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from datamodules import MNIST, Digits, ImageDataset, SyntheticSteps
 from datamodules.base import Part
 from datamodules.splits import id_fraction, selection_halves
-from datamodules.synthetic_steps import StepIndices
 
 
 class Sealed(Digits):
@@ -82,33 +81,18 @@ def test_it_works_where_the_training_files_are_absent(mnist_root: Path) -> None:
     assert model.evaluated == [50]
 
 
-def test_records_held_out_of_a_teachers_training_are_never_opened() -> None:
-    with pytest.raises(ValueError, match=r"evaluation must be 'test' or 'selection', got 'validation': .* private"):
-        SyntheticSteps(dataset=Digits(), steps_per_epoch=1, evaluation="validation")
-
-
-def test_public_facts_are_those_of_the_data_set() -> None:
-    data = SyntheticSteps(dataset=MNIST(root="nowhere"), batch_size=32)
-    assert (data.num_classes, data.image_shape, data.num_records, data.batch_size) == (10, (1, 28, 28), 60_000, 32)
-    assert (data.name, data.private_data) == ("MNIST", "MNIST/train")
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"steps_per_epoch": 0}, "steps_per_epoch must be"),
         ({"batch_size": 0}, "batch_size must be"),
-        ({"evaluation": "train"}, "evaluation must be 'test' or 'selection', got 'train'"),
+        ({"evaluation": "validation"}, "evaluation must be 'test' or 'selection', got 'validation': .* private"),
         ({"dataset": "Digits"}, "dataset must be an ImageDataModule"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SyntheticSteps(**({"dataset": Digits()} | settings))
-
-
-def labels_of(batches: Any) -> list[int]:
-    return [int(label) for _, labels in batches for label in labels]
 
 
 def test_selection_keeps_half_of_the_test_split_for_the_figure_that_is_reported() -> None:
@@ -131,6 +115,8 @@ def test_the_halves_have_no_record_in_common_and_depend_on_ids_alone() -> None:
     kept = torch.arange(len(records)) % 3 != 0
     fewer = selection_halves(records.select(kept))[0].ids.tolist()
     assert fewer == [i for i in chosen.ids.tolist() if i in set(records.select(kept).ids.tolist())]
+    with pytest.raises(ValueError, match="needs a test split that can be halved, got 1 record"):
+        selection_halves(records.at(torch.tensor([0])))
     # What decides a teacher's validation split decides nothing here.
     by_other = id_fraction(records.ids, purpose="validation") < 0.5
     assert set(chosen.ids.tolist()) != set(records.select(by_other).ids.tolist())
@@ -143,22 +129,6 @@ def test_halves_by_position_would_move(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datamodules.splits.id_fraction", by_position)
     with pytest.raises(AssertionError):
         test_the_halves_have_no_record_in_common_and_depend_on_ids_alone()
-
-
-def test_by_default_all_of_the_test_split_is_looked_at_and_reported() -> None:
-    data = SyntheticSteps(dataset=Digits())
-    data.setup("fit")
-    assert labels_of(data.val_dataloader()) == labels_of(data.test_dataloader())
-    assert len(labels_of(data.test_dataloader())) == 362
-
-
-def test_too_few_test_records_cannot_be_halved() -> None:
-    data = Digits()
-    data.setup("test")
-    only = torch.zeros(len(data.test_records), dtype=torch.bool)
-    only[0] = True
-    with pytest.raises(ValueError, match="needs a test split that can be halved, got 1 record"):
-        selection_halves(data.test_records.select(only))
 
 
 class PlainRange(SyntheticSteps):
@@ -184,7 +154,7 @@ def steps_over_a_crash(folder: Path, cls: type[SyntheticSteps], *, crash_at: int
     return first.steps + second.steps
 
 
-@pytest.mark.parametrize("crash_at", [1, 3, 5, 10, 12])
+@pytest.mark.parametrize("crash_at", [3, 5, 12])
 def test_a_resumed_run_takes_the_steps_that_were_left(tmp_path: Path, crash_at: int) -> None:
     assert steps_over_a_crash(tmp_path, SyntheticSteps, crash_at=crash_at) == [0, 1, 2, 3, 4] * 3
 
@@ -192,11 +162,3 @@ def test_a_resumed_run_takes_the_steps_that_were_left(tmp_path: Path, crash_at: 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
 def test_resuming_a_plain_range_would_repeat_steps(tmp_path: Path) -> None:
     assert steps_over_a_crash(tmp_path, PlainRange, crash_at=3)[:8] == [0, 1, 2, 0, 1, 0, 1, 2]
-
-
-def test_an_epoch_cut_short_starts_again_at_zero() -> None:
-    steps = StepIndices(4)
-    iterator = iter(steps)
-    assert [next(iterator), next(iterator)] == [0, 1]
-    assert list(steps) == [0, 1, 2, 3] == list(steps)
-    assert steps.state_dict() == {"next": 0}

@@ -11,9 +11,8 @@ import torch
 from sklearn.datasets import load_digits
 from support.idx_files import write_idx
 
-from datamodules import ImageFolder, MissingDataError
-from datamodules.untuned import build_untuned, main
-from datamodules.untuned_characters import FORMS, NUM_CLASSES, Labels, Pixels, cropped, overlaid, recipes
+from datamodules import ImageFolder
+from datamodules.untuned import FORMS, NUM_CLASSES, Labels, Pixels, build_untuned, cropped, main, overlaid, recipes
 
 #: Between dark ground and bright ink.
 SOME_INK = 32
@@ -60,14 +59,6 @@ def test_the_sets_are_folders_of_pictures_by_class(
         assert records.images.float().quantile(0.2) < SOME_INK < 128 < brightest.mean()  # bright ink on dark ground
 
 
-def test_cropped_characters_are_the_first_digits_under_their_numbers(root: Path, tmp_path: Path) -> None:
-    place = build_untuned(root=root, to=tmp_path / "untuned", **SMALL)
-    labels = handwriting()[1]
-    named = {file.removeprefix("cropped/") for file in contents(place) if file.startswith("cropped/")}
-    expected = {f"train/{label}/{number:05d}.png" for number, label in enumerate(labels[:30])}
-    assert named == expected | {f"test/{label}/{number:05d}.png" for number, label in enumerate(labels[200:240])}
-
-
 def test_a_digit_is_stretched_to_the_edges_and_a_bar_stays_a_bar() -> None:
     digit = np.zeros((28, 28), dtype=np.uint8)
     digit[4:24, 9:19] = np.eye(20, 10, dtype=np.uint8) * 255 + np.eye(20, 10, -10, dtype=np.uint8) * 255
@@ -84,15 +75,6 @@ def test_a_digit_is_stretched_to_the_edges_and_a_bar_stays_a_bar() -> None:
         speck[0, 0] = grey
         assert np.array_equal(cropped(speck, size=16), narrow) == same
     assert cropped(np.zeros_like(bar), size=16).shape == (16, 16)
-
-
-def test_equal_seeds_make_equal_files_and_others_other_ones(root: Path, tmp_path: Path) -> None:
-    made = [
-        contents(build_untuned(root=root, to=tmp_path / f"made{number}", seed=seed, **SMALL))
-        for number, seed in enumerate((3, 3, 4))
-    ]
-    assert made[0] == made[1] != made[2]
-    assert all(made[0][file] == made[2][file] for file in made[0] if file.startswith("cropped"))
 
 
 def largest_by_part(place: Path) -> dict[str, set[int]]:
@@ -130,10 +112,6 @@ def test_two_or_three_digits_at_places_that_no_other_form_has() -> None:
     assert recipes(0) == made != recipes(1)
 
 
-def recognised(labels: Labels, guessed: Labels) -> float:
-    return float((labels == guessed).mean())
-
-
 def test_characters_of_a_class_are_alike_and_classes_differ() -> None:
     """Each character is closest to the mean of its own class and form, found on others; drawn means say nothing."""
     digits, labels = handwriting()
@@ -144,18 +122,11 @@ def test_characters_of_a_class_are_alike_and_classes_differ() -> None:
     def accuracy(groups: Labels) -> float:
         means = np.stack([known[groups == group].mean(axis=0) for group in range(FORMS * NUM_CLASSES)])
         distances = ((new[:, None].astype(float) - means) ** 2).sum(axis=(2, 3))
-        return recognised(new_labels, distances.argmin(axis=1) // FORMS)
+        return float((new_labels == distances.argmin(axis=1) // FORMS).mean())
 
     groups = FORMS * known_labels + form
     assert accuracy(groups) > 0.8
     assert accuracy(np.random.RandomState(0).permutation(groups)) < 0.3
-
-
-def test_a_folder_that_is_there_is_left_as_it_is(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "untuned").mkdir()
-    with pytest.raises(FileExistsError, match=r"^to must be a folder that is not there yet, got .*untuned"):
-        build_untuned(root=root, to=tmp_path / "untuned", **SMALL)
-    assert not list((tmp_path / "untuned").iterdir())
 
 
 def test_what_fails_half_way_leaves_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,45 +141,33 @@ def test_what_fails_half_way_leaves_nothing(root: Path, tmp_path: Path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_missing_digits_are_said_with_the_setting_that_names_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(MissingDataError, match="set `root`"):
-        build_untuned(root=tmp_path, to=tmp_path / "untuned")
-    with pytest.raises(SystemExit, match=r"--root .* lacks train-images-idx3-ubyte, .* give --download"):
-        main(["--root", str(tmp_path), "--to", str(tmp_path / "untuned")])
-    assert not list(tmp_path.iterdir())
+def test_equal_seeds_make_equal_files_and_cropped_ones_are_the_first_digits(root: Path, tmp_path: Path) -> None:
+    made = [
+        contents(build_untuned(root=root, to=tmp_path / f"made{number}", seed=seed, **SMALL))
+        for number, seed in enumerate((3, 3, 4))
+    ]
+    assert made[0] == made[1] != made[2]
+    assert all(made[0][file] == made[2][file] for file in made[0] if file.startswith("cropped"))
+    labels = handwriting()[1]
+    expected = {f"cropped/train/{label}/{number:05d}.png" for number, label in enumerate(labels[:30])}
+    expected |= {f"cropped/test/{label}/{number:05d}.png" for number, label in enumerate(labels[200:240])}
+    assert {file for file in made[0] if file.startswith("cropped")} == expected
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_cropped": (201, 40)}, "num_cropped must be at most the 200 digits of MNIST's train part, got 201"),
-        ({"num_cropped": (30, 101)}, "num_cropped must be at most the 100 digits of MNIST's test part, got 101"),
-        ({"num_cropped": (0, 40)}, "num_cropped must be two numbers of at least 1"),
-        ({"num_overlaid": (40, -1)}, "num_overlaid must be two numbers of at least 1"),
-        ({"seed": -1}, "seed must lie between 0 and"),
-    ],
-)
-def test_settings_out_of_range_are_refused(root: Path, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build_untuned(root=root, to=tmp_path / "untuned", **{**SMALL, **settings})
-    assert not (tmp_path / "untuned").exists()
-
-
-def test_digits_without_a_class_are_refused() -> None:
+def test_the_command_says_what_it_made_or_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--root", str(tmp_path), "--to", str(tmp_path / "untuned")]
+    with pytest.raises(SystemExit, match=r"(?s)train-images-idx3-ubyte.*set `root`"):
+        main(command)
     digits, labels = handwriting()
-    with pytest.raises(ValueError, match=r"labels must have each of the digits .* got none of \[3\]"):
-        overlaid(digits[labels != 3], labels[labels != 3], count=20, seed=0, draw=1)
-
-
-def test_the_command_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    digits, labels = handwriting()
-    write_digits(tmp_path, "train", digits[np.arange(7291) % 1700], labels[np.arange(7291) % 1700])
+    write_digits(tmp_path, "train", digits[np.arange(7290) % 1700], labels[np.arange(7290) % 1700])
     write_digits(tmp_path, "t10k", digits[np.arange(2007) % 1700], labels[np.arange(2007) % 1700])
-    main(["--root", str(tmp_path), "--to", str(tmp_path / "untuned")])
+    with pytest.raises(SystemExit, match="num_cropped must be 1 to 7290, MNIST's train digits, got 7291"):
+        main(command)
+    assert [path.name for path in tmp_path.iterdir()] == ["MNIST"]
+    write_digits(tmp_path, "train", digits[np.arange(7291) % 1700], labels[np.arange(7291) % 1700])
+    main(command)
     shown = capsys.readouterr().out
     assert "cropped: 7,291 characters of 16x16 pixels for training, 2,007 for testing" in shown
     assert "overlaid: 8,000 characters of 28x28 pixels for training, 2,000 for testing" in shown
     with pytest.raises(SystemExit, match="to must be a folder that is not there yet"):
-        main(["--root", str(tmp_path), "--to", str(tmp_path / "untuned")])
+        main(command)

@@ -22,7 +22,7 @@ from support.processes import TWO, command_line, fit_in_processes, in_processes,
 from support.runs import QUIET, checkpoint, configuration, distil, fit
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from datamodules.shares import own_share, whole
+from datamodules.images import own_share, whole
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli import main
 from lightning_modules.runtime.processes import (

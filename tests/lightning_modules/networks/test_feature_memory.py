@@ -84,25 +84,6 @@ def test_a_memory_that_forgets_whose_features_they_are_would_be_seen(
         assert not torch.equal(other_settings(one), extractor(power=0.5)._computed(IMAGES))
 
 
-def test_features_under_autocast_are_others() -> None:
-    with feature_memory() as memory:
-        one = extractor()
-        exact = one(IMAGES)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            coarse = one(IMAGES)
-        assert memory.held_bytes == exact.nbytes + coarse.nbytes
-        assert torch.equal(one(IMAGES), exact)
-
-
-def test_any_precision_is_remembered(computed: list[int]) -> None:
-    """NumPy has no bfloat16."""
-    with feature_memory():
-        one = extractor().bfloat16()
-        first = one(IMAGES.bfloat16())
-        assert torch.equal(one(IMAGES.bfloat16()), first) and computed == [5]
-        assert not torch.equal(extractor()(IMAGES.bfloat16().float()), first.float())
-
-
 def test_what_validation_leaves_can_be_trained_on() -> None:
     with feature_memory():
         one, head = extractor(), torch.nn.Linear(80, 2)
@@ -134,12 +115,6 @@ def test_several_threads_ask_at_once(computed: list[int]) -> None:
     with feature_memory(), ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda number: one(IMAGES + number % 3), range(12)))
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-
-
-def test_it_ends_with_an_error() -> None:
-    with pytest.raises(RuntimeError), feature_memory():
-        raise RuntimeError
-    assert not module._memory
 
 
 def test_a_pipeline_computes_the_features_of_a_teacher_once(

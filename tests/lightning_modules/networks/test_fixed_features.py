@@ -10,16 +10,12 @@ import torch
 from support.features import linear
 from torch import Tensor, nn
 
-from lightning_modules.networks import Kernels, LinearOnFeatures, Patches, Whitening
+from lightning_modules.networks import LinearOnFeatures, Whitening
 from lightning_modules.networks.fixed_features import WhitenedFeatures, moved_each_way, whitening_of
-from lightning_modules.networks.memory import Remembered, same_module
-from lightning_modules.priors import DeadLeavesPrior, FractalPrior, MixturePrior, SilhouettePrior, StrokePrior
+from lightning_modules.networks.memory import same_module
+from lightning_modules.priors import StrokePrior
 
 SHAPE = (1, 8, 8)
-
-
-class FewStrokes(StrokePrior):
-    max_curves = 2
 
 
 def stretched(count: int = 400, size: int = 12) -> Tensor:
@@ -116,66 +112,6 @@ def whitened(**settings: Any) -> LinearOnFeatures:
     return linear(whitened=True, image_shape=SHAPE, **{"images": 60, "groups": 9, **settings})
 
 
-def test_a_classifier_goes_through_its_feature_extractor_and_says_so_in_its_state() -> None:
-    network = whitened()
-    images = torch.rand(5, *SHAPE) * 2 - 1
-    assert torch.equal(network.forward_extracted(network.feature_extractor(images)), network(images))
-    assert {name for name, _ in network.named_parameters()} == {"head.weight", "head.bias"}
-    assert {
-        "feature_extractor.mean",
-        "feature_extractor.directions",
-        "feature_extractor.gains",
-        "feature_extractor.scale",
-    } <= set(network.state_dict())
-
-
-def test_statistics_are_the_priors_and_come_back_from_a_checkpoint() -> None:
-    """Another prior gives other features; a state puts the first ones in its place, to the bit."""
-    strokes, again, silhouettes = whitened(), whitened(), whitened(prior=SilhouettePrior())
-    images = torch.rand(5, *SHAPE) * 2 - 1
-    assert torch.equal(strokes.feature_extractor(images), again.feature_extractor(images))
-    assert not torch.allclose(strokes.feature_extractor(images), silhouettes.feature_extractor(images), atol=1e-2)
-    same = whitened(prior=FewStrokes())
-    assert not torch.allclose(same(images), strokes(images), atol=1e-3)
-    same.load_state_dict(strokes.state_dict())
-    assert torch.equal(same(images), strokes(images))
-
-
-def test_what_was_found_for_one_network_is_found_for_the_next_and_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kept in the process; what is written into one network changes no other."""
-    made: list[int] = []
-    find = WhitenedFeatures._statistics_of
-
-    def counted(self: WhitenedFeatures, *given: Any, **more: Any) -> Any:
-        made.append(1)
-        return find(self, *given, **more)
-
-    monkeypatch.setattr(WhitenedFeatures, "_statistics_of", counted)
-    monkeypatch.setattr("lightning_modules.networks.fixed_features._FOUND", Remembered())
-    first = whitened()
-    gains = first.feature_extractor.gains.clone()
-    first.feature_extractor.mean.add_(1.0)
-    assert (
-        torch.allclose(whitened().feature_extractor.mean + 1, first.feature_extractor.mean, atol=1e-5)
-        and len(made) == 1
-    )
-    for settings in (
-        {"power": 0.5},
-        {"groups": 1},
-        {"images": 61},
-        {"prior": FewStrokes()},
-    ):
-        made.clear()
-        other, again = whitened(**settings), whitened(**settings)
-        assert len(made) == 1 and torch.equal(other.feature_extractor.gains, again.feature_extractor.gains)
-        assert not torch.equal(other.feature_extractor.gains[:5], gains[:5])
-    # Settings that may change in place, or that compare by identity, are looked at anew.
-    made.clear()
-    for _ in range(2):
-        whitened(prior=MixturePrior(priors=[StrokePrior(), SilhouettePrior()]))
-    assert len(made) == 2
-
-
 class Waves(nn.Module):
     """Features of anyone's, which print none of their settings."""
 
@@ -249,49 +185,3 @@ def test_features_of_the_priors_images_are_as_long_as_before_on_the_average() ->
 def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         whitened(**settings)
-
-
-#: Features that are computed of public images, small, with their shape of images.
-FOUND: dict[type[nn.Module], dict[str, Any]] = {
-    Kernels: {"image_shape": (3, 14, 12), "first_anchors": 6, "anchors": 8, "cells": 2},
-    Patches: {"image_shape": (3, 12, 10), "filters": 12, "patch": 4, "stride": 1},
-}
-
-
-@pytest.mark.parametrize("kind", FOUND)
-def test_what_is_computed_is_the_priors_and_comes_back_from_a_checkpoint(kind: type[nn.Module]) -> None:
-    def made(**settings: Any) -> LinearOnFeatures:
-        torch.manual_seed(0)
-        return linear(kind, whitened=True, images=20, **FOUND[kind], **settings)
-
-    leaves, again, fractals = made(), made(), made(prior=FractalPrior())
-    given = 2 * torch.rand(5, *FOUND[kind]["image_shape"], generator=torch.Generator().manual_seed(0)) - 1
-    assert torch.equal(leaves.feature_extractor(given), again.feature_extractor(given))
-    assert not torch.allclose(leaves.feature_extractor(given), fractals.feature_extractor(given), atol=1e-2)
-    assert torch.equal(leaves.forward_extracted(leaves.feature_extractor(given)), leaves(given))
-    assert {name for name, _ in leaves.named_parameters()} == {"head.weight", "head.bias"}
-    fractals.load_state_dict(leaves.state_dict())
-    assert torch.equal(fractals(given), leaves(given))
-    # Mirrored features do not tell an image from its mirror image, and others do.
-    for mirrored in (True, False):
-        extractor = linear(kind, whitened=True, images=20, mirrored=mirrored, **FOUND[kind]).feature_extractor
-        assert torch.allclose(extractor(given), extractor(given.flip(-1)), atol=1e-4) is mirrored
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
-        (Kernels, {"first_anchors": 0}, "first_anchors must be 1 or more and a whole number, got 0"),
-        (Kernels, {"anchors": 0}, "anchors must be 1 or more and a whole number, got 0"),
-        (Kernels, {"cells": 0}, "cells must be 1 or more and a whole number, got 0"),
-        (Kernels, {"cells": 5}, "at least 15x15 pixels, got 14x12"),
-        (Kernels, {"anchors": 60001}, "anchors must be at most as many"),
-        (Patches, {"filters": 0}, "filters must be 1 or more"),
-        (Patches, {"patch": 1}, "patch must be 2 or more"),
-        (Patches, {"stride": 0}, "stride must be 1 or more"),
-        (Patches, {"patch": 11}, "at least 12x12 pixels"),
-    ],
-)
-def test_settings_of_features_without_a_meaning(kind: type[nn.Module], settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        kind(prior=DeadLeavesPrior(), **{**FOUND[kind], **settings})

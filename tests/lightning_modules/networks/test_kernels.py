@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from lightning_modules.networks import kernels
 from lightning_modules.networks.kernels import Kernels, nystrom_factor, spherical_kmeans
-from lightning_modules.networks.memory import Remembered
 from lightning_modules.priors import DeadLeavesPrior
 
 SHAPE = (3, 14, 12)
@@ -120,41 +119,6 @@ def test_anchors_are_directions_that_rows_lie_around() -> None:
         spherical_kmeans(torch.cat([rows[:3], 1e-3 * rows[:50]]), count=4)
 
 
-def test_anchors_of_one_network_are_those_of_the_next_and_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kept in the process, as if they were found anew; what is written into one network changes no other."""
-    made: list[int] = []
-    find = Kernels._found_on
-
-    def counted(self: Kernels, *given: Any) -> Any:
-        made.append(1)
-        return find(self, *given)
-
-    monkeypatch.setattr(Kernels, "_found_on", counted)
-    monkeypatch.setattr(kernels, "_FOUND", Remembered())
-    torch.manual_seed(0)
-    first = features()
-    drawn = torch.rand(1)
-    anew = [value.clone() for value in first.state_dict().values()]
-    for value in first.state_dict().values():
-        value.zero_()
-    torch.manual_seed(0)
-    again = features(cells=1)  # which decides nothing of an anchor
-    assert len(made) == 1
-    assert all(torch.equal(one, other) for one, other in zip(anew, again.state_dict().values(), strict=True))
-    # Initial weights that are drawn afterwards do not depend on what was kept.
-    assert torch.equal(torch.rand(1), drawn)
-    for settings in (
-        {"first_anchors": 7},
-        {"anchors": 9},
-        {"prior": DeadLeavesPrior(leaves=8)},
-        {"image_shape": (3, 12, 14)},
-    ):
-        made.clear()
-        other = features(**settings).state_dict().values()
-        assert len(made) == 1
-        assert not all(torch.equal(one, value) for one, value in zip(anew, other, strict=True))
-
-
 def test_a_plain_surface_and_a_single_step_of_brightness_give_finite_features() -> None:
     network = features()
     plain = torch.full((1, *SHAPE), 0.7)
@@ -163,15 +127,16 @@ def test_a_plain_surface_and_a_single_step_of_brightness_give_finite_features() 
     assert torch.allclose(network(images()), network(0.5 * images() + 0.5), rtol=0.1, atol=0.02)
 
 
-def test_features_of_an_image_do_not_depend_on_its_neighbours() -> None:
-    network, given = features(), images(19)
-    assert torch.allclose(network(given)[7:8], network(given[7:8]), atol=1e-5)
-    assert torch.allclose(network(given), network.at_once(given), atol=1e-5)
-    assert network(given[:0]).shape == (0, *network.output_shape)
-
-
-def test_the_smallest_images_that_are_taken_are_large_enough() -> None:
-    network = features(image_shape=(1, 9, 9), first_anchors=4)
-    assert bool(network(2 * torch.rand(2, 1, 9, 9) - 1).isfinite().all())
-    with pytest.raises(ValueError, match="at least 9x9 pixels, got 8x9"):
-        features(image_shape=(1, 8, 9))
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"first_anchors": 0}, "first_anchors must be 1 or more and a whole number, got 0"),
+        ({"anchors": 0}, "anchors must be 1 or more and a whole number, got 0"),
+        ({"cells": 0}, "cells must be 1 or more and a whole number, got 0"),
+        ({"cells": 5}, "at least 15x15 pixels, got 14x12"),
+        ({"anchors": 60001}, "anchors must be at most as many"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        features(**settings)

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_modules.networks import patches
-from lightning_modules.networks.memory import Remembered
 from lightning_modules.networks.patches import Patches, patch_filters
 from lightning_modules.priors import DeadLeavesPrior, GradientPrior
 
@@ -74,39 +73,6 @@ def test_filters_compare_whitened_patches() -> None:
     assert not torch.allclose((rows @ F.normalize(rows[:4]).T).std(dim=0), ones, atol=0.2)
 
 
-def test_filters_of_one_network_are_those_of_the_next_and_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kept in the process, as if they were computed anew; what is written into one network changes no other."""
-    made: list[int] = []
-    compute = patches.patch_filters
-
-    def counted(*given: Any, **settings: Any) -> Any:
-        made.append(1)
-        return compute(*given, **settings)
-
-    monkeypatch.setattr(patches, "patch_filters", counted)
-    monkeypatch.setattr(patches, "_FOUND", Remembered())
-    torch.manual_seed(0)
-    first = features()
-    drawn = torch.rand(1)
-    anew = first.filters.clone(), first.offsets.clone()
-    for buffer in (first.filters, first.offsets):
-        buffer.zero_()
-    torch.manual_seed(0)
-    again = features(stride=2, cells=1)  # which decide nothing of a filter
-    assert len(made) == 1 and torch.equal(again.filters, anew[0]) and torch.equal(again.offsets, anew[1])
-    # Initial weights that are drawn afterwards do not depend on what was kept.
-    assert torch.equal(torch.rand(1), drawn)
-    for settings in (
-        {"filters": 13},
-        {"patch": 3},
-        {"prior": DeadLeavesPrior(leaves=8)},
-        {"image_shape": (3, 10, 12)},
-    ):
-        made.clear()
-        other = features(**settings)
-        assert len(made) == 1 and not torch.equal(other.filters, anew[0])
-
-
 def test_brightness_and_contrast_of_an_image_change_little() -> None:
     network = features()
     given = images()
@@ -114,11 +80,18 @@ def test_brightness_and_contrast_of_an_image_change_little() -> None:
     assert not torch.allclose(network(given.flip(2)), network(given), rtol=0.05, atol=0.02)
 
 
-def test_features_of_an_image_do_not_depend_on_its_neighbours() -> None:
-    network = features()
-    given = images(19)
-    assert torch.allclose(network(given)[7:8], network(given[7:8]), atol=1e-6)
-    assert network(given[:0]).shape == (0, *network.output_shape)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"filters": 0}, "filters must be 1 or more"),
+        ({"patch": 1}, "patch must be 2 or more"),
+        ({"stride": 0}, "stride must be 1 or more"),
+        ({"patch": 11}, "at least 12x12 pixels"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        features(**settings)
 
 
 def test_more_filters_than_a_prior_has_patches_are_refused() -> None:

@@ -61,7 +61,7 @@ def test_a_network_that_does_not_standardise_is_brought_to_them_where_asked() ->
 
 
 @pytest.mark.parametrize(
-    ("scale", "shift", "named"), [([1.0], [0.0, 0.0], "one number for each"), ([0.0], [0.0], "above 0")]
+    ("scale", "shift", "named"), [([1.0], [0.0, 0.0], "one finite number for each"), ([0.0], [0.0], "above 0")]
 )
 def test_bad_statistics_are_named(scale: list[float], shift: list[float], named: str) -> None:
     with pytest.raises(ValueError, match=named):

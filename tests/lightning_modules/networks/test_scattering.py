@@ -6,7 +6,6 @@ import pytest
 import torch
 from support.features import linear
 
-from lightning_modules.networks import LinearOnFeatures
 from lightning_modules.networks.scattering import Scattering2d, _filtered, _fold
 from lightning_modules.priors import StrokePrior
 
@@ -26,13 +25,6 @@ def test_nothing_is_learnt_and_nothing_is_saved() -> None:
     extractor = Scattering2d()
     assert not list(extractor.parameters())
     assert not extractor.state_dict()
-
-
-def test_each_image_by_itself() -> None:
-    extractor = Scattering2d()
-    images = torch.rand(70, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-    alone = torch.cat([extractor(image[None]) for image in images])
-    assert torch.allclose(extractor(images), alone, atol=1e-5)
 
 
 def test_a_constant_image_has_its_value_and_no_waves() -> None:
@@ -83,14 +75,6 @@ def test_second_order_tells_apart_what_the_first_cannot() -> None:
     beating = steady * (1 + wave(0.0, 3 * math.pi / 16))
     extractor = Scattering2d()
     assert float(extractor(beating)[0, 17:].abs().mean()) > 3 * float(extractor(steady)[0, 17:].abs().mean())
-
-
-def test_classifier() -> None:
-    network = LinearOnFeatures(image_shape=(1, 8, 8), num_classes=4)
-    images = torch.rand(5, 1, 8, 8)
-    assert network(images).shape == (5, 4)
-    assert torch.allclose(network(images), network.forward_extracted(network.feature_extractor(images)))
-    assert torch.allclose(network(images), network.head(network.forward_features(images)))
 
 
 def test_settings_without_meaning() -> None:

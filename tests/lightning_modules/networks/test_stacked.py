@@ -106,8 +106,6 @@ def test_hooks_fire_on_one_network_and_see_its_own_statistics(images: torch.Tens
 def test_settings_without_a_meaning() -> None:
     with pytest.raises(ValueError, match="at least one network"):
         NetworkStack([])
-    with pytest.raises(ValueError, match="at_once"):
-        NetworkStack(networks(1), at_once=0)
     with pytest.raises(ValueError, match="same number"):
         NetworkStack.from_states(nn.Linear(2, 1), {"weight": torch.zeros(2, 1, 2), "bias": torch.zeros(3, 1)})
     assert stack_states([]) == {}

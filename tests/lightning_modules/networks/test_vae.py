@@ -88,8 +88,3 @@ def test_codes_are_drawn_from_their_source_alone() -> None:
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ConvVAE(**settings)
-
-
-def test_shapes_that_do_not_match_are_refused() -> None:
-    with pytest.raises(ValueError, match="must have one shape"):
-        negative_elbo(torch.zeros(2, 1, 3, 3), torch.zeros(2, 1, 3, 4), torch.zeros(2, 1), torch.zeros(2, 1))

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from datamodules.images import ImageDataset
 from lightning_modules import DPSGDTeacher
+from lightning_modules.networks import memory
 from lightning_modules.networks.kernels import spherical_kmeans
-from lightning_modules.networks.memory import Remembered
 from lightning_modules.networks.patches import random_patches
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 
@@ -41,8 +41,7 @@ def before_the_first_step(network: str, monkeypatch: pytest.MonkeyPatch, *, swap
 
     with monkeypatch.context() as patch:
         patch.setattr(DPSGDTeacher, "on_train_start", keep)
-        for module in ("patches", "kernels", "fixed_features"):  # nothing is taken over from another private set
-            patch.setattr(f"lightning_modules.networks.{module}._FOUND", Remembered())
+        patch.setattr(memory, "_found", {})  # nothing is taken over from another private set
         if swap:
             normalise = ImageDataset._normalise
             patch.setattr(ImageDataset, "_normalise", lambda self, pixels: -normalise(self, pixels))
@@ -105,7 +104,12 @@ def test_the_mutant_that_finds_anchors_on_the_records_is_seen(tmp_path: Path, mo
     def of_the_records(self: DPSGDTeacher) -> None:
         images = self._poisson.dataset.train_records.__getitems__(range(100))[0]
         plain: Any = self.network.feature_extractor.plain  # type: ignore[union-attr]
-        patches = random_patches(plain.first_layer(images), 3, count=500, generator=torch.Generator().manual_seed(0))
+        patches = random_patches(
+            plain._first_maps(images, plain.first, plain.first_factor),
+            3,
+            count=500,
+            generator=torch.Generator().manual_seed(0),
+        )
         plain.second.copy_(spherical_kmeans(patches, count=8).reshape(plain.second.shape))
         prepare(self)
 

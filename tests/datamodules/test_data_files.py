@@ -1,0 +1,676 @@
+"""Data sets in files as their authors publish them: what holds for all, then what is special to one."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import pickle
+import shutil
+import subprocess
+import sys
+import tarfile
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import torch
+from medmnist import INFO
+from PIL import Image
+from scipy.io import savemat
+from sklearn.datasets import load_digits
+from support.data_files import (
+    WNIDS,
+    write_celeba,
+    write_cifar10,
+    write_cifar100,
+    write_imagenet,
+    write_medmnist,
+    write_radiographs,
+    write_svhn,
+)
+from support.idx_files import write_idx, write_mnist, write_mnist_part
+from torchvision import datasets
+
+from datamodules import (
+    CIFAR10,
+    CIFAR100,
+    MNIST,
+    SVHN,
+    CelebA,
+    COVIDx,
+    Digits,
+    FashionMNIST,
+    ImageDataModule,
+    ImageDataset,
+    ImageNet,
+    MedMNIST,
+    MissingDataError,
+    MissingExtraError,
+    Shards,
+    SyntheticSteps,
+)
+from datamodules.splits import id_fraction, ids_of_names
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A data set and its files.
+
+    Attributes:
+        write: Writes them into a folder.
+        build: The data set, given its folder.
+        facts: num_classes, image_shape, num_records.
+        sizes: Records of the private part, of the validation part where there is an official one, and of the test part.
+        private: Pattern of the files that only the private parts need.
+        test: A file of the test part.
+        site: Part of the address in messages.
+    """
+
+    write: Callable[[Path], object]
+    build: Callable[..., ImageDataModule]
+    facts: tuple[int, tuple[int, int, int], int]
+    sizes: tuple[int, int, int]
+    private: str
+    test: str
+    site: str
+
+
+FAMILIES = {
+    "CIFAR10": Family(write_cifar10, partial(CIFAR10, verify=False), (10, (3, 32, 32), 50_000), (200, 0, 20),
+                      "cifar-10-batches-py/data_batch_*", "cifar-10-batches-py/test_batch", "toronto.edu"),
+    "CIFAR100": Family(write_cifar100, partial(CIFAR100, verify=False), (100, (3, 32, 32), 50_000), (200, 0, 100),
+                       "cifar-100-python/train", "cifar-100-python/test", "toronto.edu"),
+    "SVHN": Family(write_svhn, partial(SVHN, verify=False), (10, (3, 32, 32), 73_257), (60, 0, 20),
+                   "SVHN/train_32x32.mat", "SVHN/test_32x32.mat", "stanford.edu"),
+    "MNIST": Family(write_mnist, MNIST, (10, (1, 28, 28), 60_000), (200, 0, 50),
+                    "MNIST/raw/train-*", "MNIST/raw/t10k-images-idx3-ubyte", "ossci-datasets"),
+    "FashionMNIST": Family(partial(write_mnist, name="FashionMNIST"), FashionMNIST, (10, (1, 28, 28), 60_000),
+                           (200, 0, 50), "FashionMNIST/raw/train-*", "FashionMNIST/raw/t10k-labels-idx1-ubyte",
+                           "fashion"),
+    "PneumoniaMNIST": Family(write_medmnist, partial(MedMNIST, verify=False), (2, (1, 28, 28), 4708), (60, 20, 30),
+                             "", "medmnist/pneumoniamnist.npz", "zenodo"),
+    "CelebA-G": Family(write_celeba, partial(CelebA, verify=False, size=16), (2, (3, 16, 16), 162_770), (60, 20, 30),
+                       "celeba/img_align_celeba/0000[0-7]?.jpg", "celeba/img_align_celeba/000100.jpg", "mmlab"),
+    "COVIDx": Family(write_radiographs, partial(COVIDx, size=16), (4, (1, 16, 16), 21_165), (96, 0, 24),
+                     "", "COVID-19_Radiography_Dataset/Normal/images/Normal-12.png", "kaggle.com"),
+    "ImageNet": Family(write_imagenet, partial(ImageNet, size=16), (3, (3, 16, 16), 3900), (36, 0, 15),
+                       "imagenet/train/*/*", f"imagenet/val/{WNIDS[0]}/ILSVRC2012_val_00000000.JPEG", "image-net.org"),
+}  # fmt: skip
+each_family = pytest.mark.parametrize("name", FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files of each family, written once."""
+    made = {}
+    for name, family in FAMILIES.items():
+        made[name] = tmp_path_factory.mktemp(name)
+        family.write(made[name])
+    return made
+
+
+@pytest.fixture
+def copied(written: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    """Files of a family that a test may change."""
+    return lambda name: shutil.copytree(written[name], tmp_path / "data", dirs_exist_ok=True)
+
+
+@each_family
+def test_splits_are_disjoint_of_the_stated_kind_and_the_same_each_time(name: str, written: dict[str, Path]) -> None:
+    family = FAMILIES[name]
+    facts = family.build(root="nowhere") if name != "ImageNet" else family.build(root=written[name])
+    assert (facts.num_classes, facts.image_shape, facts.num_records) == family.facts
+    assert (facts.name, facts.private_data) == (name, f"{name.removesuffix('-G')}/train")
+    assert len(set(facts.class_names)) == facts.num_classes
+    opened = []
+    for _ in range(2):
+        data = family.build(root=written[name])
+        data.setup("fit")
+        data.setup("test")
+        opened.append([data.train_records, data.validation_records, data.test_records])
+    private, held_out, test = family.sizes
+    sizes = [len(records) for records in opened[0]]
+    if held_out:
+        assert sizes == [private, held_out, test]
+    elif name == "COVIDx":
+        assert sum(sizes) == private + test
+    else:
+        assert sizes[0] + sizes[1] == private and min(sizes) > 0 and sizes[2] == test
+    for first, second in zip(*opened, strict=True):
+        assert torch.equal(first.images, second.images) and torch.equal(first.ids, second.ids)
+        images, labels = first.__getitems__(range(len(first)))
+        assert torch.equal(images, first.images.float() / 127.5 - 1) and images.shape[1:] == family.facts[1]
+        assert images.std() > 0.01
+        assert labels.dtype == torch.int64 and labels.min() >= 0 and labels.max() < family.facts[0]
+    train, validation, tested = (set(records.ids.tolist()) for records in opened[0])
+    if name == "PneumoniaMNIST":
+        validation = set()
+    if name not in ("CIFAR10", "CIFAR100", "ImageNet", "CelebA-G", "COVIDx"):
+        train, validation, tested = (
+            {(part, one) for one in ids} for part, ids in enumerate((train, validation, tested))
+        )
+    assert not train & validation and not (train | validation) & tested
+
+
+@each_family
+@pytest.mark.parametrize("state", ["absent", "garbage"])
+def test_the_test_split_opens_without_the_private_files(name: str, state: str, copied: Callable[[str], Path]) -> None:
+    family = FAMILIES[name]
+    if not family.private:
+        pytest.skip("its parts are in the same files, or chosen by their names")
+    root = copied(name)
+    files = list(root.glob(family.private))
+    assert files
+    for path in files:
+        path.unlink() if state == "absent" else path.write_bytes(b"private")
+    data = SyntheticSteps(dataset=family.build(root=root))
+    data.setup("fit")
+    assert len(data.dataset.test_records) == family.sizes[2]
+    with pytest.raises((MissingDataError, ValueError)):
+        data.dataset.setup("fit")
+
+
+@each_family
+def test_missing_and_damaged_files_are_named(name: str, copied: Callable[[str], Path], tmp_path: Path) -> None:
+    family, root = FAMILIES[name], copied(name)
+    for content in (b"", b"<html>not found</html>"):
+        (root / family.test).write_bytes(content)
+        with pytest.raises(ValueError, match=Path(family.test).name):
+            family.build(root=root).setup("test")
+    with pytest.raises(MissingDataError, match=rf"(?s)missing in .*--data\.root.*{family.site}") as caught:
+        family.build(root=tmp_path / "nowhere").setup("test")
+    assert isinstance(caught.value, FileNotFoundError) and caught.value.missing
+    assert ("download true" in str(caught.value)) is (name not in ("COVIDx", "ImageNet"))
+
+
+@each_family
+def test_a_download_that_fails_is_explained(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = FAMILIES[name]
+    if name in ("COVIDx", "ImageNet"):
+        pytest.skip("there is none")
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise URLError("Name or service not known")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    with pytest.raises(MissingDataError, match="Downloading was tried and failed"):
+        family.build(root=tmp_path / "nowhere", download=True).prepare_data()
+
+
+def test_what_is_there_is_not_downloaded(copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urllib.request, "urlopen", None)
+    MNIST(root=copied("MNIST"), download=True).prepare_data()
+
+
+def _md5(path: Path) -> str:
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def _publish(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes the files at hand for the published ones."""
+    if name == "CIFAR10":
+        batch = root / "cifar-10-batches-py" / "test_batch"
+        monkeypatch.setattr(datasets.CIFAR10, "test_list", [["test_batch", _md5(batch)]])
+    elif name == "SVHN":
+        url, file, _ = datasets.SVHN.split_list["test"]
+        monkeypatch.setitem(datasets.SVHN.split_list, "test", [url, file, _md5(root / "SVHN" / file)])
+    elif name == "CelebA-G":
+        there = [row for row in datasets.CelebA.file_list if (root / "celeba" / row[2]).is_file()]
+        found = [(key, _md5(root / "celeba" / file), file) for key, _, file in there]
+        monkeypatch.setattr(datasets.CelebA, "file_list", found)
+    else:
+        monkeypatch.setitem(INFO["pneumoniamnist"], "MD5", _md5(root / "medmnist" / "pneumoniamnist.npz"))
+        monkeypatch.setitem(INFO["pneumoniamnist"], "n_samples", {"train": 60, "val": 20, "test": 30})
+
+
+@pytest.mark.parametrize("name", ["CIFAR10", "SVHN", "CelebA-G", "PneumoniaMNIST"])
+def test_other_files_than_the_published_ones_are_refused(
+    name: str, copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, stage = copied(name), "fit" if name == "PneumoniaMNIST" else "test"
+    with pytest.raises(ValueError, match=r"has the MD5 sum [0-9a-f]{32}, and the published file has [0-9a-f]{32}"):
+        FAMILIES[name].build(root=root, verify=True).setup(stage)
+    _publish(name, root, monkeypatch)
+    FAMILIES[name].build(root=root, verify=True).setup(stage)  # the very same bytes
+
+
+@pytest.mark.parametrize("name", ["CIFAR10", "SVHN", "MNIST", "PneumoniaMNIST"])
+def test_a_download_is_checked_and_made_once(
+    name: str, copied: Callable[[str], Path], tmp_path: Path, site: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, address = site
+    root = copied(name)
+    sums: dict[str, str] = {}
+    if name == "CIFAR10":
+        with tarfile.open(folder / "site.tar.gz", "w:gz") as tar:
+            tar.add(root / "cifar-10-batches-py", arcname="cifar-10-batches-py")
+        monkeypatch.setattr(datasets.CIFAR10, "url", f"{address}site.tar.gz")
+        sums["right"] = _md5(folder / "site.tar.gz")
+    elif name == "MNIST":
+        for path in (root / "MNIST" / "raw").iterdir():
+            (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        monkeypatch.setattr(MNIST.source, "mirrors", [f"{address}gone/", address])
+    else:
+        sums["right"] = _md5(Path(shutil.copy(root / FAMILIES[name].test, folder)))
+
+    def publish(right: bool) -> None:
+        md5 = sums.get("right", "") if right else "0" * 32
+        if name == "CIFAR10":
+            monkeypatch.setattr(datasets.CIFAR10, "tgz_md5", md5)
+        elif name == "SVHN":
+            monkeypatch.setitem(datasets.SVHN.split_list, "test", [f"{address}test_32x32.mat", "test_32x32.mat", md5])
+        elif name == "MNIST":
+            archives = [(path.name, _md5(path) if right else md5) for path in folder.iterdir()]
+            monkeypatch.setattr(MNIST.source, "resources", archives)
+        else:
+            monkeypatch.setitem(INFO["pneumoniamnist"], "url", f"{address}pneumoniamnist.npz")
+            monkeypatch.setitem(INFO["pneumoniamnist"], "MD5", md5)
+
+    publish(False)
+    data = FAMILIES[name].build(root=tmp_path / "fresh", download=True)
+    with pytest.raises(MissingDataError, match="corrupted"):
+        data.fetch("test")
+    assert not (tmp_path / "fresh" / FAMILIES[name].test).exists()
+    publish(True)
+    data.fetch("test")
+    monkeypatch.setattr(urllib.request, "urlopen", None)
+    data.fetch("test")  # what is there is not fetched again
+    data.setup("test")
+    assert len(data.test_records) == FAMILIES[name].sizes[2]
+
+
+@pytest.mark.parametrize("name", ["CIFAR10", "COVIDx", "ImageNet"])
+def test_a_record_that_goes_changes_no_other(name: str, copied: Callable[[str], Path]) -> None:
+    root, build = copied(name), partial(FAMILIES[name].build, cache=False)
+    if name == "CIFAR10":
+        build = FAMILIES[name].build
+    before = build(root=root).read("train").ids.tolist()
+    if name == "CIFAR10":
+        path = root / "cifar-10-batches-py" / "data_batch_2"
+        content = pickle.loads(path.read_bytes())
+        gone = content["filenames"][7]
+        for key in ("labels", "filenames"):
+            del content[key][7]
+        content["data"] = np.delete(content["data"], 7, axis=0)
+        path.write_bytes(pickle.dumps(content, protocol=2))
+    else:
+        names = {name: name for name in ("Normal-1.png", "Normal-3.png", f"{WNIDS[1]}/{WNIDS[1]}_3.JPEG")}
+        of = dict(zip(ids_of_names(list(names)).tolist(), names, strict=True))
+        gone = next(of[one] for one in before if one in of)
+        next(iter(root.rglob(f"{'images' if name == 'COVIDx' else 'train'}/{gone}"))).unlink()
+    after = build(root=root).read("train").ids.tolist()
+    assert set(before) - set(after) == set(ids_of_names([gone]).tolist()) and set(after) < set(before)
+
+
+@pytest.mark.parametrize("name", ["CIFAR10", "SVHN"])
+def test_files_are_read_as_torchvision_reads_them(
+    name: str, written: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.CIFAR10, "_check_integrity", lambda self: True)
+    monkeypatch.setattr(datasets.CIFAR10, "_load_meta", lambda self: None)
+    monkeypatch.setattr(datasets.SVHN, "_check_integrity", lambda self: True)
+    ours = FAMILIES[name].build(root=written[name]).read("train")
+    if name == "CIFAR10":
+        theirs = datasets.CIFAR10(str(written[name]), train=True)
+        images, labels = torch.from_numpy(theirs.data).permute(0, 3, 1, 2), theirs.targets
+    else:
+        house = datasets.SVHN(str(written[name] / "SVHN"), split="train")
+        images, labels = torch.from_numpy(house.data), house.labels.tolist()
+        assert ours.labels[:11].tolist() == [*range(10), 0]  # the digit 0, which the file calls 10
+    assert torch.equal(ours.images, images) and ours.labels.tolist() == labels
+
+
+def _change(name: str, root: Path, change: dict[str, Any]) -> None:
+    path = root / FAMILIES[name].test
+    if name == "CIFAR10":
+        path.write_bytes(pickle.dumps({**pickle.loads(path.read_bytes()), **change}, protocol=2))
+    elif name == "SVHN":
+        savemat(path, change)
+    elif name == "PneumoniaMNIST":
+        with np.load(path) as arrays:
+            content = {**arrays, **change}
+        np.savez(path, **content)
+    else:
+        for file, values in change.items():
+            write_idx(path.with_name(f"t10k-{file}-ubyte"), values)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("CIFAR10", {"data": np.zeros((20, 100), np.uint8)}, "damaged or no file of CIFAR"),
+        ("CIFAR10", {"data": np.zeros((20, 3072))}, "images as float64"),
+        ("CIFAR10", {"labels": [0] * 19}, "other numbers of data, labels and filenames"),
+        ("CIFAR10", {"labels": [10] * 20}, "labels outside 0 to 9"),
+        ("CIFAR10", {"filenames": None}, "damaged or no file of CIFAR"),
+        ("SVHN", {"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.ones(5, np.uint8)}, "5 labels, expected uint8"),
+        ("SVHN", {"X": np.zeros((32, 32, 3, 4)), "y": np.ones(4, np.uint8)}, "images as float64"),
+        ("SVHN", {"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.zeros(4, np.uint8)}, "outside 1 to 10"),
+        ("SVHN", {"Z": np.zeros(3)}, "damaged or no MATLAB file with X and y"),
+        ("PneumoniaMNIST", {"test_images": np.zeros((30, 32, 32), np.uint8)}, r"expected uint8 of \(N, 1, 28, 28\)"),
+        ("PneumoniaMNIST", {"test_labels": np.zeros((30, 14), np.uint8)}, "420 labels"),
+        ("PneumoniaMNIST", {"test_labels": np.full((30, 1), 2, np.uint8)}, "labels outside 0 to 1"),
+        ("MNIST", {"labels-idx1": torch.zeros(49, dtype=torch.uint8)}, "49 labels"),
+        ("MNIST", {"labels-idx1": torch.full((50,), 10, dtype=torch.uint8)}, "labels outside 0 to 9"),
+        ("MNIST", {"images-idx3": torch.zeros(50, 32, 32, dtype=torch.uint8)}, r"\(50, 1, 32, 32\)"),
+    ],
+)
+def test_files_of_another_content_are_refused(
+    name: str, change: dict[str, Any], message: str, copied: Callable[[str], Path]
+) -> None:
+    root = copied(name)
+    _change(name, root, change)
+    with pytest.raises(ValueError, match=message):
+        FAMILIES[name].build(root=root).setup("test")
+
+
+class Touching:
+    """A pickle of it writes a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+def test_no_code_of_a_file_is_run(copied: Callable[[str], Path]) -> None:
+    root = copied("CIFAR10")
+    marker, path = root / "marker", root / "cifar-10-batches-py" / "test_batch"
+    path.write_bytes(pickle.dumps(Touching(marker), protocol=2))
+    with pytest.raises(ValueError, match="it would call "):
+        CIFAR10(root=root, verify=False).setup("test")
+    assert not marker.exists()
+    pickle.loads(path.read_bytes())
+    assert marker.exists()  # what an ordinary reader would have done
+
+
+def test_archives_that_are_there_are_pointed_out(copied: Callable[[str], Path]) -> None:
+    root = copied("MNIST")
+    path = root / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
+    path.rename(path.with_name(f"{path.name}.gz"))
+    with pytest.raises(MissingDataError, match=r"Only compressed: t10k-images-idx3-ubyte.gz \(decompress"):
+        MNIST(root=root).setup("test")
+    (root / "cifar-10-python.tar.gz").touch()
+    with pytest.raises(MissingDataError, match="unpack with tar"):
+        CIFAR10(root=root).setup("fit")
+
+
+def test_fine_labels_are_read_of_cifar100(written: dict[str, Path]) -> None:
+    records = CIFAR100(root=written["CIFAR100"], verify=False).read("test")
+    assert records.labels.tolist() == list(range(100)) and list(CIFAR100.class_names) == sorted(CIFAR100.class_names)
+
+
+def test_ids_of_mnist_are_indices_in_the_official_file(tmp_path: Path) -> None:
+    images, labels = write_mnist_part(tmp_path / "MNIST" / "raw", prefix="train", count=30)
+    records = MNIST(root=tmp_path).read("train")
+    assert torch.equal(records.images[:, 0], images) and torch.equal(records.labels, labels.long())
+    assert records.ids.tolist() == list(range(30))
+
+
+# --- Digits ---
+
+
+def test_digits_are_the_bundled_ones() -> None:
+    data = Digits()
+    data.setup("fit")
+    data.setup("test")
+    splits = (data.train_records, data.validation_records, data.test_records)
+    assert sorted(torch.cat([s.ids for s in splits]).tolist()) == list(range(1797))
+    assert [len(s) for s in splits] == [1275, 160, 362] and Digits.num_records == 1275 + 160
+    bundled = load_digits()
+    images, labels = data.test_records.__getitems__(range(362))
+    ids = data.test_records.ids.numpy()
+    assert torch.equal(images[:, 0], torch.from_numpy(bundled.images[ids] / 8 - 1).float())
+    assert labels.tolist() == bundled.target[ids].tolist()
+    assert torch.equal(Digits(val_fraction=0.5).read("test").ids, data.test_records.ids)
+
+
+# --- MedMNIST ---
+
+
+def test_facts_of_medmnist_are_the_package_s() -> None:
+    data = MedMNIST(root="nowhere", subset="pathmnist", size=64)
+    assert (data.num_classes, data.image_shape, data.num_records) == (9, (3, 64, 64), 89_996)
+    assert (data.class_names[0], data.name, data.file.name) == ("adipose", "PathMNIST", "pathmnist_64.npz")
+    assert data.metrics == ("accuracy", "auroc")
+    assert MedMNIST(subset="pathmnist").private_data == data.private_data  # the same records, smaller
+    for subset in (name for name in INFO if not name.endswith("3d") and name != "chestmnist"):
+        data = MedMNIST(subset=subset)
+        assert data.num_classes == len(data.class_names) == len(INFO[subset]["label"]) >= 2
+
+
+def test_colour_of_medmnist_comes_channels_first_and_counts_are_the_published_ones(tmp_path: Path) -> None:
+    write_medmnist(tmp_path, subset="bloodmnist", channels=3, classes=8, size=64)
+    build = partial(MedMNIST, root=tmp_path, subset="bloodmnist", size=64)
+    with np.load(tmp_path / "medmnist" / "bloodmnist_64.npz") as arrays:
+        assert np.array_equal(build(verify=False).read("test").images, arrays["test_images"].transpose(0, 3, 1, 2))
+    with pytest.raises(ValueError, match="holds 30 test images, and the published file 3421"):
+        build().read("test")
+
+
+def test_the_test_part_of_medmnist_is_read_by_itself(copied: Callable[[str], Path]) -> None:
+    root = copied("PneumoniaMNIST")
+    path = root / "medmnist" / "pneumoniamnist.npz"
+    with zipfile.ZipFile(path) as archive:
+        kept = {name: archive.read(name) for name in archive.namelist() if name.startswith("test")}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in kept.items():
+            archive.writestr(name, content)
+    data = MedMNIST(root=root, verify=False)
+    data.setup("test")
+    with pytest.raises(ValueError, match="damaged or no file of MedMNIST"):
+        data.setup("fit")
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "medmnist", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'private-model-transcription\[medmnist\]'"):
+        MedMNIST()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (MedMNIST, {"subset": "organmnist3d"}, "'organmnist3d' holds volumes"),
+        (MedMNIST, {"subset": "pneumonia"}, r"subset must be one of pathmnist, .*; 'pneumonia' is none of MedMNIST's"),
+        (MedMNIST, {"subset": "chestmnist"}, "is multi-label, binary-class: each image has several labels"),
+        (MedMNIST, {"size": 32}, "size must be 28, 64, 128 or 224, got 32"),
+        (CelebA, {"task": "age"}, "task must be 'gender' or 'hair', got 'age'"),
+        (CelebA, {"crop": 179}, "crop must lie between 1 and 178"),
+        (CelebA, {"size": 0}, "size must be"),
+        (COVIDx, {"size": 0}, "size must be an integer of at least 1"),
+    ],
+)
+def test_wrong_settings_are_refused(kind: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**settings)
+
+
+# --- CelebA ---
+
+
+def celeba(root: Path, **settings: Any) -> CelebA:
+    data = CelebA(root=root, verify=False, **{"size": 16, **settings})
+    data.setup("fit")
+    data.setup("test")
+    return data
+
+
+def test_both_tasks_of_celeba_are_of_the_same_faces(
+    copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = copied("CelebA-G")
+    gender = celeba(root)
+    monkeypatch.setattr("datamodules.pictures._decoded", None)  # faces are decoded once for both
+    hair = celeba(root, task="hair")
+    assert torch.equal(gender.train_records.labels, (gender.train_records.ids - 1) % 2)
+    assert (gender.class_names, hair.name) == (("female", "male"), "CelebA-H")
+    assert (hair.class_names, hair.num_classes) == (("black", "blonde", "brown"), 3)
+    assert gender.private_data == hair.private_data == "CelebA/train"
+    # Of five faces one has no colour of hair and one has two: they are left out.
+    assert torch.equal(hair.train_records.labels, (hair.train_records.ids - 1) % 5) and len(hair.train_records) == 36
+    rows = torch.isin(gender.train_records.ids, hair.train_records.ids)
+    assert torch.equal(gender.train_records.images[rows], hair.train_records.images)
+
+
+@pytest.mark.parametrize("crop", [178, 108])
+def test_the_middle_of_a_face_is_cut_out_and_shrunk(written: dict[str, Path], crop: int) -> None:
+    data = celeba(written["CelebA-G"], crop=crop, size=32, cache=False)
+    face = Image.open(written["CelebA-G"] / "celeba" / "img_align_celeba" / "000001.jpg")
+    left, top = (178 - crop) // 2, (218 - crop) // 2
+    expected = face.crop((left, top, left + crop, top + crop)).resize((32, 32), Image.Resampling.BILINEAR)
+    assert np.array_equal(data.train_records.images[0].permute(1, 2, 0).numpy(), np.asarray(expected))
+
+
+def test_people_may_share_a_shard_where_they_are_known(copied: Callable[[str], Path]) -> None:
+    root = copied("CelebA-G")
+    data = celeba(root)
+    assert data.train_records.identities is not None
+    assert torch.equal(data.train_records.identities, 10 + (data.train_records.ids - 1) // 3)
+    shards = Shards(dataset=celeba(root), num_teachers=2, batch_size=2, shard_by="identity", require_all_classes=False)
+    shards.setup("fit")
+    kept = shards.shards.records
+    assert isinstance(kept, ImageDataset) and kept.identities is not None
+    people = [set(kept.identities[torch.tensor(shards.shards.positions(shard))].tolist()) for shard in range(2)]
+    assert not people[0] & people[1] and len(people[0] | people[1]) == 20
+    (root / "celeba" / "identity_CelebA.txt").unlink()
+    assert celeba(root).train_records.identities is None
+
+
+def test_faces_and_lines_that_are_missing_or_damaged_are_named(copied: Callable[[str], Path]) -> None:
+    folder = copied("CelebA-G") / "celeba"
+
+    def refused(message: str, error: type[Exception] = ValueError) -> None:
+        with pytest.raises(error, match=message):
+            CelebA(root=folder.parent, verify=False, cache=False, size=8).setup("test")
+
+    for name in ("identity_CelebA.txt", "list_attr_celeba.txt"):
+        whole = (folder / name).read_text()
+        (folder / name).write_text("".join(line for line in whole.splitlines(True) if not line.startswith("00010")))
+        refused(rf"{name} has no line for 000100.jpg \(and 9 more\)")
+        (folder / name).write_text(whole)
+    partition = folder / "list_eval_partition.txt"
+    whole = partition.read_text()
+    for line, message in (
+        ("000100.jpg two\n", "line 111, '000100.jpg two'"),
+        ("face.jpg 2\n", r"img_align_celeba/face.jpg\n"),
+        ("".join(f"{number:06d}.jpg 2\n" for number in range(201, 220)), r"(?s)celeba/000201.jpg\n.*and 9 more"),
+    ):
+        partition.write_text(whole + line)
+        refused(message, ValueError if "two" in line else MissingDataError)
+    (folder / "img_align_celeba" / "face.jpg").touch()
+    partition.write_text(f"{whole}face.jpg 2\n")
+    refused("names face.jpg, expected numbers")
+    (folder / "list_attr_celeba.txt").unlink()
+    refused(r"(?s)celeba:\n  list_attr_celeba.txt\n.*mmlab", MissingDataError)
+
+
+# --- COVIDx and ImageNet ---
+
+
+def test_masks_and_left_out_classes_are_not_read(copied: Callable[[str], Path]) -> None:
+    root = copied("COVIDx")
+    shutil.rmtree(root / "COVID-19_Radiography_Dataset" / "Viral Pneumonia")
+    data = COVIDx(root=root, size=16, classes=["COVID", "Lung_Opacity", "Normal"])
+    data.setup("fit")
+    data.setup("test")
+    assert (data.num_classes, data.name) == (3, "COVIDx-COVID-Lung_Opacity-Normal")
+    assert (data.read_private().labels.bincount() + data.test_records.labels.bincount()).tolist() == [30] * 3
+    with pytest.raises(MissingDataError, match=r"(?s)Dataset:\n  Viral Pneumonia/images/\n"):
+        COVIDx(root=root).setup("fit")
+    colour = COVIDx(root=root, size=16, channels=3, classes=["COVID", "Lung_Opacity", "Normal"]).read("test")
+    assert torch.equal(data.test_records.images.expand(-1, 3, -1, -1), colour.images)
+    official = ids_of_names([f"Normal-{number}.png" for number in range(1, 10_193)])
+    assert float((id_fraction(official, purpose="covidx-test") < 0.2).double().mean()) == pytest.approx(0.2, abs=0.012)
+
+
+def test_classes_of_imagenet_are_its_folders(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    root = copied("ImageNet")
+    data = ImageNet(root=root, size=64)
+    data.setup("test")
+    assert data.wnids == WNIDS and data.class_names[0] == "tench, Tinca tinca"
+    assert data.test_records.labels.bincount().tolist() == [5] * 3
+    photograph = Image.open(sorted((root / "imagenet" / "val" / WNIDS[0]).iterdir())[0])
+    left = (photograph.width - 90) // 2
+    expected = photograph.crop((left, 0, left + 90, 90)).resize((64, 64), Image.Resampling.BILINEAR)
+    assert np.array_equal(data.test_records.images[0].permute(1, 2, 0).numpy(), np.asarray(expected))
+    (root / "imagenet" / "LOC_synset_mapping.txt").unlink()
+    (root / "imagenet" / "classes.tsv").write_text(f"{WNIDS[1]}\tEnglish springer\n")
+    assert ImageNet(root=root).class_names == (WNIDS[0], "English springer", WNIDS[2])
+    for number in range(1000):
+        (tmp_path / "all" / "imagenet" / "val" / f"n{number:08d}").mkdir(parents=True)
+    whole = ImageNet(root=tmp_path / "all")
+    assert (whole.num_classes, whole.num_records) == (1000, 1_281_167)
+    part = ImageNet(root=write_imagenet(tmp_path / "part", folder="imagenette"), folder="imagenette")
+    assert part.private_data == "imagenette/train"
+
+
+@pytest.mark.parametrize("classes", [[WNIDS[2], 0], ["cassette player", "tench, Tinca tinca"]])
+def test_chosen_classes_of_imagenet_by_id_name_or_position(classes: list[Any], copied: Callable[[str], Path]) -> None:
+    root = copied("ImageNet")
+    for file in (root / "imagenet").rglob(f"{WNIDS[1]}/*"):
+        file.write_bytes(b"left out, and so not opened")
+    data = ImageNet(root=root, size=16, classes=classes)
+    data.setup("test")
+    assert data.class_names == ("cassette player", "tench, Tinca tinca")
+    assert data.test_records.labels.tolist() == [1] * 5 + [0] * 5
+
+
+def test_folders_of_no_use_are_refused(copied: Callable[[str], Path]) -> None:
+    root = copied("ImageNet")
+    (root / "imagenet" / "val" / "n00000001").mkdir()
+    with pytest.raises(ValueError, match=r"val has folders that .*train has not: n00000001"):
+        ImageNet(root=root)
+    with pytest.raises(ValueError, match=r"folder must be the name of a folder in root, got 'a/b'"):
+        ImageNet(root=root, folder="a/b")
+
+
+# --- real files, where they are at hand ---
+
+
+@pytest.mark.skipif(not (REAL / "CIFAR10").is_dir(), reason="the real CIFAR-10 is not at hand")
+@pytest.mark.slow
+def test_the_real_cifar10_is_the_published_one(tmp_path: Path) -> None:
+    restore = [sys.executable, str(REAL / "CIFAR10" / "restore.py"), str(tmp_path)]
+    subprocess.run(restore, check=True, capture_output=True)
+    data = CIFAR10(root=tmp_path)
+    data.setup("fit")
+    data.setup("test")
+    train = data.read_private()
+    assert torch.equal(train.labels.bincount(), torch.full((10,), 5000)) and len(data.test_records) == 10_000
+    means = train.images.float().mean(dim=(0, 2, 3)).div(255).tolist()
+    assert means == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
+
+
+@pytest.mark.skipif(not (REAL / "PneumoniaMNIST").is_dir(), reason="the real PneumoniaMNIST is not at hand")
+def test_the_real_pneumoniamnist_is_read(tmp_path: Path) -> None:
+    (tmp_path / "medmnist").mkdir()
+    content = REAL / "PneumoniaMNIST" / "pneumoniamnist_content.npz"
+    shutil.copyfile(content, tmp_path / "medmnist" / "pneumoniamnist.npz")
+    with pytest.raises(ValueError, match="MD5"):  # the training images of this copy are in another order
+        MedMNIST(root=tmp_path).setup("fit")
+    data = MedMNIST(root=tmp_path, verify=False)
+    counts = [data.read(part).labels.bincount().tolist() for part in ("train", "validation", "test")]
+    assert counts == [[1214, 3494], [135, 389], [234, 390]] and data.num_records == 4708
+
+
+@pytest.mark.skipif(not (REAL / "Imagenette64").is_dir(), reason="no real part of ImageNet is at hand")
+@pytest.mark.slow
+def test_a_real_part_of_imagenet(tmp_path: Path) -> None:
+    with zipfile.ZipFile(REAL / "Imagenette64" / "imagenette64.zip") as archive:
+        archive.extractall(tmp_path / "imagenette64")
+    shutil.copy(REAL / "Imagenette64" / "classes.tsv", tmp_path / "imagenette64")
+    data = ImageNet(root=tmp_path, folder="imagenette64")
+    data.setup("test")
+    assert data.num_classes == 10 and data.class_names[:2] == ("tench", "English springer")
+    assert len(data.test_records) == 3925 and len(data.read_private()) == 9469
