@@ -16,7 +16,7 @@ __all__ = ["DerivedDataset", "WrappedDataset"]
 _FACTS = ("name", "num_classes", "image_shape", "num_records", "class_names", "metrics")
 
 
-def _take_facts(module: LightningDataModule, dataset: Any) -> None:
+def _take_facts(module: Any, dataset: Any) -> None:
     """Gives a data module another data set's public facts, and the data set itself."""
     if not isinstance(dataset, ImageDataModule):
         raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")

@@ -290,9 +290,8 @@ def test_a_download_is_checked_and_made_once(
 
 @pytest.mark.parametrize("name", ["CIFAR10", "COVIDx", "ImageNet"])
 def test_a_record_that_goes_changes_no_other(name: str, copied: Callable[[str], Path]) -> None:
-    root, build = copied(name), partial(FAMILIES[name].build, cache=False)
-    if name == "CIFAR10":
-        build = FAMILIES[name].build
+    root = copied(name)
+    build = partial(FAMILIES[name].build, **({} if name == "CIFAR10" else {"cache": False}))
     before = build(root=root).read("train").ids.tolist()
     if name == "CIFAR10":
         path = root / "cifar-10-batches-py" / "data_batch_2"
