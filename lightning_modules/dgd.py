@@ -5,6 +5,7 @@ Also the baselines of its Fig. 7: DGD+ (Gaussian votes), PATE and PATE+ (a publi
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
@@ -22,7 +23,7 @@ from lightning_modules.losses.tangent_normal import TangentNormalLoss, distort, 
 from lightning_modules.networks import ConvVAE, logits_and_statistics
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.generators import negative_elbo, sample_codes
-from lightning_modules.query_rounds import QueryRounds
+from lightning_modules.private_run import steps_of_fit
 from lightning_modules.query_set import QuerySet
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
@@ -197,7 +198,7 @@ class DGD(DataFreeDistillation):
     @property
     def _round_is_over(self) -> bool:
         """Whether these queries have ended a round; a round that is to begin has none of them."""
-        return self.phase_step > 0 and len(self.query_set) in self._rounds.ends
+        return self.phase_step > 0 and len(self.query_set) in self._round_ends
 
     @property
     def _is_between_rounds(self) -> bool:
@@ -207,33 +208,18 @@ class DGD(DataFreeDistillation):
             self.phase == "student"
             and settings.rounds > 1
             and self.phase_step <= settings.steps_between
-            and len(self.query_set) < self._rounds.queries
+            and len(self.query_set) < self._round_ends[-1]
         )
 
     @property
-    def _rounds(self) -> QueryRounds:
-        """The rounds; several divide the queries that the plan covers."""
+    def _round_ends(self) -> list[int]:
+        """How many queries have been made when each round ends; several divide the queries that the plan covers."""
         queries, rounds = self.query_phase.queries, self.query_phase.rounds
         covered = min(queries, self.run.plan.calls or queries) if rounds > 1 else queries
-        return QueryRounds(queries=covered, rounds=rounds)
+        return [covered * (number + 1) // rounds for number in range(rounds)]
 
     def _can_ask(self) -> bool:
         return self.annotator.affordable(limit=1) > 0
-
-    @property
-    def steps_before_student(self) -> int:
-        """Steps that generator, VAE and queries have yet to make, with the student's between rounds.
-
-        A budget may end the queries earlier.
-        """
-        settings, asked = self.query_phase, len(self.query_set)
-        if self.phase == "student" and not self._is_between_rounds:
-            return 0
-        queries = self._rounds.steps(asked, batch_size=self.batch_size)
-        between = settings.steps_between * (self._rounds.pauses(asked) + (self.phase == "student"))
-        before = sum(self._length(phase) for phase in PHASES[self.phase_index : PHASES.index("query")])
-        # The query phase's own steps are in how many labels there are.
-        return before + queries + between - (0 if self.phase == "query" else self.phase_step)
 
     # --- Eq. 2: the generator ---
 
@@ -291,7 +277,7 @@ class DGD(DataFreeDistillation):
     def choose_queries(self) -> torch.Tensor:
         """Images to query in this round, (n, C, H, W), chosen without the ensemble."""
         settings, asked = self.query_phase, len(self.query_set)
-        number, end = self._rounds.current(asked)
+        number, end = next((number, end) for number, end in enumerate(self._round_ends) if end > asked)
         count, draw = end - asked, self.draws.stream(number, "queries")
         chooses = settings.selection == "spread" or (settings.selection == "confident" and asked > 0)
         wanted = count * (settings.candidates if chooses else 1)
@@ -430,12 +416,13 @@ class DGD(DataFreeDistillation):
     def on_train_start(self) -> None:
         """Warns of a fit that ends before the student's first step."""
         super().on_train_start()
-        left = self.trainer.num_training_batches * (self.trainer.max_epochs or 0) - self.steps_done
-        needed = self.steps_before_student
-        if self.trainer.max_epochs not in (None, -1) and left <= needed:
+        steps, queries = steps_of_fit(self.trainer), self.query_phase
+        needed = self._length("generator") + self._length("vae") + math.ceil(queries.queries / self.batch_size)
+        needed += queries.steps_between * (queries.rounds - 1)
+        if steps is not None and self.phase != "student" and steps <= needed:
             rank_zero_warn(
-                f"{left:g} steps are left in this fit, and {needed} are needed before the student's first: it will "
-                "learn nothing. Raise trainer.max_epochs or data.steps_per_epoch"
+                f"this fit has {steps} steps, and {needed} are needed before the student's first: it will learn "
+                "nothing. Raise trainer.max_epochs or data.steps_per_epoch"
             )
 
     def calls_wanted(self) -> int:
@@ -456,8 +443,9 @@ class DGD(DataFreeDistillation):
         """Queries of the next step, as far as the budget allows them; 0 outside of their phase."""
         if self.phase != "query":
             return 0
-        left = min(self.batch_size, self._rounds.left_in_round(len(self.query_set)))
-        return self.annotator.affordable(limit=left) if left > 0 else 0
+        asked = len(self.query_set)
+        left = min(self.batch_size, next((end - asked for end in self._round_ends if end > asked), 0))
+        return self.annotator.affordable(limit=left) if left else 0
 
     def trained(self) -> dict[str, Trained]:
         """See `DataFreeDistillation.trained`; with the VAE."""

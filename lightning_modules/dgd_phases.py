@@ -54,8 +54,7 @@ class DGDImages:
     generator_steps: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if self.source not in get_args(Source):
-            raise ValueError(f"images.source must be one of {', '.join(get_args(Source))}, got {self.source!r}")
+        check_choice("images.source", self.source, get_args(Source))
         if (self.pool is not None) != (self.source == "pool"):
             raise ValueError(
                 f"images.pool must be given for images.source='pool', and for no other, got {self.source!r} "
@@ -196,3 +195,4 @@ class StudentPhase:
     def __post_init__(self) -> None:
         for name in ("pseudo_label_weight", "distortion", "query_distortion"):
             check_number(f"student_phase.{name}", getattr(self, name), least=0)
+        check_number("student_phase.pseudo_label_threshold", self.pseudo_label_threshold, least=0, most=1)

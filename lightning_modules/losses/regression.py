@@ -51,17 +51,7 @@ def fit_noisy_responses(features: Tensor, responses: Tensor, *, std: float) -> L
         features: (N, F), of the images that were queried.
         responses: (N, c), what was released.
         std: standard deviation of the noise on each coordinate, above 0.
-
-    Raises:
-        ValueError: shapes that do not go together, fewer than two samples, or a std that is not positive.
     """
-    if features.dim() != 2 or responses.dim() != 2 or len(features) != len(responses) or len(features) < 2:
-        raise ValueError(
-            f"features and responses must be (N, F) and (N, c) with N of at least 2, got {tuple(features.shape)} and "
-            f"{tuple(responses.shape)}"
-        )
-    if not std > 0:
-        raise ValueError(f"std must be above 0, got {std}")
     middle = features.double().mean(dim=0)
     rows = features.double() - middle
     offset = responses.double().mean(dim=0)
@@ -107,16 +97,7 @@ def solve_ridge(features: Tensor, labels: Tensor, *, num_classes: int, penalty: 
 
     Returns:
         Weights (c, F) and bias (c,), float32.
-
-    Raises:
-        ValueError: no rows, or a penalty that is not positive.
     """
-    if features.dim() != 2 or not len(features) or labels.shape != (len(features),):
-        raise ValueError(
-            f"features must be (N, F) with a label for each row, got {tuple(features.shape)} and {tuple(labels.shape)}"
-        )
-    if not penalty > 0:
-        raise ValueError(f"penalty must be above 0, got {penalty}")
     rows = F.pad(features.double(), (0, 1), value=1.0)
     targets = F.one_hot(labels, num_classes).double() - 1 / num_classes
     scale = penalty * rows.square().sum(dim=1).mean()

@@ -34,18 +34,8 @@ def confident_samples(probabilities: Tensor, *, quotas: Tensor) -> Tensor:
 
     Returns:
         Distinct indices, int64, on the CPU, of as many as the quotas' sum.
-
-    Raises:
-        ValueError: The quotas are not of c classes, negative, or of more than M samples.
     """
     count = int(quotas.sum())
-    if probabilities.dim() != 2 or quotas.shape != probabilities.shape[1:] or int(quotas.min()) < 0:
-        raise ValueError(
-            "probabilities and quotas must be (M, c) and (c,), and quotas 0 or more, got "
-            f"{tuple(probabilities.shape)} and {quotas.tolist()}"
-        )
-    if count > len(probabilities):
-        raise ValueError(f"quotas must be of at most the {len(probabilities)} samples, got {count}")
     # Stable: equal probabilities, of a student that has learnt nothing, leave the samples in their order.
     ranks = probabilities.detach().float().cpu().argsort(dim=0, descending=True, stable=True)
     taken, left = torch.zeros(len(ranks), dtype=torch.bool), quotas.cpu().clone()
@@ -73,12 +63,7 @@ def spread_samples(codes: Tensor, *, count: int, draw: torch.Generator, rounds: 
 
     Returns:
         Distinct indices (count,), int64, on the CPU.
-
-    Raises:
-        ValueError: `count` is out of range.
     """
-    if not 1 <= count <= len(codes):
-        raise ValueError(f"count must lie between 1 and the number of rows {len(codes)}, got {count}")
     codes = codes.detach().float().cpu()
     centres = codes[torch.randperm(len(codes), generator=draw)[:count]].clone()
     for _ in range(rounds):

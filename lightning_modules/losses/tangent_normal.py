@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.classifiers import logits_and_features
+from lightning_modules.setting_checks import check_choice, check_number
 
 Map = Callable[[Tensor], Tensor]
 
@@ -107,13 +108,7 @@ def find_directions(
 
     Returns:
         See `Directions`; all detached.
-
-    Raises:
-        ValueError: A length or the probe is not positive.
     """
-    for name, value in (("tangent_length", tangent_length), ("normal_length", normal_length), ("probe", probe)):
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}")
     codes = codes.detach()
     with torch.no_grad():
         images = decode(codes)
@@ -187,19 +182,11 @@ class TangentNormalLoss:
 
     def __post_init__(self) -> None:
         for name in ("tangent_weight", "normal_weight", "entropy_weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"tangent_normal.{name} must be 0 or more, got {getattr(self, name)}")
-        if self.entropy_term not in ("determinate", "as_printed"):
-            raise ValueError(
-                f"tangent_normal.entropy_term must be determinate or as_printed, got {self.entropy_term!r}"
-            )
-        if self.directions not in ("adversarial", "random"):
-            raise ValueError(f"tangent_normal.directions must be adversarial or random, got {self.directions!r}")
-        if not (self.tangent_length > 0 and self.normal_length > 0):
-            raise ValueError(
-                "tangent_normal.tangent_length and normal_length must be positive, got "
-                f"{self.tangent_length} and {self.normal_length}"
-            )
+            check_number(f"tangent_normal.{name}", getattr(self, name), least=0)
+        for name in ("tangent_length", "normal_length"):
+            check_number(f"tangent_normal.{name}", getattr(self, name), above=0)
+        check_choice("tangent_normal.entropy_term", self.entropy_term, ("determinate", "as_printed"))
+        check_choice("tangent_normal.directions", self.directions, ("adversarial", "random"))
 
     @property
     def switched_on(self) -> bool:
@@ -251,17 +238,7 @@ def pseudo_label_loss(logits: Tensor, guide_logits: Tensor, *, threshold: float)
 
     Returns:
         Scalar: the sum over rows that count, divided by all N.
-
-    Raises:
-        ValueError: The shapes differ or the threshold is out of range.
     """
-    if logits.dim() != 2 or logits.shape != guide_logits.shape:
-        raise ValueError(
-            f"logits and guide_logits must have one shape (N, c), got {tuple(logits.shape)} and"
-            f" {tuple(guide_logits.shape)}"
-        )
-    if not 0 <= threshold <= 1:
-        raise ValueError(f"threshold must lie in [0, 1], got {threshold}")
     certainty, labels = guide_logits.detach().softmax(1).max(1)
     rows = functional.cross_entropy(logits, labels, reduction="none")
     return (rows * (certainty >= threshold)).mean()
@@ -280,12 +257,7 @@ def distort(images: Tensor, *, strength: float, draw: torch.Generator) -> Tensor
 
     Returns:
         (N, C, H, W).
-
-    Raises:
-        ValueError: `strength` is negative.
     """
-    if strength < 0:
-        raise ValueError(f"strength must be 0 or more, got {strength}")
     if strength == 0:
         return images
     rows, _, height, width = images.shape

@@ -24,10 +24,8 @@ from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPSD
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.losses import ConfidentCandidates, FixedCandidates, LinearCandidates
-from lightning_modules.losses.functional import decoupled_kd, kd
 from lightning_modules.losses.targets import Annotation
 from privacy.accounting.composition import compose
-from privacy.annotators import GradientAnnotator
 from privacy.annotators.label import LabelAnnotator
 from privacy.events import RandomizedResponse
 from privacy.published.claims import RdpSlope, WholeRun
@@ -68,17 +66,11 @@ def test_each_switch_runs_on_each_kind_of_images(folder: Path, annotator: Any, c
     assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
 
 
-def test_gradients_are_released_unless_the_annotator_is_of_labels() -> None:
-    annotator = _module().annotator
-    assert isinstance(annotator, GradientAnnotator) and annotator.top_k == 3
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"discriminator": "nobody"}, "discriminator must be student or teacher"),
         ({"distillation": "none"}, "gradient_targets.loss must be kd, dkd or dkd_as_printed"),
-        ({"gamma": 0.0}, "gradient_targets.gamma must be above 0 and finite, or null for 1/norm_bound, got 0.0"),
         ({"annotator": LabelAnnotator(labels="soft")}, "annotator.labels must be hard for DPSD"),
         ({"images": "real"}, "images.source must be one of generator, prior, both"),
         (
@@ -90,21 +82,6 @@ def test_gradients_are_released_unless_the_annotator_is_of_labels() -> None:
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _module(**settings)
-
-
-def test_both_losses_of_the_data_switch() -> None:
-    outputs, answers = torch.randn(6, 10), torch.randn(6, 10)
-    for name, loss in (("kd", kd), ("dkd", decoupled_kd)):
-        module = _module(distillation=name)
-
-        class Teacher:
-            def logits(self, images: torch.Tensor) -> torch.Tensor:
-                return answers
-
-        module._teacher = Teacher()  # type: ignore[assignment]
-        free = outputs.clone().requires_grad_()
-        (expected,) = torch.autograd.grad(loss(free, answers).sum(), free)  # type: ignore[operator]
-        assert torch.allclose(module.output_gradients(outputs, outputs), expected)
 
 
 def _fitted(kind: type[DPSD], teacher: torch.nn.Module, annotator: Any, *, steps: int = 1, **settings: Any) -> DPSD:
@@ -245,13 +222,6 @@ def test_sizes_fixed_beforehand_are_charged_as_they_are_and_others_as_the_smalle
     assert expected < smallest
 
 
-def test_the_plan_of_a_label_run_is_kept(folder: Path) -> None:
-    first = run(annotator=LABEL, images="prior")
-    assert (first.model.run.plan.calls, first.model.run.plan.changed) == (3, False)
-    longer = run("run", LAST, "--trainer.max_epochs=2", annotator=LABEL, images="prior")
-    assert longer.model.annotator.calls_made() == 6 and longer.model.run.plan.changed
-
-
 def test_schedules_reach_k_and_begin_with_all_classes() -> None:
     vague, sure = torch.full((50, 10), 0.1), torch.eye(10).repeat(5, 1)
 
@@ -279,24 +249,6 @@ def test_an_image_that_the_student_is_sure_of_has_fewer_candidates() -> None:
     assert sizes() == [5, 5, 5]  # one for the batch
 
 
-@pytest.mark.parametrize("per_image", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_sets_of_several_sizes_are_charged_for_the_smallest(folder: Path, per_image: bool) -> None:
-    schedule = {"class_path": "ConfidentCandidates", "init_args": {"per_image": per_image}}
-    charged = run(annotator=LABEL, images="prior", schedule=schedule).model.annotator.account.epsilon()
-    smallest = compose({RandomizedResponse(1.0, 3): 3 * BATCH_SIZE}, 1e-5).epsilon
-    assert charged == pytest.approx(smallest)
-    assert charged > compose({RandomizedResponse(1.0, 10): 3 * BATCH_SIZE}, 1e-5).epsilon
-
-
-def test_schedules_refuse_what_has_no_meaning() -> None:
-    for make in (
-        lambda: LinearCandidates(begin=5, end=4),
-        lambda: ConfidentCandidates(coverage=1.0),
-    ):
-        with pytest.raises(ValueError, match="must"):
-            make()
-
-
 def test_noisy_answers_are_corrected_for_or_taken_as_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     targets: list[torch.Tensor] = []
     annotate = DPSD.annotate
@@ -319,10 +271,3 @@ def test_a_schedule_of_the_rate_is_stepped_with_the_student(folder: Path) -> Non
     adam = {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}}
     model = run(annotator=LABEL, student_optimizer=adam, student_lr_scheduler=rates, steps=2).model
     assert [group["lr"] for group in model.optimizers()[0].param_groups] == [pytest.approx(0.005)]
-
-
-def test_the_student_outlives_its_teacher(folder: Path) -> None:
-    weights = networks(run(annotator=LABEL))
-    Path("teachers/digits.ckpt").unlink()
-    loaded = DPSD.load_from_checkpoint("run/checkpoints/last.ckpt", map_location="cpu")
-    assert all(torch.equal(loaded.state_dict()[name], value) for name, value in weights.items())

@@ -22,7 +22,7 @@ from torch import nn
 from datamodules import ClientRecords, Digits
 from datamodules.partition import disjoint
 from lightning_modules import FedDPSD, feddpsd
-from lightning_modules.federated import Absence, FederatedClient, FederationError, Introduction, LocalClients, Question
+from lightning_modules.federated import Absence, FederationError, Introduction, LocalClients, Question
 from lightning_modules.images.replay import Replay
 from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
@@ -32,7 +32,7 @@ from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.events import Gaussian, RandomizedResponse, Repeated, SampledGaussian, release_from_dict
 from privacy.mechanisms.noise import ReproducibleNoise
-from privacy.neighbours import Relation, Unit
+from privacy.neighbours import Unit
 from privacy.processes import ProcessesError
 
 DELTA, SIGMA = 1e-5, 20.0
@@ -98,6 +98,7 @@ def test_server_and_clients_charge_each_round(release: str, more: dict[str, Any]
     assert (module.memory is not None) == bool(more)
     ((charge, count),) = module.annotator.account.counts().items()
     assert (charge.release, charge.queries, count) == (Gaussian(MU), BATCH_SIZE, 2)
+    assert any("THE SERVER IS TRUSTED" in text for text in module.assumptions()) is (release == "ensemble")
     for client in reached.clients:
         ((own, number),) = client.annotator.account.counts().items()
         assert number == 2 and own.queries == BATCH_SIZE
@@ -131,13 +132,6 @@ def test_a_ledger_that_was_about_records_makes_no_statement_about_clients(place:
     said = run("second", unit="client").guarantee()
     assert said.unit.startswith("one training record") and said.headline().startswith("Record-level")
     assert "client" not in said.relation
-
-
-def test_a_trusted_server_is_named_as_such() -> None:
-    trusted = federated(small_networks(2), annotator=gradients()).guarantee()
-    own = federated(small_networks(2), annotator=gradients("per_sample_full")).guarantee()
-    assert any("THE SERVER IS TRUSTED" in text for text in trusted.assumptions)
-    assert not any("THE SERVER IS TRUSTED" in text for text in own.assumptions)
 
 
 def ledgers_of(module: FedDPSD) -> set[Path]:
@@ -222,12 +216,6 @@ def noise_of_the_server(noise_multiplier: float) -> float:
 def test_the_server_adds_the_noise_that_it_charges() -> None:
     assert 0.85 < noise_of_the_server(SIGMA) < 1.15
     assert noise_of_the_server(SIGMA / 2) < 0.6, "half of it is noticed"
-
-
-def test_the_others_answers_are_the_same_to_the_last_bit() -> None:
-    networks = small_networks(4)
-    one, other = (released_of(Watching, [*networks[:2], last])[0] for last in networks[2:])
-    assert torch.equal(one[:2], other[:2]) and not torch.equal(one[2], other[2])
 
 
 def test_removing_a_client_changes_nothing_of_the_others() -> None:
@@ -515,27 +503,6 @@ def test_a_bound_that_clients_state_of_themselves_is_said_to_be_theirs(monkeypat
     assert not any("as the client says of itself" in text for text in own)
 
 
-def test_what_a_clients_teacher_rests_on_is_in_the_servers_guarantee(monkeypatch: pytest.MonkeyPatch) -> None:
-    teachers = small_networks(2)
-    own = federated(teachers, annotator=gradients()).guarantee().assumptions
-    taken = FederatedClient.introduction
-
-    def with_an_assumption(self: FederatedClient) -> Introduction:
-        self.teacher.assumptions = ("the class frequencies are public",) if self.name == "client-1" else ()
-        return taken(self)
-
-    monkeypatch.setattr(FederatedClient, "introduction", with_an_assumption)
-    said = federated(teachers, annotator=gradients()).guarantee().assumptions
-    assert [text for text in said if text not in own] == [
-        "of the teacher of client-1, as stated there: the class frequencies are public"
-    ]
-
-
-def test_clients_must_be_reached_somehow() -> None:
-    with pytest.raises(ValueError, match="clients must be LocalClients"):
-        FedDPSD(num_classes=10, image_shape=(1, 8, 8), batch_size=8, clients="a.ckpt", images=Images(source="prior"))  # type: ignore[arg-type]
-
-
 def test_it_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     class Two:
         rank, size = 0, 2
@@ -546,9 +513,3 @@ def test_it_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(ProcessesError, match="FedDPSD runs in one process, got 2"):
         module._prepare_fit()
-
-
-def test_the_relation_of_a_client_level_figure_is_replacement() -> None:
-    module = federated(small_networks(2), annotator=LabelAnnotator(), unit="client")
-    (charge,) = module.annotator.account.counts()
-    assert (charge.release.unit, charge.release.relation) == (Unit.CLIENT, Relation.REPLACE_ONE)

@@ -131,11 +131,6 @@ def test_an_agreeing_student_is_left_alone(classes: int, scale: float, seed: int
     assert gradient(decoupled_kd(moved, teacher).sum(), moved).norm() > 1e-3
 
 
-def test_decoupled_kd_gradient_is_that_of_finite_differences() -> None:
-    student, teacher = logits_of(3, 5, 2.0, 0).double().requires_grad_(), logits_of(3, 5, 2.0, 1).double()
-    assert torch.autograd.gradcheck(lambda s: decoupled_kd(s, teacher), (student,))
-
-
 def test_soft_cross_entropy_is_its_definition_and_rows_are_apart() -> None:
     logits, target = logits_of(6, 4, 2.0, 0).requires_grad_(), logits_of(6, 4, 2.0, 1).softmax(1)
     loss = soft_cross_entropy(logits, target)
@@ -163,22 +158,6 @@ def test_activation_norms() -> None:
     assert activation(features).item() == pytest.approx(7 / 4)
     assert activation(features, norm="l2").item() == pytest.approx(5 / 2)
     assert gradient(activation(features, norm="l2"), features).isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: decoupled_kd(torch.zeros(2, 3), torch.zeros(2, 4)), "student_logits and teacher_logits"),
-        (lambda: decoupled_kd(torch.zeros(2, 1), torch.zeros(2, 1)), "two classes"),
-        (lambda: decoupled_kd(torch.zeros(2, 3), torch.zeros(2, 3), target=torch.zeros(3, dtype=torch.long)), "target"),
-        (lambda: soft_cross_entropy(torch.zeros(2, 3), torch.zeros(2)), "target_probabilities"),
-        (lambda: activation(torch.zeros(2, 3, 1)), "features"),
-        (lambda: activation(torch.zeros(2, 3), norm="max"), "norm"),  # type: ignore[arg-type]
-    ],
-)
-def test_bad_arguments_are_named(call: object, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        call()  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("size", [2, 4, 10])
@@ -231,10 +210,6 @@ def test_kd_is_the_divergence_and_vanishes_where_both_agree() -> None:
     p, q = (teacher / 2).softmax(1), (student / 2).softmax(1)
     assert torch.allclose(losses.kd(student, teacher, temperature=2.0), 4 * (p * (p / q).log()).sum(1), atol=1e-6)
     assert torch.allclose(losses.kd(teacher, teacher), torch.zeros(5), atol=1e-6)
-    with pytest.raises(ValueError, match="one shape"):
-        losses.kd(student, teacher[:, :3])
-    with pytest.raises(ValueError, match="temperature"):
-        losses.kd(student, teacher, temperature=0.0)
 
 
 def test_output_gradients_are_of_each_row_alone() -> None:
@@ -257,8 +232,6 @@ def test_logit_distance_sees_no_constant_and_is_of_each_row() -> None:
     # By hand: (1, -1, 0, 0) apart, mean 0.
     apart = torch.tensor([[1.0, -1.0, 0.0, 0.0]])
     assert logit_distance(apart, torch.zeros(1, 4)).item() == pytest.approx(0.5)
-    with pytest.raises(ValueError, match="one shape"):
-        logit_distance(first, second[:, :3])
 
 
 def test_a_surrogate_loss_has_the_gradient_that_is_given() -> None:
@@ -266,5 +239,3 @@ def test_a_surrogate_loss_has_the_gradient_that_is_given() -> None:
     surrogate_loss(outputs, gradients).sum().backward()
     assert outputs.grad is not None and torch.equal(outputs.grad, gradients.detach())
     assert gradients.grad is None
-    with pytest.raises(ValueError, match="one shape"):
-        surrogate_loss(outputs, gradients[:, :3])

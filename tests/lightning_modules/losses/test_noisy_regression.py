@@ -170,20 +170,3 @@ def test_features_that_say_nothing() -> None:
     assert torch.allclose(fitted(padded), plain(rows), atol=0.05) and torch.allclose(
         fitted(padded), clean(rows), atol=0.1
     )
-
-
-@pytest.mark.parametrize(
-    ("features", "answers", "std", "message"),
-    [
-        (torch.zeros(3), torch.zeros(3, 2), 1.0, "features and responses"),
-        (torch.zeros(3, 4), torch.zeros(3), 1.0, "features and responses"),
-        (torch.zeros(3, 4), torch.zeros(4, 2), 1.0, "features and responses"),
-        (torch.zeros(1, 4), torch.zeros(1, 2), 1.0, "at least 2"),
-        (torch.zeros(3, 4), torch.zeros(3, 2), 0.0, "std"),
-        (torch.zeros(3, 4), torch.zeros(3, 2), -1.0, "std"),
-        (torch.zeros(3, 4), torch.zeros(3, 2), float("nan"), "std"),
-    ],
-)
-def test_what_has_no_meaning_is_refused(features: Tensor, answers: Tensor, std: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fit_noisy_responses(features, answers, std=std)

@@ -76,22 +76,6 @@ def test_a_class_that_is_missing_is_answered_least() -> None:
     assert float((rows @ weight.T + bias).sum(dim=1).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("features", "labels", "penalty", "message"),
-    [
-        (torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0.1, "features"),
-        (torch.zeros(4), torch.zeros(4, dtype=torch.int64), 0.1, "features"),
-        (torch.zeros(3, 4), torch.zeros(2, dtype=torch.int64), 0.1, "a label for each row"),
-        (torch.zeros(3, 4), torch.zeros(3, 1, dtype=torch.int64), 0.1, "a label for each row"),
-        (torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64), 0.0, "penalty"),
-        (torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64), float("nan"), "penalty"),
-    ],
-)
-def test_what_has_no_meaning_is_refused(features: Tensor, labels: Tensor, penalty: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        solve_ridge(features, labels, num_classes=3, penalty=penalty)
-
-
 def test_a_head_is_set_on_the_networks_own_features() -> None:
     network = LinearOnFeatures(image_shape=SHAPE, num_classes=3)
     images, labels = torch.rand(30, *SHAPE, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3

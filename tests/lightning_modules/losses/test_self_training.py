@@ -1,4 +1,4 @@
-"""Pseudo-labels count where the guide is certain, distortions come from their source, spread rows stand for all."""
+"""Pseudo-labels, distortions, and which images are chosen to be queried: those that stand for many, or are sure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_modules.losses.selection import spread_samples
+from lightning_modules.losses.selection import balanced_quotas, confident_samples, spread_samples
 from lightning_modules.losses.tangent_normal import distort, pseudo_label_loss
 
 
@@ -24,17 +24,6 @@ def test_no_gradient_flows_into_the_guide() -> None:
     logits, guide = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
     pseudo_label_loss(logits, guide, threshold=0.0).backward()
     assert logits.grad is not None and guide.grad is None
-
-
-def test_what_has_no_meaning_is_refused() -> None:
-    with pytest.raises(ValueError, match="one shape"):
-        pseudo_label_loss(torch.zeros(2, 3), torch.zeros(3, 3), threshold=0.5)
-    with pytest.raises(ValueError, match="threshold must lie"):
-        pseudo_label_loss(torch.zeros(2, 3), torch.zeros(2, 3), threshold=1.5)
-    with pytest.raises(ValueError, match="strength must be"):
-        distort(torch.zeros(2, 1, 8, 8), strength=-1.0, draw=torch.Generator())
-    with pytest.raises(ValueError, match="count must lie"):
-        spread_samples(torch.zeros(3, 2), count=4, draw=torch.Generator())
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 14)])
@@ -73,3 +62,34 @@ def test_spread_rows_stand_for_all() -> None:
 def test_all_rows_can_be_asked_for() -> None:
     codes = torch.zeros(5, 2)
     assert sorted(spread_samples(codes, count=5, draw=torch.Generator().manual_seed(0)).tolist()) == list(range(5))
+
+
+@pytest.mark.parametrize(
+    ("held", "count", "quotas"),
+    [
+        ([0, 0, 0], 6, [2, 2, 2]),
+        ([4, 0, 1], 4, [0, 3, 1]),
+        ([0, 0, 0], 4, [2, 1, 1]),
+        ([9, 0, 0], 2, [0, 1, 1]),
+        ([1, 2, 3], 0, [0, 0, 0]),
+    ],
+)
+def test_classes_with_few_labels_are_filled_up(held: list[int], count: int, quotas: list[int]) -> None:
+    assert balanced_quotas(torch.tensor(held), count=count).tolist() == quotas
+
+
+def test_the_surest_of_each_class_are_chosen_once() -> None:
+    draw = torch.Generator().manual_seed(0)
+    probabilities = (4 * torch.randn(300, 5, generator=draw)).softmax(dim=1)
+    quotas = torch.tensor([3, 0, 4, 5, 1])
+    chosen = confident_samples(probabilities, quotas=quotas)
+    assert len(chosen) == len(chosen.unique()) == 13
+    assert probabilities[chosen].argmax(dim=1).bincount(minlength=5).tolist() == quotas.tolist()
+    for label, quota in enumerate(quotas.tolist()):
+        own = probabilities[chosen][probabilities[chosen].argmax(dim=1) == label, label]
+        assert torch.equal(own.sort(descending=True).values, probabilities[:, label].topk(quota).values)
+
+
+def test_a_class_that_is_never_predicted_is_filled_up_as_well() -> None:
+    probabilities = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+    assert confident_samples(probabilities, quotas=torch.tensor([2, 2])).tolist() == [0, 3, 1, 2]
