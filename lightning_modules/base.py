@@ -8,13 +8,11 @@ from typing import Any, ClassVar
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 
 from lightning_modules.callbacks.privacy import default_callbacks
-from lightning_modules.evaluation import Evaluation
+from lightning_modules.evaluation import Evaluated, Evaluation
 from lightning_modules.images.source import ImageSettings
 from lightning_modules.losses.functional import joined, soft_cross_entropy
 from lightning_modules.losses.targets import Annotation
@@ -23,28 +21,22 @@ from lightning_modules.networks.moving_average import moving_average
 from lightning_modules.private_run import PrivateRun, steps_of_fit
 from lightning_modules.runtime.checkpoint_io import take_back_unfinished_step
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters, settings_of
-from lightning_modules.runtime.predictions import images_of
-from lightning_modules.runtime.processes import (
-    average_gradients,
-    broadcast_tensors,
-    check_strategy,
-    processes_of,
-    share_of,
-)
+from lightning_modules.runtime.processes import broadcast_tensors, check_strategy, share_of
 from lightning_modules.runtime.randomness import Draws
-from lightning_modules.student import StudentConfig, Trained, adam
+from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.checks import try_foreign
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateModel
+from lightning_modules.turns import TakingTurns, Trained
 from privacy.annotators import Annotator
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
-from privacy.processes import Processes, by_all
+from privacy.processes import by_all
 
 __all__ = ["DataFreeDistillation"]
 
 
-class DataFreeDistillation(GuardedLoading, LightningModule):
+class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModule):
     """Base of the data-free methods. A subclass writes its paper's algorithm as one `training_step`.
 
     The teacher is a path, read when a fit begins. It is not a submodule: no `state_dict`, checkpoint or logger has it,
@@ -119,7 +111,6 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self.evaluation = Evaluation(num_classes)
         self.steps_done = 0
         self.draw_seed: int | None = None
-        self._schedules: dict[str, Any] = {}
         self._steps_before_batch = -1
         self._generator_is_warm = False
 
@@ -229,21 +220,6 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
             self.descend("generator", loss, scheduled=scheduled)
         self.log_in_step("train/generator_loss", loss.detach())
 
-    def descend(self, name: str, loss: torch.Tensor, *, scheduled: bool = True) -> None:
-        """One step of an optimizer, and of its schedule, down a loss, its mean over processes."""
-        optimizer = self.optimizer(name)
-        optimizer.zero_grad()
-        if self.processes.size == 1:
-            self.manual_backward(loss)
-        else:
-            # Student and generator take turns, for which DDP would have to look for unused parameters at each step.
-            with self.trainer.strategy.block_backward_sync():  # type: ignore[attr-defined]
-                self.manual_backward(loss)
-            average_gradients((p for group in optimizer.param_groups for p in group["params"]), self.processes)
-        optimizer.step()
-        if scheduled and name in self._schedules:
-            self._schedules[name].step()
-
     def end_step(self) -> None:
         """Logs what was spent where it is due, and counts the step."""
         if self.is_logged:
@@ -251,11 +227,6 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         self.steps_done += 1
 
     # --- images and processes ---
-
-    @property
-    def processes(self) -> Processes:
-        """Those of this run: each makes an equal share of every batch, and the first asks the annotator for all."""
-        return processes_of(self._trainer)
 
     def gather_rows(self, own: torch.Tensor) -> torch.Tensor:
         """Rows of all processes, in their order, on the CPU; `own` are this one's."""
@@ -298,21 +269,6 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         found = {"student": Trained(self.student.parameters(), student.optimizer, student.lr_scheduler)}
         if self.generator is not None:
             found["generator"] = Trained(self.generator_parameters(), images.optimizer, images.lr_scheduler)
-        return found
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        """An optimizer for each of `trained`, and the configured schedules."""
-        optimizers = []
-        for name, one in self.trained().items():
-            optimizers.append((one.optimizer or adam)(one.parameters))
-            if one.lr_scheduler is not None:
-                self._schedules[name] = one.lr_scheduler(optimizers[-1])
-        return optimizers, list(self._schedules.values())
-
-    def optimizer(self, name: str) -> LightningOptimizer:
-        """Lightning's optimizer of one of `trained`."""
-        made: Any = self.optimizers()
-        found: LightningOptimizer = made[list(self.trained()).index(name)] if isinstance(made, list) else made
         return found
 
     def reset_generator(self) -> None:
@@ -412,19 +368,6 @@ class DataFreeDistillation(GuardedLoading, LightningModule):
         """The exportable student's logits, (N, C, H, W) → (N, c)."""
         logits: torch.Tensor = self.exportable_student(images)
         return logits
-
-    def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
-        """The student's accuracy on public images (N, C, H, W) and labels (N,)."""
-        self.evaluation.validate(self, self(batch[0]), batch[1])
-
-    def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
-        """The student's accuracy on the public test split."""
-        self.evaluation.test(self, self(batch[0]), batch[1])
-
-    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        """The student's probabilities, (N, C, H, W) → (N, c); for images, or for a batch with labels."""
-        probabilities: torch.Tensor = self(images_of(batch)).float().softmax(dim=1)
-        return probabilities
 
     def on_validation_start(self) -> None:
         """BatchNorm's statistics are those of process 0 in all, as in what is saved."""

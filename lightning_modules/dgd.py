@@ -29,9 +29,10 @@ from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import stream
 from lightning_modules.runtime.runs import datamodule_of
-from lightning_modules.student import StudentConfig, Trained
+from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
+from lightning_modules.turns import Trained
 from privacy.annotators import VoteAnnotator
 from privacy.ledger import RECORDS
 from privacy.processes import by_all

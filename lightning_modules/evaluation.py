@@ -7,7 +7,7 @@ has no figure left that was not chosen, and `test_split/accuracy` says so.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning import LightningModule, Trainer
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from torchmetrics.utilities import dim_zero_cat
 
+from lightning_modules.runtime.predictions import images_of
 from lightning_modules.runtime.runs import datamodule_of
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "KEPT_APART",
     "TEST_SPLIT",
     "AreaUnderCurve",
+    "Evaluated",
     "Evaluation",
     "asks_for_auroc",
     "auroc_name",
@@ -31,6 +33,11 @@ __all__ = [
 
 AUROC = "auroc"
 """Its name in `metrics` of a data module, in logs and in records."""
+
+if TYPE_CHECKING:
+    _Module = LightningModule
+else:
+    _Module = object
 
 KEPT_APART = "val/accuracy"
 TEST_SPLIT = "test_split/accuracy"
@@ -94,6 +101,25 @@ class Evaluation(nn.Module):
         self.test_accuracy(logits, labels)
         module.log("test/accuracy", self.test_accuracy)
         _log_auroc(module, self.test_auroc, logits, labels, beside="test/accuracy")
+
+
+class Evaluated(_Module):
+    """Validation, test and prediction of a module that maps images (N, C, H, W) to logits (N, c); mixed into it."""
+
+    evaluation: Evaluation
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Accuracy on images and labels: public ones of a student's, held-out private ones of a teacher's."""
+        self.evaluation.validate(self, self(batch[0]), batch[1])
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Accuracy on the public test split."""
+        self.evaluation.test(self, self(batch[0]), batch[1])
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Probabilities, shape (N, c); for images, or for a batch with labels. As private as the network is."""
+        probabilities: Tensor = self(images_of(batch)).float().softmax(dim=1)
+        return probabilities
 
 
 def _log_auroc(module: LightningModule, area: AreaUnderCurve, logits: Tensor, labels: Tensor, *, beside: str) -> None:

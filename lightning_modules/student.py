@@ -1,13 +1,12 @@
-"""The student of a method and its training, and the optimizer where none is named."""
+"""The student of a method and its training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 
@@ -17,7 +16,7 @@ from lightning_modules.networks import ForeignNetwork, SmallCNN, build_network
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_number
 
-__all__ = ["StudentConfig", "Trained", "adam"]
+__all__ = ["StudentConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,22 +54,3 @@ class StudentConfig:
         if isinstance(make, str):  # of a script
             make = getattr(networks, make, None) or partial(ForeignNetwork, name=make)
         return build_network(make, num_classes=num_classes, image_shape=image_shape, name="model.student.network")
-
-
-class Trained(NamedTuple):
-    """Something that a method trains.
-
-    Attributes:
-        parameters: Its own.
-        optimizer: Builds its optimizer; None is `adam`.
-        lr_scheduler: Builds its schedule; None is none.
-    """
-
-    parameters: Iterable[nn.Parameter]
-    optimizer: OptimizerCallable | None = None
-    lr_scheduler: LRSchedulerCallable | None = None
-
-
-def adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Adam with rate 1e-3."""
-    return torch.optim.Adam(parameters, lr=1e-3, fused=True)

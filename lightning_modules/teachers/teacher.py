@@ -12,10 +12,10 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torch.nn import functional as F
 
-from lightning_modules.evaluation import Evaluation
+from lightning_modules.evaluation import Evaluated, Evaluation
 from lightning_modules.networks import SmallCNN, build_network
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
-from lightning_modules.runtime.predictions import images_of, prediction_callbacks
+from lightning_modules.runtime.predictions import prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.teachers.class_prior import adjusted, log_prior_of
@@ -25,7 +25,7 @@ from privacy.identity import CheckpointError
 __all__ = ["Teacher"]
 
 
-class Teacher(GuardedLoading, LightningModule):
+class Teacher(Evaluated, GuardedLoading, LightningModule):
     """Trains any classifier by cross-entropy, with automatic optimization.
 
     What it writes is as private as its training data: nothing bounds what it reveals about a record.
@@ -126,19 +126,6 @@ class Teacher(GuardedLoading, LightningModule):
         self.own_training.require_partition(self.trainer)
 
     on_validation_start = on_predict_start = on_test_start
-
-    def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
-        """Accuracy on held-out private records."""
-        self.evaluation.validate(self, self(batch[0]), batch[1])
-
-    def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
-        """Accuracy on the public test split."""
-        self.evaluation.test(self, self(batch[0]), batch[1])
-
-    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        """Probabilities, (N, C, H, W) → (N, c): private, unless the training was by DP-SGD."""
-        probabilities: torch.Tensor = self(images_of(batch)).float().softmax(dim=1)
-        return probabilities
 
     def configure_callbacks(self) -> list[Callback]:
         """What writes predictions."""
