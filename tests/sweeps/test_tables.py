@@ -228,7 +228,7 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
         ("dpsd-fig5-k", "dpsd-table4", 6),
         ("labeldp-table2", "labeldp-table1", 18),
         ("labeldp-table3", "labeldp-table1", 3),
-        ("dgd-table1", "dgd-fig3", 8),
+        ("dgd-table1", "dgd-fig3", 4),
     ],
 )
 def test_tables_share_the_cells_that_they_have_in_common(first: str, second: str, shared: int) -> None:
