@@ -262,16 +262,14 @@ class PrivacyAccount:
 
     def state(self) -> dict[str, Any]:
         """Identities of this run and of its training, and its charges, as plain values for a checkpoint."""
-        charges = [
-            [charge.to_dict(), count, self.mechanisms.get(charge)]
-            for charge, count in self.ledger.counts(run=self.ledger.run).items()
-        ]
+        counts = self.ledger.counts(run=self.ledger.run)
         head = self.ledger.head
         return {
             "run": self.ledger.run,
             "private_data": self.ledger.private_data,
             "training": self.training,
-            "charges": charges,
+            "charges": [[charge.to_dict(), count] for charge, count in counts.items()],
+            "mechanisms": [self.mechanisms.get(charge) for charge in counts],
             "ledger_head": None if head is None else list(head),
             "ledger_was_replaced": self.ledger_was_replaced,
         }
@@ -305,9 +303,9 @@ class PrivacyAccount:
         head = state.get("ledger_head")
         same = self.ledger.verify_head(None if head is None else tuple(head), whose="the checkpoint")
         self.ledger_was_replaced |= not same or bool(state.get("ledger_was_replaced"))
-        charges = [(Charge.from_dict(charge), int(count), words) for charge, count, words in state["charges"]]
-        self.ledger.restore({charge: count for charge, count, _ in charges})
-        self.mechanisms.update({charge: words for charge, _, words in charges if words})
+        charges = {Charge.from_dict(charge): int(count) for charge, count in state["charges"]}
+        self.ledger.restore(charges)
+        self.mechanisms.update({c: words for c, words in zip(charges, state["mechanisms"], strict=True) if words})
 
 
 def open_account(
