@@ -70,17 +70,14 @@ def measure(make: Callable[[], Any], steps: int, seconds: float) -> dict[str, An
 
 def table(result: dict[str, Any]) -> str:
     """The measurement as text; a ratio above 1 means that Opacus takes that many times as long."""
+    title = f"{result['steps']} steps, noise {NOISE}, rate {RATE}, delta {DELTA:g}; ratios of a charge and a reading"
     head = f"{'accountant':36}{'charge us':>11}{'reading us':>13}{'vs rdp':>10}{'vs prv':>10}{'epsilon':>13}"
-    lines = [
-        f"{result['steps']} steps, noise {NOISE}, rate {RATE}, delta {DELTA:g}; ratios of a charge and a reading",
-        head,
-    ]
-    lines += [
+    rows = (
         f"{row['accountant']:36}{row['charge_us']:11.3f}{row['reading_us']:13.1f}{row['step_ratio_opacus_rdp']:10.1f}"
         f"{row['step_ratio_opacus_prv']:10.1f}{row['epsilon']:13.4f}"
         for row in result["rows"]
-    ]
-    return "\n".join(lines)
+    )
+    return "\n".join([title, head, *rows])
 
 
 def main(args: list[str] | None = None) -> None:
