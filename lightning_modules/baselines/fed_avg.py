@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from datamodules import ShardedRecords, Shards
-from lightning_modules.baselines.averaging import weighted_mean
+from lightning_modules.baselines.clients import weighted_mean
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.setting_checks import check_whole_number

@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.baselines.averaging import weighted_mean
-from lightning_modules.baselines.ensemble import (
+from lightning_modules.baselines.clients import (
     mean_logits,
     mean_logits_and_features,
     mean_logits_and_statistics,
+    weighted_mean,
 )
 from lightning_modules.baselines.image_terms import ImagePool, ImageTerms
 from lightning_modules.images.source import Images

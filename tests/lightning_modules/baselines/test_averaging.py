@@ -13,7 +13,7 @@ from torch import nn
 
 from datamodules import Digits
 from lightning_modules import FedAvg
-from lightning_modules.baselines.averaging import weighted_mean
+from lightning_modules.baselines.clients import weighted_mean
 from lightning_modules.cli import main
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.config import TeacherConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_modules.baselines.ensemble import mean_logits, mean_logits_and_features, mean_logits_and_statistics
+from lightning_modules.baselines.clients import mean_logits, mean_logits_and_features, mean_logits_and_statistics
 from lightning_modules.baselines.image_terms import ImagePool, boundary_support, jensen_shannon, total_variation
 from lightning_modules.networks import SmallCNN
 from lightning_modules.networks.batchnorm import logits_and_statistics
