@@ -305,7 +305,8 @@ class PrivacyAccount:
         self.ledger_was_replaced |= not same or bool(state.get("ledger_was_replaced"))
         charges = {Charge.from_dict(charge): int(count) for charge, count in state["charges"]}
         self.ledger.restore(charges)
-        self.mechanisms.update({c: words for c, words in zip(charges, state["mechanisms"], strict=True) if words})
+        described = zip(charges, state.get("mechanisms", ()), strict=False)
+        self.mechanisms.update({charge: words for charge, words in described if words})
 
 
 def open_account(
