@@ -246,9 +246,7 @@ def _refuse_uncovered(
     else:
         state = content["distillation"].get("annotator")
         own = None if state is None else state["run"]
-        asked = sum(
-            Charge.from_dict(charge).queries * int(count) for charge, count, _ in (state or {}).get("charges", ())
-        )
+        asked = sum(Charge.from_dict(charge).queries * int(count) for charge, count in (state or {}).get("charges", ()))
         if asked > int(stated["queries_of_run"]):
             raise ExportError(late)
         if _least_epsilon(state or {}, stated) > float(stated["epsilon"]) * (1 + 1e-9):
@@ -275,7 +273,7 @@ def _least_epsilon(state: Mapping[str, Any], stated: Mapping[str, Any]) -> float
     As many queries may have been made with less noise, by a branch of the run that the guarantee does not know.
     """
     releases: Counter[Release] = Counter()
-    for values, count, _ in state.get("charges", ()):
+    for values, count in state.get("charges", ()):
         charge = Charge.from_dict(values)
         if charge.training is not None and charge.training == state.get("training"):
             releases[charge.release] += int(count)
