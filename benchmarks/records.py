@@ -1,4 +1,4 @@
-"""DP-SGD on a linear head as `clipping: linear` takes it, against flat clipping by Opacus.
+"""DP-SGD on a linear head as `clipping.mode: linear` takes it, against flat clipping by Opacus.
 
 ``python -m benchmarks.records`` takes steps in both ways, from the same weights and batches, over sizes of records,
 features and batch, prints time and memory of a step with how far the weights are apart, and writes it all as JSON.
@@ -28,7 +28,9 @@ from torch.nn import functional as F
 from benchmarks.reporting import report
 from datamodules.mapped import MappedRecords
 from lightning_modules.networks import ImageClassifier
-from lightning_modules.teachers.record_clipping import WAYS
+from lightning_modules.teachers.class_prior import PriorCrossEntropy
+from lightning_modules.teachers.exact_noise import ExactNoise
+from lightning_modules.teachers.record_clipping import Clipping, LinearClipping
 from privacy.mechanisms.noise import SystemNoise
 
 CLASSES, NORM = 10, 0.1
@@ -69,8 +71,8 @@ def steps_of_opacus(network: Head, inputs: Tensor, labels: Tensor, batches: list
 
 def steps_of_ours(network: Head, inputs: Tensor, labels: Tensor, batches: list[Tensor]) -> None:
     """Whole batches at once, without gradients of single records."""
-    clipping = WAYS["linear"](network, max_grad_norm=NORM)
-    optimizer = clipping.optimizer(
+    clipping = LinearClipping(network, Clipping(max_grad_norm=NORM), PriorCrossEntropy())
+    optimizer = ExactNoise(
         torch.optim.SGD(network.parameters(), lr=1.0), noise_multiplier=NOISE, max_grad_norm=NORM,
         expected_batch_size=len(batches[0]),
     )  # fmt: skip
@@ -79,9 +81,8 @@ def steps_of_ours(network: Head, inputs: Tensor, labels: Tensor, batches: list[T
     # As `PoissonLoader` fetches a batch.
     held = inputs.new_empty(len(batches[0]), *inputs.shape[1:])
     for batch in batches:
-        optimizer.signal_skip_step(do_skip=False)
         optimizer.zero_grad()
-        clipping.add(*records.into(held, batch), forward=network, optimizer=optimizer)
+        optimizer.sums = clipping.sums(*records.into(held, batch), network)
         optimizer.step()
 
 

@@ -15,11 +15,13 @@ from lightning_modules.publishing import load_student
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers import DPSGDTeacher, Teacher, TeacherEnsemble
 from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.teachers.record_clipping import Clipping
 
 __all__ = [
     "DGD",
     "DPDFD",
     "DPSD",
+    "Clipping",
     "DPSGDTeacher",
     "DataFreeDistillation",
     "DirectTraining",

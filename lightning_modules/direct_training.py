@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from datamodules import PoissonSampled
+from lightning_modules.evaluation import refuse_selection
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets
 from lightning_modules.private_run import PrivateRun, steps_of_fit
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
-from lightning_modules.runtime.runs import callbacks_of, datamodule_of, is_dev_run
+from lightning_modules.runtime.runs import datamodule_of, is_dev_run
 from lightning_modules.setting_checks import check_choice
 from lightning_modules.teachers.teacher import Teacher
 from privacy.annotators import DirectGradientAnnotator, DirectLabelAnnotator
@@ -194,17 +195,8 @@ class DirectTraining(Teacher):
         labels = data.train_records.labels.clone()
         self._labels = lambda: labels
         if getattr(data, "looks_at_private_records", True):
-            self._refuse_selection()
-
-    def _refuse_selection(self) -> None:
-        self.run.note(_ACCESS)
-        for callback in callbacks_of(self.trainer):
-            if (monitor := getattr(callback, "monitor", None)) is not None:
-                raise ValueError(
-                    f"{type(callback).__name__} chooses by {monitor!r}, which is measured on private records here: a "
-                    "model that was chosen so reveals their labels beyond its epsilon. Wrap the data in PoissonSampled "
-                    "with evaluation=test, or leave the callback out"
-                )
+            self.run.note(_ACCESS)
+            refuse_selection(self.trainer)
 
     def on_fit_start(self) -> None:
         """Gives the training its identity, and opens the ledger that its labels are charged to.

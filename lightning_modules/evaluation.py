@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from torchmetrics.utilities import dim_zero_cat
 
 from lightning_modules.runtime.predictions import images_of
-from lightning_modules.runtime.runs import datamodule_of
+from lightning_modules.runtime.runs import callbacks_of, datamodule_of
 
 __all__ = [
     "AUROC",
@@ -28,6 +28,7 @@ __all__ = [
     "asks_for_auroc",
     "auroc_name",
     "measured_on",
+    "refuse_selection",
     "validation_metric",
 ]
 
@@ -131,6 +132,21 @@ def _log_auroc(module: LightningModule, area: AreaUnderCurve, logits: Tensor, la
 def validation_metric(trainer: Trainer) -> str:
     """`TEST_SPLIT` where the data module says that it validates on the test split, else `KEPT_APART`."""
     return TEST_SPLIT if getattr(datamodule_of(trainer), "evaluation", None) == "test" else KEPT_APART
+
+
+def refuse_selection(trainer: Trainer) -> None:
+    """Refuses callbacks that choose by what is measured on private records.
+
+    Raises:
+        ValueError: There is one.
+    """
+    for callback in callbacks_of(trainer):
+        if (monitor := getattr(callback, "monitor", None)) is not None:
+            raise ValueError(
+                f"{type(callback).__name__} chooses by {monitor!r}, which is measured on private records here: a model "
+                "chosen so reveals them beyond its epsilon. Wrap the data in PoissonSampled with evaluation=test, or "
+                "leave the callback out and publish the last step"
+            )
 
 
 def asks_for_auroc(trainer: Trainer) -> bool:

@@ -11,7 +11,6 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
-from torch.nn import functional as F
 
 from datamodules import ShardedRecords, Shards
 from lightning_modules.baselines.clients import weighted_mean
@@ -147,7 +146,7 @@ class FedAvg(Teacher):
             for rows in (positions.start + order).split(size):
                 images, labels = (values.to(self.device) for values in records.records.__getitems__(rows))
                 optimizer.zero_grad()
-                loss = F.cross_entropy(network(images), labels, label_smoothing=self.label_smoothing)
+                loss = self.criterion(network(images), labels)
                 self.manual_backward(loss)
                 optimizer.step()
         self.log(f"train/loss_{client}", loss.detach())

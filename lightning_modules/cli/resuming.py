@@ -28,7 +28,7 @@ MAY_CHANGE = frozenset(
         *("generator_phase.baseline.path", "teacher.checks.trial", "teacher.checks.accuracy"),
         # Sizes that change no result, or that a method compares itself.
         *("workers", "teachers_at_once", "physical_batch_size", "batch_size", "steps_per_epoch", "eval_batch_size"),
-        *("num_classes", "image_shape", "evaluation", "clipping"),
+        *("num_classes", "image_shape", "evaluation", "clipping.mode"),
     )
 )
 """Endings of settings that may be given anew; every other difference is refused."""

@@ -1,4 +1,4 @@
-"""Frequencies of classes that are public, and what they add to logits in a loss."""
+"""Frequencies of classes that are public, and the loss that takes them into account."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["adjusted", "log_prior_of"]
+__all__ = ["PriorCrossEntropy", "log_prior_of"]
 
 #: How far frequencies may be from adding up to 1: they are written with a few digits.
 _ROUNDING = 1e-2
@@ -42,9 +42,20 @@ def log_prior_of(class_prior: Sequence[float], *, num_classes: int) -> Tensor:
     return torch.tensor(shares, dtype=torch.float64).log().float()
 
 
-def adjusted(logits: Tensor, log_prior: Tensor | None) -> Tensor:
-    """Logits (N, c) as the loss takes them: with the logarithms of the frequencies (c,) added, where these are known.
+class PriorCrossEntropy(nn.CrossEntropyLoss):
+    """Mean cross-entropy of logits (N, c), to which the logarithms of the classes' frequencies are added.
 
     Menon et al. 2021, "Long-tail learning via logit adjustment", Eq. 10.
+
+    Args:
+        log_prior: (c,), see `log_prior_of`; None adds nothing.
+        label_smoothing: Between 0 and 1.
     """
-    return logits if log_prior is None else logits + log_prior.to(logits)
+
+    def __init__(self, log_prior: Tensor | None = None, *, label_smoothing: float = 0.0) -> None:
+        super().__init__(label_smoothing=label_smoothing)
+        self.log_prior = log_prior
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss; `reduction` is torch's."""
+        return super().forward(logits if self.log_prior is None else logits + self.log_prior.to(logits), labels)

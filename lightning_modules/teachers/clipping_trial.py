@@ -12,7 +12,7 @@ import hashlib
 import pickle
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -22,10 +22,9 @@ from torch.nn import functional as F
 
 from lightning_modules.networks.memory import bytes_of
 from lightning_modules.priors import DeadLeavesPrior, StrokePrior
-from lightning_modules.teachers.augmentation import random_views
-from lightning_modules.teachers.class_prior import adjusted
-from lightning_modules.teachers.dp_optimizers import GHOST_MARGIN
-from lightning_modules.teachers.record_clipping import WAYS, RecordClipping, Way
+from lightning_modules.teachers.augmentation import Views
+from lightning_modules.teachers.class_prior import PriorCrossEntropy
+from lightning_modules.teachers.record_clipping import GHOST_MARGIN, MODES, Clipping, Mode, RecordClipping
 from privacy.mechanisms.noise import ReproducibleNoise
 
 __all__ = ["ClippingTrial", "Extracts", "changed", "digests", "logits_after"]
@@ -33,8 +32,8 @@ __all__ = ["ClippingTrial", "Extracts", "changed", "digests", "logits_after"]
 Extracts: TypeAlias = Literal["forward_features", "feature_extractor"]
 """The part of a network whose outputs are computed once, in eval mode."""
 
-#: Most that a sum may be off, in clipping norms for each record: the margins of the ways, and what float32 takes.
-_TOLERANCE: dict[Way, float] = {"flat": 1e-5, "linear": 1e-5, "ghost": 1e-3}
+#: Most that a sum may be off, in clipping norms for each record: the margins of the modes, and what float32 takes.
+_TOLERANCE: dict[Mode, float] = {"flat": 1e-5, "linear": 1e-5, "ghost": 1e-3}
 _SINGLE_PRECISION = 2e-2
 #: The last records, of almost no contrast.
 _FAINT = 3
@@ -79,25 +78,25 @@ class ClippingTrial:
         image_shape: (C, H, W).
         num_classes: c.
         physical: Records of a physical batch.
+        criterion: The loss.
+        views: Of each record.
         extracts: See `Extracts`; None where images are trained on.
-        views: Arguments of `random_views` except the images and the source; None without views.
-        loss: `label_smoothing` and `log_prior` of `RecordClipping`.
     """
 
     image_shape: tuple[int, int, int]
     num_classes: int
     physical: int
+    criterion: PriorCrossEntropy
+    views: Views = Views()
     extracts: Extracts | None = None
-    views: Mapping[str, Any] | None = None
-    loss: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, network: nn.Module, way: Way) -> tuple[Way, str | None]:
-        """The way of clipping that holds for a network: the one given, or `flat` where `ghost` does not.
+    def __call__(self, network: nn.Module, mode: Mode) -> tuple[Mode, str | None]:
+        """The mode of clipping that holds for a network: the one given, or `flat` where `ghost` does not.
 
         The network, and the state of torch's generators, stay as they are.
 
         Returns:
-            The way, and why it differs from the one given.
+            The mode, and why it differs from the one given.
 
         Raises:
             ValueError: None holds, the network draws at random in train mode, or writes into its own state.
@@ -118,8 +117,8 @@ class ClippingTrial:
             _require_steady(tried)
             reference = _referred(tried)
             why = None
-            ways: tuple[Way, ...] = ("ghost", "flat") if way == "ghost" else (way,)
-            for candidate in ways:
+            modes: tuple[Mode, ...] = ("ghost", "flat") if mode == "ghost" else (mode,)
+            for candidate in modes:
                 problem = _problem(network, candidate, self, reference, double=double)
                 if problem is None:
                     _require_apart(tried, list(range(len(tried.images))))
@@ -143,10 +142,7 @@ class ClippingTrial:
         # One level of 8 bits around a constant, and less.
         faint = 0.9 + noise * torch.tensor([1 / 127, 1e-3, 1e-4]).view(_FAINT, 1, 1, 1)
         images = torch.cat([*priors, one_pixel, noise[:1], flat, faint])
-        count = 1
-        if self.views is not None:
-            count = self.views["count"]
-            images = random_views(images, source=ReproducibleNoise(seed=0), **self.views)
+        images, count = self.views.draw(images, ReproducibleNoise(seed=0)), max(1, self.views.count)
         labels = torch.randint(self.num_classes, (len(images) // count,), generator=draw)
         return images.unflatten(0, (-1, count)).to(device), labels.to(device)
 
@@ -187,25 +183,16 @@ class _Copy:
     def gradient(self, record: int) -> list[Tensor]:
         """Of one record in a batch of one, by autograd."""
         inputs, labels = self.batch([record])
-        log_prior, smoothing = self.trial.loss.get("log_prior"), self.trial.loss.get("label_smoothing", 0.0)
-        loss = F.cross_entropy(adjusted(self.logits(inputs), log_prior), labels, label_smoothing=smoothing)
+        loss = self.trial.criterion(self.logits(inputs), labels)
         found = torch.autograd.grad(loss, list(self.trained.values()), allow_unused=True, materialize_grads=True)
         return [gradient.double() for gradient in found]
 
-    def clipped(self, rows: list[int], way: Way, limit: float) -> list[Tensor]:
-        """Sum of the clipped gradients of some records, as the training computes it; of one way and limit a copy."""
-        trained = list(self.trained.values())
+    def clipped(self, rows: list[int], mode: Mode, limit: float) -> list[Tensor]:
+        """Sum of the clipped gradients of some records, as the training computes it; of one mode and limit a copy."""
         if self._clipped is None:
-            self._clipped = WAYS[way](self.network, max_grad_norm=limit, **self.trial.loss)
-        optimizer = self._clipped.optimizer(
-            torch.optim.SGD(trained), noise_multiplier=0.0, max_grad_norm=limit, expected_batch_size=1
-        )
-        optimizer.zero_grad()
-        inputs, labels = self.batch(rows)
-        self._clipped.add(inputs, labels, forward=self.logits, optimizer=optimizer, views=self.images.shape[1])
-        optimizer.signal_skip_step(do_skip=True)
-        optimizer.step()
-        return [parameter.summed_grad for parameter in trained]  # type: ignore[attr-defined]
+            settings = Clipping(max_grad_norm=limit, views=self.trial.views)
+            self._clipped = MODES[mode](self.network, settings, self.trial.criterion)
+        return self._clipped.sums(*self.batch(rows), self.logits)
 
 
 @dataclass(frozen=True)
@@ -281,7 +268,7 @@ def _require_steady(tried: _Copy) -> None:
         raise ValueError(
             f"model.network: {(drawing or ['it'])[0]} draws at random in train mode: a record's draw would depend on "
             "who else is in the batch and on a seed that others may know. Set its probability (dropout, drop_path) to "
-            "0, or leave it out; model.augmentation_multiplicity varies the images of a record instead"
+            "0, or leave it out; model.clipping.views varies the images of a record instead"
         )
 
 
@@ -332,59 +319,58 @@ def _watched_draws(tried: _Copy) -> tuple[list[str], list[Any]]:
     return found, handles
 
 
-def _problem(network: nn.Module, way: Way, trial: ClippingTrial, reference: _Reference, *, double: bool) -> str | None:
-    """What is wrong with a way of clipping for a network, in words; None where it holds."""
+def _problem(
+    network: nn.Module, mode: Mode, trial: ClippingTrial, reference: _Reference, *, double: bool
+) -> str | None:
+    """What is wrong with a mode of clipping for a network, in words; None where it holds."""
     records = len(reference.norms)
     order = torch.randperm(records, generator=torch.Generator().manual_seed(3)).tolist()
     tried = _Copy(network, trial, double=double)
     # All, all but one, and few: a difference of two sums is what one record contributes.
     for rows in (order, *([one for one in order if one != left] for left in order[:4]), order[:2]):
-        problem = _compared(tried, rows, way, reference, _TOLERANCE[way] if double else _SINGLE_PRECISION)
+        problem = _compared(tried, rows, mode, reference, _TOLERANCE[mode] if double else _SINGLE_PRECISION)
         if problem is not None:
             return problem
     tried = _Copy(network, trial, double=False)
     # Without faint images, of which float32 gives other gradients than float64.
     picks = torch.randint(records - _FAINT, (trial.physical,), generator=torch.Generator().manual_seed(4)).tolist()
-    if (problem := _compared(tried, picks, way, reference, _SINGLE_PRECISION)) is not None:
+    if (problem := _compared(tried, picks, mode, reference, _SINGLE_PRECISION)) is not None:
         return problem
-    if way == "ghost":
+    if mode == "ghost":
         for row, norm in enumerate(reference.norms.tolist()):
             if norm > reference.limit:
-                found = _norm(tried.clipped([row], way, reference.limit)) / reference.limit
+                found = _norm(tried.clipped([row], mode, reference.limit)) / reference.limit
                 # Opacus divides by the norm and 1e-6.
                 if abs(found - (1 - GHOST_MARGIN) * norm / (norm + 1e-6)) > GHOST_MARGIN / 10:
                     return f"ghost clipping makes {found:.6f} C of a record's gradient, not {1 - GHOST_MARGIN:.4f} C"
     return None
 
 
-def _compared(tried: _Copy, rows: list[int], way: Way, reference: _Reference, tolerance: float) -> str | None:
+def _compared(tried: _Copy, rows: list[int], mode: Mode, reference: _Reference, tolerance: float) -> str | None:
     """What is wrong with the sum over some records; None where it is as it should be."""
     try:
-        found = [_sketch(part).cpu() for part in tried.clipped(rows, way, reference.limit)]
+        found = [_sketch(part).cpu() for part in tried.clipped(rows, mode, reference.limit)]
     except Exception as error:  # any user's network, under hooks
-        return f"{way} clipping fails within a batch of {len(rows)}{_layer(tried, rows, reference)}: {error}"
+        return f"{mode} clipping fails within a batch of {len(rows)}{_layer(tried, rows, reference)}: {error}"
     off = _norm([one - other.cpu() for one, other in zip(found, reference.clipped(rows), strict=True)])
     off /= len(rows) * reference.limit
     if off <= tolerance:
         return None
     return (
-        f"what {way} clipping makes of a batch of {len(rows)} public images is off by {off:.2g} C for each from their "
+        f"what {mode} clipping makes of a batch of {len(rows)} public images is off by {off:.2g} C for each from their "
         f"clipped gradients, each in a batch of one{_layer(tried, rows, reference)}"
     )
 
 
 def _layer(tried: _Copy, rows: list[int], reference: _Reference) -> str:
     """The parameter whose per-sample gradients are furthest from those in a batch of one, where they are kept."""
-    worst, text = 0.0, ""
+    apart: dict[str, float] = {}
     for number, (name, parameter) in enumerate(tried.trained.items()):
         each = getattr(parameter, "grad_sample", None)
-        if not isinstance(each, Tensor):
-            continue
-        if len(each) != len(rows):
-            return f" (the layer of {name!r} has {len(each)} rows for {len(rows)} records)"
-        wanted = torch.stack([reference.gradients[row][number].cpu() for row in rows])
-        apart = torch.stack([_sketch(one).cpu() for one in each]) - wanted
-        off = float(apart.norm(dim=1).max()) / (float(wanted.norm(dim=1).max()) or 1.0)
-        if off > worst:
-            worst, text = off, f" (first of all the layer of {name!r})"
-    return text
+        if isinstance(each, Tensor):
+            if len(each) != len(rows):
+                return f" (the layer of {name!r} has {len(each)} rows for {len(rows)} records)"
+            wanted = torch.stack([reference.gradients[row][number].cpu() for row in rows])
+            off = torch.stack([_sketch(one).cpu() for one in each]) - wanted
+            apart[name] = float(off.norm(dim=1).max()) / (float(wanted.norm(dim=1).max()) or 1.0)
+    return f" (first of all the layer of {max(apart, key=lambda name: apart[name])!r})" if any(apart.values()) else ""

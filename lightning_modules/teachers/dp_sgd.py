@@ -4,48 +4,47 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from opacus.validators import ModuleValidator
 from torch import nn
 
 from datamodules import PoissonSampled
+from lightning_modules.evaluation import refuse_selection
+from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
-from lightning_modules.runtime.runs import callbacks_of, is_dev_run
+from lightning_modules.runtime.runs import is_dev_run
+from lightning_modules.setting_checks import check_number
 from lightning_modules.teachers.clipped_network import ClippedNetwork
-from lightning_modules.teachers.dp_optimizers import ExactNoise, FlatOptimizer
-from lightning_modules.teachers.dp_sgd_checks import (
-    ACCURACY_ACCESS,
-    check_fit,
-    check_settings,
-    refuse_selection,
-    require_records_apart,
-)
-from lightning_modules.teachers.dp_sgd_description import describe_dp_sgd
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps, steps_ahead
-from lightning_modules.teachers.record_clipping import WAYS, Clipping, Way
+from lightning_modules.teachers.exact_noise import ExactNoise
+from lightning_modules.teachers.record_clipping import MODES, Clipping
 from lightning_modules.teachers.teacher import Teacher
 from privacy.account import Budget, PrivacyAccount
 from privacy.events import Release
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
-from privacy.mechanisms.discrete_gaussian import lattice_spacing
+from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.processes import Processes, by_all
 
 __all__ = ["DPSGDTeacher"]
 
-#: Settings that a resumed training must not change, in addition to those of its noise.
-_KEPT = ("delta", "max_grad_norm", "clipping", "bounding", "stability", "granularity", "augmentation_multiplicity")
+_ACCURACY_ACCESS = (
+    "accuracy on held-out private records was measured during training and logged by this run: nothing bounds what "
+    "it reveals about them, and it must not be published with the teacher"
+)
 
 
 class DPSGDTeacher(Teacher):
-    """DP-SGD (Abadi et al. 2016) through Opacus: clipping by record, Gaussian noise, Poisson sampling, virtual batches.
+    """DP-SGD (Abadi et al. 2016) through Opacus: clipping by record, Gaussian noise, Poisson sampling.
 
     Record-level (ε, δ) under add-or-remove of one training record, by the privacy-loss distribution of the
     Poisson-sampled Gaussian. Needs the data module `PoissonSampled`. Noise and coins come from the operating system:
@@ -55,25 +54,9 @@ class DPSGDTeacher(Teacher):
         num_classes: See `Teacher`.
         image_shape: See `Teacher`.
         target_epsilon: ε at the end of the planned steps; the noise is calibrated to it.
-        noise_multiplier: σ in units of `max_grad_norm`, in place of `target_epsilon`.
+        noise_multiplier: σ in units of `clipping.max_grad_norm`, in place of `target_epsilon`.
         delta: δ, below one over the number of private records.
-        max_grad_norm: Clipping norm of one record's gradient.
-        clipping: `flat` keeps per-sample gradients, `ghost` computes their norms only, `linear` is for networks of
-            which only a linear head is trained. `auto` is `linear` where that fits, else `flat` up to 256 MiB,
-            else `ghost`; a resumed training continues as it began. Before the first step it is tried on public images
-            (see `ClippingTrial`): where it does not bound each record, `ghost` falls back to `flat`, which is refused.
-        physical_batch_size: Gradients that are held at once, one for each view of a record, except by `linear`. Does
-            not change the result.
-        augmentation_multiplicity: Random views of each record in a step, whose mean gradient is clipped (De et al.
-            2022, section 3.3). 0 takes the record as it is. Needs flat clipping; features are not computed once.
-        shift: Pixels by which a view is moved at most.
-        flip: Mirror half of the views left to right.
-        bounding: `clip` a record's gradient at `max_grad_norm`, or `normalize` it, C·g/(‖g‖ + γ) (automatic clipping,
-            Bu et al. 2022). A record moves the sum by C at most either way. Needs flat clipping.
-        stability: γ of `bounding: normalize`, above 0. In the units of gradients, not of C.
-        granularity: Distance, in units of `max_grad_norm` (for example 1e-3), of the lattice that clipped gradients are
-            rounded to, towards zero, and that discrete Gaussian noise lies on (Canonne, Kamath and Steinke 2020). Costs
-            slightly more, since it is composed only by RDP, and needs flat clipping. None takes floating-point noise.
+        clipping: See `Clipping`.
         noise: Source of the noise and of the views; None is the operating system's generator.
         network: See `Teacher`. It must treat each image by itself, without dropout or BatchNorm, which is tried before
             the first step. Features by a fixed `feature_extractor` (as of `LinearOnFeatures`) are computed once.
@@ -94,15 +77,7 @@ class DPSGDTeacher(Teacher):
         target_epsilon: float | None = None,
         noise_multiplier: float | None = None,
         delta: float = 1e-5,
-        max_grad_norm: float = 0.1,
-        clipping: Clipping = "auto",
-        bounding: Literal["clip", "normalize"] = "clip",
-        stability: float = 0.01,
-        physical_batch_size: int = 256,
-        augmentation_multiplicity: int = 0,
-        shift: int = 2,
-        flip: bool = False,
-        granularity: float | None = None,
+        clipping: Clipping | str = Clipping(),
         noise: NoiseSource | None = None,
         network: Callable[..., nn.Module] | None = None,
         optimizer: OptimizerCallable | None = None,
@@ -119,48 +94,38 @@ class DPSGDTeacher(Teacher):
             label_smoothing=label_smoothing,
             class_prior=class_prior,
         )
+        if (target_epsilon is None) == (noise_multiplier is None):
+            raise ValueError(
+                f"give one of target_epsilon and noise_multiplier, got {target_epsilon} and {noise_multiplier}"
+            )
+        check_number("target_epsilon", target_epsilon, above=0, null="a given noise_multiplier")
+        check_number("noise_multiplier", noise_multiplier, above=0, null="calibration to target_epsilon")
+        if not 0 < delta < 1:
+            raise ValueError(f"delta must lie between 0 and 1, got {delta}")
+        self.clipping = settings_of(Clipping, clipping, name="clipping", short="mode")
+        shift = self.clipping.views.shift
+        if self.clipping.views.count and shift >= min(image_shape[1:]):
+            raise ValueError(f"clipping.views.shift must be below the sides of images {image_shape}, got {shift}")
         self.automatic_optimization = False
         self.target_epsilon = target_epsilon
         self.noise_multiplier = noise_multiplier
         self._given = (target_epsilon, noise_multiplier)
         self.delta = delta
-        self.max_grad_norm = max_grad_norm
-        self.bounding = bounding
-        self.stability = stability
-        self.physical_batch_size = physical_batch_size
-        self.augmentation_multiplicity = augmentation_multiplicity
-        self.shift = shift
-        self.flip = flip
-        self.granularity = granularity
-        check_settings(self)
-        self._lattice = None if granularity is None else lattice_spacing(granularity, norm_bound=max_grad_norm)
-        views = (
-            {"count": augmentation_multiplicity, "shift": shift, "flip": flip} if augmentation_multiplicity else None
-        )
-        needs_flat = {"augmentation_multiplicity": 0, "bounding": "clip", "granularity": None}
-        needing = (f"{name}={getattr(self, name)}" for name, off in needs_flat.items() if getattr(self, name) != off)
-        self.clipped = ClippedNetwork(
-            self.network,
-            clipping=clipping,
-            max_grad_norm=max_grad_norm,
-            physical_batch_size=physical_batch_size,
-            views=views,
-            loss={"label_smoothing": label_smoothing, "log_prior": self.log_prior},
-            flat_for=next(needing, None),
-        )
-        require_records_apart(self.network)
+        self.clipped = ClippedNetwork(self.network, self.clipping, self.criterion)
+        if problems := ModuleValidator.validate(self.network):
+            raise ValueError(
+                f"model.network: DP-SGD needs each record by itself: {problems[0]}. Take GroupNorm or no norm, for "
+                "example {class_path: SmallCNN, init_args: {norm: group, activation: tanh}}"
+            )
         self.noise = noise or SystemNoise()
-        self.steps = PlannedSteps(delta=delta, target_epsilon=target_epsilon, on_lattice=granularity is not None)
+        self.steps = PlannedSteps(
+            delta=delta, target_epsilon=target_epsilon, on_lattice=self.clipping.lattice is not None
+        )
         #: Counts the steps taken so far.
         self.accountant = self.steps.accountant
         #: Unaccounted queries to private records, in words for the guarantee.
         self.uncharged_queries: list[str] = []
         self._features_precomputed = False
-
-    @property
-    def clipping(self) -> Way:
-        """How records are clipped: never `auto`."""
-        return self.clipped.way
 
     def setup(self, stage: str) -> None:
         """Checks the data and calibrates the noise to the planned steps."""
@@ -175,7 +140,15 @@ class DPSGDTeacher(Teacher):
 
     def _prepare_fit(self) -> None:
         data = self._poisson
-        check_fit(precision=str(self.trainer.precision), delta=self.delta, data=data)
+        if (precision := str(self.trainer.precision)) not in ("32-true", "64-true"):
+            raise ValueError(
+                f"trainer.precision must be 32-true or 64-true for DP-SGD, got {precision!r}: in half precision "
+                "gradients were measured beyond the norm that they are clipped to"
+            )
+        if self.delta >= 1 / data.num_records:
+            raise ValueError(
+                f"delta must lie below 1/N = {1 / data.num_records:.3g} for {data.private_data}, got {self.delta:g}"
+            )
         if self.noise_multiplier is None:
             if self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
                 raise ValueError(
@@ -251,8 +224,8 @@ class DPSGDTeacher(Teacher):
 
     def _check_resumed(self) -> None:
         if self._poisson.looks_at_private_records:
-            self.uncharged_queries = list(dict.fromkeys([*self.uncharged_queries, ACCURACY_ACCESS]))
-            refuse_selection(callbacks_of(self.trainer))
+            self.uncharged_queries = list(dict.fromkeys([*self.uncharged_queries, _ACCURACY_ACCESS]))
+            refuse_selection(self.trainer)
         self.steps.require_rate(self._poisson.sample_rate)
 
     def on_train_start(self) -> None:
@@ -280,16 +253,9 @@ class DPSGDTeacher(Teacher):
             ledger=self.own_training.ledger, budget=Budget(delta=self.delta, scope="run"), training=self.own_training.id
         )
         account.ledger_was_replaced = self.own_training.ledger_was_replaced
-        words = describe_dp_sgd(
-            noise_multiplier=self.noise_multiplier,
-            max_grad_norm=self.max_grad_norm,
-            sample_rate=data.sample_rate,
-            on_lattice=self.granularity is not None,
-            bounded="clipped" if self.bounding == "clip" else "normalised",
-        )
         return Guarantee.of(
             account,
-            words,
+            self._mechanism,
             artefacts=("teacher", "whatever is computed from it"),
             covered=account.counts(),
             planned=self.steps.plan.calls is not None and not self.steps.plan.changed,
@@ -301,9 +267,35 @@ class DPSGDTeacher(Teacher):
         )
 
     @property
+    def _mechanism(self) -> MechanismDescription:
+        assert self.noise_multiplier is not None
+        norm, rate = self.clipping.max_grad_norm, self._poisson.sample_rate
+        bounded = "clipped" if self.clipping.bounding == "clip" else "normalised"
+        kind, noise = ("Gaussian", FLOATS) if self.clipping.lattice is None else ("discrete Gaussian", LATTICE)
+        return MechanismDescription(
+            mechanism=(
+                f"sums of record gradients {bounded} to {norm:g}, with {kind} noise of standard deviation "
+                f"{self.noise_multiplier:.4g} x {norm:g}, on Poisson samples at rate {rate:.4g}"
+            ),
+            unit="one training record",
+            relation="add-or-remove of one training record",
+            source=(
+                "privacy-loss distribution of the Poisson-sampled Gaussian (Abadi et al. 2016; Koskela et al. 2020), "
+                "rounded pessimistically"
+                if self.clipping.lattice is None
+                else "RDP of the Poisson-sampled discrete Gaussian (Canonne, Kamath and Steinke 2020; Mironov, Talwar "
+                "and Zhang 2019)"
+            ),
+            noise=noise,
+            assumption="the settings and the initial weights were chosen without the private data; each record was "
+            "sampled by a coin of its own; gradients of other records do not depend on who else is in a batch, up to "
+            "the rounding of float32",
+        )
+
+    @property
     def _assumptions(self) -> list[str]:
         """What the guarantee rests on because of this training; a student's does, too, and reads it in the file."""
-        found = list(WAYS[self.clipping].assumptions)
+        found = list(MODES[self.clipped.mode].assumptions)
         if self.own_training.resumed:
             found.append("steps that an interrupted fit made after its last checkpoint were shown to nobody")
         if self.class_prior is not None:
@@ -325,25 +317,16 @@ class DPSGDTeacher(Teacher):
         return self.clipped.logits(inputs, extracted=self._features_precomputed)
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
-        """One noisy step on a Poisson batch, accumulated over physical batches."""
+        """One noisy step on a Poisson batch, whose gradients are computed a physical batch at a time."""
         inputs, labels = batch
         wrapper = self.optimizers()
         optimizer = cast(ExactNoise, wrapper.optimizer)  # type: ignore[union-attr]
-        size = self.clipped.records_at_once(len(inputs))
-        pieces = list(zip(inputs.split(size), labels.split(size), strict=True))
-        for position, (rows, targets) in enumerate(pieces):
-            last = position + 1 == len(pieces)
-            optimizer.signal_skip_step(do_skip=not last)
-            optimizer.zero_grad()
-            self.clipped.add(
-                rows, targets, optimizer=optimizer, source=self.noise, extracted=self._features_precomputed
-            )
-            if last:
-                # Counted before the noise is drawn.
-                self.steps.count(self._step, register=self._register)
-                wrapper.step()  # type: ignore[union-attr]
-            else:
-                optimizer.step()
+        optimizer.zero_grad()
+        extracted = self._features_precomputed
+        optimizer.sums = self.clipped.sums(inputs, labels, source=self.noise, extracted=extracted)
+        # Counted before the noise is drawn.
+        self.steps.count(self._step, register=self._register)
+        wrapper.step()  # type: ignore[union-attr]
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Logs ε after an epoch's last step: callbacks write the epoch's line before the module's own hook for it."""
@@ -375,14 +358,13 @@ class DPSGDTeacher(Teacher):
             processes=self.processes,
             resumed=len(self.accountant) > 0,
         )
-        optimizer = self.clipped.optimizer(
-            base, noise_multiplier=self.noise_multiplier, expected_batch_size=self._poisson.batch_size
+        optimizer = ExactNoise(
+            base,
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=self.clipping.max_grad_norm,
+            expected_batch_size=self._poisson.batch_size,
         )
-        optimizer.source = self.noise
-        optimizer.granularity = self._lattice
-        if isinstance(optimizer, FlatOptimizer):
-            optimizer.stability = None if self.bounding == "clip" else self.stability
-        optimizer.processes = self.processes
+        optimizer.source, optimizer.lattice, optimizer.processes = self.noise, self.clipping.lattice, self.processes
         if self.scheduler_factory is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self.scheduler_factory(base)}
@@ -400,19 +382,22 @@ class DPSGDTeacher(Teacher):
             "noise_multiplier": self.noise_multiplier,
             "uncharged_queries": list(self.uncharged_queries),
             "settings": self._settings,
-            "asked_clipping": self.clipped.asked,
+            "given_mode": self.clipping.mode,
             "assumptions": self._assumptions,
         }
 
     @property
     def _settings(self) -> dict[str, Any]:
         """What a resumed training must not change."""
+        kept = {**asdict(self.clipping), "mode": self.clipped.mode}
+        del kept["physical_batch_size"]
         return {
             "class": f"{type(self).__module__}.{type(self).__name__}",
             "precision": None if self._trainer is None else str(self._trainer.precision),
             "target_epsilon": self._given[0],
             "noise_multiplier": self._given[1],
-            **{name: getattr(self, name) for name in _KEPT},
+            "delta": self.delta,
+            **{f"clipping.{name}": value for name, value in kept.items()},
             # The guarantee names it as public: steps by another would go unmentioned.
             "class_prior": None if self.class_prior is None else [float(share) for share in self.class_prior],
         }

@@ -1,145 +1,160 @@
-"""Ways to clip each record's gradient. All give the same sum; they differ in time and memory."""
+"""Modes of clipping each record's gradient. All give the same sum; they differ in time and memory."""
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias
 
-import torch
 from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
-from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from lightning_modules.teachers.class_prior import adjusted
-from lightning_modules.teachers.dp_optimizers import (
-    GHOST_MARGIN,
-    ExactNoise,
-    FlatOptimizer,
-    GhostOptimizer,
-    SumOptimizer,
-)
-from lightning_modules.teachers.linear_head import clipped_sums, linear_head
+from lightning_modules.runtime.hyperparameters import settings_of
+from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
+from lightning_modules.teachers.augmentation import Views
+from lightning_modules.teachers.class_prior import PriorCrossEntropy
+from lightning_modules.teachers.clipped_sums import flat_sums, linear_head, linear_sums
+from privacy.mechanisms.discrete_gaussian import lattice_spacing
 
 __all__ = [
-    "CLIPPINGS",
     "FLAT_BYTES",
-    "WAYS",
+    "GHOST_MARGIN",
+    "MODES",
     "Clipping",
     "FlatClipping",
     "GhostClipping",
     "LinearClipping",
+    "Mode",
     "RecordClipping",
-    "chosen_way",
 ]
 
-Way: TypeAlias = Literal["flat", "ghost", "linear"]
-Clipping: TypeAlias = Literal["auto", "flat", "ghost", "linear"]
-CLIPPINGS = get_args(Clipping)
+Mode: TypeAlias = Literal["flat", "ghost", "linear"]
 
 FLAT_BYTES = 2**28
-"""Most that per-sample gradients of a physical batch may take, where the way of clipping is chosen by size."""
+"""Most that per-sample gradients of a physical batch may take, where the mode of clipping is chosen by size."""
+GHOST_MARGIN = 1e-4
+"""Share of the clipping norm that a record's gradient stays below it, where its norm is computed in float32."""
 
 
-def chosen_way(clipping: Clipping, network: nn.Module, *, physical_batch_size: int, flat_for: str | None = None) -> Way:
-    """The way of clipping that a setting selects for a network.
+@dataclass(frozen=True, kw_only=True)
+class Clipping:
+    """How the gradient of each record is bounded; a string stands for its `mode`.
 
-    `auto` is `linear` where nothing but a linear head is trained; else `flat`, whose sums are the most exact, unless
-    per-sample gradients would take more than `FLAT_BYTES`; else `ghost`.
-
-    Args:
-        clipping: The setting.
-        network: What is trained.
-        physical_batch_size: Gradients that flat clipping would hold at once.
-        flat_for: The setting, as name=value, that needs flat clipping; None where none does.
-
-    Raises:
-        ValueError: Another way than flat where flat is needed, or `linear` for a network that it does not fit.
+    Attributes:
+        max_grad_norm: C, the clipping norm of one record's gradient.
+        mode: `flat` keeps per-sample gradients, `ghost` computes their norms only, `linear` is for networks of which
+            only a linear head is trained. `auto` is `linear` where that fits, else `flat` up to 256 MiB, else `ghost`;
+            a resumed training continues as it began. Before the first step it is tried on public images (see
+            `ClippingTrial`): where it does not bound each record, `ghost` falls back to `flat`, which is refused.
+        physical_batch_size: Gradients that are held at once, one for each view of a record, except by `linear`. Does
+            not change the result.
+        bounding: `clip` a record's gradient at C, or `normalize` it, C·g/(‖g‖ + γ) (automatic clipping, Bu et al.
+            2022). A record moves the sum by C at most either way. Needs flat clipping.
+        stability: γ of `bounding: normalize`, above 0. In the units of gradients, not of C.
+        granularity: Distance, in units of C (for example 1e-3), of the lattice that clipped gradients are rounded to,
+            towards zero, and that discrete Gaussian noise lies on (Canonne, Kamath and Steinke 2020). Costs slightly
+            more, since it is composed only by RDP, and needs flat clipping. None takes floating-point noise.
+        views: See `Views`. Need flat clipping; features are not computed once.
     """
-    if clipping not in CLIPPINGS:
-        raise ValueError(f"clipping must be {', '.join(CLIPPINGS[:-1])} or {CLIPPINGS[-1]}, got {clipping!r}")
-    if flat_for is not None and clipping not in ("auto", "flat"):
-        raise ValueError(
-            f"{flat_for} needs clipping=flat (or auto), got {clipping}: no other way holds the gradient of a record "
-            "as one, so that each view would be clipped by itself and nothing could be rounded"
-        )
-    head = linear_head(network)
-    if clipping == "linear" and head is None:
-        raise ValueError(
-            "clipping=linear needs an ImageClassifier of which the linear head alone is trained, for example "
-            f"{{class_path: LinearOnFeatures}}, got {type(network).__name__}: take auto"
-        )
-    if clipping != "auto":
-        return clipping
-    if flat_for is not None:
-        return "flat"
-    if head is not None:
-        return "linear"
-    trained = sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad)
-    return "flat" if trained * physical_batch_size <= FLAT_BYTES else "ghost"
+
+    max_grad_norm: float = 0.1
+    mode: Literal["auto", "flat", "ghost", "linear"] = "auto"
+    physical_batch_size: int = 256
+    bounding: Literal["clip", "normalize"] = "clip"
+    stability: float = 0.01
+    granularity: float | None = None
+    views: Views = Views()
+
+    def __post_init__(self) -> None:
+        # In a checkpoint of a script they are plain values.
+        object.__setattr__(self, "views", settings_of(Views, self.views, name="clipping.views"))
+        check_choice("clipping.mode", self.mode, ("auto", *MODES))
+        check_choice("clipping.bounding", self.bounding, ("clip", "normalize"))
+        check_number("clipping.max_grad_norm", self.max_grad_norm, above=0)
+        check_number("clipping.stability", self.stability, above=0)
+        check_whole_number("clipping.physical_batch_size", self.physical_batch_size, least=1)
+        if self.granularity is not None and not 0 < self.granularity <= 1:
+            raise ValueError(f"clipping.granularity must lie in (0, 1], or be null, got {self.granularity}")
+        if self.needs_flat and self.mode not in ("auto", "flat"):
+            raise ValueError(
+                f"{self.needs_flat} needs clipping.mode=flat (or auto), got {self.mode}: no other mode holds the "
+                "gradient of a record as one, so that each view would be clipped by itself and nothing could be rounded"
+            )
+
+    @property
+    def needs_flat(self) -> str | None:
+        """The setting that needs flat clipping; None where none does."""
+        if self.views.count:
+            return f"clipping.views.count={self.views.count}"
+        if self.bounding != "clip":
+            return f"clipping.bounding={self.bounding}"
+        return None if self.granularity is None else f"clipping.granularity={self.granularity}"
+
+    @property
+    def lattice(self) -> float | None:
+        """Distance of the lattice, a power of two; None without one."""
+        return None if self.granularity is None else lattice_spacing(self.granularity, norm_bound=self.max_grad_norm)
+
+    def mode_for(self, network: nn.Module) -> Mode:
+        """The mode for a network: of `auto`, `flat` before `ghost`, since its sums are the most exact.
+
+        Raises:
+            ValueError: `linear` for a network that it does not fit.
+        """
+        head = linear_head(network)
+        if self.mode == "linear" and head is None:
+            raise ValueError(
+                "clipping.mode=linear needs an ImageClassifier of which the linear head alone is trained, for example "
+                f"{{class_path: LinearOnFeatures}}, got {type(network).__name__}: take auto"
+            )
+        if self.mode != "auto":
+            return self.mode
+        if head is not None and not self.needs_flat:
+            return "linear"
+        trained = sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad)
+        return "flat" if self.needs_flat or trained * self.physical_batch_size <= FLAT_BYTES else "ghost"
 
 
 class RecordClipping(ABC):
-    """One way to clip, for one network.
+    """One mode of clipping, for one network.
 
     Args:
         network: What is trained.
-        max_grad_norm: C.
-        label_smoothing: Of the cross-entropy.
-        log_prior: (c,), added to the logits; see `class_prior` of `Teacher`.
+        clipping: Its settings, whose `mode` is not read.
+        criterion: The loss.
     """
 
-    optimizer: ClassVar[type[ExactNoise]]
-    #: What a guarantee must assume beyond what holds for every way.
+    #: What a guarantee must assume beyond what holds for every mode.
     assumptions: ClassVar[tuple[str, ...]] = ()
     _hooks: Any = None
 
-    def __init__(
-        self,
-        network: nn.Module,
-        *,
-        max_grad_norm: float,
-        label_smoothing: float = 0.0,
-        log_prior: Tensor | None = None,
-    ) -> None:
+    def __init__(self, network: nn.Module, clipping: Clipping, criterion: PriorCrossEntropy) -> None:
         for module in network.modules():
             if "inplace" in vars(module):
                 vars(module)["inplace"] = False  # what Opacus's hooks return must not be written to
-        self.trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        self.max_grad_norm = max_grad_norm
-        self.label_smoothing = label_smoothing
-        self.log_prior = log_prior
+        self.trained: list[Any] = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        self.clipping = clipping
+        self.criterion = criterion
         self._prepare(network)
 
     @abstractmethod
     def _prepare(self, network: nn.Module) -> None:
-        """Prepares the network for this way of clipping."""
+        """Prepares the network for this mode."""
 
     @abstractmethod
-    def add(
-        self,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        forward: Callable[[Tensor], Tensor],
-        optimizer: ExactNoise,
-        views: int = 1,
-    ) -> None:
-        """Leaves a physical batch's gradients where `optimizer.step` takes them.
+    def sums(self, inputs: Tensor, labels: Tensor, forward: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Sums of the clipped gradients of a physical batch, which is not empty.
 
         Args:
             inputs: (B K, ...), the views of a record in a row.
             labels: (B K,).
             forward: Logits of inputs.
-            optimizer: One of `self.optimizer`.
-            views: K.
-        """
 
-    def add_nothing(self, optimizer: ExactNoise) -> None:
-        """Leaves the gradients of a batch without records: its step is only noise."""
-        for parameter in self.trained:
-            parameter.grad = torch.zeros_like(parameter)
+        Returns:
+            One for each trained parameter, on the CPU: float64, or int64 on a lattice.
+        """
 
     def release(self) -> None:
         """Undoes what was done to the network."""
@@ -150,104 +165,67 @@ class RecordClipping(ABC):
 class FlatClipping(RecordClipping):
     """Stores per-sample gradients."""
 
-    optimizer = FlatOptimizer
-
     def _prepare(self, network: nn.Module) -> None:
         self._hooks = GradSampleModule(network, loss_reduction="mean")
 
-    def add(
-        self,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        forward: Callable[[Tensor], Tensor],
-        optimizer: ExactNoise,
-        views: int = 1,
-    ) -> None:
+    def sums(self, inputs: Tensor, labels: Tensor, forward: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """The mean of a record's views is what is clipped: a record counts once however many there are."""
-        F.cross_entropy(
-            adjusted(forward(inputs), self.log_prior), labels, label_smoothing=self.label_smoothing
-        ).backward()
-        if views > 1:
-            self._one_gradient_per_record(len(inputs) // views, views)
-
-    def _one_gradient_per_record(self, records: int, views: int) -> None:
-        """Before anything is clipped."""
         for parameter in self.trained:
-            each: Tensor = parameter.grad_sample  # type: ignore[attr-defined]
-            parameter.grad_sample = each.unflatten(0, (records, views)).mean(dim=1)  # type: ignore[attr-defined]
-
-    def add_nothing(self, optimizer: ExactNoise) -> None:
-        """See `RecordClipping.add_nothing`."""
-        super().add_nothing(optimizer)
+            parameter.grad_sample = None
+        self.criterion(forward(inputs), labels).backward()
+        if any(not isinstance(parameter.grad_sample, Tensor) for parameter in self.trained):
+            raise ValueError("a trained weight has no gradient of each record")
         for parameter in self.trained:
-            parameter.grad_sample = parameter.new_zeros(0, *parameter.shape)  # type: ignore[attr-defined]
+            parameter.grad_sample = self._by_record(parameter.grad_sample)
+        each, settings = [parameter.grad_sample for parameter in self.trained], self.clipping
+        stability = None if settings.bounding == "clip" else settings.stability
+        return flat_sums(each, norm=settings.max_grad_norm, stability=stability, lattice=settings.lattice)
+
+    def _by_record(self, each: Tensor) -> Tensor:
+        count = self.clipping.views.count
+        return each.unflatten(0, (-1, count)).mean(dim=1) if count > 1 else each
 
 
 class GhostClipping(RecordClipping):
     """Computes the norms of per-sample gradients without keeping those (Li et al. 2022), in float32."""
 
-    optimizer = GhostOptimizer
     assumptions = ("no record has a gradient that is not finite, which ghost clipping cannot leave out",)
 
     def _prepare(self, network: nn.Module) -> None:
+        limit = self.clipping.max_grad_norm * (1 - GHOST_MARGIN)
         self._hooks = GradSampleModuleFastGradientClipping(
-            network,
-            loss_reduction="mean",
-            max_grad_norm=self.max_grad_norm * (1 - GHOST_MARGIN),
-            use_ghost_clipping=True,
+            network, loss_reduction="mean", max_grad_norm=limit, use_ghost_clipping=True
         )
+        self._losses = copy.copy(self.criterion)
+        self._losses.reduction = "none"
 
-    def add(
-        self,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        forward: Callable[[Tensor], Tensor],
-        optimizer: ExactNoise,
-        views: int = 1,
-    ) -> None:
-        """One pass for the norms and one for the clipped sum; `views` is 1."""
-        criterion = nn.CrossEntropyLoss(label_smoothing=self.label_smoothing)
-        loss = DPLossFastGradientClipping(self._hooks, optimizer, criterion, loss_reduction="mean")
-        loss(adjusted(forward(inputs), self.log_prior), labels).backward()
+    def sums(self, inputs: Tensor, labels: Tensor, forward: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """One pass for the norms and one for the clipped sum, as Opacus's `DPLossFastGradientClipping` has them."""
+        losses = self._losses(forward(inputs), labels)
+        losses.mean().backward(retain_graph=True)
+        for parameter in self.trained:
+            parameter.grad = None
+        factors = self._hooks.get_clipping_coef()
+        self._hooks.disable_hooks()
+        (factors.to(losses) * losses).sum().backward()
+        self._hooks.enable_hooks()
+        return [parameter.grad.double().cpu() for parameter in self.trained]
 
 
 class LinearClipping(RecordClipping):
-    """Two matrix products, in float64: see `clipped_sums`. No graph is built."""
-
-    optimizer = SumOptimizer
+    """Two matrix products, in float64: see `linear_sums`. No graph is built."""
 
     def _prepare(self, network: nn.Module) -> None:
         head = linear_head(network)
         assert head is not None
-        # In a tuple: nothing here is a module's, and a checkpoint names its weights as before.
-        self._head = (head,)
+        self._head = head
 
-    def add(
-        self,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        forward: Callable[[Tensor], Tensor],
-        optimizer: ExactNoise,
-        views: int = 1,
-    ) -> None:
-        """`inputs` are the head's, (B, F); `forward` is not called, and `views` is 1."""
-        assert isinstance(optimizer, SumOptimizer)
-        optimizer.sums = clipped_sums(
-            inputs,
-            labels,
-            self._head[0],
-            norm=self.max_grad_norm,
-            label_smoothing=self.label_smoothing,
-            log_prior=self.log_prior,
-        )
-
-    def add_nothing(self, optimizer: ExactNoise) -> None:
-        """See `RecordClipping.add_nothing`."""
-        assert isinstance(optimizer, SumOptimizer)
-        optimizer.sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in self.trained]
+    def sums(self, inputs: Tensor, labels: Tensor, forward: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """`inputs` are the head's, (B, F); `forward` is not called."""
+        loss, norm = self.criterion, self.clipping.max_grad_norm
+        smoothing, prior = loss.label_smoothing, loss.log_prior
+        found = linear_sums(inputs, labels, self._head, norm=norm, label_smoothing=smoothing, log_prior=prior)
+        return [total.cpu() for total in found]
 
 
-WAYS: dict[Way, type[RecordClipping]] = {"flat": FlatClipping, "ghost": GhostClipping, "linear": LinearClipping}
+MODES: dict[Mode, type[RecordClipping]] = {"flat": FlatClipping, "ghost": GhostClipping, "linear": LinearClipping}

@@ -10,7 +10,6 @@ from lightning import Callback, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
-from torch.nn import functional as F
 
 from lightning_modules.evaluation import Evaluated, Evaluation
 from lightning_modules.networks import SmallCNN, build_network
@@ -18,7 +17,7 @@ from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain
 from lightning_modules.runtime.predictions import prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.runs import is_dev_run
-from lightning_modules.teachers.class_prior import adjusted, log_prior_of
+from lightning_modules.teachers.class_prior import PriorCrossEntropy, log_prior_of
 from lightning_modules.teachers.own_training import OwnTraining
 from privacy.identity import CheckpointError
 
@@ -75,9 +74,9 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
             self.hparams["network"] = {"class_path": f"{SmallCNN.__module__}.{SmallCNN.__name__}"}
         self.optimizer_factory = optimizer
         self.scheduler_factory = lr_scheduler
-        self.label_smoothing = label_smoothing
         self.class_prior = class_prior
-        self.log_prior = None if class_prior is None else log_prior_of(class_prior, num_classes=num_classes)
+        log_prior = None if class_prior is None else log_prior_of(class_prior, num_classes=num_classes)
+        self.criterion = PriorCrossEntropy(log_prior, label_smoothing=label_smoothing)
         self.evaluation = Evaluation(num_classes)
         self.own_training = OwnTraining(type(self).__name__)
         #: Steps of the one-cycle schedule, of this fit and of the checkpoint it resumes.
@@ -116,8 +115,7 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
         """Cross-entropy on private images (N, C, H, W) and labels (N,)."""
         images, labels = batch
-        logits = adjusted(self(images), self.log_prior)
-        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        loss: torch.Tensor = self.criterion(self(images), labels)
         self.log("train/loss", loss)
         return loss
 

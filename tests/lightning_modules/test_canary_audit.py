@@ -21,14 +21,14 @@ import pytest
 import torch
 from lightning import Callback, Trainer
 from numpy.typing import NDArray
-from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from scipy import stats
 from torch import nn
 
 from datamodules import ImageDataModule, ImageDataset, PoissonSampled
 from datamodules.base import Part
 from datamodules.splits import id_fraction
-from lightning_modules import DPSGDTeacher
+from lightning_modules import Clipping, DPSGDTeacher
+from lightning_modules.teachers.exact_noise import ExactNoise
 from privacy import Gaussian, NoiseSource, SampledGaussian, SystemNoise, audit, compose
 from privacy.accounting.calibration import calibrate_noise
 from privacy.auditing import AuditResult, Sampler, Score, rounds
@@ -49,9 +49,9 @@ UNCLIPPED = math.sqrt(0.5) / NORM
 
 #: Ways to take a step. A lattice has discrete noise, which costs slightly more than what the claims are made for.
 KINDS: dict[str, dict[str, Any]] = {
-    "flat": {"clipping": "flat"},
-    "ghost": {"clipping": "ghost"},
-    "lattice": {"clipping": "flat", "granularity": 1e-3},
+    "flat": {"mode": "flat"},
+    "ghost": {"mode": "ghost"},
+    "lattice": {"mode": "flat", "granularity": 1e-3},
 }
 
 Outputs = NDArray[np.float64]
@@ -200,11 +200,10 @@ def moves(
         image_shape=(1, 1, 3),
         noise_multiplier=setting.sigma * NORM / norm,
         delta=DELTA,
-        max_grad_norm=norm,
+        clipping=Clipping(max_grad_norm=norm, **KINDS[kind]),
         noise=noise,
         network=Linear,
         optimizer=functools.partial(torch.optim.SGD, lr=1.0),
-        **KINDS[kind],
     )
     records = Records(records=setting.records, canary=canary)
     data = PoissonSampled(dataset=records, batch_size=setting.batch, steps_per_epoch=count * setting.steps, noise=coins)
@@ -219,7 +218,7 @@ def moves(
     )
     trainer.fit(teacher, datamodule=data)
     # The real one, and not something that a change put in its place.
-    assert isinstance(trainer.optimizers[0], DPOptimizerFastGradientClipping if kind == "ghost" else DPOptimizer)
+    assert isinstance(trainer.optimizers[0], ExactNoise) and teacher.clipped.mode == KINDS[kind]["mode"]
     assert len(teacher.accountant) == count * setting.steps
     shares = torch.stack(watch.moves).double() * (-setting.batch / NORM)
     return shares.view(count, setting.steps, 2).numpy()

@@ -116,7 +116,7 @@ CASES: dict[str, Case] = {
             noise_multiplier=1.0,
         ),
         {**PRIVATE, f"{INSIDE}noise_multiplier": 2.0, f"{INSIDE}optimizer.init_args.lr": 2.0},
-        {f"{INSIDE}physical_batch_size": 16, "data.init_args.steps_per_epoch": 2},
+        {f"{INSIDE}clipping.physical_batch_size": 16, "data.init_args.steps_per_epoch": 2},
     ),
     "TeacherEnsemble": (
         lambda: of_teacher(

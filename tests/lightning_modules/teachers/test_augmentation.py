@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from support.seeded import Seeded
 
-from lightning_modules.teachers.augmentation import random_views, shifted
+from lightning_modules.teachers.augmentation import Views, shifted
 
 
 def test_shifts_by_hand() -> None:
@@ -25,7 +25,7 @@ def test_shifts_by_hand() -> None:
 
 def test_views_are_moves_and_mirror_images_of_their_own_image() -> None:
     images = torch.rand(3, 2, 5, 6)
-    views = random_views(images, count=200, shift=1, flip=True, source=Seeded())
+    views = Views(count=200, shift=1, flip=True).draw(images, Seeded())
     moves = torch.tensor([[down, right] for down in (-1, 0, 1) for right in (-1, 0, 1)])
     for image, mine in zip(images, views.split(200), strict=True):
         moved = shifted(image.expand(9, *image.shape), moves)
@@ -38,6 +38,5 @@ def test_views_are_moves_and_mirror_images_of_their_own_image() -> None:
 
 def test_views_without_moves_are_copies() -> None:
     images = torch.rand(2, 1, 4, 4)
-    assert torch.equal(
-        random_views(images, count=3, shift=0, flip=False, source=Seeded()), images.repeat_interleave(3, dim=0)
-    )
+    assert torch.equal(Views(count=3, shift=0).draw(images, Seeded()), images.repeat_interleave(3, dim=0))
+    assert Views().draw(images, Seeded()) is images

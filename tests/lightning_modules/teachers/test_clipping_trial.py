@@ -23,12 +23,13 @@ from torch.nn import functional as F
 from datamodules import Digits, PoissonSampled
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import ImageClassifier, SmallCNN
-from lightning_modules.teachers import clipped_network, clipping_trial
-from lightning_modules.teachers.augmentation import random_views
+from lightning_modules.teachers import clipping_trial
+from lightning_modules.teachers.augmentation import Views
+from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.clipping_trial import ClippingTrial
-from lightning_modules.teachers.dp_optimizers import ExactNoise
-from lightning_modules.teachers.record_clipping import Way
+from lightning_modules.teachers.exact_noise import ExactNoise
+from lightning_modules.teachers.record_clipping import Clipping, Mode
 from privacy import SystemNoise
 
 
@@ -200,7 +201,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def without_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClippingTrial, "__call__", lambda self, network, way: (way, None))
+    monkeypatch.setattr(ClippingTrial, "__call__", lambda self, network, mode: (mode, None))
 
 
 REFUSED: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], str]] = {
@@ -247,10 +248,10 @@ def test_what_the_trial_accepts_it_leaves_as_it_was() -> None:
     before = {name: value.clone() for name, value in network.state_dict().items()}
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    trial = ClippingTrial(image_shape=(1, 8, 8), num_classes=10, physical=32)
-    ways: list[Way] = ["flat", "ghost"]
-    for way in ways:
-        assert trial(network, way) == (way, None)
+    trial = ClippingTrial(image_shape=(1, 8, 8), num_classes=10, physical=32, criterion=PriorCrossEntropy())
+    modes: list[Mode] = ["flat", "ghost"]
+    for mode in modes:
+        assert trial(network, mode) == (mode, None)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
     # And a second fit of one module, whose hooks of the first are taken off.
@@ -258,14 +259,14 @@ def test_what_the_trial_accepts_it_leaves_as_it_was() -> None:
     assert len(fitted(teacher).accountant.history) == 1 and len(teacher.accountant) == 4
 
 
-def faint_contribution(teacher: DPSGDTeacher, way: Any) -> float:
+def faint_contribution(teacher: DPSGDTeacher, mode: Any) -> float:
     """Norm of what one faint image contributes at most, in clipping norms."""
-    trial = ClippingTrial(image_shape=(1, 8, 8), num_classes=10, physical=1)
+    trial = ClippingTrial(image_shape=(1, 8, 8), num_classes=10, physical=1, criterion=PriorCrossEntropy())
     reference = clipping_trial._referred(clipping_trial._Copy(teacher.network, trial, double=True))
     tried = clipping_trial._Copy(teacher.network, trial, double=False)
     noise = torch.rand(300, 1, 1, 8, 8, generator=torch.Generator().manual_seed(0)) - 0.5
     tried.images, tried.labels = 0.95 + noise / 500, torch.zeros(300, dtype=torch.int64)
-    sums = (tried.clipped([row], way, reference.limit) for row in range(300))
+    sums = (tried.clipped([row], mode, reference.limit) for row in range(300))
     return max(map(clipping_trial._norm, sums)) / reference.limit
 
 
@@ -273,13 +274,13 @@ def test_ghost_clipping_that_float32_breaks_gives_way_to_flat_and_stays_so_on_re
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     teacher = fitted(made(LowContrast, clipping="ghost"), save="first.ckpt")
-    assert teacher.clipping == "flat"
+    assert teacher.clipped.mode == "flat"
     assert faint_contribution(made(LowContrast), "ghost") > 1 >= faint_contribution(made(LowContrast), "flat")
     resumed = made(LowContrast, clipping="ghost")
     fitted(resumed, epochs=2, resume="first.ckpt")
-    assert resumed.clipping == "flat" and len(resumed.accountant) == 4
+    assert resumed.clipped.mode == "flat" and len(resumed.accountant) == 4
     without_trial(monkeypatch)
-    assert fitted(made(LowContrast, clipping="ghost")).clipping == "ghost"
+    assert fitted(made(LowContrast, clipping="ghost")).clipped.mode == "ghost"
 
 
 class WritesLater(Plain):
@@ -338,18 +339,19 @@ class _Words(SystemNoise):
 def test_the_absence_of_a_record_changes_nobody_elses_views(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     """Where all other records are given the same views, the sum moves by C at most when the first is left out."""
     records, views, norm = 20, 8, 0.1
-    teacher = made(Plain, augmentation_multiplicity=views, shift=2, flip=True, max_grad_norm=norm)
+    teacher = made(Plain, clipping=Clipping(max_grad_norm=norm, views=Views(count=views, flip=True)))
     draw = torch.Generator().manual_seed(1)
     images, labels = 2 * torch.rand(records, 1, 8, 8, generator=draw) - 1, torch.randint(10, (records,), generator=draw)
     words = np.random.Philox(3).random_raw((records, views * 3)).astype(np.uint64)
     if broken:
-        by_source = random_views
+        by_source = Views.draw
 
-        def by_position(images: torch.Tensor, *, source: Any, **settings: Any) -> torch.Tensor:
+        def by_position(self: Views, images: torch.Tensor, source: Any) -> torch.Tensor:
             from_torch = torch.randint(2**62, (3 * views * len(images),)).numpy().astype(np.uint64)
-            return by_source(images, source=_Words(from_torch), **settings)
+            return by_source(self, images, _Words(from_torch))
 
-        monkeypatch.setattr(clipped_network, "random_views", by_position)
+        monkeypatch.setattr(Views, "draw", by_position)
+        without_trial(monkeypatch)
     sums: list[torch.Tensor] = []
 
     def keep(self: ExactNoise) -> None:
@@ -384,7 +386,7 @@ class FrozenBody(ImageClassifier):
 
 
 def test_statistics_that_are_fixed_pass_where_features_are_computed_in_eval_mode() -> None:
-    assert fitted(made(FrozenBody)).clipping == "linear"
+    assert fitted(made(FrozenBody)).clipped.mode == "linear"
     with pytest.raises(ValueError, match=r"'body\.1\.\w+' changes"):
         fitted(made(FrozenBody, clipping="flat"))
 
@@ -413,5 +415,5 @@ def test_networks_of_libraries_pass_the_trial(name: str, settings: dict[str, Any
     library: Any = pytest.importorskip("timm" if package == "timm" else "torchvision.models")
     build = partial(library.create_model, kind) if package == "timm" else getattr(library, kind)
     network = ModuleValidator.fix(build(num_classes=10, **settings))  # GroupNorm in place of BatchNorm
-    trial = ClippingTrial(image_shape=(3, 32, 32), num_classes=10, physical=4)
+    trial = ClippingTrial(image_shape=(3, 32, 32), num_classes=10, physical=4, criterion=PriorCrossEntropy())
     assert trial(network, "flat") == ("flat", None)

@@ -18,7 +18,7 @@ from support.seeded import Seeded
 from torch import nn
 
 from lightning_modules import DPSGDTeacher
-from lightning_modules.teachers.dp_optimizers import SumOptimizer
+from lightning_modules.teachers.exact_noise import ExactNoise
 from privacy.mechanisms.noise import ReproducibleNoise
 
 LINEAR = linear_spec(scales=1, groups=9)
@@ -42,7 +42,7 @@ class _Threads:
         return self.gather(value)[0]
 
 
-class _NoiseInEach(SumOptimizer):
+class _NoiseInEach(ExactNoise):
     """Negative control: every process adds the whole noise to its own sum, and the sums are then added up."""
 
     def add_noise(self) -> None:
@@ -59,7 +59,7 @@ def test_the_noise_of_two_processes_is_that_of_one(broken: bool) -> None:
 
     def act(rank: int) -> None:
         weight = nn.Parameter(torch.zeros(size))
-        kind = _NoiseInEach if broken else SumOptimizer
+        kind = _NoiseInEach if broken else ExactNoise
         made = kind(torch.optim.SGD([weight]), noise_multiplier=SIGMA, max_grad_norm=C, expected_batch_size=BATCH)
         made.source, made.processes = Seeded(seed=rank), _Threads(rank, shared)
         made.sums = [torch.full((size,), 1.0 + rank, dtype=torch.float64)]
@@ -110,9 +110,9 @@ def parameters(state: dict[str, Any]) -> torch.Tensor:
     "model",
     [
         pytest.param({}, id="linear"),
-        pytest.param({"network": SMALL, "physical_batch_size": 17}, id="flat", marks=pytest.mark.slow),
+        pytest.param({"network": SMALL, "clipping": {"physical_batch_size": 17}}, id="flat", marks=pytest.mark.slow),
         pytest.param({"network": SMALL, "clipping": "ghost"}, id="ghost", marks=pytest.mark.slow),
-        pytest.param({"network": SMALL, "granularity": 1e-3}, id="lattice", marks=pytest.mark.slow),
+        pytest.param({"network": SMALL, "clipping": {"granularity": 1e-3}}, id="lattice", marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_train_and_are_charged_as_one(folder: Path, model: dict[str, Any]) -> None:
@@ -121,7 +121,9 @@ def test_two_processes_train_and_are_charged_as_one(folder: Path, model: dict[st
     assert torch.equal(first, second)
     fit(configuration("one", **model))
     one, two = checkpoint("one"), checkpoint("two")
-    assert torch.allclose(parameters(one["state_dict"]), first, atol=1e-4 if "granularity" in model else 1e-5)
+    assert torch.allclose(
+        parameters(one["state_dict"]), first, atol=1e-4 if "granularity" in model.get("clipping", {}) else 1e-5
+    )
     assert one["dp_sgd"] == two["dp_sgd"] and one["training"]["releases"] == two["training"]["releases"]
     assert one["dp_sgd"]["plan"]["planned_calls"] == 3
     # Charges do not depend on the number of processes, so that it may change on resuming.

@@ -1,4 +1,4 @@
-"""DP-SGD on a linear head: the clipped sum of whatever the records are, against per-sample gradients."""
+"""Clipped sums: no record moves one by more than its clipping norm, whatever the records are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from opacus.optimizers import DPOptimizer
 from support.dp_teachers import teacher_by_dp_sgd
 from support.features import linear, linear_spec
 from support.runs import checkpoint
@@ -20,10 +20,9 @@ from torch.nn import functional as F
 
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import ImageClassifier, SmallCNN
-from lightning_modules.teachers import linear_head as module
-from lightning_modules.teachers.dp_optimizers import SumOptimizer
-from lightning_modules.teachers.linear_head import clipped_sums, linear_head
-from lightning_modules.teachers.record_clipping import LinearClipping, chosen_way
+from lightning_modules.teachers import clipped_sums as module
+from lightning_modules.teachers.clipped_sums import flat_sums, linear_head, linear_sums
+from lightning_modules.teachers.record_clipping import Clipping
 from privacy.identity import CheckpointError
 
 C = 0.3
@@ -62,18 +61,84 @@ def by_autograd(features: torch.Tensor, labels: torch.Tensor, layer: nn.Linear, 
     return total
 
 
+# Gradients that are held.
+
+
+def gradients(records: int, *, seed: int, scale: float = 1.0) -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return [scale * torch.randn(records, *shape, generator=draw) for shape in ((7, 5), (11,))]
+
+
+def flat(rows: list[torch.Tensor], *, lattice: float | None = None, stability: float | None = None) -> torch.Tensor:
+    return vector(flat_sums(rows, norm=C, stability=stability, lattice=lattice)).double() * (lattice or 1.0)
+
+
+def longest_flat(**settings: Any) -> float:
+    """The longest clipped gradient of many single records, in clipping norms."""
+    return max(float(flat(gradients(1, seed=seed), **settings).norm()) / C for seed in range(300))
+
+
+def by_opacus(rows: list[torch.Tensor]) -> torch.Tensor:
+    """Negative control: Opacus's own sum, in float32."""
+    weights = [nn.Parameter(torch.zeros(each.shape[1:])) for each in rows]
+    made = DPOptimizer(torch.optim.SGD(weights), noise_multiplier=0.0, max_grad_norm=C, expected_batch_size=1)
+    for weight, each in zip(weights, rows, strict=True):
+        weight.grad_sample = each.clone()  # type: ignore[attr-defined]
+    made.clip_and_accumulate()
+    return vector([weight.summed_grad for weight in weights]).double()  # type: ignore[attr-defined]
+
+
+def test_no_held_gradient_moves_the_sum_by_more_than_its_clipping_norm() -> None:
+    assert 1 - 1e-6 < longest_flat() <= 1.0
+    assert longest_flat(lattice=2.0**-20) <= 1.0
+    assert 0.99 < longest_flat(stability=0.01) <= 1.0
+    assert longest_flat(stability=0.01, lattice=2.0**-20) <= 1.0
+    # Negative controls: float32, and a stability below 0, which lengthens what it should bound.
+    assert max(float(by_opacus(gradients(1, seed=seed)).norm()) / C for seed in range(300)) > 1.0
+    assert longest_flat(stability=-0.01) > 1.0
+
+
+@pytest.mark.parametrize("lattice", [None, 2.0**-12])
+def test_the_sum_is_that_of_the_clipped_or_normalised_gradients(lattice: float | None) -> None:
+    rows = gradients(200, seed=1, scale=0.05)
+    rows[0][0], rows[1][0] = 0.0, 0.0
+    whole = torch.cat([each.flatten(1) for each in rows], dim=1).double()
+    factor = (C / whole.norm(dim=1)).clamp(max=1.0)
+    assert 20 < int((factor < 1).sum()) < 180
+    close = 1e-9 if lattice is None else 200 * 2.0**-12
+    found = flat(rows, lattice=lattice)
+    assert torch.allclose(found, factor @ whole, atol=close)
+    assert lattice is None or torch.equal(found / lattice, (found / lattice).round())
+    normalised = C / (whole.norm(dim=1) + 0.01) @ whole
+    assert torch.allclose(flat(rows, lattice=lattice, stability=0.01), normalised, atol=close)
+    assert not torch.allclose(found, normalised, rtol=0.1)
+
+
+@pytest.mark.parametrize("stability", [None, 0.01])
+def test_a_gradient_that_is_not_finite_counts_as_zeros(stability: float | None) -> None:
+    rows = gradients(5, seed=2)
+    without = flat([each[1:] for each in rows], stability=stability)
+    for value in (torch.nan, torch.inf):
+        rows[0][0, 0, 0] = value
+        assert torch.allclose(flat(rows, stability=stability), without, atol=1e-12)
+    assert not torch.isfinite(by_opacus(rows)).all()  # the mutant tells that there was such a record
+
+
+# A linear head.
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_the_sum_is_that_of_the_clipped_gradients(bias: bool, smoothing: float) -> None:
     layer = head(bias=bias, scale=0.5)
     features, labels = records(600, seed=1, scale=0.1)
     expected = by_autograd(features, labels, layer, smoothing=smoothing)
-    found = clipped_sums(features, labels, layer, norm=C, label_smoothing=smoothing)
+    found = linear_sums(features, labels, layer, norm=C, label_smoothing=smoothing)
     assert [part.shape for part in found] == [p.shape for p in layer.parameters()]
     assert torch.allclose(vector(found), expected, rtol=1e-5, atol=1e-9)
-    other = clipped_sums(features, labels, layer, norm=C, label_smoothing=0.5)
+    other = linear_sums(features, labels, layer, norm=C, label_smoothing=0.5)
     assert not torch.allclose(vector(other), expected, rtol=1e-2)
-    assert not vector(clipped_sums(features[:0], labels[:0], layer, norm=C)).any()
+    assert not vector(linear_sums(features[:0], labels[:0], layer, norm=C)).any()
 
 
 def longest(**settings: Any) -> float:
@@ -81,7 +146,7 @@ def longest(**settings: Any) -> float:
     lengths = []
     for seed in range(200):
         features, labels = records(1, seed=seed, scale=10.0 ** (seed % 7 - 2))
-        lengths.append(float(vector(clipped_sums(features, labels, head(), norm=C, **settings)).norm()) / C)
+        lengths.append(float(vector(linear_sums(features, labels, head(), norm=C, **settings)).norm()) / C)
     return max(lengths)
 
 
@@ -114,11 +179,11 @@ def test_whatever_records_are_each_moves_the_sum_by_at_most_its_clipping_norm(
     features, labels = records(len(sizes), seed=seed)
     features = features.sign() * features.abs().clamp(0.5, 1.0) * torch.tensor(sizes)[:, None]
     layer = head(scale=weights)
-    whole = vector(clipped_sums(features, labels, layer, norm=C, label_smoothing=smoothing))
+    whole = vector(linear_sums(features, labels, layer, norm=C, label_smoothing=smoothing))
     assert torch.isfinite(whole).all()
     for index, size in enumerate(sizes):
         rest = torch.arange(len(sizes)) != index
-        without = vector(clipped_sums(features[rest], labels[rest], layer, norm=C, label_smoothing=smoothing))
+        without = vector(linear_sums(features[rest], labels[rest], layer, norm=C, label_smoothing=smoothing))
         assert float((whole - without).norm()) <= C
         if not np.isfinite(size):
             assert torch.equal(whole, without) or float((whole - without).norm()) < 1e-12
@@ -133,34 +198,8 @@ def test_small_errors_of_long_inputs_are_clipped() -> None:
         layer.weight[1, 1] = 1e-150
     features = torch.zeros(1, FEATURES, dtype=torch.float64)
     features[0, 0], features[0, 1] = 370.0, 1e153
-    found = vector(clipped_sums(features, torch.zeros(1, dtype=torch.int64), layer, norm=C))
+    found = vector(linear_sums(features, torch.zeros(1, dtype=torch.int64), layer, norm=C))
     assert 0 < float(found.norm()) <= C
-
-
-def test_the_noise_has_the_stated_scale() -> None:
-    weight = nn.Parameter(torch.zeros(30_000))
-    sigma, batch = 4.0, 16
-    made = SumOptimizer(
-        torch.optim.SGD([weight], lr=1.0), noise_multiplier=sigma, max_grad_norm=C, expected_batch_size=batch
-    )
-    made.source = Seeded()
-    made.sums = [torch.zeros(30_000, dtype=torch.float64)]
-    made.accumulate()
-    made.add_noise()
-    assert weight.grad is not None
-    drawn = weight.grad.double().numpy() * batch
-
-    def p_value(scale: float) -> float:
-        share = float(np.square(drawn / scale).sum())
-        return float(2 * min(stats.chi2.cdf(share, drawn.size), stats.chi2.sf(share, drawn.size)))
-
-    assert p_value(sigma * C) > 1e-3
-    assert max(p_value(sigma * C * 2 / 3), p_value(sigma * C * 3 / 2)) < 1e-20
-    LinearClipping(_Frozen(), max_grad_norm=C).add_nothing(made)
-    assert [part.shape for part in made.sums] == [(10, 72), (10,)] and not any(part.any() for part in made.sums)
-    made.sums = [torch.zeros(30_000)]
-    with pytest.raises(ValueError, match="sums must be float64"):
-        made.accumulate()
 
 
 class _Frozen(ImageClassifier):
@@ -180,7 +219,7 @@ class _OtherForward(_Frozen):
         return 2 * super().forward(images)
 
 
-def test_which_way_is_chosen() -> None:
+def test_which_mode_is_chosen() -> None:
     fixed = linear(scales=1, groups=9)
     assert linear_head(fixed) is fixed.head and linear_head(_Frozen()) is not None
     partly = linear(scales=1, groups=9)
@@ -191,18 +230,14 @@ def test_which_way_is_chosen() -> None:
     others: list[nn.Module] = [_Frozen(trained=True), _OtherForward(), weighted, deeper, nn.Linear(4, 4)]
     assert all(linear_head(network) is None for network in others)
 
-    def way(network: nn.Module, **settings: Any) -> str:
-        return chosen_way(settings.pop("clipping", "auto"), network, **{"physical_batch_size": 512, **settings})
+    def mode(network: nn.Module, **settings: Any) -> str:
+        return Clipping(**settings).mode_for(network)
 
-    assert way(fixed) == "linear" and way(fixed, flat_for="granularity=0.1") == "flat"
-    assert way(deeper) == "flat" and way(deeper, physical_batch_size=10**7) == "ghost"
-    assert way(fixed, clipping="flat") == "flat" and way(fixed, clipping="ghost") == "ghost"
-    with pytest.raises(ValueError, match=r"granularity=0\.1 needs clipping=flat"):
-        way(fixed, flat_for="granularity=0.1", clipping="linear")
-    with pytest.raises(ValueError, match="clipping=linear needs an ImageClassifier"):
-        way(deeper, clipping="linear")
-    with pytest.raises(ValueError, match="clipping must be auto, flat, ghost or linear, got 'both'"):
-        way(fixed, clipping="both")
+    assert mode(fixed) == "linear" and mode(fixed, granularity=0.1) == "flat"
+    assert mode(deeper) == "flat" and mode(deeper, physical_batch_size=10**7) == "ghost"
+    assert mode(fixed, mode="flat") == "flat" and mode(fixed, mode="ghost") == "ghost"
+    with pytest.raises(ValueError, match=r"clipping\.mode=linear needs an ImageClassifier"):
+        mode(deeper, mode="linear")
 
 
 @pytest.fixture
@@ -223,10 +258,10 @@ def test_a_training_is_that_of_opacus_flat_clipping(folder: Path, monkeypatch: p
         return torch.cat([p.detach().flatten() for p in teacher.network.parameters()]), teacher
 
     linear, teacher = weights("linear", epochs=1)
-    assert teacher.clipping == "linear" and checkpoint("linear")["dp_sgd"]["settings"]["clipping"] == "linear"
-    flat, _ = weights("flat", epochs=1, clipping="flat", physical_batch_size=50)
+    assert teacher.clipped.mode == checkpoint("linear")["dp_sgd"]["settings"]["clipping.mode"] == "linear"
+    flat, _ = weights("flat", epochs=1, clipping={"mode": "flat", "physical_batch_size": 50})
     assert torch.allclose(linear, flat, atol=1e-5)
     resume = "--ckpt_path=flat/checkpoints/last.ckpt"
-    assert weights("flat", resume, epochs=2)[1].clipping == "flat"
-    with pytest.raises(CheckpointError, match="clipping was 'flat' and is 'linear'"):
+    assert weights("flat", resume, epochs=2)[1].clipped.mode == "flat"
+    with pytest.raises(CheckpointError, match=r"clipping\.mode was 'flat' and is 'linear'"):
         weights("flat", resume, epochs=3, clipping="linear")
