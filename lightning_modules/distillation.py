@@ -17,7 +17,7 @@ from lightning_modules.losses.regression import fit_noisy_responses
 from lightning_modules.networks import LinearOnFeatures, build_network, logits_and_features
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.processes import share_of
-from lightning_modules.setting_checks import check_number
+from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher
@@ -99,12 +99,10 @@ class Distillation(DataFreeDistillation):
             raise ValueError(
                 f"annotator must be a ResponseAnnotator or a MeanResponseAnnotator, got {type(self.annotator).__name__}"
             )
-        if pool_size < 1:
-            raise ValueError(f"pool_size must be 1 or more, got {pool_size}")
-        if not 0 <= balance <= 1:
-            raise ValueError(f"balance must lie in [0, 1], got {balance}")
-        if loss not in ("logits", "kl"):
-            raise ValueError(f"loss must be logits or kl, got {loss!r}")
+        check_whole_number("pool_size", pool_size, least=1)
+        check_whole_number("queries", queries, least=2, null="one teacher")
+        check_number("balance", balance, least=0, most=1)
+        check_choice("loss", loss, ("logits", "kl"))
         check_number("temperature", temperature, above=0)
         if temperature != 1 and loss != "kl":
             raise ValueError(f"temperature must be 1 for loss={loss!r}, which has none, got {temperature}")
@@ -113,8 +111,6 @@ class Distillation(DataFreeDistillation):
                 f"queries must be given for a MeanResponseAnnotator, and for no other, got queries={queries} with "
                 f"{type(self.annotator).__name__}"
             )
-        if queries is not None and queries < 2:
-            raise ValueError(f"queries must be 2 or more, got {queries}")
         self.pool_calls = -(-pool_size // batch_size)
         self.charged_calls = self.pool_calls if queries is None else -(-queries // batch_size)
         self.balance = balance

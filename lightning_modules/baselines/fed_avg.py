@@ -17,7 +17,7 @@ from lightning_modules.baselines.clients import weighted_mean
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.setting_checks import check_whole_number
-from lightning_modules.teachers.shard_batches import shuffled_passes
+from lightning_modules.teachers.joint_training import shuffled_passes
 from lightning_modules.teachers.teacher import Teacher
 from privacy.identity import CheckpointError
 

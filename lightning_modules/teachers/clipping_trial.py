@@ -11,8 +11,9 @@ import copy
 import hashlib
 import pickle
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -115,7 +116,7 @@ class ClippingTrial:
                 double = False
                 tried = _Copy(network, self, double=False)
             _require_steady(tried)
-            reference = _referred(tried)
+            reference = _Reference(tried)
             why = None
             modes: tuple[Mode, ...] = ("ghost", "flat") if mode == "ghost" else (mode,)
             for candidate in modes:
@@ -195,26 +196,38 @@ class _Copy:
         return self._clipped.sums(*self.batch(rows), self.logits)
 
 
-@dataclass(frozen=True)
 class _Reference:
-    """Of each record its gradient, as `_sketch` has it, and the norm of the whole."""
+    """Of each record its gradient, as `_sketch` has it, and the norm of the whole, from batches of one.
 
-    gradients: list[list[Tensor]]
-    norms: Tensor
+    Raises:
+        ValueError: Some weight has no gradient from any record.
+    """
 
-    @property
-    def limit(self) -> float:
-        """A clipping norm that clips all records but those of almost no gradient."""
-        kept = self.norms[self.norms >= 1e-3 * self.norms.max()]
-        return 0.5 * float(kept.min())
+    def __init__(self, tried: _Copy) -> None:
+        self.gradients: list[list[Tensor]] = []
+        norms, used = [], dict.fromkeys(tried.trained, False)
+        for record in range(len(tried.images)):
+            whole = tried.gradient(record)
+            if not all(bool(torch.isfinite(gradient).all()) for gradient in whole):
+                whole = [torch.zeros_like(gradient) for gradient in whole]  # as flat and linear clipping take it
+            used = {name: used[name] or bool(part.any()) for name, part in zip(used, whole, strict=True)}
+            norms.append(_norm(whole))
+            self.gradients.append([_sketch(gradient) for gradient in whole])
+        if unused := [name for name, was in used.items() if not was]:
+            raise ValueError(
+                f"model.network: the gradient of {unused[0]!r} is zero for each of {len(norms)} public images in a "
+                "batch of one: nothing tells whether it is clipped by record. Leave it out, or set its requires_grad "
+                "to False; where it is in use, the network computes something over the batch"
+            )
+        self.norms = torch.tensor(norms, dtype=torch.float64)
+        #: A clipping norm that clips all records but those of almost no gradient.
+        self.limit = 0.5 * float(self.norms[self.norms >= 1e-3 * self.norms.max()].min())
 
     def clipped(self, rows: list[int]) -> list[Tensor]:
         """The sum of some records' clipped gradients."""
         factors = (self.limit / self.norms.clamp_min(1e-300)).clamp(max=1.0)
-        return [
-            torch.stack([factors[row] * self.gradients[row][number] for row in rows]).sum(dim=0)
-            for number in range(len(self.gradients[0]))
-        ]
+        parts = zip(*(self.gradients[row] for row in rows), strict=True)
+        return [torch.stack([factors[row] * one for row, one in zip(rows, part, strict=True)]).sum(0) for part in parts]
 
 
 def _sketch(gradient: Tensor) -> Tensor:
@@ -229,25 +242,6 @@ def _sketch(gradient: Tensor) -> Tensor:
 
 def _norm(gradients: list[Tensor]) -> float:
     return float(torch.stack([gradient.norm() for gradient in gradients]).norm())
-
-
-def _referred(tried: _Copy) -> _Reference:
-    gradients, norms, used = [], [], dict.fromkeys(tried.trained, False)
-    for record in range(len(tried.images)):
-        whole = tried.gradient(record)
-        if not all(bool(torch.isfinite(gradient).all()) for gradient in whole):
-            whole = [torch.zeros_like(gradient) for gradient in whole]  # as flat and linear clipping take it
-        for name, gradient in zip(tried.trained, whole, strict=True):
-            used[name] |= bool(gradient.any())
-        norms.append(_norm(whole))
-        gradients.append([_sketch(gradient) for gradient in whole])
-    if unused := [name for name, was in used.items() if not was]:
-        raise ValueError(
-            f"model.network: the gradient of {unused[0]!r} is zero for each of {len(norms)} public images in a batch "
-            "of one: nothing tells whether it is clipped by record. Leave it out, or set its requires_grad to False; "
-            "where it is in use, the network computes something over the batch"
-        )
-    return _Reference(gradients, torch.tensor(norms, dtype=torch.float64))
 
 
 def _require_steady(tried: _Copy) -> None:
@@ -295,27 +289,24 @@ def _require_apart(tried: _Copy, rows: list[int]) -> None:
 
 def _watched_draws(tried: _Copy) -> tuple[list[str], list[Any]]:
     """The first layer to use a generator of torch, NumPy or Python, in a list that is filled later, and the hooks."""
-    device = tried.images.device
     found: list[str] = []
 
     def state() -> tuple[bytes, ...]:
-        tensors = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+        tensors = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if tried.images.is_cuda else [])]
         return *map(bytes, map(bytes_of, tensors)), pickle.dumps(np.random.get_state()), pickle.dumps(random.getstate())
 
     start = state()
 
-    def look(name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            if not found and state() != start:
-                found.append(name)
-
-        return hook
+    def look(name: str, *_: Any) -> None:
+        if not found and state() != start:
+            found.append(name)
 
     handles: list[Any] = []
     for name, module in tried.network.named_modules():
         # What advances before a layer begins belongs to no layer.
-        handles.append(module.register_forward_pre_hook(look("it")))
-        handles.append(module.register_forward_hook(look(f"{type(module).__name__} {name!r}" if name else "it")))
+        handles.append(module.register_forward_pre_hook(partial(look, "it")))
+        text = f"{type(module).__name__} {name!r}" if name else "it"
+        handles.append(module.register_forward_hook(partial(look, text)))
     return found, handles
 
 

@@ -25,9 +25,8 @@ from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.ensemble_accuracy import EnsembleAccuracy
 from lightning_modules.teachers.ensemble_networks import EnsembleNetworks, unstacked
-from lightning_modules.teachers.joint_training import JointTraining
+from lightning_modules.teachers.joint_training import JointTraining, ShardBatches
 from lightning_modules.teachers.own_training import OwnTraining
-from lightning_modules.teachers.shard_batches import ShardBatches
 from privacy.identity import CheckpointError
 from privacy.mechanisms.votes import vote_counts
 from privacy.processes import Processes

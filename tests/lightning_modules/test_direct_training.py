@@ -15,7 +15,7 @@ from support.short_names import nested
 
 from lightning_modules import DirectTraining
 from privacy import LedgerError
-from privacy.annotators import DirectGradientAnnotator, DirectLabelAnnotator
+from privacy.annotators import DirectLabelAnnotator
 
 ADAM = {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}}
 NETWORK = {"class_path": "SmallCNN", "init_args": {"width": 8, "hidden": 32}}
@@ -254,10 +254,3 @@ def test_a_checkpoint_of_a_plain_teacher_is_not_gone_on_from() -> None:
     fit(plain)
     with pytest.raises((ValueError, LedgerError, SystemExit)):
         trained(configuration("run"), after="plain")
-
-
-def test_it_is_made_from_python_with_defaults() -> None:
-    model = DirectTraining(num_classes=10, image_shape=(1, 8, 8), batch_size=16)
-    assert isinstance(model.annotator, DirectGradientAnnotator)
-    labels = DirectTraining(num_classes=10, image_shape=(1, 8, 8), batch_size=16, annotator=DirectLabelAnnotator())
-    assert isinstance(labels.annotator, DirectLabelAnnotator)

@@ -120,17 +120,6 @@ def test_a_run_costs_what_it_was_calibrated_for(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_student_of_the_same_teachers_adds_up(place: Path) -> None:
-    run("first")
-    second = run("second").model.annotator.account
-    assert Path("ledgers/Digits-train.jsonl").is_file()
-    assert second.epsilon() == pytest.approx(bound(2 * CALLS, sigma=SIGMA))
-    assert second.epsilon(scope="run") == pytest.approx(bound(CALLS, sigma=SIGMA))
-    with pytest.raises(BudgetExceeded):
-        run("third", annotator={"target_epsilon": 15.0})
-
-
-@pytest.mark.slow
 def test_the_sweep_on_digits(place: Path) -> None:
     """At an ε of 10 the student is far above chance."""
     cli = main(
@@ -424,16 +413,6 @@ def test_no_file_holds_a_teacher(place: Path, monkeypatch: pytest.MonkeyPatch, l
     assert leaks("teachers", private) == ["teachers/digits_linear_ensemble.ckpt"]
 
 
-def test_it_is_tested_without_any_teacher(place: Path) -> None:
-    run()
-    for file in Path("teachers").iterdir():
-        file.unlink()
-    module = Distillation.load_from_checkpoint(
-        "run/checkpoints/last.ckpt", weights_only=True, annotator=MeanResponseAnnotator(noise_multiplier=SIGMA)
-    )
-    assert module(torch.zeros(2, *SHAPE)).shape == (2, 10)
-
-
 def test_a_budget_in_which_the_queries_do_not_fit_is_refused_before_any_charge(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,14 +429,6 @@ def charges() -> int:
     """Lines of the ledger that are of releases."""
     files = list(Path("teachers").glob("*.jsonl"))
     return sum("release" in line for file in files for line in file.read_text().splitlines())
-
-
-def test_files_of_no_ensemble_are_refused_before_any_charge(folder: Path) -> None:
-    with pytest.raises(TeacherError, match=r"digits\.ckpt holds no ensemble: give a checkpoint of .* TeacherEnsemble"):
-        run(teacher="teachers/digits.ckpt")
-    with pytest.raises(TeacherError, match=r"none\.ckpt of an ensemble does not exist.*sweeps/ensemble_"):
-        run(teacher="teachers/none.ckpt")
-    assert charges() == 0
 
 
 def test_one_teacher_answers_for_no_ensemble(place: Path) -> None:

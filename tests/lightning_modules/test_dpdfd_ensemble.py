@@ -133,12 +133,6 @@ def test_no_file_holds_a_teacher(place: Path, monkeypatch: pytest.MonkeyPatch, l
     assert bool(leaks("run", ensemble_weights())) is leaky
 
 
-def test_a_budget_ends_the_run(place: Path) -> None:
-    target = bound(2) * (1 + 1e-9)
-    model = run(annotator={"target_epsilon": target}).model
-    assert model.steps_done == 2 and model.annotator.account.epsilon() <= target
-
-
 def quiet(folder: str, *arguments: str) -> TranscriptionCLI:
     """Without noise; dropout in the student is drawn again."""
     student = {"class_path": "DataLensClassifier"}
@@ -318,13 +312,6 @@ def test_one_other_teacher_changes_one_teachers_gradients_and_no_others_bits(kin
     assert farthest > 0
     if kind is DPDFD:
         assert farthest <= 2 * 1e-3 / 4 * (1 + 1e-5)
-
-
-def test_a_script_may_give_networks() -> None:
-    module, _ = script(small_networks(3))
-    assert module.steps_done == 2 and module.annotator.account.counts() == {module.annotator.charge: 2}
-    assert isinstance(module.teacher, PrivateEnsemble) and module.teacher.num_teachers == 3
-    assert not any("teacher" in name for name in module.state_dict())
 
 
 def test_a_script_of_networks_that_do_not_fit_is_refused() -> None:

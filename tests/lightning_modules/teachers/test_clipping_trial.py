@@ -58,11 +58,6 @@ class BagOfPatches(Plain):
         return super().forward(patches).unflatten(0, (-1, 4)).mean(dim=1)
 
 
-class Mirrored(Plain):
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return super().forward(torch.cat([images, images.flip(-1)])).unflatten(0, (2, -1)).mean(dim=0)
-
-
 class Centred(Plain):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         features = self.features(images)
@@ -145,11 +140,6 @@ class Dropped(Plain):
         return self.dropout(super().features(images))  # type: ignore[no-any-return]
 
 
-class DrawsInPython(Plain):
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return super().forward(images + float(np.random.default_rng().random()))
-
-
 class SeldomDraws(Plain):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return super().forward(images * float(np.random.rand() > 1e-4))
@@ -206,17 +196,13 @@ def without_trial(monkeypatch: pytest.MonkeyPatch) -> None:
 
 REFUSED: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], str]] = {
     "patches": (BagOfPatches, {}, r"'conv\.weight' has 48 rows for 12 records"),
-    "mirrored": (Mirrored, {}, r"'conv\.weight' has 24 rows for 12 records"),
     "centred": (Centred, {}, r"'conv\.weight' is zero .* over the batch"),
     "behind zeros": (PartlyCentred, {}, "flat clipping makes of a batch of 12"),
     "remembers": (Remembers, {}, "draws at random|flat clipping makes of a batch"),
     "buffer": (KeepsTheLast, {}, "'last' changes when images are passed"),
     "tied, ghost": (TiedAutoencoder, {"clipping": "ghost"}, r"flat clipping makes .* the layer of 'encoder\.weight'"),
     "reflect": (partial(Plain, padding_mode="reflect"), {"clipping": "ghost"}, r"flat clip.* 'conv\.weight'"),
-    "circular": (partial(Plain, padding_mode="circular"), {"clipping": "ghost"}, r"flat clip.* 'conv\.weight'"),
-    "replicate": (partial(Plain, padding_mode="replicate"), {"clipping": "ghost"}, r"flat clip.* 'conv\.weight'"),
     "dropout": (Dropped, {}, "Dropout 'dropout' draws at random in train mode"),
-    "python": (DrawsInPython, {}, "it draws at random"),
     "seldom": (SeldomDraws, {}, "it draws at random"),
     "all but closed": (partial(NearlyApart, gate=1e-7, above=0), {}, "depend on another image"),
     "large batches": (partial(NearlyApart, gate=0.02, above=20), {}, "depend on another image"),
@@ -262,7 +248,7 @@ def test_what_the_trial_accepts_it_leaves_as_it_was() -> None:
 def faint_contribution(teacher: DPSGDTeacher, mode: Any) -> float:
     """Norm of what one faint image contributes at most, in clipping norms."""
     trial = ClippingTrial(image_shape=(1, 8, 8), num_classes=10, physical=1, criterion=PriorCrossEntropy())
-    reference = clipping_trial._referred(clipping_trial._Copy(teacher.network, trial, double=True))
+    reference = clipping_trial._Reference(clipping_trial._Copy(teacher.network, trial, double=True))
     tried = clipping_trial._Copy(teacher.network, trial, double=False)
     noise = torch.rand(300, 1, 1, 8, 8, generator=torch.Generator().manual_seed(0)) - 0.5
     tried.images, tried.labels = 0.95 + noise / 500, torch.zeros(300, dtype=torch.int64)
@@ -391,23 +377,13 @@ def test_statistics_that_are_fixed_pass_where_features_are_computed_in_eval_mode
         fitted(made(FrozenBody, clipping="flat"))
 
 
-_SLOW: dict[str, dict[str, Any]] = {
-    "torchvision.mobilenet_v2": {"dropout": 0.0},
-    "torchvision.mnasnet0_5": {"dropout": 0.0},
-    "torchvision.regnet_y_400mf": {},
-    "timm.vit_tiny_patch16_224": {"img_size": 32, "patch_size": 8},
-    "timm.efficientnet_lite0": {"norm_layer": "groupnorm1"},
-    "timm.regnetz_b16": {"norm_layer": "groupnorm1"},
-    "timm.resnetv2_50": {"norm_layer": "groupnorm"},
-}
-
-
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
         ("torchvision.squeezenet1_1", {"dropout": 0.0}),
-        ("torchvision.shufflenet_v2_x0_5", {}),
-        *(pytest.param(name, settings, marks=pytest.mark.slow) for name, settings in _SLOW.items()),
+        pytest.param("torchvision.mobilenet_v2", {"dropout": 0.0}, marks=pytest.mark.slow),
+        pytest.param("timm.vit_tiny_patch16_224", {"img_size": 32, "patch_size": 8}, marks=pytest.mark.slow),
+        pytest.param("timm.regnetz_b16", {"norm_layer": "groupnorm1"}, marks=pytest.mark.slow),
     ],
 )
 def test_networks_of_libraries_pass_the_trial(name: str, settings: dict[str, Any]) -> None:

@@ -26,6 +26,8 @@ from lightning_modules.teachers.record_clipping import FlatClipping
 from privacy import BudgetExceeded
 from privacy.mechanisms.noise import ReproducibleNoise
 
+REPRODUCIBLE = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
+
 
 def configuration(
     folder: str = "run", *, epochs: int = 1, steps: int = 1, batch: int = 128, same_coins: bool = False, **model: Any
@@ -121,8 +123,7 @@ def test_normalised_gradients_cost_what_clipped_ones_do_and_the_guarantee_says_w
 
 
 def test_physical_batches_and_ghost_clipping_change_nothing(start: torch.Tensor) -> None:
-    noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
-    settings: dict[str, Any] = {"noise": noise, "steps": 3, "same_coins": True}
+    settings: dict[str, Any] = {"noise": REPRODUCIBLE, "steps": 3, "same_coins": True}
     whole = weights(configuration("whole", **settings))
     assert torch.allclose(
         weights(configuration("pieces", clipping={"physical_batch_size": 17}, **settings)), whole, atol=1e-5
@@ -140,8 +141,7 @@ def test_views_of_a_record_count_as_one_record(
     # Views from a source of their own here: else they would move the noise.
     draw = Views.draw
     monkeypatch.setattr(Views, "draw", lambda self, images, _: draw(self, images, ReproducibleNoise(seed=2)))
-    noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
-    settings: dict[str, Any] = {"noise": noise, "steps": 3, "same_coins": True}
+    settings: dict[str, Any] = {"noise": REPRODUCIBLE, "steps": 3, "same_coins": True}
     alone = weights(configuration("alone", **settings))
 
     def same(shift: int = 0) -> dict[str, Any]:
@@ -185,8 +185,7 @@ def test_a_fixed_front_sees_every_view(start: torch.Tensor, monkeypatch: pytest.
 @pytest.mark.slow
 def test_parameters_are_averaged_by_lightnings_callback(start: torch.Tensor) -> None:
     """What is published is the average of the steps' weights; it costs what the steps cost, and students read it."""
-    noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
-    settings: dict[str, Any] = {"noise": noise, "steps": 3, "same_coins": True}
+    settings: dict[str, Any] = {"noise": REPRODUCIBLE, "steps": 3, "same_coins": True}
     average = {"class_path": "EMAWeightAveraging", "init_args": {"decay": 0.75}}
     first, second, third = (weights(configuration("steps", **{**settings, "steps": count})) for count in (1, 2, 3))
     averaged = configuration("averaged", **settings)
@@ -245,13 +244,6 @@ def test_noise_is_calibrated_to_the_plan_and_the_plan_is_what_is_guaranteed(star
     assert teacher.epsilon() < 1.5
 
 
-@pytest.mark.slow
-def test_history_survives_resume(start: torch.Tensor) -> None:
-    fit(configuration("part", epochs=1, steps=4))
-    fit(configuration("part", epochs=2, steps=4), "--ckpt_path=part/checkpoints/last.ckpt")
-    assert checkpoint("part")["dp_sgd"]["accountant"]["history"] == [(1.0, pytest.approx(128 / 1275), 8)]
-
-
 def test_a_student_inherits_the_smaller_epsilon(start: torch.Tensor) -> None:
     fit(configuration("teacher", epochs=2, steps=5, noise_multiplier=None, target_epsilon=3.0))
     teacher = "teacher/checkpoints/last.ckpt"
@@ -268,22 +260,17 @@ def test_a_student_inherits_the_smaller_epsilon(start: torch.Tensor) -> None:
         distil("refused", model={"teacher": teacher}, annotator={"target_epsilon": 2.0})
 
 
-def test_reproducible_noise_voids(start: torch.Tensor) -> None:
-    fit(configuration(noise={"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}))
+@pytest.mark.parametrize("settings", [{"noise": REPRODUCIBLE}, {"same_coins": True}])
+def test_reproducible_noise_or_coins_void(start: torch.Tensor, settings: dict[str, Any]) -> None:
+    fit(configuration(**settings))
     guarantee = json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]
     assert guarantee["epsilon"] == "inf"
     assert any("VOID" in text for text in guarantee["assumptions"])
 
 
-def test_reproducible_coins_void(start: torch.Tensor) -> None:
-    fit(configuration(same_coins=True))
-    assert json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]["epsilon"] == "inf"
-
-
 @pytest.mark.slow
 def test_what_was_void_stays_void_on_resume(start: torch.Tensor) -> None:
-    noise = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
-    fit(configuration("part", noise=noise))
+    fit(configuration("part", noise=REPRODUCIBLE))
     secure = configuration("part", epochs=2, noise={"class_path": "SystemNoise"})
     cli = fit(secure, "--ckpt_path=part/checkpoints/last.ckpt")
     assert isinstance(cli.model, DPSGDTeacher)
