@@ -453,8 +453,10 @@ def of_one_teacher() -> dict[str, Any]:
         ),
         ({"annotator": ResponseAnnotator(), "queries": 8}, "and for no other, got queries=8 with ResponseAnnotator"),
         ({"queries": 8}, "and for no other"),
-        ({"annotator": MeanResponseAnnotator(noise_multiplier=1.0), "queries": 1}, "queries must be 2 or more, got 1"),
-        ({"annotator": MeanResponseAnnotator(noise_multiplier=1.0), "queries": 0}, "queries must be 2 or more, got 0"),
+        (
+            {"annotator": MeanResponseAnnotator(noise_multiplier=1.0), "queries": 1},
+            "queries must be 2 or more .* got 1",
+        ),
     ],
 )
 def test_queries_go_with_mean_answers(settings: dict[str, Any], message: str) -> None:
