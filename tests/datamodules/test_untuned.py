@@ -154,17 +154,17 @@ def test_equal_seeds_make_equal_files_and_cropped_ones_are_the_first_digits(root
     assert {file for file in made[0] if file.startswith("cropped")} == expected
 
 
-def test_the_command_says_what_it_made_or_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["--root", str(tmp_path), "--to", str(tmp_path / "untuned")]
+def test_the_command_says_what_it_made_or_what_is_wrong(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--root", str(root), "--to", str(tmp_path / "untuned")]
     with pytest.raises(SystemExit, match=r"(?s)train-images-idx3-ubyte.*set `root`"):
+        main(["--root", str(tmp_path / "nowhere"), "--to", str(tmp_path / "untuned")])
+    with pytest.raises(SystemExit, match="num_cropped must be 1 to 200, MNIST's train digits, got 7291"):
         main(command)
-    digits, labels = handwriting()
-    write_digits(tmp_path, "train", digits[np.arange(7290) % 1700], labels[np.arange(7290) % 1700])
-    write_digits(tmp_path, "t10k", digits[np.arange(2007) % 1700], labels[np.arange(2007) % 1700])
-    with pytest.raises(SystemExit, match="num_cropped must be 1 to 7290, MNIST's train digits, got 7291"):
-        main(command)
-    assert [path.name for path in tmp_path.iterdir()] == ["MNIST"]
-    write_digits(tmp_path, "train", digits[np.arange(7291) % 1700], labels[np.arange(7291) % 1700])
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    for name, counts in SMALL.items():
+        monkeypatch.setitem(build_untuned.__kwdefaults__, name, counts)
     main(command)
     shown = capsys.readouterr().out
     assert "cropped: 7,291 characters of 16x16 pixels for training, 2,007 for testing" in shown
