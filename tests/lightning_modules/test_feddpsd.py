@@ -499,8 +499,8 @@ def test_a_bound_that_clients_state_of_themselves_is_said_to_be_theirs(monkeypat
 
     monkeypatch.setattr(LocalClients, "introductions", stated)
     said = federated(small_networks(2), annotator=gradients()).guarantee().assumptions
-    assert any("as the client says of itself" in text for text in said)
-    assert not any("as the client says of itself" in text for text in own)
+    assert any("as the client states" in text for text in said)
+    assert not any("as the client states" in text for text in own)
 
 
 def test_it_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
