@@ -120,7 +120,13 @@ class FederatedClient:
             ledger=self.teacher.ledger,
             num_records=self.num_records,
             # The server's run, so that a restarted client counts on.
-            state={"run": terms.run, "private_data": self.teacher.private_data, "training": None, "charges": []},
+            state={
+                "run": terms.run,
+                "private_data": self.teacher.private_data,
+                "training": None,
+                "charges": [],
+                "mechanisms": [],
+            },
             training=self.teacher.training,
         )
         if terms.run in annotator.account.ledger.trained():
