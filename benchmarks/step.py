@@ -36,7 +36,7 @@ from lightning_modules import DPDFD, DPSD
 from lightning_modules.callbacks import PrivacyCourse
 from lightning_modules.images.source import Images
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.networks import SmallCNN
+from lightning_modules.networks import Network, SmallCNN
 from lightning_modules.priors import StrokePrior
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
@@ -87,7 +87,10 @@ METHODS: dict[str, Callable[..., LightningModule]] = {
         annotator=GradientAnnotator(**GRADIENTS), images=_prior(), **given
     ),
     "DPDFD, group norm": lambda **given: DPDFD(
-        annotator=GradientAnnotator(**GRADIENTS), images=_prior(), student=StudentConfig(network=_group_norm), **given
+        annotator=GradientAnnotator(**GRADIENTS),
+        images=_prior(),
+        student=StudentConfig(network=Network(name=_group_norm)),
+        **given,
     ),
 }  # fmt: skip
 """By name: what builds the module that `Trainer.fit` is given."""
@@ -126,7 +129,9 @@ def module_of(name: str, options: argparse.Namespace, *, folder: Path) -> Lightn
         num_classes=CLASSES,
         image_shape=shape,
         batch_size=options.batch_size,
-        teacher=TeacherConfig(path=str(file), network=SmallCNN, private_data=f"benchmark {name} {time.monotonic_ns()}"),
+        teacher=TeacherConfig(
+            path=str(file), network="SmallCNN", private_data=f"benchmark {name} {time.monotonic_ns()}"
+        ),
     )
 
 

@@ -14,7 +14,6 @@ from lightning import Trainer, seed_everything
 from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPDFD, Teacher
 from lightning_modules.images.source import Images
-from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.config import TeacherConfig
 from privacy import GradientAnnotator
 
@@ -32,7 +31,7 @@ def main(folder: Path, *, teacher_epochs: int, steps: int) -> DPDFD:
         num_classes=10,
         image_shape=(1, 8, 8),
         batch_size=256,
-        teacher=TeacherConfig(path=str(folder / "teacher.ckpt"), network=SmallCNN),
+        teacher=TeacherConfig(path=str(folder / "teacher.ckpt"), network="SmallCNN"),
         images=Images(source="prior"),
         annotator=GradientAnnotator(noise_multiplier=100.0, norm_bound=1e-3),
     )

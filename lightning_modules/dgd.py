@@ -153,7 +153,7 @@ class DGD(DataFreeDistillation):
         if self.query_phase.selection == "spread" and not self.vae_phase.steps:
             raise ValueError("query_phase.selection='spread' needs the codes of a VAE: vae_phase.steps must be above 0")
         self.generator_criterion = self.generator_phase.terms
-        self.vae = (self.vae_phase.network or ConvVAE)(image_shape=shape) if self.vae_phase.steps else None
+        self.vae = self.vae_phase.build(shape) if self.vae_phase.steps else None
         self.published_artefacts = (*self.published_artefacts, "noisy labels of the queried images")
         if self.vae is not None:
             self.published_artefacts = (*self.published_artefacts, "VAE")

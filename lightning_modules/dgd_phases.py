@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from torch import nn
 
 from datamodules import ImageDataModule
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.images.source import Images, ImageSource, require_no_pixel_statistics
 from lightning_modules.losses.generator import GeneratorLoss
-from lightning_modules.networks import ConvVAE
+from lightning_modules.networks import ConvVAE, Network
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
@@ -32,7 +30,7 @@ class DGDImages:
     Attributes:
         source: `generator`, `prior`, `both` (half of each batch), or `pool`.
         prior: Procedural images, for `prior` and `both`. Default: `StrokePrior`.
-        generator: Builds the generator, called with `image_shape`. Default: `DAFLGenerator`.
+        generator: The generator, see `Network`. Default: `DAFLGenerator`.
         pool: Images for `pool`: a data set that is declared to be public. Its labels are never read.
         pool_part: Part of it, `test` or `train`. The train part of the private data itself, which the paper takes to
             stand for public data, voids the guarantee.
@@ -44,7 +42,7 @@ class DGDImages:
 
     source: Source = "generator"
     prior: ImagePrior | None = None
-    generator: Callable[..., nn.Module] | None = None
+    generator: Network | str | None = None
     pool: ImageDataModule | None = None
     pool_part: Literal["test", "train"] = "test"
     pixel_mean: float | list[float] | None = None
@@ -127,17 +125,28 @@ class VAEPhase:
     """The variational autoencoder, trained on synthetic images.
 
     Attributes:
-        network: Builds it, called with `image_shape`. Default: `ConvVAE`, code of 32.
+        network: A `ConvVAE` with its arguments, see `Network`. Default: a code of 32.
         steps: Of this phase; 0 leaves the VAE and its terms out.
         optimizer: Default: Adam, rate 1e-3.
     """
 
-    network: Callable[..., ConvVAE] | None = None
+    network: Network | str | None = None
     steps: int = 500
     optimizer: OptimizerCallable | None = None
 
     def __post_init__(self) -> None:
         check_whole_number("vae_phase.steps", self.steps, least=0)
+
+    def build(self, image_shape: tuple[int, int, int]) -> ConvVAE:
+        """The VAE, for images (C, H, W).
+
+        Raises:
+            ValueError: The network is of another class.
+        """
+        built = Network.of(self.network or "ConvVAE").build(setting="model.vae_phase.network", image_shape=image_shape)
+        if not isinstance(built, ConvVAE):
+            raise ValueError(f"vae_phase.network must be a ConvVAE, got {type(built).__name__}")
+        return built
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,14 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from datamodules import PoissonSampled
 from lightning_modules.evaluation import refuse_selection
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets
+from lightning_modules.networks import Network
 from lightning_modules.private_run import PrivateRun, steps_of_fit
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
@@ -81,7 +82,7 @@ class DirectTraining(Teacher):
         num_classes: int,
         image_shape: tuple[int, int, int],
         batch_size: int,
-        network: Callable[..., nn.Module] | None = None,
+        network: Network | str | None = None,
         annotator: DirectGradientAnnotator | DirectLabelAnnotator | None = None,
         gamma: float | None = None,
         student_target: Literal["targets", "gradients"] = "targets",

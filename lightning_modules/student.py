@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 
-from lightning_modules import networks
 from lightning_modules.images.replay import Replay
-from lightning_modules.networks import ForeignNetwork, SmallCNN, build_network
+from lightning_modules.networks import Network, build_network
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_number
 
@@ -24,7 +20,7 @@ class StudentConfig:
     """The student and its training; a string stands for its `network`.
 
     Attributes:
-        network: Builds it, called with those of `num_classes` and `image_shape` that it accepts. Default: `SmallCNN`.
+        network: Its name, or name and arguments; see `Network`. Default: `SmallCNN`.
         ema: Decay of an exponential moving average of its weights and statistics, such as 0.99, which is evaluated and
             published in its place; null is none. It costs nothing.
         replay: Steps on earlier images and what was released about them, which cost nothing; off unless it has a
@@ -33,7 +29,7 @@ class StudentConfig:
         lr_scheduler: Builds its schedule, stepped once for each of its steps; null is none.
     """
 
-    network: Callable[..., nn.Module] | None = None
+    network: Network | str | None = None
     ema: float | None = None
     replay: Replay = Replay()
     optimizer: OptimizerCallable | None = None
@@ -50,7 +46,6 @@ class StudentConfig:
         Raises:
             ValueError: It does not give c finite logits for such images.
         """
-        make: Any = self.network or SmallCNN
-        if isinstance(make, str):  # of a script
-            make = getattr(networks, make, None) or partial(ForeignNetwork, name=make)
-        return build_network(make, num_classes=num_classes, image_shape=image_shape, name="model.student.network")
+        return build_network(
+            self.network or "SmallCNN", num_classes=num_classes, image_shape=image_shape, name="model.student.network"
+        )

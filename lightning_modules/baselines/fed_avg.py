@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import nn
 
 from datamodules import ShardedRecords, Shards
 from lightning_modules.baselines.clients import weighted_mean
+from lightning_modules.networks import Network
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.setting_checks import check_whole_number
@@ -54,7 +53,7 @@ class FedAvg(Teacher):
         image_shape: tuple[int, int, int],
         rounds: int = 1,
         local_steps: int = 100,
-        network: Callable[..., nn.Module] | None = None,
+        network: Network | str | None = None,
         optimizer: OptimizerCallable | None = None,
         label_smoothing: float = 0.0,
     ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lightning_modules.cli.errors import expected, message_of
-from lightning_modules.cli.parsers import nearest
+from lightning_modules.networks.names import nearest
 from lightning_modules.runtime.interruption import exit_status
 from lightning_modules.runtime.quiet import quiet
 from lightning_modules.runtime.run_folder import first_process

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
-from torch import nn
 
 from lightning_modules.federated import Node, serve
+from lightning_modules.networks import Network
 from lightning_modules.setting_checks import check_number
 from privacy.checks import check_delta
 
@@ -38,7 +38,7 @@ def _client(
     name: str,
     teacher: str,
     target_epsilon: float | None,
-    teacher_network: Callable[..., nn.Module] | None = None,
+    teacher_network: Network | str | None = None,
     folder: str = "clients",
     delta: float = 1e-5,
     trusts_server: bool = False,

@@ -17,6 +17,7 @@ from datamodules.base import require_at_least
 from lightning_modules.cli.calibrate import planned_cost, planned_epsilon
 from lightning_modules.cli.export import add_export_options, export_settings, say_exported
 from lightning_modules.cli.parsers import OptionParser
+from lightning_modules.networks import Network
 from lightning_modules.networks.named_code import require_known_code, texts_in
 from lightning_modules.publishing import ExportError, check_options, export_run
 from lightning_modules.runtime.interruption import exit_status
@@ -75,9 +76,7 @@ def prior_for(dataset: str) -> dict[str, Any]:
     return {"class_path": PRIORS[dataset]} if dataset in PRIORS else json.loads(json.dumps(GENERAL))
 
 
-def configuration(
-    options: argparse.Namespace, *, bounded: Training | None, network: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def configuration(options: argparse.Namespace, *, bounded: Training | None, network: Any) -> dict[str, Any]:
     """The configuration of `fit` that the options stand for.
 
     Args:
@@ -93,17 +92,16 @@ def configuration(
     name, _, place = options.data.partition(":")
     dataset: dict[str, Any] = {"class_path": name, **({"init_args": {"root": place}} if place else {})}
     prior = {"class_path": options.prior} if options.prior else prior_for(name.rpartition(".")[2])
-    student = {"class_path": options.student} if options.student else None
     training = {
         "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}},
         "lr_scheduler": {"class_path": "torch.optim.lr_scheduler.CosineAnnealingLR", "init_args": {"T_max": steps}},
     }
-    teacher = {"path": options.teacher, **({"network": {"class_path": options.network}} if options.network else {})}
+    teacher = {"path": options.teacher, **({"network": options.network} if options.network else {})}
     common: dict[str, Any] = {"teacher": teacher}
     if bounded is not None:
         method = "Distillation"
         special = {
-            "student": {"network": student or network or {"class_path": "SmallCNN"}, **training},
+            "student": {"network": options.student or network or "SmallCNN", **training},
             "prior": prior,
             "annotator": {"class_path": "ResponseAnnotator", "init_args": {"budget": {"delta": options.delta}}},
         }
@@ -111,7 +109,7 @@ def configuration(
         method = "DPDFD"
         gradients = {"norm_bound": 1e-3, "stability": 0.3, "noise_multiplier": options.noise_multiplier}
         special = {
-            "student": {"network": student or {"class_path": "SmallCNN"}, **training},
+            "student": {"network": options.student or "SmallCNN", **training},
             "images": {"source": "prior", "prior": prior},
             "gradient_targets": {"student_target": "gradients"},
             "annotator": {
@@ -136,7 +134,7 @@ def configuration(
     }
 
 
-def bounded_training(path: Path) -> tuple[Training | None, Mapping[str, Any] | None]:
+def bounded_training(path: Path) -> tuple[Training | None, Any]:
     """A teacher's training where its file says that it was by DP-SGD, and the architecture that the file names.
 
     A training whose noise can be drawn again bounds nothing, and is none.
@@ -158,7 +156,7 @@ def bounded_training(path: Path) -> tuple[Training | None, Mapping[str, Any] | N
     return (training if bounded else None), _safe_network(content)
 
 
-def _safe_network(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _safe_network(content: Mapping[str, Any]) -> Any:
     """Architecture named in a file, for the student's; None where it names third-party code."""
     settings = content.get("hyper_parameters")
     network = settings.get("network") if isinstance(settings, Mapping) else None
@@ -166,7 +164,7 @@ def _safe_network(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
         require_known_code(network)
     except ValueError:
         return None
-    return network if isinstance(network, Mapping) else None
+    return network
 
 
 def distill(
@@ -253,7 +251,7 @@ def _announcement(config: Mapping[str, Any], training: Training | None, *, delta
     steps = settings["student"]["lr_scheduler"]["init_args"]["T_max"]
     size = config["data"]["init_args"]["batch_size"]
     lines = [
-        f"Student {settings['student']['network']['class_path']}, by {config['model']['class_path']}, in {steps:,} "
+        f"Student {Network.of(settings['student']['network']).name}, by {config['model']['class_path']}, in {steps:,} "
         f"steps of {size} procedural images of {prior} (--prior names another).",
         f"Run folder: {config['trainer']['default_root_dir']}; the same command goes on in it.",
     ]
@@ -278,7 +276,7 @@ def _parser() -> OptionParser:
         prog="LightningCLI distill",
         description=__doc__,
         epilog="Settings of `fit` may follow, such as --data.dataset.size 32 --data.dataset.channels 1, "
-        "--model.teacher.network.width 32, --model.teacher.input.range '[0, 1]' or --model.teacher.outputs "
+        "--model.teacher.network.arguments.width 32, --model.teacher.input.range '[0, 1]' or --model.teacher.outputs "
         "probabilities.",
     )
     add = parser.add_argument

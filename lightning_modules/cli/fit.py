@@ -23,10 +23,10 @@ from lightning_modules.callbacks.data_free import is_data_free
 from lightning_modules.callbacks.failures import NoLonelyCheckpoint
 from lightning_modules.callbacks.progress import progress
 from lightning_modules.callbacks.record import ResultRecord
+from lightning_modules.cli.arguments import PARSER_MODE, prepare_arguments
 from lightning_modules.cli.parsers import explain
 from lightning_modules.cli.resuming import differences, find_checkpoint, flat, may_change, read_checkpoint, refuse
 from lightning_modules.networks.named_code import texts_in
-from lightning_modules.runtime.arguments import prepare_arguments
 from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO, hyperparameters, noted_by_run
 from lightning_modules.runtime.hyperparameters import require_known_checkpoint
 from lightning_modules.runtime.interruption import how_to_resume, say_how_to_resume
@@ -50,7 +50,7 @@ class UsageParser(LightningArgumentParser):
     """Lightning's parser, whose errors are one line. It takes no abbreviations, which a new setting would change."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **settings})
+        super().__init__(**{"allow_abbrev": False, "parser_mode": PARSER_MODE, **settings})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Prints one line and exits with status 2; raises instead where jsonargparse is debugged."""
@@ -116,7 +116,11 @@ class TranscriptionCLI(LightningCLI):
         # What is measured is what was trained, whatever the files say; an option that differs is a mistake.
         options = {one.removeprefix("--").partition("=")[0].replace("init_args.", "") for one in self._arguments}
         refuse(
-            {name: differing[name] for name in options & differing.keys() if not may_change(name)},
+            {
+                name: values
+                for name, values in differing.items()
+                if not may_change(name) and any(f"{option}.".startswith(f"{name}.") for option in options)
+            },
             path,
             why=f"{command} measures what was trained, and that is not it",
             otherwise="",

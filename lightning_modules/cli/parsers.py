@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import inspect
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["OptionParser", "explain", "nearest"]
+from lightning_modules.networks.names import nearest
+
+__all__ = ["OptionParser", "explain"]
 
 # jsonargparse's messages about its own workings, line by line.
 _NOISE = re.compile(
@@ -53,25 +54,6 @@ class OptionParser(argparse.ArgumentParser):
             name = one.partition("=")[0]
             if name.startswith("--") and "." not in name and name.removeprefix("--") not in also:
                 self.error(f"unrecognized arguments: {name}")
-
-
-def nearest(given: str, allowed: Iterable[str]) -> str:
-    """` (did you mean X?)`, or nothing where no name is near.
-
-    >>> nearest("SmalCNN", ["ResNet18", "SmallCNN"])
-    ' (did you mean SmallCNN?)'
-    >>> nearest("x", ["ResNet18", "SmallCNN"])
-    ''
-    >>> nearest("images.sorce", ["source", "images"])
-    ' (did you mean images.source?)'
-    """
-    by_lower = {name.lower(): name for name in allowed}
-    near = []
-    for word in given.lower().split("."):
-        found = difflib.get_close_matches(word, by_lower, n=1, cutoff=0.6)
-        near.append(by_lower[found[0]] if found else word)
-    joined = ".".join(near)
-    return "" if joined.lower() == given.lower() else f" (did you mean {joined}?)"
 
 
 def explain(message: str, *, options: Iterable[str] = ()) -> str:

@@ -14,6 +14,7 @@ from torch import nn
 
 from lightning_modules.federated.client import ClientRefusal, FederatedClient
 from lightning_modules.federated.messages import Absence, Introduction, Question, Terms
+from lightning_modules.networks import Network
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher, TeacherError
 from privacy.account import BudgetExceeded
@@ -147,7 +148,7 @@ class LocalClients(ClientConnection):
         *,
         teachers: str | Sequence[str] | Sequence[nn.Module],
         names: Sequence[str] | None = None,
-        teacher_network: Callable[..., nn.Module] | None = None,
+        teacher_network: Network | str | None = None,
         target_epsilon: float | None = None,
         noise: Callable[[int], NoiseSource] | None = None,
     ) -> None:

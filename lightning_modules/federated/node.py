@@ -12,13 +12,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
-from torch import nn
 
 from lightning_modules.federated.client import ClientRefusal, FederatedClient
 from lightning_modules.federated.connection import FederationError
@@ -32,6 +31,7 @@ from lightning_modules.federated.messages import (
     to_bytes,
     unpack,
 )
+from lightning_modules.networks import Network
 from lightning_modules.teachers.config import TeacherConfig
 from privacy.account import BudgetExceeded
 from privacy.formatting import round_up
@@ -59,7 +59,7 @@ class Node:
         name: str,
         teacher: str,
         folder: Path,
-        teacher_network: Callable[..., nn.Module] | None = None,
+        teacher_network: Network | str | None = None,
         **settings: Any,
     ) -> None:
         self.name = name

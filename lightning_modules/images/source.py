@@ -6,7 +6,6 @@ None of it reads private data: only queries about an image cost privacy.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
@@ -14,7 +13,7 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 
-from lightning_modules.networks import DAFLGenerator, Refiner, ScaledOutput
+from lightning_modules.networks import Network, ScaledOutput
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.generators import check_refiner
 from lightning_modules.priors import ImagePrior, StrokePrior
@@ -42,7 +41,7 @@ class Images:
         source: `generator`, `prior`, `both` (half of each batch), or `refined` (images of the prior, changed by a small
             network that is trained in the generator's place).
         prior: Procedural images, for `prior`, `both`, `refined` and a warm start. Default: `StrokePrior`.
-        generator: Builds the generator, called with `image_shape`. Default: `DAFLGenerator`; for `refined` `Refiner`.
+        generator: The generator, see `Network`. Default: `DAFLGenerator`; for `refined` `Refiner`.
         warm_start_steps: Steps for which the generator is fitted to images of the prior before the first annotated
             step, once in a run. Neither teacher nor data are queried; it costs only time.
         reset_every: The generator, or the refiner, is reset to new random weights after every so many steps; null is
@@ -64,7 +63,7 @@ class Images:
 
     source: _Source = "generator"
     prior: ImagePrior | None = None
-    generator: Callable[..., nn.Module] | None = None
+    generator: Network | str | None = None
     warm_start_steps: int = 0
     reset_every: int | None = None
     pixel_mean: float | list[float] | None = None
@@ -218,7 +217,7 @@ class SyntheticSource(ImageSource):
         self._settings = settings
         self._public_prior = settings.prior or StrokePrior()
         self.prior = self._public_prior if self.kind != "generator" else None
-        self.generator = self._build_generator(settings.generator)
+        self.generator = self._build_generator()
         self.warm_start_steps = settings.warm_start_steps
         self._check_warm_start()
         self.reset_every = settings.reset_every
@@ -232,22 +231,26 @@ class SyntheticSource(ImageSource):
         made = {"refined": ("refiner",), "prior": ()}.get(self.kind, ("generator",))
         self.published: tuple[str, ...] = (*made, "synthetic images")
 
-    def _build_generator(self, factory: Callable[..., nn.Module] | None) -> nn.Module | None:
+    def _build_generator(self) -> nn.Module | None:
         """What makes or changes images, checked before anything is spent on it."""
         if self.kind == "prior":
             require_no_pixel_statistics(self._settings)
             return None
         if self.kind == "refined":
-            refiner = (factory or Refiner)(image_shape=self.image_shape)
+            refiner = self._built()
             check_refiner(refiner, image_shape=self.image_shape)
             return self._with_statistics(refiner)
-        generator = (factory or DAFLGenerator)(image_shape=self.image_shape)
+        generator = self._built()
         if not hasattr(generator, "latent_dim"):
             raise ValueError(
                 f"images.generator must have a latent_dim for images.source={self.kind!r}, {type(generator).__name__} "
                 "has none"
             )
         return self._with_statistics(generator)
+
+    def _built(self) -> nn.Module:
+        given = self._settings.generator or ("Refiner" if self.kind == "refined" else "DAFLGenerator")
+        return Network.of(given).build(setting="model.images.generator", image_shape=self.image_shape)
 
     def _with_statistics(self, network: nn.Module) -> nn.Module:
         """The network, whose images have the statistics that are wanted."""
@@ -374,10 +377,9 @@ class SyntheticSource(ImageSource):
         """See `ImageSource.reset`."""
         assert self.generator is not None
         network = self.generator.network if isinstance(self.generator, ScaledOutput) else self.generator
-        make = self._settings.generator or (Refiner if self.kind == "refined" else DAFLGenerator)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key(draws.seed, step, 0, "reset"))
-            fresh = make(image_shape=self.image_shape)
+            fresh = self._built()
         network.load_state_dict(fresh.state_dict())
 
     def networks(self) -> dict[str, nn.Module]:

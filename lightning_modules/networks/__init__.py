@@ -1,7 +1,6 @@
 """Networks: classifiers of teachers and students, feature extractors, generators, the VAE."""
 
 from lightning_modules.networks.batchnorm import logits_and_statistics
-from lightning_modules.networks.building import build_network, check_network
 from lightning_modules.networks.classifiers import (
     DataLensClassifier,
     ImageClassifier,
@@ -12,9 +11,9 @@ from lightning_modules.networks.classifiers import (
     logits_and_features,
 )
 from lightning_modules.networks.fixed_features import LinearOnFeatures, Whitening
-from lightning_modules.networks.foreign import ForeignNetwork
 from lightning_modules.networks.generators import ConvVAE, DAFLGenerator, Refiner, ScaledOutput
 from lightning_modules.networks.kernels import Kernels
+from lightning_modules.networks.network import Network, build_network, check_network
 from lightning_modules.networks.patches import Patches
 from lightning_modules.networks.scattering import Scattering
 
@@ -22,10 +21,10 @@ __all__ = [
     "ConvVAE",
     "DAFLGenerator",
     "DataLensClassifier",
-    "ForeignNetwork",
     "ImageClassifier",
     "Kernels",
     "LinearOnFeatures",
+    "Network",
     "Patches",
     "Refiner",
     "ResNet18",

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lightning_modules.networks.building import DRY_RUN_ERRORS, dry_run
 from lightning_modules.networks.classifiers import checked_shape
+from lightning_modules.networks.network import DRY_RUN_ERRORS, dry_run
 from lightning_modules.setting_checks import check_whole_number
 
 

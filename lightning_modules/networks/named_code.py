@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchvision.models import get_model_builder, list_models
 
-from lightning_modules.networks.foreign import named_object
+from lightning_modules.networks.names import look_in_current_folder, named_object
 
 __all__ = ["require_known_code", "texts_in", "unknown_code"]
 
@@ -55,6 +55,7 @@ def require_known_code(spec: Any, *, named: Collection[str] = ()) -> None:
 
 def unknown_code(spec: Any, *, named: Collection[str] = ()) -> str | None:
     """The first name for which `require_known_code` refuses a description; None where it does not."""
+    look_in_current_folder()  # as what builds by a name does
     trusted = {_absolute(name) for name in named}
     texts = (text for text in texts_in(spec) if _absolute(text) not in trusted)
     return next((text for text in texts if not _is_known(text)), None)

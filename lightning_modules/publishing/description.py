@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def describe(run: FinishedRun) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "format_version": 1,
-        "architecture": without_folders(run.architecture),
+        "architecture": without_folders(asdict(run.architecture)),
         "num_classes": run.num_classes,
         "image_shape": list(run.image_shape),
         "class_names": list(run.class_names),

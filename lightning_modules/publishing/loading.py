@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch import nn
 
+from lightning_modules.networks import Network, build_network
 from lightning_modules.networks.named_code import require_known_code
-from lightning_modules.publishing.architecture import Architecture, build
 from lightning_modules.publishing.description import read_description
 from lightning_modules.publishing.errors import ExportError
 from lightning_modules.publishing.weights import WEIGHTS, read_weights
@@ -34,10 +34,10 @@ def load_student(folder: str | Path, *, trust_code: bool = False) -> nn.Module:
         require_known_code(() if trust_code else spec)
     except ValueError as error:
         raise ExportError(f"{where}: {error}. Pass trust_code=True if you know where the folder comes from") from error
-    return load_as(where, spec)
+    return load_as(where, Network.of(spec))
 
 
-def load_as(where: Path, spec: Architecture) -> nn.Module:
+def load_as(where: Path, spec: Network) -> nn.Module:
     """The same of a class that is trusted: an export does not reveal the class's folder on this machine.
 
     Raises:
@@ -45,9 +45,11 @@ def load_as(where: Path, spec: Architecture) -> nn.Module:
     """
     config = read_description(where)
     shape = config["image_shape"]
-    network = build(spec, num_classes=int(config["num_classes"]), image_shape=(shape[0], shape[1], shape[2]))
+    network = build_network(
+        spec, num_classes=int(config["num_classes"]), image_shape=(shape[0], shape[1], shape[2]), name="network"
+    )
     try:
         network.load_state_dict(read_weights(where))
     except (OSError, RuntimeError) as error:
-        raise ExportError(f"{where / WEIGHTS} cannot be read, or does not fit {spec['class_path']}: {error}") from error
+        raise ExportError(f"{where / WEIGHTS} cannot be read, or does not fit {spec.name}: {error}") from error
     return network.eval()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def inline(text: str) -> str:
 
 def _what(run: FinishedRun) -> str:
     shape = "×".join(map(str, run.image_shape))
-    kind = str(run.architecture["class_path"]).rsplit(".", 1)[-1]
+    kind = str(run.architecture.name).rsplit(".", 1)[-1]
     made = (
         f"A student that learnt from a private model's responses ({run.method}, {run.steps:,} steps)"
         if run.role == "student"
@@ -229,7 +230,7 @@ def _preprocessing(run: FinishedRun) -> str:
 
 
 def _loading(run: FinishedRun, files: list[str]) -> str:
-    trusted = ", trust_code=True" if unknown_code(run.architecture) else ""
+    trusted = ", trust_code=True" if unknown_code(asdict(run.architecture)) else ""
     ways = [
         "With the package private-model-transcription:",
         f'```python\nfrom lightning_modules import load_student\n\nnetwork = load_student("."{trusted})\n```',

@@ -18,14 +18,12 @@ from jsonargparse import ArgumentParser
 from lightning import LightningDataModule
 from torch import nn
 
-from lightning_modules import networks
-from lightning_modules.networks import SmallCNN
+from lightning_modules.networks import Network, build_network
 from lightning_modules.networks.named_code import require_known_code, texts_in
-from lightning_modules.publishing.architecture import build, with_all_arguments
+from lightning_modules.publishing.architecture import with_all_arguments
 from lightning_modules.publishing.errors import ExportError
 from lightning_modules.publishing.wording import without_folders
 from lightning_modules.runtime.checkpoint_io import hyperparameters, noted_by_run
-from lightning_modules.runtime.network_names import with_networks
 from lightning_modules.runtime.run_folder import LOCK, folder_of_checkpoint
 from privacy.accounting.composition import compose
 from privacy.events import Release
@@ -44,7 +42,7 @@ class FinishedRun:
 
     Attributes:
         network: The student, or a teacher by DP-SGD, in eval mode.
-        architecture: `class_path` and all `init_args` of it.
+        architecture: Its name and all its arguments.
         num_classes: c.
         image_shape: (C, H, W).
         class_names: One for each class.
@@ -60,7 +58,7 @@ class FinishedRun:
     """
 
     network: nn.Module
-    architecture: dict[str, Any]
+    architecture: Network
     num_classes: int
     image_shape: tuple[int, int, int]
     class_names: tuple[str, ...]
@@ -287,34 +285,31 @@ def _architecture(
     role: str,
     given: str | None,
     named: Collection[str],
-) -> Any:
+) -> Network:
     name = "student.network" if role == "student" else "network"
     stated = settings.get("student") if role == "student" else settings
     spec = stated.get("network") if isinstance(stated, Mapping) else stated
-    if isinstance(spec, str):  # of a script
-        spec = with_networks({"network": spec if "." in spec else f"{networks.__name__}.{spec}"})["network"]
-        spec = {"class_path": spec} if isinstance(spec, str) else spec
-    if isinstance(spec, Mapping) and given in (None, *texts_in(spec)):
+    if spec is not None and given in (None, *texts_in(spec)):
         try:
             require_known_code(spec, named=named)
         except ValueError as error:
             raise ExportError(
                 f"the checkpoint's model.{name} is not built: {error}. Where you trust it, add --network CLASS_PATH"
             ) from error
-        return spec
+        return Network.of(spec)
     if given is not None:
-        return with_networks({"network": {"class_path": given}})["network"]
+        return Network(name=given)
     was_object = {name, name.partition(".")[0]} & {*content.get("distillation", {}).get("objects", ())}
     if was_object or (role == "teacher" and name not in settings):
         raise ExportError(
             f"a script gave model.{name} as an object, so that the checkpoint does not say of which class it is: add "
             "--network CLASS_PATH, of a class that num_classes and image_shape are enough for"
         )
-    return {"class_path": f"{SmallCNN.__module__}.{SmallCNN.__name__}"}
+    return Network(name="SmallCNN")
 
 
 def _filled(
-    spec: dict[str, Any],
+    spec: Network,
     content: Mapping[str, Any],
     *,
     role: str,
@@ -328,10 +323,10 @@ def _filled(
         name.removeprefix(prefix): value for name, value in content["state_dict"].items() if name.startswith(prefix)
     }
     try:
-        built = build(spec, num_classes=num_classes, image_shape=image_shape)
+        built = build_network(spec, num_classes=num_classes, image_shape=image_shape, name="network")
         built.load_state_dict(weights)
     except (ValueError, RuntimeError) as error:
-        raise ExportError(f"the network {spec['class_path']} cannot be built with its weights: {error}") from error
+        raise ExportError(f"the network {spec.name} cannot be built with its weights: {error}") from error
     if not all(bool(torch.isfinite(value).all()) for value in weights.values() if value.is_floating_point()):
         raise ExportError("the network's weights are not finite: it is of no use, and nothing was exported")
     return built.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_modules.publishing.architecture import Architecture
+from lightning_modules.networks import Network
 from lightning_modules.publishing.onnx_format import ONNX
 from lightning_modules.publishing.torch_export import PROGRAM
 from lightning_modules.publishing.weights import WEIGHTS
@@ -38,8 +38,8 @@ from safetensors.torch import load_file
 def load_student():
     folder = Path(__file__).resolve().parent
     spec = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architecture"]
-    module, _, name = spec["class_path"].rpartition(".")
-    network = getattr(import_module(module), name)(**spec["init_args"])
+    module, _, name = spec["name"].rpartition(".")
+    network = getattr(import_module(module), name)(**spec["arguments"])
     network.load_state_dict(load_file(folder / "{WEIGHTS}"))
     return network.eval()
 '''
@@ -54,7 +54,7 @@ def load_student():
 '''
 
 
-def snippet(spec: Architecture, *, program: bool, onnx: bool) -> str | None:
+def snippet(spec: Network, *, program: bool, onnx: bool) -> str | None:
     """Its text; None where nothing in the folder can be loaded without this package.
 
     Args:
@@ -64,7 +64,8 @@ def snippet(spec: Architecture, *, program: bool, onnx: bool) -> str | None:
     """
     if program:
         return _HEAD + _PROGRAM
-    if not str(spec["class_path"]).startswith("lightning_modules.") and _is_plain(spec["init_args"]):
+    name = str(spec.name)
+    if not name.startswith("lightning_modules.") and ":" not in name and _is_plain(spec.arguments):
         return _HEAD + _CLASS
     return _HEAD + _ONNX if onnx else None
 
@@ -73,4 +74,6 @@ def _is_plain(value: Any) -> bool:
     """Whether a class can be called with it as it is: no settings of other classes."""
     if isinstance(value, dict):
         return "class_path" not in value and all(map(_is_plain, value.values()))
+    if isinstance(value, str) and "." in value:
+        return False  # it may stand for a class
     return all(map(_is_plain, value)) if isinstance(value, (list, tuple)) else True

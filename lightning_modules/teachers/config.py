@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from jsonargparse import ArgumentParser
 from torch import nn
 
-from lightning_modules.networks import build_network
+from lightning_modules.networks import Network, build_network
 from lightning_modules.networks.named_code import require_known_code
 from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.runtime.hyperparameters import settings_of
@@ -43,7 +42,7 @@ class TeacherConfig:
     Attributes:
         path: Its checkpoint, or a network in a script; of an ensemble the file of a `TeacherEnsemble`, or an
             `nn.ModuleList` in a script.
-        network: Builds it, or one teacher of an ensemble, where the file holds nothing but weights.
+        network: See `Network`; of an ensemble that of each teacher. Needed where the file holds nothing but weights.
         private_data: Public name of its training data, where the file does not say.
         input: What it takes, where it is not images in [-1, 1] of the data's size and channels.
         outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
@@ -51,7 +50,7 @@ class TeacherConfig:
     """
 
     path: str | nn.Module
-    network: Callable[..., nn.Module] | None = None
+    network: Network | str | None = None
     private_data: str | None = None
     input: TeacherInput = field(default_factory=TeacherInput)
     outputs: TeacherOutputs = "logits"
@@ -156,7 +155,7 @@ class TeacherConfig:
         spec = content.get("hyper_parameters", {}).get("network") if isinstance(content, dict) else None
         shape = self.input.shape(image_shape)
         try:
-            factory = self.network or _factory(spec, file)
+            factory = self.network or _stated_network(spec, file)
             return build_network(factory, num_classes=num_classes, image_shape=shape, name="model.teacher.network")
         except TeacherError:
             raise
@@ -248,12 +247,12 @@ def _recipe(file: Path) -> str:
     )
 
 
-def _factory(spec: Any, file: Path) -> Callable[..., nn.Module]:
+def _stated_network(spec: Any, file: Path) -> Network:
     """The architecture that a checkpoint names, where that is known code."""
-    if not isinstance(spec, dict):
+    if not isinstance(spec, (str, dict)):
         raise TeacherError(
             f"{file} does not say which architecture it holds: set model.teacher.network, for example to "
-            "lightning_modules.networks.ResNet34, torchvision.models.resnet18 or path/to/my.py:Net"
+            "ResNet34, torchvision.models.resnet18 or path/to/my.py:Net"
         )
     try:
         require_known_code(spec)
@@ -262,7 +261,4 @@ def _factory(spec: Any, file: Path) -> Callable[..., nn.Module]:
             f"the architecture in {file} is not built: {error}. Set model.teacher.network, with the arguments that it "
             "was trained with"
         ) from error
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--network", type=Callable[..., nn.Module])
-    factory: Callable[..., nn.Module] = parser.instantiate_classes(parser.parse_object({"network": spec})).network
-    return factory
+    return Network.of(spec)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, cast
@@ -13,10 +13,10 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from opacus.validators import ModuleValidator
-from torch import nn
 
 from datamodules import PoissonSampled
 from lightning_modules.evaluation import refuse_selection
+from lightning_modules.networks import Network
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
@@ -79,7 +79,7 @@ class DPSGDTeacher(Teacher):
         delta: float = 1e-5,
         clipping: Clipping | str = Clipping(),
         noise: NoiseSource | None = None,
-        network: Callable[..., nn.Module] | None = None,
+        network: Network | str | None = None,
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
         label_smoothing: float = 0.0,
@@ -115,7 +115,7 @@ class DPSGDTeacher(Teacher):
         if problems := ModuleValidator.validate(self.network):
             raise ValueError(
                 f"model.network: DP-SGD needs each record by itself: {problems[0]}. Take GroupNorm or no norm, for "
-                "example {class_path: SmallCNN, init_args: {norm: group, activation: tanh}}"
+                "example {name: SmallCNN, arguments: {norm: group, activation: tanh}}"
             )
         self.noise = noise or SystemNoise()
         self.steps = PlannedSteps(

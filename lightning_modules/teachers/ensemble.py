@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from datamodules import ShardedRecords, Shards
 from lightning_modules.evaluation import asks_for_auroc, auroc_name, validation_metric
 from lightning_modules.losses.regression import check_linear, solve_head
-from lightning_modules.networks import TwoConvNet
+from lightning_modules.networks import Network
 from lightning_modules.networks.stacked import NetworkStack, stack_states
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import images_of, prediction_callbacks
@@ -101,7 +101,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         *,
         num_classes: int,
         image_shape: tuple[int, int, int],
-        network: Callable[..., nn.Module] | None = None,
+        network: Network | str | None = None,
         steps: int = 100,
         teachers_at_once: int = 25,
         optimizer: OptimizerCallable | None = None,
@@ -125,8 +125,8 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.num_classes = num_classes
         self.image_shape: tuple[int, int, int] = (image_shape[0], image_shape[1], image_shape[2])
         if network is None:
-            self.hparams["network"] = {"class_path": f"{TwoConvNet.__module__}.{TwoConvNet.__name__}"}
-        self.networks = EnsembleNetworks(network or TwoConvNet, num_classes=num_classes, image_shape=self.image_shape)
+            self.hparams["network"] = "TwoConvNet"
+        self.networks = EnsembleNetworks(network or "TwoConvNet", num_classes=num_classes, image_shape=self.image_shape)
         defaults = optimizer is None and schedule == "one_cycle" and not label_smoothing
         _check_combination(self.networks, shift=shift, ridge=ridge, defaults=defaults)
         self.steps = steps

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lightning_modules.networks import build_network
+from lightning_modules.networks import Network, build_network
 from lightning_modules.networks.stacked import with_feature_extractor, without_feature_extractor
 from lightning_modules.runtime.randomness import key
 
@@ -20,7 +20,7 @@ class EnsembleNetworks:
     """Builds teachers that differ only in their initial weights, without the fixed feature extractor they share.
 
     Args:
-        factory: Builds a teacher, see `build_network`.
+        given: The network of a teacher.
         num_classes: c.
         image_shape: (C, H, W).
 
@@ -32,10 +32,8 @@ class EnsembleNetworks:
         random: Whether a teacher draws random numbers while it is trained (dropout).
     """
 
-    def __init__(
-        self, factory: Callable[..., nn.Module], *, num_classes: int, image_shape: tuple[int, int, int]
-    ) -> None:
-        self._factory = factory
+    def __init__(self, given: Network | str, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
+        self._given = given
         self._num_classes = num_classes
         self._image_shape = image_shape
         whole = self._built(seed=0, teacher=0)
@@ -56,7 +54,7 @@ class EnsembleNetworks:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key(seed, 0, teacher, "teacher"))
             return build_network(
-                self._factory, num_classes=self._num_classes, image_shape=self._image_shape, name="model.network"
+                self._given, num_classes=self._num_classes, image_shape=self._image_shape, name="model.network"
             )
 
     def whole(self, network: nn.Module) -> nn.Module:

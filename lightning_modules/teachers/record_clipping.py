@@ -107,7 +107,7 @@ class Clipping:
         if self.mode == "linear" and head is None:
             raise ValueError(
                 "clipping.mode=linear needs an ImageClassifier of which the linear head alone is trained, for example "
-                f"{{class_path: LinearOnFeatures}}, got {type(network).__name__}: take auto"
+                f"LinearOnFeatures, got {type(network).__name__}: take auto"
             )
         if self.mode != "auto":
             return self.mode

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from lightning import Callback, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import nn
 
 from lightning_modules.evaluation import Evaluated, Evaluation
-from lightning_modules.networks import SmallCNN, build_network
+from lightning_modules.networks import Network, build_network
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy
@@ -32,8 +31,7 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
     Args:
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
-        network: Builds the classifier, called with those of `num_classes` and `image_shape` that it accepts. Default:
-            `SmallCNN`.
+        network: The classifier, see `Network`. Default: `SmallCNN`.
         optimizer: Default: Adam with the rate 3e-3 as the peak of a one-cycle schedule over the whole fit.
         lr_scheduler: A schedule stepped once an epoch, in place of the one-cycle schedule. With `optimizer` and without
             this, the rate stays constant.
@@ -53,7 +51,7 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
         *,
         num_classes: int,
         image_shape: tuple[int, int, int],
-        network: Callable[..., nn.Module] | None = None,
+        network: Network | str | None = None,
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
         label_smoothing: float = 0.0,
@@ -67,11 +65,11 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
         self.num_classes = num_classes
         self.image_shape = (image_shape[0], image_shape[1], image_shape[2])
         self.network = build_network(
-            network or SmallCNN, num_classes=num_classes, image_shape=self.image_shape, name="model.network"
+            network or "SmallCNN", num_classes=num_classes, image_shape=self.image_shape, name="model.network"
         )
         if self.hparams.get("network", "") is None:
             # Written out, so that the checkpoint itself says which architecture it holds.
-            self.hparams["network"] = {"class_path": f"{SmallCNN.__module__}.{SmallCNN.__name__}"}
+            self.hparams["network"] = "SmallCNN"
         self.optimizer_factory = optimizer
         self.scheduler_factory = lr_scheduler
         self.class_prior = class_prior

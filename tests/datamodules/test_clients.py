@@ -186,7 +186,7 @@ def federation(folder: str, **data: Any) -> dict[str, Any]:
         "model": {
             "class_path": "TeacherEnsemble",
             "init_args": {
-                "network": {"class_path": "SmallCNN", "init_args": {"width": 4}},
+                "network": {"name": "SmallCNN", "arguments": {"width": 4}},
                 "steps": 8,
                 "teachers_at_once": 2,
                 "workers": 1,

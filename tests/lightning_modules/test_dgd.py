@@ -36,7 +36,7 @@ ASKING = math.ceil(QUERIES / BATCH_SIZE)
 STEPS, EPOCHS = 5, 2
 BEFORE_STUDENT = GENERATOR + VAE + ASKING
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
-SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
+SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
 TEACHERS = 3
 
 
@@ -64,7 +64,7 @@ def run(
     settings: dict[str, Any] = {
         "teacher": "teachers/ensemble.ckpt",
         "images": "prior",
-        "vae": {"class_path": "ConvVAE", "init_args": {"width": 4, "latent_dim": 8}},
+        "vae": {"name": "ConvVAE", "arguments": {"width": 4, "latent_dim": 8}},
         "queries": QUERIES,
         "generator_steps": GENERATOR,
         "vae_steps": VAE,
@@ -228,7 +228,7 @@ def test_rounds_of_queries_take_turns_with_the_student(place: Path, monkeypatch:
 )
 def test_a_run_resumed_in_any_round_pays_for_no_label_twice(place: Path, step: int, kind: str) -> None:
     settings = {**IN_ROUNDS, "annotator": {"class_path": "support.dgd_variants.PlainVotes"}, "kind": kind}
-    settings["student"] = {"class_path": "DataLensClassifier"}
+    settings["student"] = "DataLensClassifier"
     whole = run("whole", **settings)
     interrupted(DGD, step, lambda: run("run", **settings))
     resumed = run("run", LAST, **settings)
@@ -309,7 +309,7 @@ def kept(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
     return {**model.state_dict(), "asked": model.query_set.images, "answers": model.query_set.labels}
 
 
-QUIET_MODEL: dict[str, Any] = {**BASELINE, "student": {"class_path": "DataLensClassifier"}, "pseudo_label_weight": 0.5}
+QUIET_MODEL: dict[str, Any] = {**BASELINE, "student": "DataLensClassifier", "pseudo_label_weight": 0.5}
 
 
 @pytest.mark.parametrize(

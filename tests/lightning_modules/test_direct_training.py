@@ -18,7 +18,7 @@ from privacy import LedgerError
 from privacy.annotators import DirectLabelAnnotator
 
 ADAM = {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}}
-NETWORK = {"class_path": "SmallCNN", "init_args": {"width": 8, "hidden": 32}}
+NETWORK = {"name": "SmallCNN", "arguments": {"width": 8, "hidden": 32}}
 
 
 def configuration(

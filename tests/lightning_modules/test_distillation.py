@@ -24,8 +24,8 @@ from lightning_modules.student import StudentConfig
 from privacy import BudgetExceeded
 from privacy.annotators import GradientAnnotator
 
-SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
-PRIVATE = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 8, "norm": "group", "activation": "tanh"}}
+SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
+PRIVATE = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 8, "norm": "group", "activation": "tanh"}}
 
 
 def configuration(folder: str = "run", *, steps: int = 3, epochs: int = 1, **model: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from privacy.identity import CheckpointError
 
 SHAPE = (1, 8, 8)
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
-SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
+SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
 #: 20 images are three batches of 8.
 QUERIES, CALLS, STEPS = 20, 3, 4
 
@@ -138,7 +138,7 @@ def test_the_sweep_on_digits(place: Path) -> None:
 def repeatable(folder: str, *arguments: str, **settings: Any) -> TranscriptionCLI:
     """The same noise in every process that draws any; dropout in the student is drawn again."""
     noise = {"noise": {"class_path": "support.seeded.Seeded"}}
-    student = {"class_path": "DataLensClassifier"}
+    student = "DataLensClassifier"
     return run(folder, *arguments, annotator=noise, student=student, epochs=2, **settings)
 
 

@@ -33,7 +33,7 @@ PRIOR = Images(source="prior")
 TEACHERS, STEPS, SIGMA = 3, 3, 20.0
 SHAPE = (1, 8, 8)
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
-SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
+SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +135,7 @@ def test_no_file_holds_a_teacher(place: Path, monkeypatch: pytest.MonkeyPatch, l
 
 def quiet(folder: str, *arguments: str) -> TranscriptionCLI:
     """Without noise; dropout in the student is drawn again."""
-    student = {"class_path": "DataLensClassifier"}
+    student = "DataLensClassifier"
     return run(folder, *arguments, annotator={"noise_multiplier": 0.0}, epochs=2, images="both", student=student)
 
 

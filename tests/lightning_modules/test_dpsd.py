@@ -177,7 +177,7 @@ def test_latent_inputs_survive_an_interruption(folder: Path, kind: type[DPSD]) -
     settings: dict[str, Any] = {
         "annotator": {"class_path": "GradientAnnotator", "init_args": {"noise_multiplier": 0.0}},
         "images": "both",
-        "student": {"class_path": "DataLensClassifier"},
+        "student": "DataLensClassifier",
         "kind": kind.__name__,
         "steps": 4,
     }

@@ -36,7 +36,7 @@ from privacy.neighbours import Unit
 from privacy.processes import ProcessesError
 
 DELTA, SIGMA = 1e-5, 20.0
-SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
+SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
 MU = math.sqrt(BATCH_SIZE) * 2 / SIGMA
 
 

@@ -25,7 +25,7 @@ from privacy.events import RandomizedResponse
 
 STEPS, STAGES = 4, 2
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
-QUIET: dict[str, Any] = {"student": {"class_path": "DataLensClassifier"}, "images": "prior"}
+QUIET: dict[str, Any] = {"student": "DataLensClassifier", "images": "prior"}
 
 
 def run(

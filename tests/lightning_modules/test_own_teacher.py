@@ -77,7 +77,7 @@ def settings(place: Path, *, classes: int = 10, channels: int = 1, pixels: int =
     arguments = {"channels": channels, "pixels": pixels, "classes": classes}
     return {
         "teacher": "teacher.pt",
-        "teacher_network": {"class_path": "../theirs/net.py:Net", "init_args": arguments},
+        "teacher_network": {"name": "../theirs/net.py:Net", "arguments": arguments},
         "private_data": "theirs",
         "images": "prior",
         **more,
@@ -116,7 +116,7 @@ def test_another_range_is_warned_of_and_right_where_it_is_stated(place: Path, sa
     network = SmallCNN(num_classes=10, image_shape=(1, 8, 8))
     train(network, lambda pixels: pixels)
     save_file(network.state_dict(), "teacher.safetensors")
-    own = {"teacher": "teacher.safetensors", "teacher_network": {"class_path": "SmallCNN"}, "images": "prior"}
+    own = {"teacher": "teacher.safetensors", "teacher_network": "SmallCNN", "images": "prior"}
     checks = {"accuracy": True}
     distil("silent", model={**own, "teacher_checks": {"trial": False, **checks}})
     assert said == []
@@ -232,8 +232,8 @@ def test_a_classifier_of_ones_own_by_settings_alone(
     torch.save({"model_state_dict": {f"module.{name}": value for name, value in network.state_dict().items()}}, "t.pt")
     arguments = [
         "fit", "--model=DPDFD", "--model.teacher=t.pt", "--model.teacher.private_data=theirs", "--model.images=prior",
-        "--model.teacher.network=../theirs/net.py:Net", f"--model.teacher.network.channels={channels}",
-        f"--model.teacher.network.pixels={pixels}", f"--model.teacher.network.classes={classes}",
+        "--model.teacher.network=../theirs/net.py:Net", f"--model.teacher.network.arguments.channels={channels}",
+        f"--model.teacher.network.arguments.pixels={pixels}", f"--model.teacher.network.arguments.classes={classes}",
         "--model.teacher.input.mean=[0.5]", "--model.teacher.input.std=[0.25]",
         "--data=SyntheticSteps", f"--data.dataset=support.random_images.{dataset}", "--data.batch_size=4",
         "--data.steps_per_epoch=2", "--trainer.max_epochs=1", "--trainer.default_root_dir=run", *QUIET,
@@ -265,11 +265,11 @@ def test_families_of_imagenet(place: Path, family: str) -> None:
     torch.save(network.state_dict(), "zoo.pth")
     model = {
         "teacher": "zoo.pth",
-        "teacher_network": {"class_path": f"torchvision.models.{family}", "init_args": FAMILIES[family]},
+        "teacher_network": {"name": f"torchvision.models.{family}", "arguments": FAMILIES[family]},
         "teacher_input": {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]},
         "images": "prior",
         "private_data": "ImageNet/train",
-        "student": {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}},
+        "student": {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}},
     }
     config = configuration(model=model, dataset="support.random_images.ColourThousand", steps=1)
     config["data"]["init_args"]["batch_size"] = 2

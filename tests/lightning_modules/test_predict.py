@@ -77,7 +77,7 @@ def test_predictions_of_a_teacher_by_dp_sgd_are_covered_by_its_guarantee(folder:
 
 
 def test_an_ensembles_predictions_are_shares_of_votes_and_private(folder: Path) -> None:
-    network = {"class_path": "SmallCNN", "init_args": {"width": 2, "hidden": 4}}
+    network = {"name": "SmallCNN", "arguments": {"width": 2, "hidden": 4}}
     file = ensemble_file(folder, network=network, num_teachers=4, steps=2)
     predict(json.loads((folder / "given.json").read_text()), str(file))
     rows = table("run/private/predictions.csv")

@@ -34,7 +34,7 @@ from privacy.identity import CheckpointError
 from privacy.processes import ProcessesError
 
 STEPS = 2
-SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
+SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
 LABELS = {"class_path": "LabelAnnotator", "init_args": {}}
 VOTES = {"class_path": "VoteAnnotator", "init_args": {}}
 MEANS = {"class_path": "MeanResponseAnnotator", "init_args": {"noise_multiplier": 10.0}}
@@ -49,7 +49,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "model": {
             "teacher": "teachers/ensemble.ckpt",
             "images": "prior",
-            "vae": {"class_path": "ConvVAE", "init_args": {"width": 4, "latent_dim": 8}},
+            "vae": {"name": "ConvVAE", "arguments": {"width": 4, "latent_dim": 8}},
             "queries": 12,  # of which the second batch is half full
             "vae_steps": 1,
             "annotator": VOTES,
@@ -81,7 +81,7 @@ SLOW: dict[str, dict[str, Any]] = {
     "DPSD refined": {
         "class_path": "DPSD",
         "annotator": {"top_k": 3},
-        "model": {"images": "refined", "generator": {"class_path": "Refiner"}},
+        "model": {"images": "refined", "generator": "Refiner"},
     },
     "DPSD teacher": {"class_path": "DPSD", "annotator": {"top_k": 3}, "model": {"discriminator": "teacher"}},
     "LabelDP union": {

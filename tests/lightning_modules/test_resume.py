@@ -17,7 +17,7 @@ from lightning_modules.cli.fit import TranscriptionCLI
 STEPS, EPOCHS = 3, 2
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 # No noise and dropout in the student: what is left is all that a resumed run has to draw again.
-QUIET_MODEL: dict[str, Any] = {"images": "both", "student": {"class_path": "DataLensClassifier"}}
+QUIET_MODEL: dict[str, Any] = {"images": "both", "student": "DataLensClassifier"}
 
 
 class Interrupted(RuntimeError):

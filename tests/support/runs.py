@@ -60,8 +60,8 @@ def configuration(
                 class_path,
                 **{
                     "teacher": "teachers/digits.ckpt",
-                    "student": {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}},
-                    "generator": {"class_path": "DAFLGenerator", "init_args": {"width": 4, "latent_dim": 8}},
+                    "student": {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}},
+                    "generator": {"name": "DAFLGenerator", "arguments": {"width": 4, "latent_dim": 8}},
                     "annotator": {"class_path": "GradientAnnotator", "init_args": annotator or {}},
                     **(model or {}),
                 },

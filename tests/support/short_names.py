@@ -80,7 +80,7 @@ _SHORTEST = {"federation": "name"}
 
 def _is_group(value: Any) -> bool:
     """Whether a value is of the group itself, and not of the field that the short name stands for."""
-    return isinstance(value, Mapping) and "class_path" not in value
+    return isinstance(value, Mapping) and not {"class_path", "name"} & value.keys()
 
 
 def grouped(kind: str | type, **settings: Any) -> dict[str, Any]:

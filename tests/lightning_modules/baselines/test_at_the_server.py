@@ -50,10 +50,10 @@ def run(name: str, clients: Path, *arguments: str, folder: str = "run") -> FedDi
 #: By method: what makes its run short, and an accuracy far above the 10 % of chance that it then reaches.
 SHORT: dict[str, tuple[list[str], float]] = {
     "feddf": (["--trainer.max_epochs=1"], 0.6),
-    "feddafl": (["--trainer.max_epochs=1", "--model.images.generator.init_args.width=16"], 0.4),
+    "feddafl": (["--trainer.max_epochs=1", "--model.images.generator.arguments.width=16"], 0.4),
     "fedadi": (["--trainer.max_epochs=1", "--model.image_terms.steps=20"], 0.5),
     "dense": (
-        ["--trainer.max_epochs=1", "--model.images.generator.init_args.width=16", "--model.image_terms.steps=20"],
+        ["--trainer.max_epochs=1", "--model.images.generator.arguments.width=16", "--model.image_terms.steps=20"],
         0.4,
     ),
 }

@@ -51,7 +51,7 @@ def test_weights_without_a_meaning(weights: list[float], message: str) -> None:
         weighted_mean([state, nn.Linear(3, 2).state_dict()], [1.0, 1.0])
 
 
-SMALL = ["--model.network.init_args.width=8", "--model.local_steps=60"]
+SMALL = ["--model.network.arguments.width=8", "--model.local_steps=60"]
 
 
 def average(folder: str, *arguments: str) -> FedAvg:

@@ -20,7 +20,7 @@ from lightning_modules.cli.audit import WORLDS, AuditError, Game, audit, canary_
 from lightning_modules.networks import SmallCNN
 
 RELATION = "add-or-remove of one training record"
-NETWORK = {"class_path": "SmallCNN", "init_args": {"width": 2, "hidden": 4, "norm": "group", "activation": "tanh"}}
+NETWORK = {"name": "SmallCNN", "arguments": {"width": 2, "hidden": 4, "norm": "group", "activation": "tanh"}}
 QUIET = {"max_epochs": 1, "accelerator": "cpu", "num_sanity_val_steps": 0, "limit_val_batches": 0}
 TEACHER: dict[str, Any] = {
     "seed_everything": 0,
@@ -210,7 +210,7 @@ def test_a_run_of_the_real_command_line(files: Path) -> None:
     image, label = Planted(dataset=Digits()).canary()[0]
     folder = game.store.folder("teacher-with-00000")
     stored = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    network = SmallCNN(num_classes=10, image_shape=(1, 8, 8), **NETWORK["init_args"])
+    network = SmallCNN(num_classes=10, image_shape=(1, 8, 8), **NETWORK["arguments"])
     network.load_state_dict({name[8:]: value for name, value in stored.items() if name.startswith("network.")})
     assert canary_scores(network, image, int(label)) == notes[0]["scores"]
     with pytest.raises(AuditError, match="still made by another process"):

@@ -32,7 +32,7 @@ def test_short_names_and_short_options(folder: Path) -> None:
         [
             *("fit", "--model", "DPDFD", "--model.teacher", "teachers/digits.ckpt", "--model.images.source", "prior"),
             *("--model.annotator.budget.target_epsilon", "1", "--model.annotator.budget.accounting", "published"),
-            *("--model.student", "SmallCNN", "--model.student.network.width", "4"),
+            *("--model.student", "SmallCNN", "--model.student.network.arguments.width", "4"),
             *("--model.student.optimizer", "Adam", "--model.student.optimizer.lr", "0.01"),
             *(
                 "--data",

@@ -198,12 +198,12 @@ def test_no_bound_is_announced_where_the_noise_can_be_drawn_again(tmp_path: Path
 
 def test_the_student_is_built_by_no_code_that_the_teachers_file_names(tmp_path: Path) -> None:
     noise: dict[Release, int] = {SampledGaussian(noise_multiplier=1.0, sample_rate=0.01): 10}
-    own = {"class_path": "lightning_modules.networks.TwoConvNet"}
+    own = "TwoConvNet"
     assert bounded_training(written(tmp_path, noise, own))[1] == own
     told = {"name": "os.system", "arguments": {"command": "true"}}
     for spec in (
-        {"class_path": "os.system", "init_args": {"command": "true"}},
-        {"class_path": "lightning_modules.networks.ForeignNetwork", "init_args": told},
-        {"class_path": "lightning_modules.networks.TwoConvNet", "init_args": {"a": "theirs.py:Net"}},
+        told,
+        "theirs.py:Net",
+        {"name": "TwoConvNet", "arguments": {"a": "theirs.py:Net"}},
     ):
         assert bounded_training(written(tmp_path, noise, spec))[1] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -49,20 +50,13 @@ def test_a_network_without_features_is_refused_and_left_without_hooks() -> None:
     assert hooks_of(failing) == 0
 
 
-def test_a_factory_gets_what_it_accepts() -> None:
-    def instantiator(cls: type[nn.Module], **settings: object) -> nn.Module:
-        return cls(**settings)
-
-    assert build_network(SmallCNN, num_classes=3, image_shape=(1, 8, 8))(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
-    wrapped = partial(instantiator, SmallCNN, num_classes=10, image_shape=MNIST, width=4)
-    assert build_network(wrapped, num_classes=3, image_shape=(1, 8, 8))(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
-    assert build_network(partial(SmallCNN, width=4), num_classes=3, image_shape=(1, 8, 8)).training
-    outside = build_network(torchvision.models.resnet18, num_classes=3, image_shape=(3, 32, 32))
-    assert outside(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
-    assert isinstance(
-        build_network(lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 3)), num_classes=3, image_shape=MNIST),
-        nn.Module,
-    )
+def test_a_network_gets_what_it_accepts() -> None:
+    shape: Any = {"num_classes": 3, "image_shape": (1, 8, 8), "name": "network"}
+    for given in ("SmallCNN", SmallCNN, partial(SmallCNN, width=4), {"name": "SmallCNN", "arguments": {"width": 4}}):
+        built = build_network(given, **shape)
+        assert built.training and built(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
+    build_network(torchvision.models.resnet18, **{**shape, "image_shape": (3, 32, 32)})
+    build_network(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), **shape)
 
 
 def test_the_check_leaves_no_trace() -> None:
@@ -70,7 +64,7 @@ def test_the_check_leaves_no_trace() -> None:
     expected = SmallCNN()
     state = torch.get_rng_state()
     torch.manual_seed(0)
-    built = build_network(SmallCNN, num_classes=10, image_shape=MNIST)
+    built = build_network(SmallCNN, num_classes=10, image_shape=MNIST, name="network")
     assert torch.equal(torch.get_rng_state(), state)
     assert all(
         torch.equal(a, b) for a, b in zip(built.state_dict().values(), expected.state_dict().values(), strict=True)
@@ -102,4 +96,4 @@ def test_other_type_errors_of_a_factory_stay_what_they_are() -> None:
         raise TypeError("something else")
 
     with pytest.raises(TypeError, match="something else"):
-        build_network(factory, num_classes=10, image_shape=MNIST)
+        build_network(factory, num_classes=10, image_shape=MNIST, name="network")

@@ -29,7 +29,7 @@ each_method = pytest.mark.parametrize(
         for name, given in zip(("dpdfd", "dpsd", "dpsd-label", "labeldp"), METHODS, strict=True)
     ],
 )
-REFINER = {"class_path": "Refiner", "init_args": {"width": 4}}
+REFINER = {"name": "Refiner", "arguments": {"width": 4}}
 
 
 def _images(rows: int = 16, shape: tuple[int, int, int] = (1, 12, 12)) -> torch.Tensor:
@@ -152,7 +152,7 @@ def test_a_generator_is_no_refiner_and_a_refiner_no_generator(folder: Path) -> N
 
 @pytest.mark.slow
 def test_the_refiner_is_the_default_and_survives_its_checkpoint(folder: Path) -> None:
-    model = {"images": "refined", "generator": None, "student": {"class_path": "DataLensClassifier"}}
+    model = {"images": "refined", "generator": None, "student": "DataLensClassifier"}
     quiet = {"noise_multiplier": 0.0}
     whole = distil("whole", model=model, annotator=quiet, steps=2, epochs=2)
     assert isinstance(whole.model.generator, Refiner)

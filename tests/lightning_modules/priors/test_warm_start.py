@@ -139,7 +139,7 @@ def test_every_method_starts_from_the_prior_before_its_first_answer(
     assert (first.epsilon, first.claimed_epsilon) == (second.epsilon, second.claimed_epsilon)
 
 
-MODEL = {"generator_warm_start": 3, "student": {"class_path": "DataLensClassifier"}}
+MODEL = {"generator_warm_start": 3, "student": "DataLensClassifier"}
 
 
 def _quiet(folder: str, *arguments: str) -> Any:

@@ -206,8 +206,8 @@ def test_a_teacher_by_dp_sgd_is_exported_itself(runs: Path) -> None:
 def test_what_the_config_holds(runs: Path) -> None:
     config = json.loads((run_export("bounded") / "config.json").read_text())
     assert config["architecture"] == {
-        "class_path": "lightning_modules.networks.SmallCNN",
-        "init_args": {
+        "name": "lightning_modules.networks.SmallCNN",
+        "arguments": {
             "image_shape": [1, 8, 8], "width": 4, "depth": 2, "hidden": 16, "norm": "batch", "activation": "relu",
             "num_classes": 10,
         },
@@ -249,12 +249,12 @@ def test_images_of_a_network_that_no_guarantee_covers_are_refused(runs: Path) ->
 
 
 def test_images_of_a_pool_are_somebodys(runs: Path) -> None:
-    network = {"class_path": "SmallCNN", "init_args": {"width": 2, "hidden": 4}}
+    network = {"name": "SmallCNN", "arguments": {"width": 2, "hidden": 4}}
     os.rename(ensemble_file(runs, network=network, num_teachers=4, steps=2), "teachers/four.ckpt")
     settings = configuration("pool", class_path="DGD", epochs=2)
     settings["model"]["init_args"] = {
         "teacher": "teachers/four.ckpt",
-        "student": {"network": {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}},
+        "student": {"network": {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}},
         "images": {"source": "pool", "pool": {"class_path": "Digits"}},
         "query_phase": {"queries": 8},
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ import torch
 from torch import nn
 
 from lightning_modules import load_student
-from lightning_modules.networks import LinearOnFeatures
+from lightning_modules.networks import LinearOnFeatures, Network, build_network
 from lightning_modules.networks.named_code import unknown_code
 from lightning_modules.priors import SilhouettePrior
 from lightning_modules.publishing import ExportError
-from lightning_modules.publishing.architecture import build, with_all_arguments
+from lightning_modules.publishing.architecture import with_all_arguments
 from lightning_modules.publishing.description import FORMAT
 from lightning_modules.publishing.snippet import snippet
 from lightning_modules.publishing.weights import weights_of
@@ -36,12 +37,12 @@ class Net(nn.Module):
 """
 
 
-def published(folder: Path, spec: dict[str, Any], shape: tuple[int, int, int], classes: int) -> tuple[Path, nn.Module]:
+def published(folder: Path, spec: Any, shape: tuple[int, int, int], classes: int) -> tuple[Path, nn.Module]:
     torch.manual_seed(0)
-    whole = with_all_arguments(spec, num_classes=classes, image_shape=shape)
-    network = build(whole, num_classes=classes, image_shape=shape).eval()
+    whole = with_all_arguments(Network.of(spec), num_classes=classes, image_shape=shape)
+    network = build_network(whole, num_classes=classes, image_shape=shape, name="network").eval()
     folder.mkdir()
-    config = {"format": FORMAT, "format_version": 1, "architecture": whole, "num_classes": classes}
+    config = {"format": FORMAT, "format_version": 1, "architecture": asdict(whole), "num_classes": classes}
     (folder / "config.json").write_text(json.dumps({**config, "image_shape": list(shape)}))
     (folder / "student.safetensors").write_bytes(weights_of(network))
     return folder, network
@@ -49,13 +50,13 @@ def published(folder: Path, spec: dict[str, Any], shape: tuple[int, int, int], c
 
 def test_torchvisions_networks_need_no_package(tmp_path: Path) -> None:
     shape = (3, 32, 32)
-    spec = {"class_path": "torchvision.models.mobilenet_v3_small", "init_args": {"weights": "DEFAULT"}}
+    spec = {"name": "torchvision.models.mobilenet_v3_small", "arguments": {"weights": "DEFAULT"}}
     folder, network = published(tmp_path / "out", spec, shape, 7)
     config = json.loads((folder / "config.json").read_text())["architecture"]
-    assert config["init_args"] == {"weights": None, "num_classes": 7}  # nothing is fetched to be overwritten
+    assert config["arguments"] == {"weights": None, "num_classes": 7}  # nothing is fetched to be overwritten
     images = torch.rand(2, *shape)
     assert torch.equal(load_student(folder)(images), network(images))
-    text = snippet(config, program=False, onnx=False)
+    text = snippet(Network(**config), program=False, onnx=False)
     assert text is not None and "lightning_modules" not in text
     (folder / "load_student.py").write_text(text)
     alone = runpy.run_path(str(folder / "load_student.py"))["load_student"]()
@@ -64,22 +65,25 @@ def test_torchvisions_networks_need_no_package(tmp_path: Path) -> None:
 
 def test_settings_of_other_classes_are_built(tmp_path: Path, quick_whitening: None) -> None:
     spec = {
-        "class_path": "lightning_modules.networks.LinearOnFeatures",
-        "init_args": {"prior": {"class_path": "lightning_modules.priors.SilhouettePrior"}, "whitening": {"power": 0.5}},
+        "name": "LinearOnFeatures",
+        "arguments": {"prior": {"class_path": "lightning_modules.priors.SilhouettePrior"}, "whitening": {"power": 0.5}},
     }
     folder, network = published(tmp_path / "out", spec, (1, 8, 8), 3)
     loaded = load_student(folder)
     assert isinstance(loaded, LinearOnFeatures)
     images = torch.rand(2, 1, 8, 8)
     assert torch.equal(loaded(images), network(images))
-    assert snippet(json.loads((folder / "config.json").read_text())["architecture"], program=False, onnx=False) is None
+    assert (
+        snippet(Network(**json.loads((folder / "config.json").read_text())["architecture"]), program=False, onnx=False)
+        is None
+    )
     assert SilhouettePrior.__name__ in (folder / "config.json").read_text()
 
 
 def test_code_of_somebody_else_runs_where_it_is_trusted_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "their_network.py").write_text(NETWORK)
     monkeypatch.syspath_prepend(str(tmp_path))
-    spec = {"class_path": "their_network.Net", "init_args": {"width": 5}}
+    spec = {"name": "their_network.Net", "arguments": {"width": 5}}
     folder, network = published(tmp_path / "out", spec, (1, 8, 8), 3)
     monkeypatch.delitem(sys.modules, "their_network")
     with pytest.raises(ExportError, match=r"names 'their_network\.Net'.*trust_code=True"):
@@ -89,38 +93,33 @@ def test_code_of_somebody_else_runs_where_it_is_trusted_alone(tmp_path: Path, mo
     assert torch.equal(load_student(folder, trust_code=True)(images), network(images))
 
 
-FOREIGN = "lightning_modules.networks.foreign.ForeignNetwork"
-
-
 def test_a_network_of_anyones_is_published_under_its_own_name(tmp_path: Path) -> None:
     shape = (3, 32, 32)
     settings = {"name": "torchvision.models.shufflenet_v2_x0_5", "arguments": {}}
-    folder, network = published(tmp_path / "out", {"class_path": FOREIGN, "init_args": settings}, shape, 7)
+    folder, network = published(tmp_path / "out", settings, shape, 7)
     config = json.loads((folder / "config.json").read_text())["architecture"]
-    assert config == {"class_path": settings["name"], "init_args": {"num_classes": 7}}
+    assert config == {"name": settings["name"], "arguments": {"num_classes": 7}}
     images = torch.rand(2, *shape)
     assert torch.equal(load_student(folder)(images), network(images))
-    assert snippet(config, program=False, onnx=False) is not None
+    assert snippet(Network(**config), program=False, onnx=False) is not None
 
 
 def test_what_builds_anything_is_not_trusted(tmp_path: Path) -> None:
     """It lies in this package, and runs what it is told to."""
     (tmp_path / "net.py").write_text(NETWORK.replace("nn.ReLU()", "act()").replace("width=4", "width=4, act=nn.ReLU"))
     name = f"{tmp_path / 'net.py'}:Net"
-    spec = {"class_path": FOREIGN, "init_args": {"name": name, "arguments": {"act": "torch.nn.Tanh"}}}
+    spec = {"name": name, "arguments": {"act": "torch.nn.Tanh"}}
     folder, network = published(tmp_path / "out", spec, (1, 8, 8), 3)
     with pytest.raises(ExportError, match=r"net\.py:Net.*trust_code=True"):
         load_student(folder)
     images = torch.rand(2, 1, 8, 8)
     assert torch.equal(load_student(folder, trust_code=True)(images), network(images))
-    for path in (FOREIGN, "lightning_modules.networks.ForeignNetwork"):
-        told = {"class_path": path, "init_args": {"name": "os.system", "arguments": {"command": "true"}}}
-        assert unknown_code(told) == "os.system"
+    assert unknown_code({"name": "os.system", "arguments": {"command": "true"}}) == "os.system"
 
 
 def test_nested_classes_are_looked_at_too() -> None:
     inner = {"class_path": "subprocess.Popen"}
-    assert unknown_code({"class_path": "lightning_modules.networks.SmallCNN"}) is None
+    assert unknown_code("SmallCNN") is None
     assert (
         unknown_code({"class_path": "torchvision.models.ResNet", "init_args": {"a": [{"b": inner}]}})
         == "subprocess.Popen"
@@ -134,30 +133,28 @@ def test_nested_classes_are_looked_at_too() -> None:
         assert unknown_code({"class_path": path}) == path
 
 
-FOREIGN_MODULE = "lightning_modules.networks.foreign"
-
-
 @pytest.mark.parametrize(
     "told",
     [
         # What this package imports and calls by name, without the class that is known to.
-        {"class_path": f"{FOREIGN_MODULE}._build", "init_args": {"name": "theirs.touch", "arguments": {}}},
-        {"class_path": f"{FOREIGN_MODULE}.named_object", "init_args": {"name": "theirs.py:touch"}},
+        "theirs.touch",
+        {"name": "lightning_modules.networks.network.Network", "arguments": {"name": "theirs.touch"}},
+        {"name": "lightning_modules.networks.names.named_object", "arguments": {"name": "theirs.py:touch"}},
         # Texts that the parser takes for a function, for a class, and for settings, escaped or not.
-        {"class_path": "torchvision.models.resnet.ResNet", "init_args": {"norm_layer": "theirs.touch"}},
-        {"class_path": "lightning_modules.networks.SmallCNN", "init_args": {"prior": '{"class_path": "theirs.touch"}'}},
+        {"name": "torchvision.models.resnet.ResNet", "arguments": {"norm_layer": "theirs.touch"}},
+        {"name": "SmallCNN", "arguments": {"prior": '{"class_path": "theirs.touch"}'}},
         {
-            "class_path": "lightning_modules.networks.SmallCNN",
-            "init_args": {"a": ['{"class_path": "theirs\\u002etouch"}']},
+            "name": "SmallCNN",
+            "arguments": {"a": ['{"class_path": "theirs\\u002etouch"}']},
         },
-        {"class_path": "torchvision.models.get_model", "init_args": {"name": "resnet18"}},
+        {"name": "torchvision.models.get_model", "arguments": {"name": "resnet18"}},
     ],
 )
 def test_a_folder_runs_no_code_by_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
     (tmp_path / "theirs.py").write_text("def touch(*_, **__): pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    folder, _ = published(tmp_path / "out", {"class_path": "lightning_modules.networks.TwoConvNet"}, (1, 8, 8), 3)
+    folder, _ = published(tmp_path / "out", "TwoConvNet", (1, 8, 8), 3)
     assert load_student(folder) is not None  # the control
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architecture": told}))
@@ -168,7 +165,7 @@ def test_a_folder_runs_no_code_by_other_ways(tmp_path: Path, monkeypatch: pytest
 
 def test_plain_settings_and_known_classes_by_name_are_no_code() -> None:
     block = "torchvision.models.resnet.BasicBlock"
-    spec = {"class_path": "torchvision.models.resnet.ResNet", "init_args": {"block": block, "padding_mode": "zeros"}}
+    spec = {"name": "torchvision.models.resnet.ResNet", "arguments": {"block": block, "padding_mode": "zeros"}}
     assert unknown_code(spec) is None
 
 
@@ -187,7 +184,7 @@ def test_plain_settings_and_known_classes_by_name_are_no_code() -> None:
     ],
 )
 def test_a_damaged_folder_is_named(tmp_path: Path, spoil: Any, message: str) -> None:
-    spec = {"class_path": "lightning_modules.networks.TwoConvNet"}
+    spec = "TwoConvNet"
     folder, _ = published(tmp_path / "out", spec, (1, 8, 8), 3)
     load_student(folder)
     spoil(folder)

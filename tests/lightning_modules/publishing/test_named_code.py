@@ -19,20 +19,19 @@ from lightning_modules.networks.named_code import require_known_code
 from lightning_modules.teachers.config import TeacherConfig
 
 MARKER = Path("marker")
-FOREIGN = "lightning_modules.networks.foreign.ForeignNetwork"
 STUDENT, TEACHER = Path("bounded/checkpoints/last.ckpt"), Path("dp/checkpoints/last.ckpt")
 SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8)}
 
 
 def told(name: str, **arguments: Any) -> dict[str, Any]:
-    return {"class_path": FOREIGN, "init_args": {"name": name, "arguments": arguments}}
+    return {"name": name, "arguments": arguments}
 
 
 SYSTEM = told("os.system", command="touch marker")
 SPECS: dict[str, Any] = {
     "os.system": SYSTEM,
     "a stranger's module": told("theirs.Net"),
-    "a stranger's class": {"class_path": "theirs.Net"},
+    "a stranger's class": "theirs.Net",
     "a file of code": told("theirs.py:Net"),
     "eval": told("builtins.eval", source="open('marker', 'w')"),
     "what a module of ours has imported": told("lightning_modules.publishing.run.os.system", command="touch marker"),
@@ -63,10 +62,17 @@ def test_what_a_file_may_not_name(place: Path, kind: str) -> None:
     assert not MARKER.exists() and "theirs" not in sys.modules
 
 
+def test_a_module_of_the_current_folder_is_code(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(place))])
+    with pytest.raises(ValueError, match="code that a file names is not run"):
+        require_known_code("theirs.Net")
+    assert not MARKER.exists()
+
+
 def test_what_a_file_may_name(place: Path) -> None:
     require_known_code(
         [
-            {"class_path": "lightning_modules.networks.SmallCNN", "init_args": {"width": 4}},
+            {"name": "SmallCNN", "arguments": {"width": 4}},
             {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.1}},
             {"class_path": "privacy.annotators.GradientAnnotator"},
             told("torchvision.models.resnet18", norm_layer="torch.nn.BatchNorm2d"),
@@ -192,7 +198,7 @@ def test_no_folder_of_this_machine_is_published(place: Path, monkeypatch: pytest
     (place / "nets").mkdir()
     (place / "nets" / "own.py").write_text("from lightning_modules.networks import SmallCNN as Net\n")
     name = f"{place}/nets/own.py:Net"
-    built = torch.load(STUDENT, weights_only=True)["hyper_parameters"]["student"]["network"]["init_args"]
+    built = torch.load(STUDENT, weights_only=True)["hyper_parameters"]["student"]["network"]["arguments"]
     own = {key: value for key, value in built.items() if key not in SHAPE}
     changed(STUDENT, student={"network": told(name, **own)})
     export("--network", name)

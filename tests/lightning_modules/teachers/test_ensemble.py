@@ -258,7 +258,7 @@ def test_the_front_is_computed_once_and_is_in_no_teacher(monkeypatch: pytest.Mon
 
 
 def configuration(folder: str = "run", **settings: Any) -> dict[str, Any]:
-    network = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 8}}
+    network = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 8}}
     model = {"network": network, "steps": 6, "teachers_at_once": 2, "workers": 2, **settings}
     return {
         "seed_everything": 3,
@@ -326,7 +326,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Run:
                 ("on_train_batch_end", (2, 0), {}),  # between two chunks
                 ("on_train_epoch_end", (4, 4), {}),  # at the end of an epoch, in the last chunk, of one teacher
                 ("on_train_batch_end", (2, 2), {"shift": 1}),
-                ("on_train_batch_end", (2, 2), {"network": {"class_path": "DataLensClassifier"}}),
+                ("on_train_batch_end", (2, 2), {"network": "DataLensClassifier"}),
                 ("on_train_epoch_end", (4, 0), RIDGE),
                 ("on_train_batch_end", (0, 3), HEADS),
             )
@@ -544,7 +544,7 @@ def test_settings_without_a_meaning(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_b_s_net_is_the_default() -> None:
     module = TeacherEnsemble(num_classes=10, image_shape=SHAPE)
     assert isinstance(module.networks.fresh(seed=0, teacher=0), TwoConvNet)
-    assert module.hparams["network"]["class_path"].endswith("TwoConvNet")
+    assert module.hparams["network"] == "TwoConvNet"
 
 
 def test_passes_over_a_shard() -> None:

@@ -25,7 +25,7 @@ SHAPE = (1, 8, 8)
 QUICK = [
     "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false",
     "--trainer.limit_val_batches=0", "--trainer.logger=false", "--data.num_teachers=5", "--model.steps=20",
-    "--model.teachers_at_once=3", "--model.network.init_args.width=4",
+    "--model.teachers_at_once=3", "--model.network.arguments.width=4",
 ]  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def test_the_page_says_what_such_a_ledger_does_not_know() -> None:
     assert len(said) == 1 and said[0].startswith("UNNAMED DATA") and "before it was moved" in said[0]
     assert used("weights.pt", private_data="faces")[1] == ()
     # As it reaches the page of a run.
-    model = {"teacher": "weights.pt", "teacher_network": {"class_path": "SmallCNN"}}
+    model = {"teacher": "weights.pt", "teacher_network": "SmallCNN"}
     distil("run", model=model, annotator={"noise_multiplier": 100.0}, steps=1)
     page = json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]["assumptions"]
     assert sum("UNNAMED DATA" in text for text in page) == 1

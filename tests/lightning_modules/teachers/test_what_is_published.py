@@ -14,7 +14,7 @@ from support.runs import fit
 
 from datamodules.image_folder import ImageFolder
 
-SMALL = {"class_path": "SmallCNN", "init_args": {"width": 2, "hidden": 4, "norm": "group"}}
+SMALL = {"name": "SmallCNN", "arguments": {"width": 2, "hidden": 4, "norm": "group"}}
 
 
 def pictures(folder: str, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Networks of anyone's by name: classes, functions and files, with all their arguments."""
+"""Networks by name: classes, functions and files, with all their arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_modules.networks import ForeignNetwork, build_network
+from lightning_modules.networks import Network, build_network
 
 NET = """
 import torch
@@ -44,10 +44,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def build(name: str, shape: tuple[int, int, int] = (1, 8, 8), classes: int = 5, **arguments: Any) -> nn.Module:
-    def factory(*, num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-        return ForeignNetwork(name=name, arguments=arguments, num_classes=num_classes, image_shape=image_shape)
-
-    return build_network(factory, num_classes=classes, image_shape=shape, name="model.teacher.network")
+    given = Network(name=name, arguments=arguments)
+    return build_network(given, num_classes=classes, image_shape=shape, name="model.teacher.network")
 
 
 def test_a_class_of_a_file_gets_all_its_arguments(file: Path) -> None:
@@ -81,14 +79,21 @@ def test_a_file_that_was_changed_is_read_again(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("{file}:Ned", {}, r"my\.py:Ned: there is no Ned in it\. Did you mean Net\?"),
-        ("{file}:Net", {}, r"needs n_out: add to its init_args, such as n_out: .*--model.teacher.network.n_out"),
-        ("{file}:Net", {"n_out": 5, "widht": 3}, r"takes no argument 'widht'; it takes .* Did you mean width\?"),
+        ("{file}:Ned", {}, r"my\.py:Ned: there is no Ned in it \(did you mean Net\?\)"),
+        (
+            "{file}:Net",
+            {},
+            r"needs n_out: add to model\.teacher\.network\.arguments, .*--model.teacher.network.arguments.n_out",
+        ),
+        ("{file}:Net", {"n_out": 5, "widht": 3}, r"takes no argument 'widht' \(did you mean width\?\); it takes"),
         ("{file}:number", {}, r"must build a torch\.nn\.Module, got int"),
-        ("{file}:THREE", {}, "is no class or function, got int"),
+        ("{file}:THREE", {}, "must be a class or a function, got int"),
         ("{file}.py:Net", {}, r"there is no file .*my\.py\.py"),
         ("nowhere.at.all.Net", {}, "there is no module nowhere in the current folder or the environment"),
-        ("torchvision.models.resnet81", {}, r"there is no resnet81 in it\. Did you mean resnet18\?"),
+        ("torchvision.models.resnet81", {}, r"there is no resnet81 in it \(did you mean resnet18\?\)"),
+        ("SmalCNN", {}, r"there is no network SmalCNN in .* \(did you mean SmallCNN\?\)"),
+        ("SmallCNN", {"widht": 3}, r"network.arguments: SmallCNN takes no argument 'widht' \(did you mean width\?\)"),
+        ("SmallCNN", {"width": "three"}, r"network\.arguments\.width.*\s+Expected a <class 'int'>"),
         ("Net", {}, "give package.Name, or path/to/file.py:Name"),
     ],
 )

@@ -1,0 +1,97 @@
+"""Settings before they are parsed: installed files found, and short forms written out, so that options add to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+from jsonargparse import get_loader, set_loader
+
+from lightning_modules.runtime.paths import find_configs
+
+__all__ = ["PARSER_MODE", "prepare_arguments", "written_out"]
+
+_SHORT = {
+    "teacher": "path",
+    "student": "network",
+    "images": "source",
+    "generator_phase.baseline": "path",
+    "federation": "name",
+    # Networks come after the settings that they are part of.
+    "network": "name",
+    "teacher.network": "name",
+    "student.network": "name",
+    "images.generator": "name",
+    "vae_phase.network": "name",
+    "generator_phase.baseline.network": "name",
+}
+"""Settings of a model that a string may stand for, and the field that it is."""
+
+
+def prepare_arguments(args: Sequence[str]) -> list[str]:
+    """Arguments of a command that builds a model, with strings of `_SHORT` and null by way of a configuration.
+
+    jsonargparse 4.53 reads null as the class path "None" when it comes by an option, and as null when it comes by a
+    configuration.
+    """
+    prepared: list[str] = []
+    left = find_configs(args)
+    while left:
+        argument = left.pop(0)
+        option, equals, value = argument.partition("=")
+        if not option.startswith("--model") or not (equals or left):
+            prepared.append(argument)
+            continue
+        if not equals:
+            value = left.pop(0)
+        name = option.removeprefix("--model").removeprefix(".").removeprefix("init_args.")
+        if name and (name in _SHORT or (value == "null" and "." in name)) and not value.startswith("{"):
+            content = _with({}, name, None if value == "null" else value)
+            prepared.append(f"--config={json.dumps({'model': {'init_args': content}})}")
+        elif not name and value.startswith("{"):
+            prepared.append(f'--config={{"model": {value}}}')
+        else:
+            prepared += [argument] if equals else [argument, value]
+    return prepared
+
+
+def written_out(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's settings with a mapping in place of each string of `_SHORT`."""
+    found = dict(settings)
+    for path, field in _SHORT.items():
+        value = _at(found, path)
+        if isinstance(value, str) and (path, value) != ("generator_phase.baseline", "student"):
+            # The name of another network comes without the arguments of the one before.
+            found = _with(found, path, {field: value, **({"arguments": {}} if path.endswith("network") else {})})
+    return found
+
+
+def _at(settings: Any, path: str) -> Any:
+    """The value of a dotted name; None where there is none."""
+    for name in path.split("."):
+        settings = settings.get(name) if isinstance(settings, Mapping) else None
+    return settings
+
+
+def _with(settings: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy with another value of a dotted name."""
+    name, _, rest = path.partition(".")
+    inner = settings.get(name)
+    return {**settings, name: _with(inner if isinstance(inner, Mapping) else {}, rest, value) if rest else value}
+
+
+def _load(text: str) -> Any:
+    content = get_loader("yaml")(text)
+    model = content.get("model") if isinstance(content, dict) else None
+    if isinstance(model, dict):
+        inside = model.get("init_args")
+        content["model"] = (
+            {**model, "init_args": written_out(inside)} if isinstance(inside, dict) else written_out(model)
+        )
+    return content
+
+
+PARSER_MODE = "yaml_written_out"
+set_loader(PARSER_MODE, _load, exceptions=(yaml.YAMLError,))

@@ -1,0 +1,101 @@
+"""What a name of a class or a function stands for: `package.Name`, or `path/to/file.py:Name`."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+__all__ = ["look_in_current_folder", "named_object", "nearest"]
+
+
+def named_object(name: str) -> Any:
+    """What a dotted name, or `path/to/file.py:Name`, stands for.
+
+    Raises:
+        ValueError: It does not exist.
+    """
+    file, colon, attribute = name.rpartition(":")
+    if colon and file.endswith(".py"):
+        found: Any = _module_of(Path(file), name)
+        parts = attribute.split(".")
+    else:
+        found, parts = _imported(name)
+    for part in parts:
+        if not hasattr(found, part):
+            public = [one for one in getattr(found, "__dict__", ()) if not one.startswith("_")]
+            raise ValueError(f"{name}: there is no {part} in it{nearest(part, public)}")
+        found = getattr(found, part)
+    return found
+
+
+def look_in_current_folder() -> None:
+    """Has modules of the current folder found, behind everything that is installed."""
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.append(str(Path.cwd()))
+
+
+def nearest(given: str, allowed: Any) -> str:
+    """` (did you mean X?)`, or nothing where no name is near.
+
+    >>> nearest("SmalCNN", ["ResNet18", "SmallCNN"])
+    ' (did you mean SmallCNN?)'
+    >>> nearest("x", ["ResNet18", "SmallCNN"])
+    ''
+    >>> nearest("images.sorce", ["source", "images"])
+    ' (did you mean images.source?)'
+    """
+    by_lower = {str(name).lower(): str(name) for name in allowed}
+    near = []
+    for word in given.lower().split("."):
+        found = difflib.get_close_matches(word, by_lower, n=1, cutoff=0.6)
+        near.append(by_lower[found[0]] if found else word)
+    joined = ".".join(near)
+    return "" if joined.lower() == given.lower() else f" (did you mean {joined}?)"
+
+
+def _imported(name: str) -> tuple[ModuleType, list[str]]:
+    """The module that a dotted name begins with, and the rest of the name."""
+    parts = name.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise ValueError(f"{name!r} names no class or function: give package.Name, or path/to/file.py:Name")
+    for end in range(len(parts) - 1, 0, -1):
+        module = ".".join(parts[:end])
+        try:
+            return importlib.import_module(module), parts[end:]
+        except ModuleNotFoundError as error:
+            # Of a module that is there and imports what is not, that is the error.
+            if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
+                raise ValueError(f"{name} cannot be imported: {error}") from error
+    raise ValueError(
+        f"{name} cannot be imported: there is no module {parts[0]} in the current folder or the environment. For a "
+        "file elsewhere give path/to/file.py:Name"
+    )
+
+
+def _module_of(file: Path, name: str) -> ModuleType:
+    if not file.is_file():
+        raise ValueError(f"{name}: there is no file {file} (in {Path.cwd()})")
+    path = file.resolve()
+    # A file that was changed is another module: a notebook edits it and continues.
+    identity = hashlib.sha256(f"{path}|{path.stat().st_mtime_ns}".encode()).hexdigest()[:16]
+    module_name = f"_network_file_{identity}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # behind all else: for what the file imports from beside it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise ValueError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+    return module

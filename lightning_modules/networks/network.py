@@ -1,0 +1,251 @@
+"""A network as a setting: its name and its arguments, built for the data and checked before anything is spent on it."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from argparse import ArgumentError
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser
+from torch import Tensor, nn
+
+from lightning_modules.networks.names import look_in_current_folder, named_object, nearest
+
+__all__ = ["Network", "build_network", "check_network"]
+
+DRY_RUN_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
+"""What a network raises on input or arguments that it does not support."""
+
+_OURS = "lightning_modules.networks"
+_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A network by name; a string stands for the `name`.
+
+    Attributes:
+        name: One of `lightning_modules.networks` (`SmallCNN`), any other class or function (`torchvision.models.
+            resnet18`, `my.Net` with `my.py` in the current folder, `path/to/my.py:Net`), or, in a script, the class or
+            the function itself.
+        arguments: By name. `num_classes` and `image_shape` are those of the data, for a network that takes them, unless
+            given here. Text with dots that names a class or a function stands for it where the parameter is not text
+            (`block: torchvision.models.resnet.BasicBlock`), and a mapping with `class_path` for an object.
+    """
+
+    name: str | Callable[..., nn.Module]
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", _nested(self.arguments or {}))
+        if not isinstance(self.name, str):
+            # By its name, where it has one: a checkpoint then says which network it holds.
+            name = f"{getattr(self.name, '__module__', '')}.{getattr(self.name, '__qualname__', '')}"
+            try:
+                if named_object(name) is self.name:
+                    object.__setattr__(self, "name", name)
+            except ValueError:
+                pass
+
+    @classmethod
+    def of(cls, given: Any) -> Network:
+        """A network from whatever a setting may be given as: a name, plain values, a class or a function."""
+        if isinstance(given, Network):
+            return given
+        return cls(**given) if isinstance(given, Mapping) else cls(name=given)
+
+    @property
+    def target(self) -> Callable[..., Any]:
+        """The class or the function.
+
+        Raises:
+            ValueError: It does not exist.
+        """
+        if not isinstance(self.name, str):
+            return self.name
+        if self.name.isidentifier():
+            ours = import_module(_OURS)
+            if self.name not in ours.__all__:
+                raise ValueError(
+                    f"there is no network {self.name} in {_OURS}{nearest(self.name, ours.__all__)}: for another one "
+                    "give package.Name, or path/to/file.py:Name"
+                )
+            return getattr(ours, self.name)  # type: ignore[no-any-return]
+        look_in_current_folder()
+        found = named_object(self.name)
+        if not callable(found):
+            raise ValueError(f"{self.name} must be a class or a function, got {type(found).__name__}")
+        return found  # type: ignore[no-any-return]
+
+    def build(self, *, setting: str, **of_data: Any) -> nn.Module:
+        """The network with new weights.
+
+        Args:
+            setting: The setting's name, for messages.
+            **of_data: Arguments that the data give, for a network that takes them.
+
+        Raises:
+            ValueError: There is nothing of that name, it takes no such argument, or one is missing.
+        """
+        try:
+            target = self.target
+        except ValueError as error:
+            raise ValueError(f"{setting}: {error}") from error
+        parameters = inspect.signature(target).parameters
+        open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        named = {key for key, one in parameters.items() if one.kind not in _OPEN}
+        for key in self.arguments:
+            if key not in named and not open_ended:
+                raise ValueError(
+                    f"{setting}.arguments: {self.name} takes no argument {key!r}{nearest(key, named)}; it takes "
+                    f"{', '.join(parameters) or 'none'}"
+                )
+        given = {**{key: value for key, value in of_data.items() if key in named}, **self.arguments}
+        required = [key for key in named if parameters[key].default is inspect.Parameter.empty]
+        if missing := sorted(set(required) - given.keys()):
+            raise ValueError(
+                f"{self.name} needs {', '.join(missing)}: add to {setting}.arguments, for example "
+                f"--{setting}.arguments.{missing[0]} ..."
+            )
+        if inspect.isclass(target) and target.__module__.startswith(_OURS):
+            given = _parsed(target, given, f"{setting}.arguments")
+        else:
+            types = _types(target)
+            given = {
+                key: _meant(value, types.get(key), parameters[key].default if key in parameters else None)
+                for key, value in given.items()
+            }
+        first = [given.pop(key) for key in named if parameters[key].kind is inspect.Parameter.POSITIONAL_ONLY]
+        offered = {key: value for key, value in of_data.items() if key not in given and open_ended}
+        built = _called(target, first, given, offered)
+        if not isinstance(built, nn.Module):
+            raise ValueError(f"{setting} must build a torch.nn.Module, got {type(built).__name__}")
+        return built
+
+
+def build_network(given: Any, *, num_classes: int, image_shape: tuple[int, int, int], name: str) -> nn.Module:
+    """A classifier for the data.
+
+    Args:
+        given: A `Network`, or what may stand for it.
+        num_classes: c.
+        image_shape: (C, H, W).
+        name: The setting's name, for messages.
+
+    Returns:
+        The network, in train mode.
+
+    Raises:
+        ValueError: It cannot be built, cannot take such images, or does not give (N, c) finite logits.
+    """
+    network = Network.of(given).build(setting=name, num_classes=num_classes, image_shape=tuple(image_shape))
+    check_network(network, num_classes=num_classes, image_shape=image_shape, name=name)
+    return network.train()
+
+
+def check_network(network: nn.Module, *, num_classes: int, image_shape: tuple[int, int, int], name: str) -> None:
+    """Check by a dry run in eval mode that blank images (2, C, H, W) give finite logits (2, c).
+
+    Raises:
+        ValueError: naming the setting `name`, if the network fails on such images or gives anything else.
+    """
+    device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
+    try:
+        logits = dry_run(network, torch.zeros(2, *image_shape, device=device))
+    except DRY_RUN_ERRORS as error:
+        raise ValueError(
+            f"{name}: {type(network).__name__} cannot take images of shape {image_shape} (channels, height, width):"
+            f" {error}"
+        ) from error
+    if not isinstance(logits, Tensor) or tuple(logits.shape) != (2, num_classes):
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(
+            f"{name}: {type(network).__name__} must give one row of {num_classes} logits per image,"
+            f" (2, {num_classes}) for two images; got {found}"
+        )
+    if not bool(torch.isfinite(logits).all()):
+        raise ValueError(f"{name}: {type(network).__name__} gives logits that are not finite for blank images")
+
+
+def dry_run(network: nn.Module, images: Tensor) -> Any:
+    """Output of a network for images in eval mode; every module's mode is restored."""
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        with torch.no_grad():
+            return network(images)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values in which a dotted name, as an option gives it, is a mapping in a mapping."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        *above, last = key.split(".")
+        inner = found
+        for name in above:
+            inner = inner.setdefault(name, {})
+        inner[last] = _nested(value) if isinstance(value, Mapping) else value
+    return found
+
+
+def _parsed(target: type, given: Mapping[str, Any], setting: str) -> dict[str, Any]:
+    """Arguments of one of our classes as objects of the types that it declares."""
+    parser = _parser(target, setting)
+    nested: Any = dict(given)
+    for name in reversed(setting.split(".")):
+        nested = {name: nested}
+    try:
+        built: Any = parser.instantiate(parser.parse_object(nested))
+    except ArgumentError as error:
+        raise ValueError(str(error)) from error
+    return dict(vars(built[setting]))
+
+
+@cache
+def _parser(target: type, setting: str) -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(target, setting, instantiate=False)
+    return parser
+
+
+def _called(target: Callable[..., Any], first: list[Any], given: dict[str, Any], offered: dict[str, Any]) -> Any:
+    """Calls what takes `**kwargs` without those offered that it rejects by name: only its errors list them."""
+    try:
+        return target(*first, **given, **offered)
+    except TypeError as error:
+        refused = next((key for key in offered if f"unexpected keyword argument '{key}'" in str(error)), None)
+        if refused is None:
+            raise
+        return _called(target, first, given, {key: value for key, value in offered.items() if key != refused})
+
+
+def _types(target: Any) -> dict[str, Any]:
+    """Types of the parameters, as far as they are known."""
+    try:
+        return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except Exception:  # annotations of other packages may name what does not exist
+        return {}
+
+
+def _meant(value: Any, annotation: Any = None, default: Any = None) -> Any:
+    """A plain value as what it stands for."""
+    if isinstance(value, Mapping) and "class_path" in value and not value.keys() - {"class_path", "init_args"}:
+        inner = {key: _meant(item) for key, item in (value.get("init_args") or {}).items()}
+        return named_object(value["class_path"])(**inner)
+    text = annotation is str or str in typing.get_args(annotation) or isinstance(default, str)
+    if text or not isinstance(value, str) or "." not in value:
+        return value
+    try:
+        found = named_object(value)
+    except ValueError:
+        return value
+    return found if callable(found) else value
