@@ -164,7 +164,7 @@ def test_a_clients_own_data_set_is_its_shard() -> None:
 
 def test_a_client_trains_with_privacy_on_a_ledger_of_its_own(folder: Path) -> None:
     client = {"class_path": "ClientRecords", "init_args": {"dataset": {"class_path": "Digits"}, "client": 2}}
-    noisy = {"class_path": "SmallCNN", "init_args": {"norm": "group", "activation": "tanh"}}
+    noisy = {"name": "SmallCNN", "arguments": {"norm": "group", "activation": "tanh"}}
     config = {
         "trainer": {"max_epochs": 2, "default_root_dir": "noisy"},
         "model": {"class_path": "DPSGDTeacher", "init_args": {"network": noisy, "target_epsilon": 3.0}},

@@ -96,7 +96,7 @@ def test_a_softmax_is_refused_and_served_where_it_is_stated(place: Path) -> None
     train(network, lambda pixels: 2 * pixels - 1)
     torch.save(network.state_dict(), "teacher.pt")
     given = settings(place)
-    given["teacher_network"]["init_args"]["softmax"] = True
+    given["teacher_network"]["arguments"]["softmax"] = True
     with pytest.raises(
         TeacherError, match=r"teacher\.pt gives probabilities for .*model\.teacher\.outputs: probabilities"
     ):
@@ -202,7 +202,7 @@ def test_what_it_takes_is_compared_on_resuming(place: Path) -> None:
 
 
 def _with(network: dict[str, Any], **arguments: Any) -> dict[str, Any]:
-    return {**network, "init_args": {**network["init_args"], **arguments}}
+    return {**network, "arguments": {**network["arguments"], **arguments}}
 
 
 def test_a_script_saves_and_takes_what_it_stated() -> None:

@@ -151,7 +151,7 @@ def test_a_teachers_record_promises_nothing(folder: Path) -> None:
     assert not Path("t/public/guarantee.json").exists()
     content: dict[str, Any] = torch.load("teachers/digits.ckpt", weights_only=True)
     assert content["private_data"] == "Digits/train" and content["num_records"] == 1435
-    assert content["hyper_parameters"]["network"] == "SmallCNN"
+    assert content["hyper_parameters"]["network"]["name"] == "SmallCNN"
 
 
 @pytest.mark.slow
