@@ -25,7 +25,7 @@ from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.ensemble_accuracy import EnsembleAccuracy
 from lightning_modules.teachers.ensemble_networks import EnsembleNetworks, unstacked
-from lightning_modules.teachers.joint_training import JointTraining, ShardBatches
+from lightning_modules.teachers.joint_training import JointTraining
 from lightning_modules.teachers.own_training import OwnTraining
 from privacy.identity import CheckpointError
 from privacy.mechanisms.votes import vote_counts
@@ -141,12 +141,10 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.anchor: nn.Parameter | None = None
         # Lists of networks register nothing: no `state_dict` holds a teacher.
         self.trained: list[nn.Module] = []
-        self.step_in_chunk = 0
         self.draw_seed: int | None = None
         self.training_now: JointTraining | None = None
         self._restored: dict[str, Any] = {}
         self._records: ShardedRecords | None = None
-        self.batches: ShardBatches | None = None
         self._voters: NetworkStack | None = None
         self._accuracy = EnsembleAccuracy(num_classes)
 
@@ -180,6 +178,11 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
     def own_chunk(self) -> range:
         """Those that this process trains. The process does not matter: a teacher's number sets its seed."""
         return self.chunk[share_of(len(self.chunk), self.processes)]
+
+    @property
+    def step_in_chunk(self) -> int:
+        """Steps that the teachers in training have made."""
+        return 0 if self.training_now is None else self.training_now.steps_done
 
     def teacher(self, index: int) -> nn.Module:
         """One trained teacher by itself, in eval mode: hooks on its layers fire, its BatchNorm statistics are its own.
@@ -273,15 +276,12 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         """One step of each teacher in training, on a batch (B, C, H, W) of its own shard."""
         if self.ridge is not None:
             self._end_chunk(self._solved())
-        elif self.chunk:
-            if self.training_now is not None and self.batches is not None:
-                images, labels = self.batches.at(self.step_in_chunk)
-                losses = self.training_now.backward(images, labels, step=self.step_in_chunk)
-                self.training_now.descend(rate_factor(self.schedule, step=self.step_in_chunk, steps=self.steps))
+        elif (now := self.training_now) is not None:
+            losses = now.step(rate_factor(self.schedule, step=now.steps_done, steps=self.steps))
+            if len(losses):  # of a last, small chunk a process may have none
                 self.log("train/loss", losses.mean())
-            self.step_in_chunk += 1
-            if self.step_in_chunk == self.steps:
-                self._end_chunk([] if self.training_now is None else self.training_now.networks())
+            if now.steps_done == self.steps:
+                self._end_chunk(now.networks())
         self.log("ensemble/teachers_done", float(len(self.trained)), prog_bar=True)
         # Lightning writes no checkpoint where its count of steps has not moved.
         self.optimizers().step()  # type: ignore[union-attr]
@@ -292,30 +292,25 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self._close()
         self.trainer.should_stop = self.trainer.should_stop or not self.chunk
         active = self._restored.pop("active", None)
-        self.step_in_chunk = int(active["step"]) if active else 0
-        if self.ridge is not None or not self.own_chunk:  # of a last, small chunk a process may have none
+        if self.ridge is not None or not self.chunk:
             return
-        self.batches = ShardBatches(
-            self._records,
-            teachers=self.own_chunk,
-            batch_size=self.shards.batch_size,
-            seed=self.draw_seed,
-            shift=self.shift,
-            device=self.device,
-        )
         networks = [self.networks.fresh(seed=self.draw_seed, teacher=teacher) for teacher in self.own_chunk]
         self.training_now = JointTraining(
             [network.to(self.device) for network in networks],
+            records=self._records,
+            teachers=self.own_chunk,
+            batch_size=self.shards.batch_size,
             make_optimizer=self.optimizer_factory or _adam,
+            seed=self.draw_seed,
+            shift=self.shift,
             label_smoothing=self.label_smoothing,
             workers=self.workers,
-            seed=self.draw_seed,
-            first=self.own_chunk.start,
             random=self.networks.random,
         )
         if active:
             own = share_of(len(self.chunk), self.processes)
-            self.training_now.load(unstacked(active["weights"])[own], active["optimizers"][own])
+            weights, optimizers = unstacked(active["weights"])[own], active["optimizers"][own]
+            self.training_now.load(weights, optimizers, steps_done=int(active["step"]))
 
     def _solved(self) -> list[nn.Module]:
         """The next teachers in closed form, each of its own shard."""
@@ -352,7 +347,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
     def _close(self) -> None:
         if self.training_now is not None:
             self.training_now.close()
-        self.training_now = self.batches = None
+        self.training_now = None
 
     # --- evaluation ---
 
@@ -422,12 +417,11 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the trained teachers, those in training, and the public name and size of the private data."""
         active = self._restored.get("active")  # of a fit that has not begun to train
-        now = self.training_now
-        if any(self.processes.gather(now is not None)):
-            states = self.processes.gather([] if now is None else now.optimizer_states())
+        if (now := self.training_now) is not None:
+            states = self.processes.gather(now.optimizer_states())
             active = {
-                "step": self.step_in_chunk,
-                "weights": stack_states(self._of_all([] if now is None else now.networks())),
+                "step": now.steps_done,
+                "weights": stack_states(self._of_all(now.networks())),
                 "optimizers": [state for own in states for state in own],
             }
         checkpoint["state_dict"] = {}  # without the anchor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.models import VisionTransformer
 
+from datamodules import ShardedRecords
+from datamodules.mapped import MappedRecords
 from lightning_modules.networks import DataLensClassifier, SmallCNN, TwoConvNet, logits_and_statistics
 from lightning_modules.networks.stacked import NetworkStack, in_threads, one_thread, stack_states
 from lightning_modules.teachers.joint_training import JointTraining
@@ -64,11 +67,10 @@ def test_transformers_are_asked_and_trained_like_any_other_network(vectorised: b
     expected = [
         float(F.cross_entropy(network(rows), own)) for network, rows, own in zip(many, images, labels, strict=True)
     ]
-    training = JointTraining(many, make_optimizer=lambda weights: torch.optim.Adam(weights, lr=1e-2))
-    losses = []
-    for step in range(20):
-        losses.append(training.backward(images, labels, step=step))
-        training.descend(1.0)
+    shards = ShardedRecords(MappedRecords(images.flatten(0, 1), labels.flatten()), torch.tensor([0, 6, 12, 18]))
+    adam = partial(torch.optim.Adam, lr=1e-2)
+    training = JointTraining(many, records=shards, teachers=range(3), batch_size=6, make_optimizer=adam)
+    losses = [training.step(1.0) for _ in range(20)]
     assert losses[0].tolist() == pytest.approx(expected, rel=1e-4)
     assert bool((losses[-1] < 0.8 * losses[0]).all())
 

@@ -115,8 +115,8 @@ class ClippedTogether(TeacherEnsemble):
             return
         alone = training.backward
 
-        def backward(images: Tensor, labels: Tensor, *, step: int) -> Tensor:
-            losses = alone(images, labels, step=step)
+        def backward(images: Tensor, labels: Tensor) -> Tensor:
+            losses = alone(images, labels)
             groups = [group for optimizer in training.optimizers for group in optimizer.param_groups]
             nn.utils.clip_grad_norm_([weight for group in groups for weight in group["params"]], 0.1)
             return losses
@@ -129,8 +129,8 @@ class OrderedTogether(TeacherEnsemble):
 
     def _begin_chunk(self) -> None:
         super()._begin_chunk()
-        if self.batches is not None:
-            self.batches.at = self.drawn_together  # type: ignore[method-assign]
+        if self.training_now is not None:
+            self.training_now.batch = self.drawn_together  # type: ignore[method-assign]
 
     def drawn_together(self, step: int) -> tuple[Tensor, Tensor]:
         assert self._records is not None
