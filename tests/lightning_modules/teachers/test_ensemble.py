@@ -402,7 +402,7 @@ def test_the_comparison_notices_other_features_after_the_interruption(
     assert differ(whole, fit(configuration(**RIDGE), LAST).model) == [2, 3, 4]
 
 
-@pytest.mark.parametrize("settings", [RIDGE, HEADS])
+@pytest.mark.parametrize("settings", [RIDGE, HEADS, {}])
 def test_the_file_gives_the_same_votes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: Tensor, settings: dict[str, Any]
 ) -> None:
@@ -414,6 +414,7 @@ def test_the_file_gives_the_same_votes(
     loaded = TeacherConfig(path=str(file)).load_ensemble(num_classes=10, image_shape=SHAPE)
     votes = loaded.votes(images)
     assert torch.equal(votes, cli.model(images)) and loaded.num_teachers == 5
+    assert votes.dtype == torch.int64 and set(votes.sum(dim=1).tolist()) == {5}
     with torch.no_grad():
         alone = torch.stack([cli.model.teacher(number)(images) for number in range(5)])
     assert torch.allclose(loaded.each(images), alone, atol=1e-5)

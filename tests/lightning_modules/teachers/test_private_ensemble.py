@@ -65,25 +65,6 @@ def test_what_the_file_knows(file: Path) -> None:
     assert load(file, name="ours").private_data == "ours"
 
 
-def test_votes_and_logits_are_those_of_each_teacher_by_itself(
-    made: tuple[Path, TeacherEnsemble], images: torch.Tensor
-) -> None:
-    file, module = made
-    ensemble = load(file)
-    logits, votes = ensemble.each(images), ensemble.votes(images)
-    assert logits.shape == (5, 100, 10) and logits.dtype == torch.float32 and not logits.requires_grad
-    assert votes.shape == (100, 10) and votes.dtype == torch.int64 and set(votes.sum(dim=1).tolist()) == {5}
-    expected = torch.zeros(100, 10, dtype=torch.int64)
-    for number in range(5):
-        with torch.no_grad():
-            alone = module.teacher(number)(images)
-        assert torch.allclose(logits[number], alone, atol=1e-5)
-        for row, decision in enumerate(alone.argmax(dim=1).tolist()):
-            expected[row, decision] += 1
-    assert torch.equal(votes, expected)
-    assert len({tuple(rows.flatten().tolist()) for rows in logits}) == 5
-
-
 def test_a_teacher_that_breaks_on_an_image_still_has_one_vote(images: torch.Tensor) -> None:
     """It neither stops the run, which would be an answer, nor moves more than two counts."""
     torch.manual_seed(0)
