@@ -7,11 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
 from lightning_modules.labeldp import GeneratorTraining, Stages
-from lightning_modules.losses.functional import class_balance
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
@@ -52,9 +50,6 @@ def test_a_weight_is_a_finite_number(kind: Callable[..., Any], group: str, name:
 def test_a_word_is_one_of_those_that_are_named() -> None:
     with pytest.raises(ValueError, match=r"generator_loss\.activation_norm must be l1 or l2, got 'l3'"):
         GeneratorLoss(activation_norm="l3")  # type: ignore[arg-type]
-    # It would be taken for the decimal one.
-    with pytest.raises(ValueError, match="logarithm must be natural or decimal, got 'binary'"):
-        class_balance(torch.zeros(2, 3), logarithm="binary")  # type: ignore[arg-type]
 
 
 def test_what_is_allowed_is_let_through_up_to_its_bounds() -> None:

@@ -55,7 +55,7 @@ def test_a_bound_on_n_is_all_that_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     if not broken:
         assert "Poisson samples at rate 0.2" in some["mechanism"]
         page = Path("run_some/public/guarantee.md").read_text()
-        assert "near-duplicates of a picture" in page.split("It does not cover:")[1]
+        assert "near-duplicates of an image" in page.split("It does not cover:")[1]
 
 
 @pytest.mark.parametrize("tuner", [BatchSizeFinder, LearningRateFinder])
