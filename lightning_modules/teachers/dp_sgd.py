@@ -312,10 +312,6 @@ class DPSGDTeacher(Teacher):
             publish(folder, guarantee, {"teacher": self.network})
             rank_zero_info(f"\n{guarantee.headline()}\nThe whole statement: {page}")
 
-    def forward_train(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Logits of what the loaders give: images, or features where these were computed before."""
-        return self.clipped.logits(inputs, extracted=self._features_precomputed)
-
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
         """One noisy step on a Poisson batch, whose gradients are computed a physical batch at a time."""
         inputs, labels = batch
@@ -343,7 +339,8 @@ class DPSGDTeacher(Teacher):
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """Accuracy on held-out private records, which the bound does not cover."""
         inputs, labels = batch
-        logits = self.forward_train(inputs) if self.trainer.state.fn == "fit" else self(inputs)
+        extracted = self._features_precomputed and self.trainer.state.fn == "fit"
+        logits = self.clipped.logits(inputs, extracted=extracted)
         self.evaluation.validate(self, logits, labels)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:

@@ -21,7 +21,7 @@ from datamodules import Digits, PoissonSampled
 from lightning_modules import DPSGDTeacher, Teacher
 from lightning_modules.teachers import class_prior as module
 from lightning_modules.teachers.class_prior import log_prior_of
-from lightning_modules.teachers.clipped_sums import linear_sums
+from lightning_modules.teachers.record_clipping import linear_sums
 from privacy.identity import CheckpointError
 
 FREQUENCIES = (0.75, 0.2, 0.05)

@@ -20,9 +20,8 @@ from torch.nn import functional as F
 
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import ImageClassifier, SmallCNN
-from lightning_modules.teachers import clipped_sums as module
-from lightning_modules.teachers.clipped_sums import flat_sums, linear_head, linear_sums
-from lightning_modules.teachers.record_clipping import Clipping
+from lightning_modules.teachers import record_clipping as module
+from lightning_modules.teachers.record_clipping import Clipping, flat_sums, linear_head, linear_sums
 from privacy.identity import CheckpointError
 
 C = 0.3
