@@ -94,7 +94,8 @@ def _module_of(file: Path, name: str) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # behind all else: for what the file imports from beside it
     try:
-        spec.loader.exec_module(module)
+        # Not by the loader: its bytecode of a file that was changed within a second is the earlier one's.
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
     except Exception as error:
         del sys.modules[module_name]
         raise ValueError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
