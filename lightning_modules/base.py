@@ -14,7 +14,7 @@ from torch import nn
 from lightning_modules.callbacks.privacy import default_callbacks
 from lightning_modules.evaluation import Evaluated, Evaluation
 from lightning_modules.images.source import ImageSettings
-from lightning_modules.losses.functional import joined, soft_cross_entropy
+from lightning_modules.losses.functional import soft_cross_entropy
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.moving_average import moving_average
@@ -228,10 +228,6 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
 
     # --- images and processes ---
 
-    def gather_rows(self, own: torch.Tensor) -> torch.Tensor:
-        """Rows of all processes, in their order, on the CPU; `own` are this one's."""
-        return joined(self.processes.gather(own.detach().cpu()))
-
     @property
     def draws(self) -> Draws:
         """The draws of this process; a run's seed is fixed when its first fit begins."""
@@ -368,26 +364,6 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
         """The exportable student's logits, (N, C, H, W) → (N, c)."""
         logits: torch.Tensor = self.exportable_student(images)
         return logits
-
-    def on_validation_start(self) -> None:
-        """BatchNorm's statistics are those of process 0 in all, as in what is saved."""
-        broadcast_tensors(self.buffers(), self.processes)
-
-    on_train_end = on_validation_start
-
-    @property
-    def is_logged(self) -> bool:
-        """Whether figures of this step are logged: every `log_every_n_steps`, and the last step of an epoch.
-
-        Composing ε and taking figures in costs as much as a small student's step, and on a GPU waits for the device.
-        """
-        due: bool = self.trainer._logger_connector.should_update_logs  # as Lightning's own callbacks ask
-        return due or self.trainer.is_last_batch
-
-    def log_in_step(self, name: str, value: torch.Tensor | float) -> None:
-        """Logs one figure of this step, if it is one that is logged."""
-        if self.is_logged:
-            self.log(name, value)
 
     def log_privacy(self, *, on_epoch: bool = False) -> None:
         """Both ε figures and the number of queries, to every logger and the progress bar."""

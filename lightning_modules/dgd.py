@@ -12,14 +12,13 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
-from torch.nn import functional as F
 
 from datamodules.partition import require_partition
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.dgd_phases import DGDImages, GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.losses.selection import balanced_quotas, confident_samples, spread_samples
-from lightning_modules.losses.tangent_normal import TangentNormalLoss, distort, pseudo_label_loss
+from lightning_modules.losses.tangent_normal import TangentNormalLoss
 from lightning_modules.networks import ConvVAE, logits_and_statistics
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.generators import negative_elbo, sample_codes
@@ -177,29 +176,20 @@ class DGD(DataFreeDistillation):
 
     def _enter_next_phase(self) -> None:
         while self._phase_is_over():
-            if self.phase == "student":
-                self._enter("query")
-                continue
             asked, queries = len(self.query_set), self.query_phase.queries
-            if self.phase == "query" and asked < queries and not self._can_ask():
+            if self.phase == "query" and asked < queries and not self.annotator.affordable(limit=1):
                 rank_zero_info(f"The budget ended the queries after {asked} of {queries}; the student goes on.")
-            self._enter(PHASES[self.phase_index + 1])
-
-    def _enter(self, phase: Phase) -> None:
-        self.phase_index, self.phase_step = PHASES.index(phase), 0
+            self.phase_index += -1 if self.phase == "student" else 1  # from the student back to the next round
+            self.phase_step = 0
 
     def _phase_is_over(self) -> bool:
         if self.phase in ("generator", "vae"):
             return self.phase_step >= self._length(self.phase)
-        if self.phase == "query":
-            return self.next_calls == 0 or self._round_is_over
+        if self.phase == "query":  # a round that is to begin has made no step
+            return self.next_calls == 0 or (self.phase_step > 0 and len(self.query_set) in self._round_ends)
         # Only at that step: once the budget has ended the queries, it is not checked again at each step.
-        return self._is_between_rounds and self.phase_step == self.query_phase.steps_between and self._can_ask()
-
-    @property
-    def _round_is_over(self) -> bool:
-        """Whether these queries have ended a round; a round that is to begin has none of them."""
-        return self.phase_step > 0 and len(self.query_set) in self._round_ends
+        turn_is_over = self._is_between_rounds and self.phase_step == self.query_phase.steps_between
+        return turn_is_over and self.annotator.affordable(limit=1) > 0
 
     @property
     def _is_between_rounds(self) -> bool:
@@ -218,9 +208,6 @@ class DGD(DataFreeDistillation):
         queries, rounds = self.query_phase.queries, self.query_phase.rounds
         covered = min(queries, self.run.plan.calls or queries) if rounds > 1 else queries
         return [covered * (number + 1) // rounds for number in range(rounds)]
-
-    def _can_ask(self) -> bool:
-        return self.annotator.affordable(limit=1) > 0
 
     # --- Eq. 2: the generator ---
 
@@ -259,8 +246,9 @@ class DGD(DataFreeDistillation):
         """As many queries as a step has images, each made once and kept."""
         if len(self.query_set.images) == len(self.query_set):
             # One choice for all processes. Each makes its own: layers that see all processes' images wait for all.
-            own = by_all(self.processes, lambda: self._with_chosen(self.choose_queries()))
-            self.query_set.images, self.query_set.positions = self.processes.broadcast(own)
+            own = by_all(self.processes, lambda: (self.choose_queries().half().cpu(), self.query_set.positions))
+            chosen, self.query_set.positions = self.processes.broadcast(own)
+            self.query_set.images = torch.cat([self.query_set.images, chosen])
         images = self.query_set.next(self.next_calls)
         share = images[share_of(len(images), self.processes)].to(self.device)
         counts = self.teacher.votes(share) if len(share) else torch.empty(0, self.num_classes, dtype=torch.int64)
@@ -270,9 +258,6 @@ class DGD(DataFreeDistillation):
         optimizer = self.optimizer("student")
         optimizer.zero_grad()
         optimizer.step()
-
-    def _with_chosen(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.cat([self.query_set.images, chosen.half().cpu()]), self.query_set.positions
 
     @torch.no_grad()
     def choose_queries(self) -> torch.Tensor:
@@ -288,26 +273,20 @@ class DGD(DataFreeDistillation):
         if pool is not None:
             positions = positions[~torch.isin(positions, self.query_set.positions)]
         positions = positions[:wanted]
+        batches = (batch.to(self.device) for batch in candidates[positions].split(512))
         if settings.selection == "spread":
-            positions = positions[spread_samples(self._codes(candidates[positions]), count=count, draw=draw)]
-        elif chooses:
-            positions = positions[self._surest(candidates[positions], count=count)]
+            assert self.vae is not None
+            self.vae.eval()
+            codes = torch.cat([self.vae.encode(batch)[0].cpu() for batch in batches])
+            positions = positions[spread_samples(codes, count=count, draw=draw)]
+        elif chooses:  # what the student is surest of, so that released labels become balanced
+            with evaluating(self.student):
+                logits = torch.cat([self.student(batch).float().cpu() for batch in batches])
+            quotas = balanced_quotas(self.query_set.labels_per_class(self.num_classes), count=count)
+            positions = positions[confident_samples(logits.softmax(dim=1), quotas=quotas)]
         if pool is not None:
             self.query_set.positions = torch.cat([self.query_set.positions, positions])
         return candidates[positions]
-
-    def _codes(self, images: torch.Tensor) -> torch.Tensor:
-        """Codes of images (M, C, H, W) in the VAE, on the CPU."""
-        assert self.vae is not None
-        self.vae.eval()
-        return torch.cat([self.vae.encode(batch.to(self.device))[0].cpu() for batch in images.split(512)])
-
-    def _surest(self, images: torch.Tensor, *, count: int) -> torch.Tensor:
-        """Selects the images (M, C, H, W) that the student is surest of, so that released labels become balanced."""
-        with evaluating(self.student):
-            logits = [self.student(batch.to(self.device)).float().cpu() for batch in images.split(512)]
-        held = self.query_set.labels_per_class(self.num_classes)
-        return confident_samples(torch.cat(logits).softmax(dim=1), quotas=balanced_quotas(held, count=count))
 
     def _images_to_choose_from(self, least: int, *, first: int) -> torch.Tensor:
         parts: list[torch.Tensor] = []
@@ -321,30 +300,10 @@ class DGD(DataFreeDistillation):
     # --- Eqs. 5 and 6: the student ---
 
     def supervised_loss(self, images: torch.Tensor) -> torch.Tensor:
-        """Eq. 5 on a batch of queries, and the pseudo-label loss on synthetic images (B, C, H, W).
-
-        Both go through the student in one batch, so that BatchNorm sees the same statistics for both.
-        """
-        settings, draw = self.student_phase, self.draws.stream(self.steps_done, "student")
+        """Eq. 5 on a batch of queries, and the pseudo-label loss on synthetic images (B, C, H, W)."""
+        draw = self.draws.stream(self.steps_done, "student")
         queried, labels = (part.to(self.device) for part in self.query_set.batch(self.images.rows, draw))
-        if len(labels) and settings.query_distortion:
-            queried = distort(queried, strength=settings.query_distortion, draw=draw)
-        parts, guide = ([queried] if len(labels) else []), None
-        if settings.pseudo_label_weight:
-            with torch.no_grad(), evaluating(self.student):
-                guide = self.student(images).float()
-            parts.append(distort(images, strength=settings.distortion, draw=draw))
-        loss = torch.zeros((), device=self.device)
-        if not parts:
-            return loss + 0 * sum(parameter.sum() for parameter in self.student.parameters())
-        logits = self.student(torch.cat(parts)).float()
-        if len(labels):
-            loss = loss + F.cross_entropy(logits[: len(labels)], labels)
-        if guide is not None:
-            loss = loss + settings.pseudo_label_weight * pseudo_label_loss(
-                logits[len(labels) :], guide, threshold=settings.pseudo_label_threshold
-            )
-        return loss
+        return self.student_phase.loss(self.student, queried, labels, images, draw=draw)
 
     def tangent_normal_loss(self, vae: ConvVAE, images: torch.Tensor) -> torch.Tensor:
         """Eq. 6 on the triples of synthetic images (B, C, H, W)."""
@@ -395,12 +354,8 @@ class DGD(DataFreeDistillation):
             data = datamodule_of(self.trainer)
             private = [*self.run.partitions, *([data.partition] if hasattr(data, "partition") else [])]
             require_partition(private, self.images.pool, whose="the teacher's file, or data.dataset,")
-            self.images.open(private={private_data, getattr(data, "private_data", None)}, partitions=private)
-            if len(self.images.pixels) < self.query_phase.queries:
-                raise ValueError(
-                    f"query_phase.queries must be at most the {len(self.images.pixels)} images of the pool, got "
-                    f"{self.query_phase.queries}"
-                )
+            names = {private_data, getattr(data, "private_data", None)}
+            self.images.open(private=names, partitions=private, queries=self.query_phase.queries)
 
     def on_fit_start(self) -> None:
         """Charges everything used besides votes, and refuses a budget in which no query fits."""

@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
+import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torch.nn import functional
 
 from datamodules import ImageDataModule
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.images.source import Images, ImageSource, require_no_pixel_statistics
 from lightning_modules.losses.generator import GeneratorLoss
+from lightning_modules.losses.tangent_normal import distort, pseudo_label_loss
 from lightning_modules.networks import ConvVAE, Network
+from lightning_modules.networks.batchnorm import evaluating
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
@@ -205,3 +210,28 @@ class StudentPhase:
         for name in ("pseudo_label_weight", "distortion", "query_distortion"):
             check_number(f"student_phase.{name}", getattr(self, name), least=0)
         check_number("student_phase.pseudo_label_threshold", self.pseudo_label_threshold, least=0, most=1)
+
+    def loss(
+        self, student: nn.Module, queried: Tensor, labels: Tensor, images: Tensor, *, draw: torch.Generator
+    ) -> Tensor:
+        """Eq. 5 on queries (n, C, H, W) with released labels (n,), and the pseudo-label loss on synthetic images.
+
+        Both go through the student in one batch, so that BatchNorm sees the same statistics for both.
+        """
+        if len(labels) and self.query_distortion:
+            queried = distort(queried, strength=self.query_distortion, draw=draw)
+        parts, guide = ([queried] if len(labels) else []), None
+        if self.pseudo_label_weight:
+            with torch.no_grad(), evaluating(student):
+                guide = student(images).float()
+            parts.append(distort(images, strength=self.distortion, draw=draw))
+        loss = torch.zeros((), device=images.device)
+        if not parts:
+            return loss + 0 * sum(parameter.sum() for parameter in student.parameters())
+        logits = student(torch.cat(parts)).float()
+        if len(labels):
+            loss = loss + functional.cross_entropy(logits[: len(labels)], labels)
+        if guide is not None:
+            pseudo = pseudo_label_loss(logits[len(labels) :], guide, threshold=self.pseudo_label_threshold)
+            loss = loss + self.pseudo_label_weight * pseudo
+        return loss

@@ -12,7 +12,8 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 
-from lightning_modules.runtime.processes import average_gradients, processes_of
+from lightning_modules.losses.functional import joined
+from lightning_modules.runtime.processes import average_gradients, broadcast_tensors, processes_of
 from privacy.processes import Processes
 
 __all__ = ["TakingTurns", "Trained"]
@@ -83,3 +84,27 @@ class TakingTurns(_Module):
         optimizer.step()
         if scheduled and name in self._schedules:
             self._schedules[name].step()
+
+    def gather_rows(self, own: torch.Tensor) -> torch.Tensor:
+        """Rows of all processes, in their order, on the CPU; `own` are this one's."""
+        return joined(self.processes.gather(own.detach().cpu()))
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether figures of this step are logged: every `log_every_n_steps`, and the last step of an epoch.
+
+        Composing ε and taking figures in costs as much as a small student's step, and on a GPU waits for the device.
+        """
+        due: bool = self.trainer._logger_connector.should_update_logs  # as Lightning's own callbacks ask
+        return due or self.trainer.is_last_batch
+
+    def log_in_step(self, name: str, value: torch.Tensor | float) -> None:
+        """Logs one figure of this step, if it is one that is logged."""
+        if self.is_logged:
+            self.log(name, value)
+
+    def on_validation_start(self) -> None:
+        """BatchNorm's statistics are those of process 0 in all, as in what is saved."""
+        broadcast_tensors(self.buffers(), self.processes)
+
+    on_train_end = on_validation_start

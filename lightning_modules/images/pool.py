@@ -52,18 +52,26 @@ class PoolSource(ImageSource):
         self.pixels = torch.empty(0, *image_shape)
         self.is_private = False
 
-    def open(self, *, private: set[str | None], partitions: Sequence[Partition] = ()) -> None:
+    def open(self, *, private: set[str | None], partitions: Sequence[Partition] = (), queries: int = 1) -> None:
         """Reads the images.
 
         Args:
             private: Names of the private data. A name that was given by hand must not make them public.
             partitions: What files say of the private data, whatever the name.
+            queries: How many of them the ensemble is queried about.
+
+        Raises:
+            ValueError: There are fewer.
         """
         if self.pool.download:
             self.pool.fetch(self.part)
         self.pool.setup("fit" if self.part == "train" else "test")
         records = self.pool.train_records if self.part == "train" else self.pool.test_records
         self.pixels = records.__getitems__(range(len(records)))[0]
+        if len(records) < queries:
+            raise ValueError(
+                f"query_phase.queries must be at most the {len(records)} images of the pool, got {queries}"
+            )
         known = self.pool.private_data in private or any(same_data(one, self.pool.partition) for one in partitions)
         self.is_private = self.part == "train" and known
 
