@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from lightning import Trainer
@@ -76,15 +75,6 @@ def test_the_partition_of_a_seed_stays_what_it_is() -> None:
     assert proportions[0].tolist() == pytest.approx(
         [0.20702635, 0.00079777, 0.46806847, 0.1826274, 0.14148001], abs=1e-8
     )
-
-
-def test_proportions_are_of_the_dirichlet_distribution() -> None:
-    for alpha in (0.1, 0.5, 10.0):
-        drawn = ClientPartition(num_classes=20_000, num_clients=5, alpha=alpha, seed=1).proportions
-        assert drawn.sum(1).numpy() == pytest.approx(np.ones(20_000))
-        # Marginals are Beta(alpha, 4 alpha): mean 1/5, variance (1/5)(4/5) / (5 alpha + 1).
-        assert drawn.mean(0).numpy() == pytest.approx(np.full(5, 0.2), abs=0.01)
-        assert drawn.var(0).numpy() == pytest.approx(np.full(5, 0.16 / (5 * alpha + 1)), rel=0.05)
 
 
 def test_each_class_is_shared_out_by_its_proportions() -> None:

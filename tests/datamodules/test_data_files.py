@@ -206,11 +206,6 @@ def test_a_download_that_fails_is_explained(name: str, tmp_path: Path, monkeypat
         family.build(root=tmp_path / "nowhere", download=True).prepare_data()
 
 
-def test_what_is_there_is_not_downloaded(copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(urllib.request, "urlopen", None)
-    MNIST(root=copied("MNIST"), download=True).prepare_data()
-
-
 def _md5(path: Path) -> str:
     return hashlib.md5(path.read_bytes()).hexdigest()
 

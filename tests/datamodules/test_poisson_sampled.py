@@ -111,14 +111,6 @@ def test_no_record_is_likelier_than_the_analysis_says() -> None:
     assert rounded_down.sum() > len(taken)
 
 
-def test_more_private_records_than_were_stated_are_refused() -> None:
-    class Few(Digits):
-        num_records = 100
-
-    with pytest.raises(ValueError, match="num_records of Few is 100, and its private part holds 1435"):
-        PoissonSampled(dataset=Few(), batch_size=10).setup("fit")
-
-
 @pytest.mark.parametrize("broken", [False, True])
 def test_processes_take_one_poisson_sample_together(broken: bool) -> None:
     """Each tosses the coins of its own part. The mutant tosses those of all: a record has two chances."""

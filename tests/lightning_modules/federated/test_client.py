@@ -76,14 +76,6 @@ def test_without_noise_nothing_is_bounded_and_what_a_trusted_server_adds_is_said
     assert len(against_others) == 1 and f"{honest:.5g}"[:5] in against_others[0]
 
 
-def test_a_client_that_does_not_trust_the_server_sends_nothing_without_noise() -> None:
-    asked = client()
-    with pytest.raises(ClientRefusal, match="has not set trusts_server"):
-        asked.begin(terms(noise_by="server"))
-    with pytest.raises(ClientRefusal, match="before a run began"):
-        asked.answer(question())
-
-
 @pytest.mark.parametrize(
     ("mechanism", "message"),
     [

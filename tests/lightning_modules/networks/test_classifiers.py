@@ -45,14 +45,6 @@ def test_parameter_counts_are_the_published_ones() -> None:
     )
 
 
-def test_resnet_keeps_the_resolution_of_small_images() -> None:
-    network = ResNet34(image_shape=(1, 28, 28), num_classes=3).eval()
-    seen: list[torch.Size] = []
-    network.body.layer1.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0].shape))
-    assert network(torch.zeros(1, 1, 28, 28)).shape == (1, 3)
-    assert seen == [torch.Size((1, 64, 28, 28))]
-
-
 @pytest.mark.parametrize("norm", ["batch", "group", "none"])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_small_cnn_options(norm: str, activation: str) -> None:

@@ -47,22 +47,6 @@ def test_a_refiner_starts_as_the_identity(shape: tuple[int, int, int]) -> None:
     assert torch.equal(Refiner(image_shape=shape)(images), images)
 
 
-def test_a_refiner_moves_where_it_is_pulled_and_stays_in_range() -> None:
-    torch.manual_seed(0)
-    images, refiner = _images(), Refiner(image_shape=(1, 12, 12), width=8, reach=1.0)
-    optimizer = torch.optim.Adam(refiner.parameters(), lr=1e-2)
-    for goal in (1.0, -1.0):
-        # From either end of the range: a pixel at -1 can rise, one at 1 can fall.
-        for _ in range(150):
-            loss = (refiner(images) - goal).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        refined = refiner(images)
-        assert refined.amin() >= -1 and refined.amax() <= 1
-        assert (refined - goal).abs().mean() < 0.2
-
-
 @pytest.mark.parametrize("reach", [0.2, 0.5, 1.0])
 def test_no_pixel_moves_farther_than_the_refiner_reaches(reach: float) -> None:
     torch.manual_seed(0)

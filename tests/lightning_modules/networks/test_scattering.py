@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.features import linear
 
-from lightning_modules.networks.scattering import Scattering2d, _filtered, _fold
+from lightning_modules.networks.scattering import Scattering2d
 from lightning_modules.priors import StrokePrior
 
 
@@ -57,17 +57,6 @@ def test_against_convolution_in_space() -> None:
         averaged = full.flatten(-2) @ extractor.get_buffer("average0")
         own = extractor(image)[0, 1 + 8 * scale + 3].flatten()
         assert torch.allclose(own, averaged[0, 0], rtol=0.05, atol=0.005), scale
-
-
-@pytest.mark.parametrize("factor", [1, 2, 3])
-def test_filtering_folds_the_products(factor: int) -> None:
-    draw = torch.Generator().manual_seed(2)
-    spectra = torch.randn(3, 2, 12, 18, generator=draw, dtype=torch.complex64)
-    bank = torch.randn(4, 12, 18, generator=draw)
-    expected = _fold(spectra[:, :, None] * bank, factor)
-    found = _filtered(spectra, bank, factor)
-    assert found.shape == expected.shape and torch.allclose(found, expected, atol=1e-6)
-    assert not torch.allclose(_filtered(spectra.conj().resolve_conj(), bank, factor), expected, atol=1e-2)
 
 
 def test_second_order_tells_apart_what_the_first_cannot() -> None:

@@ -61,20 +61,6 @@ def test_attributes_of_strokes_do_what_they_say() -> None:
     assert not torch.allclose(ink(StrokePrior, slant=0.0), ink(StrokePrior, slant=1.0))
 
 
-def test_joined_strokes_are_one_line() -> None:
-    """Counted by flood filling: joined curves leave one piece of ink per image, free ones sometimes several."""
-
-    def pieces(join_probability: float) -> Tensor:
-        drawn = ink(StrokePrior, rows=40, shape=(1, 40, 40), join_probability=join_probability, pen_width=(0.1, 0.1))
-        seen = drawn > 0.25
-        label = torch.arange(1.0, seen[0].numel() + 1).view(1, *seen.shape[1:]) * seen
-        for _ in range(400):
-            label = torch.nn.functional.max_pool2d(label, 3, 1, 1) * seen
-        return torch.tensor([len(row.unique()) - 1 for row in label])
-
-    assert (pieces(1.0) == 1).all() and (pieces(0.0) > 1).float().mean() > 0.1
-
-
 def test_some_glyphs_fill_the_frame() -> None:
     def reaches_all_edges(drawn: Tensor) -> float:
         seen = drawn > 0.2

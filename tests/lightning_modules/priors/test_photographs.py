@@ -16,10 +16,7 @@ from lightning_modules.priors import (
     RandomGeneratorPrior,
     ShaderPrior,
 )
-from lightning_modules.priors.base import RandomRows
-from lightning_modules.priors.colours import palette, palette_numbers
 from lightning_modules.priors.fractals import power_law_noise
-from lightning_modules.priors.random_generators import _decorrelated, _sizes, _wavelets
 
 KINDS: list[type[ImagePrior]] = [DeadLeavesPrior, FractalPrior, GradientPrior, RandomGeneratorPrior, ShaderPrior]
 SIDE = 64
@@ -74,14 +71,6 @@ def test_gradients_have_as_many_colours_as_stops_allow() -> None:
         return sum(float((row[row != 0].diff() != 0).sum()) for row in sign) / len(sign)
 
     assert turns((2, 2)) < 0.6 < 1.0 < turns((6, 6))
-
-
-def test_a_palette_is_smooth_and_closes() -> None:
-    rows = RandomRows(torch.rand(16, palette_numbers(3), generator=torch.Generator().manual_seed(0)))
-    colours = palette(rows, torch.linspace(0, 1, 201).expand(16, -1), channels=3)
-    assert colours.shape == (16, 201, 3) and colours.amin() >= 0 and colours.amax() <= 1
-    torch.testing.assert_close(colours[:, 0], colours[:, -1], rtol=0, atol=1e-4)
-    assert colours.diff(dim=1).abs().amax() < 0.12
 
 
 def noise(exponent: float) -> Tensor:
@@ -151,37 +140,6 @@ def test_weights_of_a_random_generator_are_drawn_anew_for_as_many_images_as_stat
     assert rough > 1.3 * plain
 
 
-def test_filters_of_a_random_generator_are_oriented() -> None:
-    """The spectrum of a filter lies along a line, that of white noise does not."""
-
-    def eccentricity(filters: Tensor) -> float:
-        power = torch.fft.fft2(filters, s=(16, 16)).abs().square()
-        at = torch.fft.fftfreq(16)
-        down, across = at[:, None].expand(16, 16), at.expand(16, 16)
-        total = ((down**2 + across**2) * power).sum((2, 3))
-        straight = ((across**2 - down**2) * power).sum((2, 3)) / total
-        slanted = (2 * across * down * power).sum((2, 3)) / total
-        return float((straight**2 + slanted**2).sqrt().mean())
-
-    generator = torch.Generator().manual_seed(0)
-    filters = _wavelets(32, 16, generator)
-    assert eccentricity(filters) > 0.5 > 0.3 > eccentricity(torch.randn(32, 16, 5, 5, generator=generator))
-
-
-def test_fields_are_decorrelated_in_each_image() -> None:
-    generator = torch.Generator().manual_seed(0)
-    mixing = torch.randn(8, 4, 4, generator=generator)
-    mixed = (mixing @ torch.randn(8, 4, 1024, generator=generator)).unflatten(2, (32, 32))
-
-    def correlation(fields: Tensor) -> Tensor:
-        found = torch.stack([torch.corrcoef(image) for image in fields.flatten(2)])
-        return (found - torch.eye(4)).abs().amax((1, 2))
-
-    assert correlation(mixed).amin() > 0.3 and correlation(_decorrelated(mixed)).quantile(0.75) < 0.1
-    assert _decorrelated(torch.zeros(2, 4, 8, 8)).isfinite().all()
-    assert _sizes(28, 28) == [(4, 4), (7, 7), (14, 14), (28, 28)] and _sizes(3, 50) == [(3, 50)]
-
-
 def test_frequencies_bends_and_edges_of_shaders() -> None:
     plain: dict[str, Any] = {"polar": 0.0, "tiled": 0.0, "edges": 0.0, "warp": 0.0}
     slow, fast = (roughness(draw(ShaderPrior, **plain, frequency=(f, f))) for f in (0.25, 4.0))
@@ -195,23 +153,6 @@ def test_frequencies_bends_and_edges_of_shaders() -> None:
     # Means over a pixel have less contrast than single points, and are of the same image.
     assert many.std() < single.std()
     assert 0.5 < torch.corrcoef(torch.stack([single.flatten(), many.flatten()]))[0, 1] < 0.999
-
-
-def test_tiles_and_angles_are_folded_and_other_coordinates_are_not() -> None:
-    def coordinates(**settings: float) -> Tensor:
-        prior = type("Shader", (ShaderPrior,), {"warp": 0.0, "polar": 0.0, "tiled": 0.0, **settings})()
-        side = torch.linspace(-1, 1, 16)
-        grid = torch.stack([side.expand(16, 16), side[:, None].expand(16, 16)]).flatten(1)
-        numbers = torch.rand(64, prior.numbers((3, 8, 8)), generator=torch.Generator().manual_seed(0))
-        found: Tensor = prior._coordinates(RandomRows(numbers), grid)
-        return found
-
-    free, tiled, polar = coordinates(), coordinates(tiled=1.0), coordinates(polar=1.0)
-    assert free.abs().amax() > 1.5 and tiled.abs().amax() <= 1
-    assert polar[:, 1].abs().amax() <= 1 and polar[:, 0].amin() >= -1
-    # Straight lines stay straight where nothing folds them.
-    bend = [points.unflatten(2, (16, 16)).diff(n=2, dim=3).abs().amax() for points in (free, tiled, polar)]
-    assert bend[0] < 1e-5 < 0.1 < min(bend[1:])
 
 
 def test_a_shader_s_image_does_not_depend_on_how_many_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
