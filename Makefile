@@ -25,6 +25,11 @@ FLOWER_INSTALLED := $(FLOWER)/.installed
 FLOWER_PINS := flwr==1.41.0 grpcio-health-checking==1.81.1 rich==14.3.4 packaging==25.0 protobuf==6.33.6 typer==0.20.1 \
 	fastapi==0.138.2 starlette==1.3.1 uvicorn==0.49.0 cryptography==50.0.2 SQLAlchemy==2.1.9 alembic==1.20.1
 
+DOCS := .venv-docs
+DOCS_INSTALLED := $(DOCS)/.installed
+# Reads mkdocs.yml, by the makers of Material for MkDocs, which ends in 2027.
+DOCS_PINS := zensical==0.0.73 mkdocstrings-python==2.0.11 ruff==0.17.6
+
 # As many processes for tests as there are cores, up to 8; tests of one file share what is trained for them.
 # Files in their own order: by their number of tests, those of few long ones would be left to the end.
 WORKERS ?= auto
@@ -107,6 +112,17 @@ test-oracle: $(ORACLE_INSTALLED) ## the accountants against dp-accounting, in an
 test-flower: $(FLOWER_INSTALLED) ## clients on the loopback interface by Flower, in an environment of its own
 	FLOWER=required OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest tests/lightning_modules/federated/test_flower.py $(PYTEST_ARGS)
 
+$(DOCS_INSTALLED): Makefile
+	@rm -rf $(DOCS)
+	$(call create_venv,$(PYTHON),$(DOCS))
+	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check $(DOCS_PINS)
+	@touch $@
+
+.PHONY: docs
+docs: $(DOCS_INSTALLED) ## the documentation site, into build/site; a broken link is an error
+	$(DOCS)/bin/python docs/.site/stage.py
+	$(DOCS)/bin/zensical build --strict --config-file mkdocs.yml
+
 .PHONY: lint
 lint: $(INSTALLED) ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -171,5 +187,5 @@ lock: pyproject.toml ## resolve both constraints files anew
 
 .PHONY: clean
 clean: ## remove environments, caches and build products; data, runs and results stay
-	rm -rf $(VENV) $(LOWEST) $(LOCK) $(ORACLE) $(FLOWER) build dist *.egg-info .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(LOCK) $(ORACLE) $(FLOWER) $(DOCS) build dist *.egg-info .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
