@@ -140,6 +140,18 @@ format: $(INSTALLED) ## rewrite the code as ruff would have it
 .PHONY: all-checks
 all-checks: test lint types ## what has to be green before a commit
 
+# `build` makes the wheel from the sdist, so that installing the wheel tests both.
+RELEASE := build/release
+.PHONY: release-check
+release-check: ## build sdist and wheel, install in a new environment and run the demo there, without this tree
+	@rm -rf $(RELEASE)
+	$(call create_venv,$(PYTHON),$(RELEASE)/venv)
+	@$(RELEASE)/venv/bin/python -m pip install --quiet --disable-pip-version-check build
+	$(RELEASE)/venv/bin/python -m build --outdir $(RELEASE)/dist .
+	$(RELEASE)/venv/bin/python -m pip install --quiet --disable-pip-version-check $(RELEASE)/dist/*.whl -c constraints.txt
+	@mkdir $(RELEASE)/elsewhere
+	cd $(RELEASE)/elsewhere && OMP_NUM_THREADS=1 ../venv/bin/LightningCLI pipeline sweeps/demo.yaml
+
 # Tables and figures: which size, in how many processes.
 PRESET ?= smoke
 JOBS ?= 1
