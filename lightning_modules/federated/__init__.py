@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_modules.federated.client import ClientRefusal, FederatedClient
+from lightning_modules.federated.client import FederatedClient
 from lightning_modules.federated.connection import ClientConnection, FederationError, LocalClients
 from lightning_modules.federated.federation import Federation
 from lightning_modules.federated.flower import FlowerClients
-from lightning_modules.federated.messages import Absence, Introduction, Question, Terms
+from lightning_modules.federated.messages import Absence, ClientRefusal, Introduction, Question, Terms
 from lightning_modules.federated.node import Node, serve
 
 __all__ = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from lightning_modules.federated.messages import Introduction, Question, Terms
+from lightning_modules.federated.messages import ClientRefusal, Introduction, Question, Terms
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import Budget
@@ -21,7 +21,7 @@ from privacy.identity import Training
 from privacy.mechanisms.noise import NoiseSource
 from privacy.plan import Plan
 
-__all__ = ["ClientRefusal", "FederatedClient"]
+__all__ = ["FederatedClient"]
 
 # What a server may set of a client's annotator. Its target, its ledger, what counts as spent and where noise comes from
 # are the client's own.
@@ -31,10 +31,6 @@ _OF_SERVER = {
         {"release", "noise_multiplier", "norm_bound", "bounding", "stability", "top_k", "granularity", "delta"}
     ),
 }
-
-
-class ClientRefusal(ValueError):
-    """A client does not agree to a run's terms, or a query does not follow the agreed terms."""
 
 
 class FederatedClient:
@@ -107,7 +103,8 @@ class FederatedClient:
             ClientRefusal: Its owner does not allow that.
             BudgetExceeded: Not one answer fits into its target.
         """
-        annotator = self._annotator_for(terms)
+        self._run = None
+        annotator, self._loss = self._annotator_for(terms), GradientTargets(**terms.loss)
         noiseless = isinstance(annotator, GradientAnnotator) and not annotator.noise_multiplier
         if (terms.noise_by == "server" or noiseless) and not self.trusts_server:
             raise ClientRefusal(
@@ -134,7 +131,6 @@ class FederatedClient:
             raise ClientRefusal(f"the run's identity is that of a training which {self.name} knows: {terms.run}")
         annotator.require_affordable()
         self._run, self.folder = (terms, annotator), folder
-        self._loss = GradientTargets(**terms.loss)
         self._answered = 0
 
         def wanted() -> int | None:
@@ -142,11 +138,10 @@ class FederatedClient:
             return None if terms.calls is None else made + annotator.affordable(limit=max(0, terms.calls - made))
 
         self._plan = annotator.fix_plan(Plan(), wanted)
-        self.write_guarantee()
+        self._write_guarantee()
 
     def _annotator_for(self, terms: Terms) -> Annotator:
-        others = sorted(set(terms.mechanism) - _OF_SERVER[terms.switch])
-        if others:
+        if others := sorted(set(terms.mechanism) - _OF_SERVER[terms.switch]):
             raise ClientRefusal(f"{', '.join(others)} of {self.name} is for its owner to set, and no server's")
         if terms.switch == "data" and terms.mechanism.get("release") not in ("per_sample_full", "per_sample"):
             raise ClientRefusal(
@@ -154,12 +149,11 @@ class FederatedClient:
                 f"{terms.mechanism.get('release')!r}"
             )
         mechanism = dict(terms.mechanism)
-        delta = mechanism.pop("delta", Budget.delta) if self.delta is None else self.delta
+        stated = mechanism.pop("delta", Budget.delta)
+        delta = stated if self.delta is None else self.delta
         budget = Budget(target_epsilon=self.target_epsilon, delta=delta, ledger=self.ledger)
-        mechanism.pop("delta", None)
-        if terms.switch == "label":
-            return LabelAnnotator(**mechanism, budget=budget, noise=self.noise)
-        return GradientAnnotator(**mechanism, budget=budget, noise=self.noise)
+        kind = LabelAnnotator if terms.switch == "label" else GradientAnnotator
+        return kind(**mechanism, budget=budget, noise=self.noise)
 
     @property
     def agreed(self) -> tuple[Terms, Annotator]:
@@ -247,12 +241,13 @@ class FederatedClient:
             "each)"
         )
 
-    def write_guarantee(self) -> Path | None:
-        """Writes `guarantee.json` and `guarantee.md` into its folder; returns the page."""
-        return None if self.folder is None else self.guarantee().write(self.folder)[1]
+    def _write_guarantee(self) -> None:
+        """Writes `guarantee.json` and `guarantee.md` into its folder."""
+        if self.folder is not None:
+            self.guarantee().write(self.folder)
 
     def end(self) -> None:
         """Settles its ledger, and writes what left it."""
         if self._run is not None:
             self._run[1].close()
-            self.write_guarantee()
+            self._write_guarantee()

@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
-from lightning_modules.federated.client import ClientRefusal, FederatedClient
-from lightning_modules.federated.messages import Absence, Introduction, Question, Terms
+from lightning_modules.federated.client import FederatedClient
+from lightning_modules.federated.messages import Absence, ClientRefusal, Introduction, Question, Terms
 from lightning_modules.networks import Network
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher, TeacherError
@@ -21,36 +21,20 @@ from privacy.account import BudgetExceeded
 from privacy.identity import UnnamedTraining
 from privacy.mechanisms.noise import NoiseSource
 
-__all__ = ["ClientConnection", "FederationError", "LocalClients", "Reached"]
+__all__ = ["ClientConnection", "FederationError", "LocalClients"]
 
 _T = TypeVar("_T")
-_Held = Callable[[], nn.Module]
 
 
 class FederationError(RuntimeError):
     """Clients with which a federation cannot begin or continue."""
 
 
-class Reached(Protocol):
-    """A client as the server reaches it: in this process, or by messages. Each method may raise a `ClientRefusal`."""
-
-    name: str
-
-    def begin(self, terms: Terms, *, folder: Path | None) -> None:
-        """Agrees to a run's terms."""
-
-    def answer(self, question: Question) -> torch.Tensor:
-        """Gradients of shape (B, c), float32, or classes of shape (B,), int64; on the CPU."""
-
-    def end(self) -> None:
-        """Settles its ledger and writes what left it. It may be called more than once."""
-
-
 class ClientConnection(ABC):
     """A way to the clients: in the same process (`LocalClients`), or on other machines (`FlowerClients`).
 
-    What a client does not answer in time, or answers in a way that cannot be used, is an `Absence` and no error: the
-    round continues with the others.
+    A client is a `FederatedClient`, or what sends its calls to one as messages. What it does not answer in time, or
+    answers in a way that cannot be used, is an `Absence` and no error: the round continues with the others.
     """
 
     #: The file that all teachers came from, where it is one.
@@ -74,18 +58,12 @@ class ClientConnection(ABC):
         """
 
     @abstractmethod
-    def reached(self) -> Mapping[str, Reached | Absence]:
+    def reached(self) -> Mapping[str, Any]:
         """All clients of the federation by name."""
 
-    def each(self, clients: Mapping[str, Reached], act: Callable[[Reached], _T]) -> dict[str, _T | Absence]:
+    def each(self, clients: Mapping[str, Any], act: Callable[[Any], _T]) -> dict[str, _T | Absence]:
         """What `act` gives for each of these clients."""
         return {name: answer_or_absence(client, act) for name, client in clients.items()}
-
-    def _of_all(self, names: Sequence[str], act: Callable[[Reached], _T]) -> dict[str, _T | Absence]:
-        reached = {name: client for name, client in self.reached().items() if name in names}
-        absent = {name: client for name, client in reached.items() if isinstance(client, Absence)}
-        there = {name: client for name, client in reached.items() if not isinstance(client, Absence)}
-        return {**absent, **self.each(there, act)}
 
     def begin(self, terms: Terms, *, folder: Path | None) -> Mapping[str, Absence]:
         """Sends all clients the terms of a run.
@@ -97,11 +75,11 @@ class ClientConnection(ABC):
         Returns:
             Clients that do not take part, by name.
         """
-        self._out = self._begin(sorted(self.reached()), terms, folder)
+        self._out = self._begin(self.reached(), terms, folder)
         return dict(self._out)
 
-    def _begin(self, names: Sequence[str], terms: Terms, folder: Path | None) -> dict[str, Absence]:
-        found = self._of_all(names, lambda client: client.begin(terms, folder=folder and folder / client.name))
+    def _begin(self, clients: Mapping[str, Any], terms: Terms, folder: Path | None) -> dict[str, Absence]:
+        found = self.each(clients, lambda client: client.begin(terms, folder=folder and folder / client.name))
         out = {name: said for name, said in found.items() if isinstance(said, Absence)}
         for name, absence in out.items():
             rank_zero_warn(f"{name} takes no part: {absence.reason}")
@@ -109,15 +87,15 @@ class ClientConnection(ABC):
 
     def ask(self, question: Question) -> Mapping[str, torch.Tensor | Absence]:
         """One round: what each client answers, by name."""
-        names = [name for name in sorted(self.reached()) if name not in self._out]
-        return {**self._out, **self._of_all(names, lambda client: client.answer(question))}
+        asked = {name: client for name, client in self.reached().items() if name not in self._out}
+        return {**self._out, **self.each(asked, lambda client: client.answer(question))}
 
     def end(self) -> None:
         """Lets clients settle their ledgers and write what left them. It may be called more than once."""
-        self._of_all(sorted(self.reached()), lambda client: client.end())
+        self.each(self.reached(), lambda client: client.end())
 
 
-def answer_or_absence(client: Reached, act: Callable[[Reached], _T]) -> _T | Absence:
+def answer_or_absence(client: Any, act: Callable[[Any], _T]) -> _T | Absence:
     """What `act` gives for a client, or why it refuses."""
     try:
         return act(client)
@@ -153,33 +131,32 @@ class LocalClients(ClientConnection):
         noise: Callable[[int], NoiseSource] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(teachers, str) and not len(teachers):
+        if not len(teachers):
             raise ValueError("teachers must be a file for each client, or the file of a TeacherEnsemble, got none")
-        if names is not None and len(set(names)) != len(names):
-            raise ValueError(f"names must differ from each other, got {list(names)}")
-        # Networks in functions, see `PrivateTeacher`.
-        self._given: str | list[str | _Held] = _hidden(teachers)
-        self.names = None if names is None else list(names)
-        if not isinstance(teachers, str):
-            self._names_of(len(teachers))
-        self.teacher_network = teacher_network
+        self._of_ensemble = isinstance(teachers, str)
+        every: Sequence[Any] = [teachers] if isinstance(teachers, str) else teachers
+        configs = [
+            TeacherConfig(path=given, network=teacher_network)
+            if isinstance(given, str)
+            else TeacherConfig(path=given, private_data=f"training data of client {index} of a script")
+            for index, given in enumerate(every)
+        ]
+        # In a function, see `PrivateTeacher`.
+        self._configs: Callable[[], list[TeacherConfig]] = lambda: configs
+        self.names = names
         self.target_epsilon = target_epsilon
         self.noise = noise
         self.clients: list[FederatedClient] = []
         #: Whether all teachers are heads on one fixed extractor, whose features are then computed once for all.
         self._share_features = False
 
-    def _names_of(self, teachers: int) -> list[str]:
-        names = self.names or [f"client-{index}" for index in range(teachers)]
-        if len(names) != teachers:
-            raise ValueError(f"names must be one for each of {teachers} teachers, got {len(names)}")
-        return names
-
     def introductions(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> list[Introduction]:
         """See `ClientConnection.introductions`."""
         if not self.clients:
             teachers = self._teachers(num_classes=num_classes, image_shape=image_shape)
-            names = self._names_of(len(teachers))
+            names = self.names or [f"client-{index}" for index in range(len(teachers))]
+            if len(set(names)) != len(names) or len(names) != len(teachers):
+                raise ValueError(f"names must be one for each of {len(teachers)} teachers, got {list(names)}")
             _require_apart(names, teachers)
             self.clients = [
                 FederatedClient(
@@ -195,21 +172,12 @@ class LocalClients(ClientConnection):
         return [client.introduction() for client in self.clients]
 
     def _teachers(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> list[PrivateTeacher]:
-        if isinstance(self._given, str):
-            config = TeacherConfig(path=self._given, network=self.teacher_network)
-            self.ensemble = config.load_ensemble(num_classes=num_classes, image_shape=image_shape)
+        if self._of_ensemble:
+            self.ensemble = self._configs()[0].load_ensemble(num_classes=num_classes, image_shape=image_shape)
             return self.ensemble.apart()
-        found: list[PrivateTeacher] = []
-        for index, given in enumerate(self._given):
-            config = (
-                TeacherConfig(path=given, network=self.teacher_network)
-                if isinstance(given, str)
-                else TeacherConfig(path=given(), private_data=f"training data of client {index} of a script")
-            )
-            found.append(config.load(num_classes=num_classes, image_shape=image_shape))
-        return found
+        return [config.load(num_classes=num_classes, image_shape=image_shape) for config in self._configs()]
 
-    def reached(self) -> Mapping[str, Reached | Absence]:
+    def reached(self) -> Mapping[str, Any]:
         """See `ClientConnection.reached`."""
         return {client.name: client for client in self.clients}
 
@@ -238,16 +206,3 @@ def _require_apart(names: Sequence[str], teachers: Sequence[PrivateTeacher]) -> 
                     f"{other} and {name} have {what}: a record of theirs would move both answers, and be charged for "
                     "one. Give each client a teacher that was trained on its own records (data: ClientRecords)"
                 )
-
-
-def _hidden(teachers: str | Sequence[str] | Sequence[nn.Module]) -> str | list[str | _Held]:
-    if isinstance(teachers, str):
-        return teachers
-    kinds = {isinstance(given, str) for given in teachers}
-    if len(kinds) > 1 or not all(isinstance(given, str | nn.Module) for given in teachers):
-        raise ValueError("teachers must be files, or networks of a script, and not some of each")
-    return [given if isinstance(given, str) else _held(given) for given in teachers]
-
-
-def _held(network: nn.Module) -> _Held:
-    return lambda: network

@@ -1,7 +1,7 @@
 """Messages between server and clients (DPSD Algorithm 2), and how they travel: plain values as JSON, arrays as bytes.
 
 Everything that the server sends is public or was released before. What a client sends back is the only thing that
-leaves it. Nothing is pickled, and what comes from another machine is checked here: what is malformed is a `WireError`.
+leaves it. Nothing is pickled, and what comes from another machine is checked here: what is malformed is refused.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from datamodules.partition import Partition
-from lightning_modules.losses.targets import GradientTargets
 from privacy.events import Release, release_from_dict
 
 __all__ = [
     "Absence",
+    "ClientRefusal",
     "Introduction",
     "Question",
     "Scalar",
     "Terms",
-    "WireError",
     "from_bytes",
     "pack",
     "pack_question",
@@ -39,6 +38,10 @@ __all__ = [
     "to_bytes",
     "unpack",
 ]
+
+
+class ClientRefusal(ValueError):
+    """A client does not agree to a run's terms, or what it or the server sent is not what was agreed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +143,6 @@ Scalar = bool | bytes | float | int | str
 
 _VERSION = 4
 _TYPES = {torch.bool: "|b1", torch.float32: "<f4", torch.int64: "<i8"}
-_T = TypeVar("_T")
-
-
-class WireError(ValueError):
-    """Data from another machine that are not a message of a federation."""
 
 
 def pack(kind: str, **values: Any) -> dict[str, Scalar]:
@@ -156,17 +154,17 @@ def unpack(config: Mapping[str, Scalar]) -> tuple[str, dict[str, Any]]:
     """Kind and values of a message.
 
     Raises:
-        WireError: It is of another version, or cannot be read.
+        ClientRefusal: It is of another version, or cannot be read.
     """
     version, kind, content = (config.get(name) for name in ("version", "kind", "content"))
     if version != _VERSION or not isinstance(kind, str):
-        raise WireError(f"a message must be of version {_VERSION}, got {version!r}: install one version everywhere")
+        raise ClientRefusal(f"a message must be of version {_VERSION}, got {version!r}: install one version everywhere")
     try:
         values = json.loads(content) if isinstance(content, str) else None
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise WireError(f"the content of a message {kind[:40]!r} cannot be read")
+        raise ClientRefusal(f"the content of a message {kind[:40]!r} cannot be read")
     return kind, values
 
 
@@ -179,33 +177,33 @@ def from_bytes(data: bytes, *, shape: Sequence[int], dtype: torch.dtype) -> torc
     """Inverse of `to_bytes`.
 
     Raises:
-        WireError: They are not as many as this shape takes, or truth values that are neither.
+        ClientRefusal: They are not as many as this shape takes, or truth values that are neither.
     """
     expected = math.prod(shape) * np.dtype(_TYPES[dtype]).itemsize
     if not isinstance(data, bytes) or len(data) != expected:
-        raise WireError(f"an array of shape {tuple(shape)} takes {expected:,} bytes, got {len(data):,}")
+        raise ClientRefusal(f"an array of shape {tuple(shape)} takes {expected:,} bytes, got {len(data):,}")
     if dtype == torch.bool and any(data.translate(None, b"\x00\x01")):
-        raise WireError("an array of truth values holds others")
+        raise ClientRefusal("an array of truth values holds others")
     return torch.from_numpy(np.frombuffer(data, dtype=_TYPES[dtype]).reshape(shape).copy())
 
 
 Rule = Callable[[Any], bool]
 
 
-def _whole(least: int, *, null: bool = False) -> Rule:
-    def holds(given: Any) -> bool:
-        whole = isinstance(given, int) and not isinstance(given, bool) and given >= least
-        return whole or (null and given is None)
-
-    return holds
+def _whole(least: int) -> Rule:
+    return lambda given: isinstance(given, int) and not isinstance(given, bool) and given >= least
 
 
 def _text(pattern: str) -> Rule:
     return lambda given: isinstance(given, str) and re.fullmatch(pattern, given) is not None
 
 
-def _of(kind: type) -> Rule:
-    return lambda given: isinstance(given, kind)
+def _of(*kinds: type) -> Rule:
+    return lambda given: isinstance(given, kinds)
+
+
+def _or_null(rule: Rule) -> Rule:
+    return lambda given: given is None or rule(given)
 
 
 def _shape(given: Any) -> bool:
@@ -220,73 +218,64 @@ def _sentences(given: Any) -> bool:
 
 
 def _partition(given: Any) -> bool:
-    if given is None:
-        return True
     if not isinstance(given, dict) or set(given) != {"data", "place", "settings", "share"}:
         return False
     share = given["share"]
     known = isinstance(given["data"], str) and isinstance(given["settings"], dict)
-    return known and (share is None or (isinstance(share, list) and len(share) == 2)) and len(str(given)) <= 20_000
-
-
-def _loss(given: Any) -> bool:
-    return isinstance(given, dict) and set(given) <= {field.name for field in dataclasses.fields(GradientTargets)}
-
-
-def _mu(given: Any) -> bool:
-    return given is None or (isinstance(given, int | float) and not isinstance(given, bool) and given >= 0)
+    return known and (share is None or (isinstance(share, list) and len(share) == 2))
 
 
 _INTRODUCTION: dict[str, Rule] = {
     "name": _text(r"[\w][\w .-]{0,99}"),
-    "num_records": _whole(1, null=True),
+    "num_records": _or_null(_whole(1)),
     "training": _text(r"[^\n]{0,200}"),
-    "releases": lambda given: given is None or isinstance(given, list),
+    "releases": _or_null(_of(list)),
     "secure": _of(bool),
     "assumptions": _sentences,
-    "partition": _partition,
+    "partition": _or_null(_partition),
 }
 _TERMS: dict[str, Rule] = {
     "run": _text("[0-9a-f]{32}"),
     "switch": _text("data|label"),
     "noise_by": _text("client|server"),
-    "calls": _whole(0, null=True),
+    "calls": _or_null(_whole(0)),
     "batch_size": _whole(1),
     "num_classes": _whole(2),
     "image_shape": _shape,
     "mechanism": _of(dict),
-    "loss": _loss,
-    "server_mu": _mu,
+    "loss": _of(dict),
+    "server_mu": _or_null(lambda given: isinstance(given, int | float) and given >= 0),
 }
+_RULES = {**_INTRODUCTION, **_TERMS, "number": _whole(0)}
 
 
 def read(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """A message's values by these names, each checked.
 
     Raises:
-        WireError: A value is missing, unknown or not what it may be.
+        ClientRefusal: A value is missing, unknown or not what it may be.
     """
     if odd := set(values) ^ set(names):
-        raise WireError(f"a message must hold {', '.join(sorted(names))}: missing or unknown are {sorted(odd)}"[:400])
+        raise ClientRefusal(f"a message must hold {', '.join(names)}: missing or unknown are {sorted(odd)}"[:400])
     for name in names:
-        if not {**_INTRODUCTION, **_TERMS, "number": _whole(0)}[name](values[name]):
-            raise WireError(f"{name} of a message must not be {str(values[name])[:40]!r}")
+        if not _RULES[name](values[name]):
+            raise ClientRefusal(f"{name} of a message must not be {str(values[name])[:40]!r}")
     return dict(values)
 
 
 def read_introduction(values: Mapping[str, Any]) -> Introduction:
-    """A client's description of itself; a `WireError` where it is none."""
+    """A client's description of itself; a `ClientRefusal` where it is none."""
     known = read(values, list(_INTRODUCTION))
     try:
         if known["releases"] is not None:
             known["releases"] = {release_from_dict(release): int(count) for release, count in known["releases"]}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise WireError("the releases of a message cannot be read") from error
+        raise ClientRefusal("the releases of a message cannot be read") from error
     return Introduction(**{**known, "assumptions": tuple(known["assumptions"])})
 
 
 def read_terms(values: Mapping[str, Any]) -> Terms:
-    """The terms of a run, or a `WireError`; the client decides which settings a server may choose."""
+    """The terms of a run, or a `ClientRefusal`; the client decides which settings a server may choose."""
     known = read(values, list(_TERMS))
     return Terms(**{**known, "image_shape": tuple(known["image_shape"])})
 
@@ -301,7 +290,7 @@ def read_question(arrays: Sequence[bytes], values: Mapping[str, Any], terms: Ter
     """Inverse of `pack_question`, for a client that has agreed to these terms.
 
     Raises:
-        WireError: It is not a question of theirs.
+        ClientRefusal: It is not a question of theirs.
     """
     outputs = (terms.batch_size, terms.num_classes)
     wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
@@ -310,7 +299,7 @@ def read_question(arrays: Sequence[bytes], values: Mapping[str, Any], terms: Ter
         **({"candidates": (outputs, torch.bool)} if terms.switch == "label" else {}),
     }
     if len(arrays) != len(wanted):
-        raise WireError(f"a question must hold {', '.join(wanted)}, got {len(arrays)} arrays")
+        raise ClientRefusal(f"a question must hold {', '.join(wanted)}, got {len(arrays)} arrays")
     tensors: dict[str, Any] = {
         name: from_bytes(data, shape=shape, dtype=dtype)
         for data, (name, (shape, dtype)) in zip(arrays, wanted.items(), strict=True)
@@ -325,18 +314,18 @@ def read_answer(arrays: Sequence[bytes], values: Mapping[str, Any], question: Qu
     gives that is not finite becomes zeros, or class 0, before it leaves the client.
 
     Raises:
-        WireError: It is not an answer to this question.
+        ClientRefusal: It is not an answer to this question.
     """
     if values.get("number") != question.number or len(arrays) != 1:
-        raise WireError(f"{len(arrays)} arrays for question {str(values.get('number'))[:20]}, not {question.number}")
+        raise ClientRefusal(f"{len(arrays)} arrays, of question {str(values.get('number'))[:20]}: it cannot be used")
     if question.candidates is None:
         gradients = from_bytes(arrays[0], shape=question.outputs.shape, dtype=torch.float32)
         if not bool(gradients.isfinite().all()):
-            raise WireError("a gradient is not finite")
+            raise ClientRefusal("a gradient is not finite")
         return gradients
     classes = from_bytes(arrays[0], shape=question.outputs.shape[:1], dtype=torch.int64)
     chosen = classes.clamp(0, question.outputs.shape[1] - 1)
     candidate = question.candidates.cpu().gather(1, chosen[:, None])[:, 0]
     if not bool((candidate & (chosen == classes)).all()):
-        raise WireError("a class is not a candidate")
+        raise ClientRefusal("a class is not a candidate")
     return classes

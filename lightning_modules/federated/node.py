@@ -5,25 +5,23 @@ What is answered has passed the client's own annotator. Nothing here imports flw
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_modules.federated.client import ClientRefusal, FederatedClient
+from lightning_modules.federated.client import FederatedClient
 from lightning_modules.federated.connection import FederationError
 from lightning_modules.federated.messages import (
+    ClientRefusal,
     Scalar,
-    WireError,
     pack,
     read,
     read_question,
@@ -39,7 +37,6 @@ from privacy.formatting import round_up
 __all__ = ["Node", "require_flower", "serve"]
 
 _log = logging.getLogger(__name__)
-_importing = threading.Lock()
 
 
 class Node:
@@ -89,18 +86,16 @@ class Node:
             elif kind == "end":
                 self.end()
             else:
-                raise WireError(f"a message must be introduce, begin, ask or end, got {kind[:40]!r}")
+                raise ClientRefusal(f"a message must be introduce, begin, ask or end, got {kind[:40]!r}")
             return [], pack("done")
-        except (ClientRefusal, WireError) as error:  # only about the run's terms
-            _log.warning("%s refuses: %s", self.name, error)
-            return [], pack("refusal", reason=str(error)[:1000])
-        except BudgetExceeded as error:
-            _log.warning("%s refuses: %s", self.name, error)
-            # What other runs have spent, and on what, is not for this one's server.
-            return [], pack("refusal", reason=f"the target_epsilon of {self.name} leaves no room for an answer")
         except Exception as error:
             _log.error("%s cannot answer", self.name, exc_info=error)
-            return [], pack("refusal", reason=f"{self.name} met an error, which its own log names")
+            reason = f"{self.name} met an error, which its own log names"
+            if isinstance(error, ClientRefusal):  # only about the run's terms
+                reason = str(error)[:1000]
+            elif isinstance(error, BudgetExceeded):  # what other runs have spent, and on what, is not for this server
+                reason = f"the target_epsilon of {self.name} leaves no room for an answer"
+            return [], pack("refusal", reason=reason)
 
     def end(self) -> None:
         """Settles the ledger, and writes what left this client. It may be called more than once."""
@@ -181,39 +176,21 @@ def serve(
     certificates = None if root_certificates is None else Path(root_certificates).read_bytes()
     client: Any = node
     node.heard = time.monotonic()
-    with _ended_by_sigterm():
-        try:
-            while True:
-                try:
-                    start_client(
-                        server_address=server, client=client, root_certificates=certificates, insecure=insecure
-                    )
-                    return
-                except grpc.RpcError as error:
-                    details = getattr(error, "details", str)()
-                    _log.warning("%s has no connection to %s: %s", node.name, server, details or type(error).__name__)
-                if time.monotonic() - node.heard > patience:
-                    raise FederationError(f"no server was reached at {server} for {patience:g} s")
-                time.sleep(pause)
-        finally:
-            node.end()
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Makes SIGTERM an exception, so that what has to be written is written."""
-
-    def end(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        yield
+        while True:
+            try:
+                start_client(server_address=server, client=client, root_certificates=certificates, insecure=insecure)
+                return
+            except grpc.RpcError as error:
+                details = getattr(error, "details", str)()
+                _log.warning("%s has no connection to %s: %s", node.name, server, details or type(error).__name__)
+            if time.monotonic() - node.heard > patience:
+                raise FederationError(f"no server was reached at {server} for {patience:g} s")
+            time.sleep(pause)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        node.end()
 
 
 def require_flower(whose: str) -> None:
@@ -222,12 +199,11 @@ def require_flower(whose: str) -> None:
     Raises:
         FederationError: It is missing; `whose` needs it.
     """
-    if importlib.util.find_spec("flwr") is None:
-        raise FederationError(
-            f"{whose} needs the package flwr, which is not installed: pip install 'private-model-transcription[flower]'"
-        )
     # Read when flwr is imported. Who takes part in a federation of private data is not shared with third parties.
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    # Its parts import each other in a circle, which two threads of one process cannot do at the same time.
-    with _importing:
-        importlib.import_module("flwr")
+    try:
+        import flwr  # noqa: F401
+    except ImportError as error:
+        raise FederationError(
+            f"{whose} needs the package flwr, which is not installed: pip install 'private-model-transcription[flower]'"
+        ) from error

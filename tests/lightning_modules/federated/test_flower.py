@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
@@ -35,10 +36,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     if os.environ.get("FLOWER") != "required":
         # Where it is required, its absence is a failure.
         pytest.importorskip("flwr", reason="the extra flower is not installed: make test-flower")
-    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    for part in ("flwr.client", "flwr.server"):  # which import each other in a circle: no two threads can do it at once
+        importlib.import_module(part)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -97,9 +100,7 @@ def test_a_client_that_is_killed_is_left_out_charged_and_may_come_back(
             return found
 
         monkeypatch.setattr(FlowerClients, "ask", watched)
-        with pytest.warns(
-            UserWarning, match=r"Round 4 goes on without client-1: (its connection was lost|it is not con)"
-        ):
+        with pytest.warns(UserWarning, match=r"Round 4 goes on without client-1: (no answer|it is not con)"):
             cli = fit(federation(by_flower(port), rounds=rounds, **model))
         assert clients[0].status() == again[0].status() == 0, again[0].said
     assert answered == [2] * 4 + [1] * 3 + [2] * 5
@@ -123,9 +124,9 @@ def test_answers_that_cannot_be_used_are_left_out_and_charged(workplace: Path) -
         warnings.simplefilter("always")
         cli = fit(federation(by_flower(port, count=len(names), timeout=3), rounds=rounds))
         said = "\n".join(str(warning.message) for warning in caught)
-        assert "Round 2 goes on without nan: its answer cannot be used: a gradient is not finite" in said
-        assert "without narrow: its answer cannot be used: an array of shape (8, 10) takes 320 bytes, got 288" in said
-        assert "Round 2 goes on without garbled: its answer cannot be used" in said
+        assert "Round 2 goes on without nan: a gradient is not finite" in said
+        assert "without narrow: an array of shape (8, 10) takes 320 bytes, got 288" in said
+        assert "Round 2 goes on without garbled: an array of shape" in said
         assert "Round 2 goes on without late: no answer within 3 s" in said
         assert clients[0].status() == 0
     assert cli.model.absences == {"nan": 2, "narrow": 2, "garbled": 2, "late": 2}
@@ -181,8 +182,8 @@ def test_a_name_that_is_taken_and_one_client_too_many_are_not_asked(workplace: P
         with pytest.warns(UserWarning) as caught:
             assert all(set(found) == {"client-0", "client-1"} for found in _rounds(clients))
         said = "\n".join(str(warning.message) for warning in caught)
-        assert "A second client named client-1 has connected, and is not asked" in said
-        assert "client-3 has connected besides the 2 clients of this run" in said
+        assert "there is one named client-1, and names must differ" in said
+        assert "client-3 comes besides the 2 clients of this run" in said
     finally:
         clients.end()
     assert all(one.ended() for one in [*first, *others])
@@ -280,11 +281,8 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch,
         ({"num_clients": 0}, "num_clients must be"),
         ({"timeout": 0}, "timeout must be"),
         ({"wait": float("nan")}, "wait must be"),
-        ({"address": "8080"}, "address must be HOST:PORT, got '8080'"),
-        ({"address": "host:99999"}, "address must be HOST:PORT"),
         ({"insecure": False}, "either certificates"),
         ({"certificates": ["a", "b", "c"]}, "either certificates"),
-        ({"insecure": False, "certificates": ["a", "b"]}, "must be three files"),
     ],
 )
 def test_settings_are_checked_at_once(changed: dict[str, Any], message: str) -> None:

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from support.federations import BATCH_SIZE, SHAPE, question, terms
 from support.flower import teacher_files
 
-from lightning_modules.federated import Introduction, Node, Terms
+from lightning_modules.federated import ClientRefusal, Introduction, Node, Terms
 from lightning_modules.federated.messages import (
-    WireError,
     from_bytes,
     pack,
     pack_question,
@@ -120,9 +119,9 @@ def test_questions_arrive(label: bool) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"not an array", b"\0" * 319, b"\0" * 321, "text"])
 def test_bytes_that_are_no_such_array_are_refused(data: Any) -> None:
-    with pytest.raises(WireError, match="takes 320 bytes"):
+    with pytest.raises(ClientRefusal, match="takes 320 bytes"):
         from_bytes(data, shape=(8, 10), dtype=torch.float32)
-    with pytest.raises(WireError, match="truth values"):
+    with pytest.raises(ClientRefusal, match="truth values"):
         from_bytes(b"\0\2\1", shape=(3,), dtype=torch.bool)
 
 
@@ -141,12 +140,11 @@ def test_bytes_that_are_no_such_array_are_refused(data: Any) -> None:
         ({"server_mu": -1.0}, "server_mu of"),
         ({"server_mu": math.nan}, "server_mu of"),
         ({"mechanism": []}, "mechanism of"),
-        ({"loss": {"code": "x"}}, "loss of a message"),
         ({"more": 1}, r"missing or unknown are \['more'\]"),
     ],
 )
 def test_terms_that_are_none_are_refused(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(WireError, match=message):
+    with pytest.raises(ClientRefusal, match=message):
         read_terms({**asdict(terms()), **changed})
 
 
@@ -169,14 +167,13 @@ def test_terms_that_are_none_are_refused(changed: dict[str, Any], message: str) 
         {"releases": [[{"kind": "none such"}, 1]]},
         {"releases": 4},
         {"partition": {"data": "x", "place": None, "settings": {}, "share": [0]}},
-        {"partition": {"data": "x", "place": None, "settings": {"x": "x" * 20_001}, "share": None}},
         {"releases": [[{"kind": "gaussian", "mu": 0.5}, "x"]]},
     ],
 )
 def test_introductions_that_are_none_are_refused(changed: dict[str, Any]) -> None:
     good = Introduction(name="one").to_dict()
     assert read_introduction(good).name == "one"
-    with pytest.raises(WireError):
+    with pytest.raises(ClientRefusal):
         read_introduction({**good, **changed})
 
 
@@ -199,10 +196,10 @@ def test_introductions_that_are_none_are_refused(changed: dict[str, Any]) -> Non
 def test_questions_that_are_none_are_refused(config: dict[str, Any]) -> None:
     arrays, good = pack_question(question())
     read_question(arrays, unpack(good)[1], terms())
-    with pytest.raises(WireError):
+    with pytest.raises(ClientRefusal):
         read_question(arrays, unpack(config)[1], terms())
     for others in ([], arrays[:1], arrays[::-1], [*arrays, arrays[1]]):
-        with pytest.raises(WireError):
+        with pytest.raises(ClientRefusal):
             read_question(others, unpack(good)[1], terms())
 
 
@@ -225,10 +222,10 @@ def test_answers_that_cannot_be_used_are_refused(answer: torch.Tensor, reason: s
     asked = question() if answer.dim() == 2 else question(candidates=CANDIDATES)
     good = torch.ones(BATCH_SIZE, 10) if answer.dim() == 2 else torch.full((BATCH_SIZE,), 2)
     assert torch.equal(read_answer([to_bytes(good)], {"number": 0}, asked), good)
-    with pytest.raises(WireError, match=reason):
+    with pytest.raises(ClientRefusal, match=reason):
         read_answer([to_bytes(answer)], {"number": 0}, asked)
     for arrays, number in (([], 0), ([to_bytes(good)] * 2, 0), ([to_bytes(good)], 1)):
-        with pytest.raises(WireError, match="arrays for question"):
+        with pytest.raises(ClientRefusal, match="it cannot be used"):
             read_answer(arrays, {"number": number}, asked)
 
 
@@ -295,6 +292,7 @@ def test_each_message_may_be_answered_by_another_process(own: Path) -> None:
         (_begin(num_classes=9), "introduced for other images or classes"),
         (_begin(noise_by="server"), "has not set trusts_server"),
         (_begin(mechanism={"scope": "run"}), "for its owner to set"),
+        (_begin(loss={"code": "x"}), "met an error"),
     ],
 )
 def test_a_node_refuses_in_words(message: dict[str, Any], reason: str, own: Path) -> None:
