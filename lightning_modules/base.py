@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from lightning_modules.callbacks.privacy import default_callbacks
@@ -21,7 +20,7 @@ from lightning_modules.networks.moving_average import moving_average
 from lightning_modules.private_run import PrivateRun, steps_of_fit
 from lightning_modules.runtime.checkpoint_io import take_back_unfinished_step
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters, settings_of
-from lightning_modules.runtime.processes import broadcast_tensors, check_strategy, share_of
+from lightning_modules.runtime.processes import check_strategy, share_of
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.checks import try_foreign
@@ -112,7 +111,6 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
         self.steps_done = 0
         self.draw_seed: int | None = None
         self._steps_before_batch = -1
-        self._generator_is_warm = False
 
     # --- what a method fills ---
 
@@ -337,14 +335,6 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
 
-    def on_train_start(self) -> None:
-        """Fits the generator to the prior where it has yet to be."""
-        if self.images.warm_start_steps and not self._generator_is_warm and not self.steps_done:
-            rank_zero_info(self.images.warm_start(self.draws))
-            self._generator_is_warm = True
-            if self.generator is not None:
-                broadcast_tensors(self.generator.state_dict().values(), self.processes)
-
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
         """Remembers where a step begins, to know one that was cut short, and resets the generator where it is due."""
         self._steps_before_batch = self.steps_done
@@ -387,7 +377,6 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
         checkpoint["distillation"] = {
             "steps_done": self.steps_done,
             "draw_seed": self.draw_seed,
-            "generator_is_warm": self._generator_is_warm,
             "objects": list(self._objects_given),
             **self.run.state(),
         }
@@ -411,7 +400,6 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
             return
         self.steps_done = int(state["steps_done"])
         self.draw_seed = state["draw_seed"]
-        self._generator_is_warm = bool(state["generator_is_warm"])
         self.run.load(state)
         if self.memory is not None and "replay" in checkpoint:
             self.memory.load(checkpoint["replay"])

@@ -371,7 +371,6 @@ class DGD(DataFreeDistillation):
 
     def on_train_start(self) -> None:
         """Warns of a fit that ends before the student's first step."""
-        super().on_train_start()
         steps, queries = steps_of_fit(self.trainer), self.query_phase
         needed = self._length("generator") + self._length("vae") + math.ceil(queries.queries / self.batch_size)
         needed += queries.steps_between * (queries.rounds - 1)

@@ -288,7 +288,6 @@ class FedDPSD(DataFreeDistillation):
 
     def on_train_start(self) -> None:
         """Sends the clients the terms of the run."""
-        super().on_train_start()
         folder = None if is_dev_run(self.trainer) else run_folder(self.trainer) / "clients"
         out = self.clients.begin(self.terms(), folder=folder)
         left = len(self.teacher_names) - len(out)

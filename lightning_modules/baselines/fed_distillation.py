@@ -126,8 +126,7 @@ class FedDistillation(DataFreeDistillation):
         return [_SERVER_HOLDS_MODELS]
 
     def on_train_start(self) -> None:
-        """See `DataFreeDistillation.on_train_start`; the student takes over the average, once in a run."""
-        super().on_train_start()
+        """The student takes over the average, once in a run."""
         if self.initial_weights == "average" and not self.steps_done:
             self._take_average()
 

@@ -17,7 +17,6 @@ from lightning_modules.networks import Network, ScaledOutput
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.generators import check_refiner
 from lightning_modules.priors import ImagePrior, StrokePrior
-from lightning_modules.priors.warm_start import fit_generator
 from lightning_modules.runtime.randomness import Draws, key, stream
 from lightning_modules.setting_checks import check_number, check_whole_number
 from privacy.processes import ProcessesError, share_size
@@ -40,10 +39,8 @@ class Images:
     Attributes:
         source: `generator`, `prior`, `both` (half of each batch), or `refined` (images of the prior, changed by a small
             network that is trained in the generator's place).
-        prior: Procedural images, for `prior`, `both`, `refined` and a warm start. Default: `StrokePrior`.
+        prior: Procedural images, for `prior`, `both` and `refined`. Default: `StrokePrior`.
         generator: The generator, see `Network`. Default: `DAFLGenerator`; for `refined` `Refiner`.
-        warm_start_steps: Steps for which the generator is fitted to images of the prior before the first annotated
-            step, once in a run. Neither teacher nor data are queried; it costs only time.
         reset_every: The generator, or the refiner, is reset to new random weights after every so many steps; null is
             never. A generator that is trained for long collapses to a few kinds of images, and a sequence of new ones
             shows the student many. The state of its optimizer is cleared; its learning-rate schedule continues.
@@ -64,7 +61,6 @@ class Images:
     source: _Source = "generator"
     prior: ImagePrior | None = None
     generator: Network | str | None = None
-    warm_start_steps: int = 0
     reset_every: int | None = None
     pixel_mean: float | list[float] | None = None
     pixel_std: float | list[float] | None = None
@@ -128,7 +124,6 @@ class ImageSource(ABC):
         rows: Images of each batch that this process makes: all of them, or its share where there are several.
         generator: What makes or changes images; None where there is none.
         published: What of it a student's owner may publish, in words.
-        warm_start_steps: Steps that the generator takes before the first query.
         reset_every: Steps after which the generator is reset; None is never.
         assumptions: What a guarantee of its images rests on.
         prior: Procedural images; None where none are drawn.
@@ -138,7 +133,6 @@ class ImageSource(ABC):
     rows: int
     generator: nn.Module | None = None
     published: tuple[str, ...] = ()
-    warm_start_steps: int = 0
     reset_every: int | None = None
     assumptions: tuple[str, ...] = ()
     prior: ImagePrior | None = None
@@ -178,10 +172,6 @@ class ImageSource(ABC):
     def grid(self, count: int, *, seed: int, device: torch.device) -> torch.Tensor:
         """Images to look at, shape (n, C, H, W) with n at most `count`; the same ones for one seed."""
 
-    def warm_start(self, draws: Draws) -> str:
-        """Prepares the generator before the first query. Returns what came of it, in words."""
-        raise NotImplementedError(f"{type(self).__name__} has no generator to start")
-
     def reset(self, step: int, draws: Draws) -> None:
         """Gives the generator new weights, which follow from the seed and the step: the same ones in each process."""
         raise NotImplementedError(f"{type(self).__name__} has no generator to reset")
@@ -218,8 +208,6 @@ class SyntheticSource(ImageSource):
         self._public_prior = settings.prior or StrokePrior()
         self.prior = self._public_prior if self.kind != "generator" else None
         self.generator = self._build_generator()
-        self.warm_start_steps = settings.warm_start_steps
-        self._check_warm_start()
         self.reset_every = settings.reset_every
         self._check_reset()
         self._check_steps(settings.generator_steps)
@@ -288,25 +276,11 @@ class SyntheticSource(ImageSource):
             check_number(name, value, least=least, most=_LARGEST_PIXEL)
         return [float(value) for value in values] * (channels if len(values) == 1 else 1)
 
-    def _check_warm_start(self) -> None:
-        steps = self.warm_start_steps
-        check_whole_number("images.warm_start_steps", steps, least=0)
-        if steps and self.kind not in ("generator", "both"):
-            raise ValueError(
-                f"images.warm_start_steps={steps} needs a generator to start: images.source must be generator or both, "
-                f"got {self.kind!r}"
-            )
-        if steps and self.batch_size < 2:
-            raise ValueError(f"images.warm_start_steps needs a batch_size of 2 or more, got {self.batch_size}")
-
     def _check_reset(self) -> None:
         every = self.reset_every
         check_whole_number("images.reset_every", every, least=1, null="never")
-        if every is not None and (self.generator is None or self.warm_start_steps):
-            raise ValueError(
-                f"images.reset_every={every} needs a generator that begins with random weights: images.source must not "
-                f"be prior, and images.warm_start_steps must be 0, got {self.kind!r} and {self.warm_start_steps}"
-            )
+        if every is not None and self.generator is None:
+            raise ValueError(f"images.reset_every must be null for images.source='prior', got {every}")
 
     def _check_steps(self, steps: int) -> None:
         check_whole_number("images.generator_steps", steps, least=1)
@@ -354,24 +328,6 @@ class SyntheticSource(ImageSource):
         if left and self.prior is not None:
             parts.append(self._prior_images(left, draw, device))
         return torch.cat(parts)
-
-    def warm_start(self, draws: Draws) -> str:
-        """Fits the generator to images of the prior. Returns what came of it, in words."""
-        assert self.generator is not None
-        error = fit_generator(
-            self.generator,
-            self._public_prior,
-            steps=self.warm_start_steps,
-            batch_size=self.batch_size,
-            image_shape=self.image_shape,
-            latent_dim=self.latent_dim,
-            seed=draws.seed,
-            device=draws.device,
-        )
-        return (
-            f"Generator fitted to {type(self._public_prior).__name__} for {self.warm_start_steps} steps: mean "
-            f"squared error {error:.3g}."
-        )
 
     def reset(self, step: int, draws: Draws) -> None:
         """See `ImageSource.reset`."""

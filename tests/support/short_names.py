@@ -20,7 +20,7 @@ def _of(group: str, names: str) -> dict[str, str]:
     return {pair[0]: f"{group}.{pair[-1]}" for pair in pairs}
 
 
-_IMAGES = _of("images", "images=source prior generator generator_warm_start=warm_start_steps")
+_IMAGES = _of("images", "images=source prior generator")
 _OPTIMIZER = _of("images", "generator_optimizer=optimizer generator_lr_scheduler=lr_scheduler generator_steps")
 _STUDENT = _of(
     "student",

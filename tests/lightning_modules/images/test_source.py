@@ -124,8 +124,7 @@ def test_a_reset_gives_new_weights_that_follow_from_the_step(kind: Any) -> None:
             {"source": "generator", "reset_every": 2.5},
             "a whole number, or null for never, got 2.5",
         ),
-        ({"source": "prior", "reset_every": 5}, "source must not be prior"),
-        ({"source": "both", "reset_every": 5, "warm_start_steps": 3}, "warm_start_steps must be 0"),
+        ({"source": "prior", "reset_every": 5}, "reset_every must be null"),
         (
             {"source": "generator", "pixel_mean": [0.1, 0.2]},
             "pixel_mean must be one number, or one for each of 1 channels, got",

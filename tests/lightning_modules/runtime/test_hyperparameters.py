@@ -61,9 +61,9 @@ def loaded(file: Path, **given: Any) -> DGD:
 
 
 def test_the_plain_ones_of_a_group_stay() -> None:
-    images = Images(source="both", prior=StrokePrior(), warm_start_steps=5)
+    images = Images(source="both", prior=StrokePrior(), reset_every=5)
     module = DPDFD(**SHAPE, teacher=small(), annotator=GradientAnnotator(), images=images)
-    assert module.hparams["images"]["warm_start_steps"] == 5 and "prior" not in module.hparams["images"]
+    assert module.hparams["images"]["reset_every"] == 5 and "prior" not in module.hparams["images"]
     assert module._objects_given == ["images.prior", "annotator"]
     plain = DPDFD(**SHAPE, teacher=small(), annotator=GradientAnnotator(), images=Images(source="generator"))
     assert plain._objects_given == ["annotator"]
