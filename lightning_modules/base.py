@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_modules.callbacks.privacy import default_callbacks
 from lightning_modules.evaluation import Evaluated, Evaluation
-from lightning_modules.images.source import ImageSettings
+from lightning_modules.images.source import Images
 from lightning_modules.losses.functional import soft_cross_entropy
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.batchnorm import frozen_statistics
@@ -62,7 +62,7 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
     """
 
     paper: ClassVar[str] = ""
-    unused: ClassVar[tuple[str, ...]] = ()
+    unused: ClassVar[tuple[str, ...]] = ("images.pool",)
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
         annotator: Annotator,
         teacher: TeacherConfig | str | nn.Module,
         student: StudentConfig | str,
-        images: ImageSettings,
+        images: Images,
     ) -> None:
         super().__init__()
         config = settings_of(TeacherConfig, teacher, name="teacher", short="path")

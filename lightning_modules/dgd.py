@@ -15,8 +15,9 @@ from torch import nn
 
 from datamodules.partition import require_partition
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.dgd_phases import DGDImages, GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
+from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
 from lightning_modules.images.pool import PoolSource
+from lightning_modules.images.source import Images
 from lightning_modules.losses.selection import balanced_quotas, confident_samples, spread_samples
 from lightning_modules.losses.tangent_normal import TangentNormalLoss
 from lightning_modules.networks import ConvVAE, logits_and_statistics
@@ -28,6 +29,7 @@ from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import stream
 from lightning_modules.runtime.runs import datamodule_of
+from lightning_modules.setting_checks import check_choice
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
@@ -85,7 +87,7 @@ class DGD(DataFreeDistillation):
     """
 
     paper: ClassVar[str] = "DGD"
-    unused = ("student.ema", "student.replay")
+    unused = ("student.ema", "student.replay", "images.reset_every", "images.generator_steps")
     annotator: VoteAnnotator
 
     def training_step(self, batch: int, batch_idx: int) -> None:
@@ -119,7 +121,7 @@ class DGD(DataFreeDistillation):
         teacher: TeacherConfig | str | nn.Module,
         annotator: VoteAnnotator | None = None,
         student: StudentConfig | str = StudentConfig(),
-        images: DGDImages | str = DGDImages(),
+        images: Images | str = Images(),
         generator_phase: GeneratorPhase = GeneratorPhase(),
         vae_phase: VAEPhase = VAEPhase(),
         query_phase: QueryPhase = QueryPhase(),
@@ -134,7 +136,7 @@ class DGD(DataFreeDistillation):
             annotator=annotator or VoteAnnotator(),
             teacher=teacher,
             student=student,
-            images=settings_of(DGDImages, images, name="images", short="source"),
+            images=settings_of(Images, images, name="images", short="source"),
         )
         if not isinstance(self.annotator, VoteAnnotator):
             raise ValueError(f"annotator must be a VoteAnnotator, got {type(self.annotator).__name__}")
@@ -143,6 +145,7 @@ class DGD(DataFreeDistillation):
         self.query_phase = settings_of(QueryPhase, query_phase, name="query_phase")
         self.student_phase = settings_of(StudentPhase, student_phase, name="student_phase")
         self.tangent_normal = settings_of(TangentNormalLoss, tangent_normal, name="tangent_normal")
+        check_choice("images.source", self.images.kind, ("generator", "prior", "both", "pool"))
         baseline = self.generator_phase.baseline
         if (self.generator is not None) != (baseline is not None):
             raise ValueError(

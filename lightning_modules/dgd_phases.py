@@ -3,86 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import functional
 
-from datamodules import ImageDataModule
-from lightning_modules.images.pool import PoolSource
-from lightning_modules.images.source import Images, ImageSource, require_no_pixel_statistics
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.tangent_normal import distort, pseudo_label_loss
 from lightning_modules.networks import ConvVAE, Network
 from lightning_modules.networks.batchnorm import evaluating
-from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.config import TeacherConfig
 
-__all__ = ["DGDImages", "GeneratorPhase", "QueryPhase", "StudentPhase", "VAEPhase"]
+__all__ = ["GeneratorPhase", "QueryPhase", "StudentPhase", "VAEPhase"]
 
-Source = Literal["generator", "prior", "both", "pool"]
 Selection = Literal["random", "spread", "confident"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DGDImages:
-    """Source of DGD's images; a string stands for the `source`.
-
-    Attributes:
-        source: `generator`, `prior`, `both` (half of each batch), or `pool`.
-        prior: Procedural images, for `prior` and `both`. Default: `StrokePrior`.
-        generator: The generator, see `Network`. Default: `DAFLGenerator`.
-        pool: Images for `pool`: a data set that is declared to be public. Its labels are never read.
-        pool_part: Part of it, `test` or `train`. The train part of the private data itself, which the paper takes to
-            stand for public data, voids the guarantee.
-        pixel_mean: Mean of the generator's pixels; see `Images`.
-        pixel_std: Standard deviation of the generator's pixels; see `Images`.
-        optimizer: Of the generator; see `Images`.
-        lr_scheduler: Of the generator; see `Images`.
-    """
-
-    source: Source = "generator"
-    prior: ImagePrior | None = None
-    generator: Network | str | None = None
-    pool: ImageDataModule | None = None
-    pool_part: Literal["test", "train"] = "test"
-    pixel_mean: float | list[float] | None = None
-    pixel_std: float | list[float] | None = None
-    optimizer: OptimizerCallable | None = None
-    lr_scheduler: LRSchedulerCallable | None = None
-    generator_steps: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        check_choice("images.source", self.source, get_args(Source))
-        if (self.pool is not None) != (self.source == "pool"):
-            raise ValueError(
-                f"images.pool must be given for images.source='pool', and for no other, got {self.source!r} "
-                f"{'without' if self.pool is None else 'with'} a pool"
-            )
-        if self.source == "pool":
-            require_no_pixel_statistics(self)
-
-    def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
-        """The source that these settings describe, for images (C, H, W) in batches of `batch_size`.
-
-        Raises:
-            ValueError: An invalid setting.
-        """
-        if self.source == "pool":
-            assert self.pool is not None
-            return PoolSource(self.pool, part=self.pool_part, image_shape=image_shape, batch_size=batch_size)
-        settings = Images(
-            source=self.source,
-            prior=self.prior,
-            generator=self.generator,
-            pixel_mean=self.pixel_mean,
-            pixel_std=self.pixel_std,
-        )
-        return settings.build(image_shape=image_shape, batch_size=batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,7 +132,7 @@ class LabelDP(DataFreeDistillation):
     """
 
     paper = "LabelDP"
-    unused = ("student.replay",)
+    unused = ("images.pool", "student.replay")
     annotator: LabelAnnotator
 
     def __init__(

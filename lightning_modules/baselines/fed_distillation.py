@@ -65,7 +65,7 @@ class FedDistillation(DataFreeDistillation):
         ValueError: An invalid setting.
     """
 
-    unused = ("student.ema", "student.replay", "images.generator_steps")
+    unused = ("images.pool", "student.ema", "student.replay", "images.generator_steps")
     annotator: ResponseAnnotator
 
     def __init__(

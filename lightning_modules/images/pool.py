@@ -9,8 +9,9 @@ import torch
 
 from datamodules import ImageDataModule
 from datamodules.partition import Partition, same_data
-from lightning_modules.images.source import ImageSource
+from lightning_modules.images.base import ImageSource
 from lightning_modules.runtime.randomness import Draws
+from lightning_modules.setting_checks import check_choice
 
 __all__ = ["PoolSource"]
 
@@ -42,8 +43,7 @@ class PoolSource(ImageSource):
         image_shape: tuple[int, int, int],
         batch_size: int,
     ) -> None:
-        if part not in ("test", "train"):
-            raise ValueError(f"images.pool_part must be test or train, got {part!r}")
+        check_choice("images.pool_part", part, ("test", "train"))
         if tuple(pool.image_shape) != image_shape:
             raise ValueError(f"images.pool must have images of shape {image_shape}, {pool.name} has {pool.image_shape}")
         self.pool = pool

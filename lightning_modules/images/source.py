@@ -1,27 +1,28 @@
-"""Sources of a run's synthetic images: a generator, a procedural prior, both, or a refined prior.
+"""Sources of a run's images: a generator, a procedural prior, both, a refined prior, or a public pool.
 
 None of it reads private data: only queries about an image cost privacy.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 
+from datamodules import ImageDataModule
+from lightning_modules.images.base import ImageSource
+from lightning_modules.images.pool import PoolSource
 from lightning_modules.networks import Network, ScaledOutput
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.generators import check_refiner
 from lightning_modules.priors import ImagePrior, StrokePrior
 from lightning_modules.runtime.randomness import Draws, key, stream
-from lightning_modules.setting_checks import check_number, check_whole_number
-from privacy.processes import ProcessesError, share_size
+from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 
-__all__ = ["ImageSettings", "ImageSource", "Images", "SyntheticSource", "require_no_pixel_statistics"]
+__all__ = ["Images", "SyntheticSource"]
 
 _STATISTICS_IMAGES = 512
 #: For a prior whose pixels are all alike in a channel.
@@ -29,16 +30,18 @@ _SMALLEST_STD = 1e-3
 #: Far beyond the images' range of [-1, 1]; nothing that float32 cannot hold follows from it.
 _LARGEST_PIXEL = 1e3
 
-_Source = Literal["generator", "prior", "both", "refined"]
+_Source = Literal["generator", "prior", "both", "refined", "pool"]
+#: Settings of a generator, and their defaults.
+_OF_GENERATOR = {"reset_every": None, "pixel_mean": None, "pixel_std": None, "generator_steps": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """Source of synthetic images; a string stands for the `source`.
+    """Source of the images; a string stands for the `source`.
 
     Attributes:
-        source: `generator`, `prior`, `both` (half of each batch), or `refined` (images of the prior, changed by a small
-            network that is trained in the generator's place).
+        source: `generator`, `prior`, `both` (half of each batch), `refined` (images of the prior, changed by a small
+            network that is trained in the generator's place), or `pool` (of `DGD`).
         prior: Procedural images, for `prior`, `both` and `refined`. Default: `StrokePrior`.
         generator: The generator, see `Network`. Default: `DAFLGenerator`; for `refined` `Refiner`.
         reset_every: The generator, or the refiner, is reset to new random weights after every so many steps; null is
@@ -56,6 +59,9 @@ class Images:
             Against a private teacher they are further gradients of it without noise, as the first is.
         optimizer: Builds the optimizer of the generator or the refiner; null is Adam at 1e-3.
         lr_scheduler: Builds its schedule, stepped once for each of the student's steps; null is none.
+        pool: Images for `pool`: a data set that is declared to be public. Its labels are never read.
+        pool_part: Part of it, `test` or `train`. The train part of the private data itself, which DGD takes to stand
+            for public data, voids the guarantee.
     """
 
     source: _Source = "generator"
@@ -67,6 +73,26 @@ class Images:
     generator_steps: int = 1
     optimizer: OptimizerCallable | None = None
     lr_scheduler: LRSchedulerCallable | None = None
+    pool: ImageDataModule | None = None
+    pool_part: Literal["test", "train"] = "test"
+
+    def __post_init__(self) -> None:
+        check_choice("images.source", self.source, get_args(_Source))
+        check_whole_number("images.reset_every", self.reset_every, least=1, null="never")
+        check_whole_number("images.generator_steps", self.generator_steps, least=1)
+        if (self.pool is not None) != (self.source == "pool"):
+            raise ValueError(
+                f"images.pool must be given for images.source='pool', and for no other, got {self.source!r} "
+                f"{'without' if self.pool is None else 'with'} a pool"
+            )
+        if self.source not in ("prior", "pool"):
+            return
+        for name, default in _OF_GENERATOR.items():
+            if (given := getattr(self, name)) != default:
+                raise ValueError(
+                    f"images.{name} must be {default or 'null'} for images.source={self.source!r}, which has no "
+                    f"generator, got {given}"
+                )
 
     def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
         """The source that these settings describe, for images (C, H, W) in batches of `batch_size`.
@@ -74,111 +100,9 @@ class Images:
         Raises:
             ValueError: An invalid setting.
         """
+        if self.pool is not None:
+            return PoolSource(self.pool, part=self.pool_part, image_shape=image_shape, batch_size=batch_size)
         return SyntheticSource(self, image_shape=image_shape, batch_size=batch_size)
-
-
-def require_no_pixel_statistics(settings: Any) -> None:
-    """Refuses `pixel_mean` and `pixel_std` in settings of images that no generator makes.
-
-    Raises:
-        ValueError: One of them is given.
-    """
-    for name in ("pixel_mean", "pixel_std"):
-        if (given := getattr(settings, name)) is not None:
-            raise ValueError(
-                f"images.{name} must be null for images.source={settings.source!r}, which has no generator, got {given}"
-            )
-
-
-class ImageSettings(Protocol):
-    """Settings of some source of images, see `Images`."""
-
-    @property
-    def generator_steps(self) -> int:
-        """Updates of the generator for each of the student's."""
-        ...
-
-    @property
-    def optimizer(self) -> OptimizerCallable | None:
-        """Of the generator."""
-        ...
-
-    @property
-    def lr_scheduler(self) -> LRSchedulerCallable | None:
-        """Of the generator."""
-        ...
-
-    def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
-        """The source."""
-        ...
-
-
-class ImageSource(ABC):
-    """Gives the images of each step of a run.
-
-    It holds its networks without owning them: a method registers `generator` as its own submodule, so that it is
-    trained, moved and saved with the method.
-
-    Attributes:
-        kind: In one word, as in the settings.
-        rows: Images of each batch that this process makes: all of them, or its share where there are several.
-        generator: What makes or changes images; None where there is none.
-        published: What of it a student's owner may publish, in words.
-        reset_every: Steps after which the generator is reset; None is never.
-        assumptions: What a guarantee of its images rests on.
-        prior: Procedural images; None where none are drawn.
-    """
-
-    kind: str
-    rows: int
-    generator: nn.Module | None = None
-    published: tuple[str, ...] = ()
-    reset_every: int | None = None
-    assumptions: tuple[str, ...] = ()
-    prior: ImagePrior | None = None
-
-    @property
-    def generated(self) -> int:
-        """How many images of a batch the generator makes, or the refiner changes."""
-        return 0
-
-    def share(self, batch_size: int, processes: int) -> None:
-        """Fixes how many images of a batch this process makes.
-
-        Raises:
-            ProcessesError: A batch, or the generated half of one, that the processes cannot share evenly.
-        """
-        self.rows = share_size(batch_size, processes)
-        if self.kind == "both" and (batch_size // 2) % processes:
-            raise ProcessesError(
-                "half of data.batch_size is generated for images.source='both', and each process makes an equal share "
-                f"of it: it must be a multiple of 2 x {processes} processes, got {batch_size}"
-            )
-
-    @property
-    def latent_dim(self) -> int:
-        """Width of the generator's input."""
-        return int(getattr(self.generator, "latent_dim"))  # noqa: B009 - nn.Module types every attribute as a tensor
-
-    def latents(self, step: int, draws: Draws) -> torch.Tensor | None:
-        """What the generator makes the images of this step from; None without a generator."""
-        return None
-
-    @abstractmethod
-    def images(self, step: int, latents: torch.Tensor | None, draws: Draws) -> torch.Tensor:
-        """A batch of images, shape (rows, C, H, W), generated ones first; a prior's are in [-1, 1]."""
-
-    @abstractmethod
-    def grid(self, count: int, *, seed: int, device: torch.device) -> torch.Tensor:
-        """Images to look at, shape (n, C, H, W) with n at most `count`; the same ones for one seed."""
-
-    def reset(self, step: int, draws: Draws) -> None:
-        """Gives the generator new weights, which follow from the seed and the step: the same ones in each process."""
-        raise NotImplementedError(f"{type(self).__name__} has no generator to reset")
-
-    def networks(self) -> dict[str, nn.Module]:
-        """Networks of it that are published, by name."""
-        return {}
 
 
 class SyntheticSource(ImageSource):
@@ -197,8 +121,6 @@ class SyntheticSource(ImageSource):
     """
 
     def __init__(self, settings: Images, *, image_shape: tuple[int, int, int], batch_size: int) -> None:
-        if settings.source not in get_args(_Source):
-            raise ValueError(f"images.source must be one of {', '.join(get_args(_Source))}, got {settings.source!r}")
         if settings.source == "both" and batch_size < 2:
             raise ValueError(f"images.source='both' needs a batch_size of 2 or more, got {batch_size}")
         self.kind = settings.source
@@ -209,8 +131,6 @@ class SyntheticSource(ImageSource):
         self.prior = self._public_prior if self.kind != "generator" else None
         self.generator = self._build_generator()
         self.reset_every = settings.reset_every
-        self._check_reset()
-        self._check_steps(settings.generator_steps)
         given = [f"images.{name}" for name in ("pixel_mean", "pixel_std") if getattr(settings, name) is not None]
         if given:
             self.assumptions = (
@@ -222,7 +142,6 @@ class SyntheticSource(ImageSource):
     def _build_generator(self) -> nn.Module | None:
         """What makes or changes images, checked before anything is spent on it."""
         if self.kind == "prior":
-            require_no_pixel_statistics(self._settings)
             return None
         if self.kind == "refined":
             refiner = self._built()
@@ -275,19 +194,6 @@ class SyntheticSource(ImageSource):
         for value in values:
             check_number(name, value, least=least, most=_LARGEST_PIXEL)
         return [float(value) for value in values] * (channels if len(values) == 1 else 1)
-
-    def _check_reset(self) -> None:
-        every = self.reset_every
-        check_whole_number("images.reset_every", every, least=1, null="never")
-        if every is not None and self.generator is None:
-            raise ValueError(f"images.reset_every must be null for images.source='prior', got {every}")
-
-    def _check_steps(self, steps: int) -> None:
-        check_whole_number("images.generator_steps", steps, least=1)
-        if steps > 1 and self.generator is None:
-            raise ValueError(
-                f"images.generator_steps must be 1 for images.source={self.kind!r}, which has no generator, got {steps}"
-            )
 
     @property
     def generated(self) -> int:

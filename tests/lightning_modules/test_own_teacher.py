@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from lightning_modules import DGD, DPDFD
 from lightning_modules.cli import main
-from lightning_modules.dgd_phases import DGDImages, GeneratorPhase
+from lightning_modules.dgd_phases import GeneratorPhase
+from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.teachers.checks import TRIAL_ACCESS
@@ -213,7 +214,7 @@ def test_a_script_saves_and_takes_what_it_stated() -> None:
     assert module.hparams["teacher"]["input"] == fields
     assert settings_of(TeacherConfig, module.hparams["teacher"], name="teacher").input == stated
     phase = GeneratorPhase(baseline=TeacherConfig(path="x", input=stated))
-    nested = DGD(**given, teacher="x", images=DGDImages(), generator_phase=phase)
+    nested = DGD(**given, teacher="x", images=Images(), generator_phase=phase)
     assert nested.hparams["generator_phase"]["baseline"]["input"] == fields
     again = DGD(**given, teacher="x", generator_phase=nested.hparams["generator_phase"])
     assert again.generator_phase.baseline == phase.baseline

@@ -138,7 +138,7 @@ def test_no_pool_is_made_of_private_records(part: str, broken: bool, monkeypatch
     files = sorted(Path("trained").rglob("last*.ckpt"), key=lambda file: file.stat().st_mtime)
     config = configuration("run", class_path="DGD", steps=1)
     model = config["model"]["init_args"]
-    pool = {"class_path": "DGDImages", "init_args": {"source": "pool", "pool": pictures(0.5), "pool_part": part}}
+    pool = {"source": "pool", "pool": pictures(0.5), "pool_part": part}
     config["model"]["init_args"] = {
         "teacher": str(files[-1]),
         "student": model["student"],

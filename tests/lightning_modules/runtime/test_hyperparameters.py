@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lightning_modules import DGD, DPDFD
-from lightning_modules.dgd_phases import DGDImages, VAEPhase
+from lightning_modules.dgd_phases import VAEPhase
 from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
@@ -19,7 +19,7 @@ from privacy import Budget, GradientAnnotator, VoteAnnotator
 from privacy.identity import CheckpointError
 
 SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 8}
-IMAGES = DGDImages(source="prior", prior=StrokePrior())
+IMAGES = Images(source="prior", prior=StrokePrior())
 
 
 def small() -> nn.Module:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lightning_modules import DGD, DPDFD, DPSD, LabelDP
-from lightning_modules.dgd_phases import DGDImages, GeneratorPhase
+from lightning_modules.dgd_phases import GeneratorPhase
 from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.config import TeacherConfig
@@ -105,6 +105,6 @@ def test_gradients_are_refused_when_it_is_loaded(network: nn.Module) -> None:
     phase = GeneratorPhase(baseline="teacher.onnx")
     ensemble = nn.ModuleList([SmallCNN(**SHAPE) for _ in range(2)])
     teacher = TeacherConfig(path=ensemble, private_data="training data of teacher.onnx")
-    module = DGD(**{**given, "teacher": teacher}, images=DGDImages(), generator_phase=phase)
+    module = DGD(**{**given, "teacher": teacher}, images=Images(), generator_phase=phase)
     with pytest.raises(TeacherError, match=r"against generator_phase\.baseline"):
         module.setup("fit")
