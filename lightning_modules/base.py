@@ -56,7 +56,8 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
 
     Attributes:
         paper: Whose theorem the published ε is of, by the method's name.
-        unused: Settings of `student` and `images` that the method does not use, which are refused.
+        unused: Settings that the method does not use, which are refused, such as `student.ema`; without a dot a setting
+            that its constructor does not take.
         published_artefacts: What a subclass computes from released values and may publish.
         run: The course of a run that is charged, and its uncharged queries.
     """
@@ -72,8 +73,8 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
         batch_size: int,
         annotator: Annotator,
         teacher: TeacherConfig | str | nn.Module,
-        student: StudentConfig | str,
-        images: Images,
+        student: StudentConfig | str = StudentConfig(),
+        images: Images | str = Images(),
     ) -> None:
         super().__init__()
         config = settings_of(TeacherConfig, teacher, name="teacher", short="path")
@@ -90,10 +91,10 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
         self.teacher_config = config.held()
         self._teacher: PrivateModel | None = None
         self.student_settings = settings_of(StudentConfig, student, name="student", short="network")
-        self.image_settings = images
-        for name in self.unused:
+        self.image_settings = settings_of(Images, images, name="images", short="source")
+        for name in (one for one in self.unused if "." in one):
             group, _, field = name.partition(".")
-            settings = self.student_settings if group == "student" else images
+            settings = self.student_settings if group == "student" else self.image_settings
             if (given := getattr(settings, field)) != getattr(type(settings), field):
                 raise ValueError(f"{name} must be left out for {type(self).__name__}, which does not use it: {given}")
         self.student = self.student_settings.build(num_classes=num_classes, image_shape=self.image_shape)
@@ -101,7 +102,7 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
         decay = self.student_settings.ema
         self.student_average = None if decay is None else moving_average(self.student, decay=decay)
         # After the student: the order decides which initial weights a seed gives.
-        self.images = images.build(image_shape=self.image_shape, batch_size=batch_size)
+        self.images = self.image_settings.build(image_shape=self.image_shape, batch_size=batch_size)
         self.generator = self.images.generator  # a submodule of this one, trained and saved with it
         if self.generator is not None:
             self.generator.to(memory_format=torch.channels_last)

@@ -17,7 +17,6 @@ from datamodules.partition import require_partition
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
 from lightning_modules.images.pool import PoolSource
-from lightning_modules.images.source import Images
 from lightning_modules.losses.selection import balanced_quotas, confident_samples, spread_samples
 from lightning_modules.losses.tangent_normal import TangentNormalLoss
 from lightning_modules.networks import ConvVAE, logits_and_statistics
@@ -30,7 +29,6 @@ from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import stream
 from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.setting_checks import check_choice
-from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
 from lightning_modules.turns import Trained
@@ -69,18 +67,13 @@ class DGD(DataFreeDistillation):
       is sure (`query_phase.selection`).
 
     Args:
-        num_classes: c; linked from the data.
-        image_shape: (C, H, W); linked from the data.
-        batch_size: B, images in each step of every phase; linked from the data.
-        teacher: See `TeacherConfig`.
         annotator: Mechanism, noise and budget of the votes. Default: `VoteAnnotator`, Laplace of scale 40.
-        student: See `StudentConfig`.
-        images: Where images come from.
         generator_phase: The generator against a fixed classifier.
         vae_phase: The variational autoencoder on synthetic images.
         query_phase: The queries to the ensemble.
         student_phase: Additional targets of the student besides the queried labels.
         tangent_normal: The student's terms on the VAE's triples.
+        **shared: See `DataFreeDistillation`.
 
     Raises:
         ValueError: An invalid setting.
@@ -115,29 +108,15 @@ class DGD(DataFreeDistillation):
     def __init__(
         self,
         *,
-        num_classes: int,
-        image_shape: tuple[int, int, int],
-        batch_size: int,
-        teacher: TeacherConfig | str | nn.Module,
         annotator: VoteAnnotator | None = None,
-        student: StudentConfig | str = StudentConfig(),
-        images: Images | str = Images(),
         generator_phase: GeneratorPhase = GeneratorPhase(),
         vae_phase: VAEPhase = VAEPhase(),
         query_phase: QueryPhase = QueryPhase(),
         student_phase: StudentPhase = StudentPhase(),
         tangent_normal: TangentNormalLoss = TangentNormalLoss(),
+        **shared: Any,
     ) -> None:
-        shape = (image_shape[0], image_shape[1], image_shape[2])
-        super().__init__(
-            num_classes=num_classes,
-            image_shape=image_shape,
-            batch_size=batch_size,
-            annotator=annotator or VoteAnnotator(),
-            teacher=teacher,
-            student=student,
-            images=settings_of(Images, images, name="images", short="source"),
-        )
+        super().__init__(annotator=annotator or VoteAnnotator(), **shared)
         if not isinstance(self.annotator, VoteAnnotator):
             raise ValueError(f"annotator must be a VoteAnnotator, got {type(self.annotator).__name__}")
         self.generator_phase = settings_of(GeneratorPhase, generator_phase, name="generator_phase")
@@ -155,14 +134,14 @@ class DGD(DataFreeDistillation):
         if self.query_phase.selection == "spread" and not self.vae_phase.steps:
             raise ValueError("query_phase.selection='spread' needs the codes of a VAE: vae_phase.steps must be above 0")
         self.generator_criterion = self.generator_phase.terms
-        self.vae = self.vae_phase.build(shape) if self.vae_phase.steps else None
+        self.vae = self.vae_phase.build(self.image_shape) if self.vae_phase.steps else None
         self.published_artefacts = (*self.published_artefacts, "noisy labels of the queried images")
         if self.vae is not None:
             self.published_artefacts = (*self.published_artefacts, "VAE")
         self._baseline: PrivateModel | None = None
         #: Position in PHASES, and steps made in that phase.
         self.phase_index = self.phase_step = 0
-        self.query_set = QuerySet(shape)
+        self.query_set = QuerySet(self.image_shape)
 
     # --- the phases ---
 

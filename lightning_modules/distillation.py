@@ -18,8 +18,6 @@ from lightning_modules.networks import build_network, logits_and_features
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
-from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher
 from privacy.annotators import MeanResponseAnnotator, ResponseAnnotator
 from privacy.identity import CheckpointError
@@ -47,13 +45,7 @@ class Distillation(DataFreeDistillation):
       grows with their root.
 
     Args:
-        num_classes: c; linked from the data.
-        image_shape: (C, H, W); linked from the data.
-        batch_size: Images per step, and in each call of the annotator; linked from the data.
-        teacher: See `TeacherConfig`.
         annotator: Budget and ledger. Default: `ResponseAnnotator`.
-        student: See `StudentConfig`. Of a network with a fixed `feature_extractor` and `forward_extracted` (such as
-            `LinearOnFeatures`) the features are computed once.
         prior: Where the images come from. Default: `StrokePrior`.
         pool_size: Images with an answer that the student is fitted to, rounded up to whole batches.
         queries: Images sent to an ensemble, rounded up to whole batches; None for one teacher.
@@ -62,38 +54,31 @@ class Distillation(DataFreeDistillation):
         loss: `logits`, squared distance of logits up to a constant of each row; or `kl`, of the classes' probabilities.
         temperature: Of `kl`: both sides' logits are divided by it. A teacher whose logits are large is sure of nearly
             everything, and its probabilities say nothing of the other classes at temperature 1.
+        **shared: See `DataFreeDistillation`.
 
     Raises:
         ValueError: An invalid setting.
     """
 
-    unused = ("student.ema", "student.replay")
+    unused = ("images", "student.ema", "student.replay")
     annotator: ResponseAnnotator | MeanResponseAnnotator
 
     def __init__(
         self,
         *,
-        num_classes: int,
-        image_shape: tuple[int, int, int],
-        batch_size: int,
-        teacher: TeacherConfig | str | nn.Module,
         annotator: ResponseAnnotator | MeanResponseAnnotator | None = None,
-        student: StudentConfig | str = StudentConfig(),
         prior: ImagePrior | None = None,
         pool_size: int = 50_000,
         queries: int | None = None,
         balance: float = 0.5,
         loss: Literal["logits", "kl"] = "logits",
         temperature: float = 1.0,
+        **shared: Any,
     ) -> None:
         super().__init__(
-            num_classes=num_classes,
-            image_shape=image_shape,
-            batch_size=batch_size,
             annotator=annotator or ResponseAnnotator(),
-            teacher=teacher,
-            student=student,
             images=Images(source="prior", prior=prior),
+            **shared,
         )
         if not isinstance(self.annotator, ResponseAnnotator | MeanResponseAnnotator):
             raise ValueError(
@@ -111,8 +96,8 @@ class Distillation(DataFreeDistillation):
                 f"queries must be given for a MeanResponseAnnotator, and for no other, got queries={queries} with "
                 f"{type(self.annotator).__name__}"
             )
-        self.pool_calls = -(-pool_size // batch_size)
-        self.charged_calls = self.pool_calls if queries is None else -(-queries // batch_size)
+        self.pool_calls = -(-pool_size // self.batch_size)
+        self.charged_calls = self.pool_calls if queries is None else -(-queries // self.batch_size)
         self.balance = balance
         self.loss: Literal["logits", "kl"] = loss
         self.temperature = temperature

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.runtime.hyperparameters import settings_of
-from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.config import TeacherConfig
 from privacy.annotators import GradientAnnotator
 
 __all__ = ["DPDFD"]
@@ -40,15 +38,10 @@ class DPDFD(DataFreeDistillation):
     - *Images* may also come from a procedural prior, which spends nothing and does far better.
 
     Args:
-        num_classes: c; linked from the data.
-        image_shape: (C, H, W); linked from the data.
-        batch_size: B, synthetic images per step and teacher queries charged for it; linked from the data.
-        teacher: See `TeacherConfig`.
         annotator: Mechanism, noise and budget. Default: `GradientAnnotator` with C=1e-3, σ=100, `per_sample`.
-        student: See `StudentConfig`.
-        images: Where synthetic images come from.
         gradient_targets: The distillation loss, and what the student makes of its noisy gradient.
         generator_loss: The generator's loss.
+        **shared: See `DataFreeDistillation`.
 
     Raises:
         ValueError: An invalid setting.
@@ -60,25 +53,12 @@ class DPDFD(DataFreeDistillation):
     def __init__(
         self,
         *,
-        num_classes: int,
-        image_shape: tuple[int, int, int],
-        batch_size: int,
-        teacher: TeacherConfig | str | nn.Module,
         annotator: GradientAnnotator | None = None,
-        student: StudentConfig | str = StudentConfig(),
-        images: Images | str = Images(),
         gradient_targets: GradientTargets = GradientTargets(),
         generator_loss: GeneratorLoss = GeneratorLoss(),
+        **shared: Any,
     ) -> None:
-        super().__init__(
-            num_classes=num_classes,
-            image_shape=image_shape,
-            batch_size=batch_size,
-            annotator=annotator or GradientAnnotator(),
-            teacher=teacher,
-            student=student,
-            images=settings_of(Images, images, name="images", short="source"),
-        )
+        super().__init__(annotator=annotator or GradientAnnotator(), **shared)
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
         self.generator_criterion.check_for(self.student, steps=self.image_settings.generator_steps)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, LinearCandidates
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
-from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.config import TeacherConfig
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.mechanisms.randomized_response import top_k_candidates
 
@@ -41,15 +38,9 @@ class DPSD(DataFreeDistillation):
       `DPDFD` does.
 
     Args:
-        num_classes: c; linked from the data.
-        image_shape: (C, H, W); linked from the data.
-        batch_size: b, synthetic images per step and teacher queries charged for it; linked from the data.
-        teacher: See `TeacherConfig`.
         annotator: `GradientAnnotator` for the data switch, `LabelAnnotator` for the label switch, whose `top_k` and
             `smallest` are the paper's k. Default: gradients,
             with k = 3 (or c where that is less).
-        student: See `StudentConfig`.
-        images: Where synthetic images come from.
         discriminator: What the generator is trained against. `teacher` is the paper's DPSD-T: nothing bounds what its
             images, and a student trained on them, reveal, unless the teacher was trained by DP-SGD.
         fresh_latents: Draw new latent inputs each step in place of the persistent Z; `images.source: refined` always
@@ -57,6 +48,7 @@ class DPSD(DataFreeDistillation):
         gradient_targets: Of the data switch: the distillation loss, and what the student makes of its noisy gradient.
         label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
         generator_loss: The generator's loss.
+        **shared: See `DataFreeDistillation`.
 
     Raises:
         ValueError: An invalid setting, or an annotator that is not for the switch.
@@ -69,27 +61,15 @@ class DPSD(DataFreeDistillation):
         self,
         *,
         num_classes: int,
-        image_shape: tuple[int, int, int],
-        batch_size: int,
-        teacher: TeacherConfig | str | nn.Module,
         annotator: GradientAnnotator | LabelAnnotator | None = None,
-        student: StudentConfig | str = StudentConfig(),
-        images: Images | str = Images(),
         discriminator: Literal["student", "teacher"] = "student",
         fresh_latents: bool = False,
         gradient_targets: GradientTargets = GradientTargets(),
         label_targets: LabelTargets = LabelTargets(),
         generator_loss: GeneratorLoss = GeneratorLoss(),
+        **shared: Any,
     ) -> None:
-        super().__init__(
-            num_classes=num_classes,
-            image_shape=image_shape,
-            batch_size=batch_size,
-            annotator=_annotator(annotator, k=min(3, num_classes)),
-            teacher=teacher,
-            student=student,
-            images=settings_of(Images, images, name="images", short="source"),
-        )
+        super().__init__(num_classes=num_classes, annotator=_annotator(annotator, k=min(3, num_classes)), **shared)
         if discriminator not in ("student", "teacher"):
             raise ValueError(f"discriminator must be student or teacher, got {discriminator!r}")
         if self.images.kind == "refined" and discriminator != "student":

@@ -14,13 +14,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from datamodules.partition import disjoint
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.federated import Absence, ClientConnection, Federation, FederationError, Question, Terms
-from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, LinearCandidates
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.setting_checks import check_choice, check_whole_number
-from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.private_teacher import PrivateModel
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.events import Gaussian
@@ -98,50 +96,35 @@ class FedDPSD(DataFreeDistillation):
       Noise is not lowered for it, and the sum is divided by the number of answers.
 
     Args:
-        num_classes: c; linked from the data.
-        image_shape: (C, H, W); linked from the data.
-        batch_size: b, synthetic images of a round; linked from the data.
         clients: How they are reached: `LocalClients` in this process, `FlowerClients` on other machines.
         annotator: `GradientAnnotator` with `release: ensemble`, `per_sample_full` or `per_sample` for the data switch,
             `LabelAnnotator` for the label switch. Default: gradients by `ensemble`.
         federation: What the clients hold together, and what is stated of it.
-        student: See `StudentConfig`.
-        images: Where synthetic images come from.
         gradient_targets: Of the data switch: the distillation loss, and what the student makes of its noisy gradient.
         label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
         generator_loss: The generator's loss.
+        **shared: See `DataFreeDistillation`.
 
     Raises:
         ValueError: An invalid setting, or an annotator that is not for the switch.
     """
 
     paper = "DPSD"
+    unused = ("teacher", "images.pool")
     annotator: GradientAnnotator | LabelAnnotator
 
     def __init__(
         self,
         *,
-        num_classes: int,
-        image_shape: tuple[int, int, int],
-        batch_size: int,
         clients: ClientConnection,
         annotator: GradientAnnotator | LabelAnnotator | None = None,
         federation: FederationConfig | str = FederationConfig(),
-        student: StudentConfig | str = StudentConfig(),
-        images: Images | str = Images(),
         gradient_targets: GradientTargets = GradientTargets(),
         label_targets: LabelTargets = LabelTargets(),
         generator_loss: GeneratorLoss = GeneratorLoss(),
+        **shared: Any,
     ) -> None:
-        super().__init__(
-            num_classes=num_classes,
-            image_shape=image_shape,
-            batch_size=batch_size,
-            annotator=_annotator(annotator),
-            teacher="at the clients",
-            student=student,
-            images=settings_of(Images, images, name="images", short="source"),
-        )
+        super().__init__(annotator=_annotator(annotator), teacher="at the clients", **shared)
         if not isinstance(clients, ClientConnection):
             raise ValueError(f"clients must be LocalClients or another way to reach them, got {type(clients).__name__}")
         self.clients = clients

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.images.source import Images
 from lightning_modules.losses.functional import (
     Logarithm,
     class_balance,
@@ -25,8 +23,6 @@ from lightning_modules.networks.batchnorm import logits_and_statistics
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
-from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.config import TeacherConfig
 from privacy.account import BudgetExceeded
 from privacy.annotators import LabelAnnotator
 from privacy.identity import CheckpointError
@@ -115,17 +111,11 @@ class LabelDP(DataFreeDistillation):
       student's loss on their labels with `student_loss_weight`.
 
     Args:
-        num_classes: c; linked from the data.
-        image_shape: (C, H, W); linked from the data.
-        batch_size: Images per step; a stage has as many batches as an epoch has steps, over `stages.passes`. Linked
-            from the data.
-        teacher: See `TeacherConfig`.
         annotator: ε of one label and budget. Default: `LabelAnnotator` with ε=1, charged for two candidates, the
             fewest that a threshold leaves.
-        student: See `StudentConfig`.
-        images: Where synthetic images come from.
         stages: How a stage's images are labelled, and what its student is fitted to.
         generator_training: What the generator is trained against, and its loss.
+        **shared: See `DataFreeDistillation`.
 
     Raises:
         ValueError: An invalid setting.
@@ -138,25 +128,12 @@ class LabelDP(DataFreeDistillation):
     def __init__(
         self,
         *,
-        num_classes: int,
-        image_shape: tuple[int, int, int],
-        batch_size: int,
-        teacher: TeacherConfig | str | nn.Module,
         annotator: LabelAnnotator | None = None,
-        student: StudentConfig | str = StudentConfig(),
-        images: Images | str = Images(),
         stages: Stages = Stages(),
         generator_training: GeneratorTraining = GeneratorTraining(),
+        **shared: Any,
     ) -> None:
-        super().__init__(
-            num_classes=num_classes,
-            image_shape=image_shape,
-            batch_size=batch_size,
-            annotator=annotator or LabelAnnotator(),
-            teacher=teacher,
-            student=student,
-            images=settings_of(Images, images, name="images", short="source"),
-        )
+        super().__init__(annotator=annotator or LabelAnnotator(), **shared)
         if not isinstance(self.annotator, LabelAnnotator):
             raise ValueError(f"annotator must be a LabelAnnotator, got {type(self.annotator).__name__}")
         if self.annotator.smallest != 2:
@@ -181,8 +158,8 @@ class LabelDP(DataFreeDistillation):
         #: (N, c), and the candidates (N, c) that these were drawn among.
         self.stage_images = torch.empty(0, *self.image_shape, dtype=torch.float16)
         soft = self.annotator.labels == "soft"
-        self.stage_labels = torch.empty(0, num_classes) if soft else torch.empty(0, dtype=torch.int64)
-        self.stage_candidates = torch.empty(0, num_classes, dtype=torch.bool)
+        self.stage_labels = torch.empty(0, self.num_classes) if soft else torch.empty(0, dtype=torch.int64)
+        self.stage_candidates = torch.empty(0, self.num_classes, dtype=torch.bool)
         self.stage_begin = self.stage_end = 0
         #: Batches that the stage labelled: its steps, or one in `stages.passes`.
         self.labelled_batches = 0

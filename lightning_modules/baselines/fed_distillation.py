@@ -16,14 +16,11 @@ from lightning_modules.baselines.clients import (
     weighted_mean,
 )
 from lightning_modules.baselines.image_terms import ImagePool, ImageTerms
-from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.batchnorm import evaluating
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice
-from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.annotators import ResponseAnnotator
 
@@ -47,19 +44,14 @@ class FedDistillation(DataFreeDistillation):
     **No privacy**: the server holds the clients' models, and record-level ε is infinite.
 
     Args:
-        num_classes: c; linked from the data.
-        image_shape: (C, H, W); linked from the data.
-        batch_size: Images per step; linked from the data.
-        teacher: See `TeacherConfig`.
         annotator: Budget and ledger. Default: `ResponseAnnotator`.
-        student: See `StudentConfig`.
         initial_weights: Where the student begins: `average` of the clients' weights, as FedDF has it, which needs their
             architecture; or `random`. Clients that began at different weights, as those of a `TeacherEnsemble` do,
             have no useful average.
-        images: Where images come from: `prior`, `generator` or, where neither is trained, `both`.
         generator_loss: DAFL's terms, of the clients' models; null trains no generator in each step. Weights of 1, 5 and
             0.1 are the published code's, whose entropy is in decimal logarithms (`balance_logarithm`).
         image_terms: The loss by which images are optimised in turns with the student; null draws new ones in each step.
+        **shared: See `DataFreeDistillation`.
 
     Raises:
         ValueError: An invalid setting.
@@ -71,26 +63,13 @@ class FedDistillation(DataFreeDistillation):
     def __init__(
         self,
         *,
-        num_classes: int,
-        image_shape: tuple[int, int, int],
-        batch_size: int,
-        teacher: TeacherConfig | str | nn.Module,
         annotator: ResponseAnnotator | None = None,
-        student: StudentConfig | str = StudentConfig(),
         initial_weights: Literal["random", "average"] = "random",
-        images: Images | str = Images(),
         generator_loss: GeneratorLoss | None = None,
         image_terms: ImageTerms | None = None,
+        **shared: Any,
     ) -> None:
-        super().__init__(
-            num_classes=num_classes,
-            image_shape=image_shape,
-            batch_size=batch_size,
-            annotator=annotator or ResponseAnnotator(),
-            teacher=teacher,
-            student=student,
-            images=settings_of(Images, images, name="images", short="source"),
-        )
+        super().__init__(annotator=annotator or ResponseAnnotator(), **shared)
         if not isinstance(self.annotator, ResponseAnnotator):
             raise ValueError(f"annotator must be a ResponseAnnotator, got {type(self.annotator).__name__}")
         check_choice("initial_weights", initial_weights, ("random", "average"))

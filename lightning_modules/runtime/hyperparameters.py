@@ -113,7 +113,7 @@ def keep_plain_hyperparameters(module: LightningModule) -> list[str]:
                 objects = [field for field, item in fields.items() if not _plain(item)]
                 dropped |= dict.fromkeys(f"{name}.{field}" for field in objects)
                 values[name] = {field: item for field, item in fields.items() if field not in objects}
-    taken = {*inspect.signature(type(module).__init__).parameters, "_class_path", "_instantiator"}
+    taken = _taken(type(module)) - {*getattr(module, "unused", ())} | {"_class_path", "_instantiator"}
     for name in [name for name, value in module.hparams.items() if not _plain(value) or name not in taken]:
         if name in taken:
             dropped[name] = None
@@ -123,6 +123,17 @@ def keep_plain_hyperparameters(module: LightningModule) -> list[str]:
         for name in [name for name in initial if name not in module.hparams]:
             del initial[name]
     return list(dropped)
+
+
+def _taken(kind: type) -> set[str]:
+    """Settings that a class takes: those of its constructor, and of the next one that this hands `**shared` on to."""
+    names: set[str] = set()
+    for constructor in (vars(one)["__init__"] for one in kind.__mro__ if "__init__" in vars(one)):
+        parameters = inspect.signature(constructor).parameters
+        names |= {*parameters}
+        if all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+            break
+    return names
 
 
 def require_given(dropped: Iterable[str], given: Collection[str], *, checkpoint: str) -> None:

@@ -150,7 +150,7 @@ def test_gamma_undoes_the_norm_bound_unless_it_is_given() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"images": "real"}, "images.source must be one of generator, prior, both"),
+        ({"images": "real"}, "images.source must be generator, prior, both"),
         ({"gamma": 0.0}, "gamma must be above 0"),
         (
             {"generator_loss": {"statistics_weight": -1.0}},
