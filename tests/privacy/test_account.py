@@ -173,17 +173,6 @@ def test_scope_of_figures_and_target(tmp_path: Path) -> None:
     assert alone.epsilon(scope="private_data") == compose({STEP.release: 2}, 1e-5).epsilon
 
 
-def test_state_round_trip(tmp_path: Path) -> None:
-    spender = account()
-    spend(spender, STEP, 3)
-    spender.charge(LABEL)
-    state = spender.state()
-    resumed = account(path=tmp_path / "ledger.jsonl")
-    resumed.restore(state)
-    assert resumed.counts() == {STEP: 3, LABEL: 1}
-    assert account(path=tmp_path / "ledger.jsonl").counts() == {STEP: 3, LABEL: 1}
-
-
 @pytest.mark.parametrize("change", [{"run": "two"}, {"private_data": "faces/train"}])
 def test_a_state_of_another_run_or_other_data_is_refused(change: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="the checkpoint's privacy state is of run"):

@@ -127,20 +127,6 @@ def test_json_keeps_the_claim_apart_and_has_no_infinity() -> None:
     assert "Theorem 3" not in values["guarantee"]["source"]
 
 
-def test_json_has_every_part_of_a_guarantee() -> None:
-    values = statement(annotator(calls=2), planned=200).to_dict()
-    guarantee = values["guarantee"]
-    assert guarantee["epsilon"] == pytest.approx(28.838725, abs=5e-6)
-    assert guarantee["delta"] == values["published_claim"]["delta"] == 1e-5
-    assert guarantee["unit"] == "one training record of the teacher"
-    assert "zero-out" in guarantee["relation"]
-    assert guarantee["private_data"] == "digits/train"
-    assert list(guarantee["artefacts"]) == ["student", "synthetic images"]
-    assert guarantee["queries"] == 512
-    assert guarantee["assumptions"]
-    assert guarantee["not_covered"]
-
-
 def test_the_page_says_it_all() -> None:
     guarantee = statement(annotator(calls=200))
     page = guarantee.to_markdown()

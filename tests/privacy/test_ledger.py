@@ -101,24 +101,6 @@ def test_a_process_that_dies_has_spent_its_block(path: Path) -> None:
     assert opened(path).counts(run="dead") == {VOTE: 200}
 
 
-@pytest.mark.parametrize(("block", "counted", "epsilon"), [(1, 1999, 7.5090), (100, 2000, 7.5113)])
-def test_replay_after_a_crash_adds_up(
-    path: Path, block: int, counted: int, epsilon: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Votes σ=40, crash after 999 of 1000, again from 0 in a new run. 7.5090 are the 1999 votes that were made; a
-    ledger in blocks of 100 cannot know that the 1000th was not, and counts 2000."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no power fails here, and 2000 of them take long
-    spend(opened(path, run="crashed", block=block), 999)
-    again = opened(path, run="again", block=block)
-    spend(again, 1000)
-    again.settle()
-    account = PrivacyAccount(ledger=opened(path, run="reader"))
-    assert account.counts() == {VOTE: counted}
-    assert account.epsilon() == pytest.approx(epsilon, abs=5e-5)
-    # The mutant that forgets the crash, as a checkpoint does.
-    assert account.epsilon(counts=again.counts(run="again")) == pytest.approx(4.9833, abs=5e-5)
-
-
 @given(st.lists(st.sampled_from(["vote", "step", "settle", "crash", "refresh"]), max_size=25), st.integers(1, 4))
 def test_the_file_never_knows_less_than_was_released(tmp_path_factory: Any, acts: list[str], block: int) -> None:
     path = tmp_path_factory.mktemp("ledger") / "ledger.jsonl"
@@ -187,12 +169,6 @@ def test_a_mended_file_is_synced(path: Path, end: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
     opened(path)
     assert path.stat().st_ino in synced
-
-
-def test_a_header_cut_by_a_crash_is_written_again(path: Path) -> None:
-    path.write_bytes(b'{"event":"op')
-    spend(opened(path, block=5), 1)
-    assert opened(path).counts() == {VOTE: 5}
 
 
 @pytest.mark.parametrize(

@@ -203,16 +203,6 @@ def test_every_annotator_names_it(name: str, words: tuple[str, str]) -> None:
     assert all(word in after.stated.mechanism for word in words)
 
 
-def test_confident_votes_name_it() -> None:
-    first = fit(None, VoteAnnotator, wanted=20, calls=10, **CONFIDENT)
-    # A query is left unanswered, and its noise unused, with a probability of 0.13: of ten all would be in 1e-9 of runs.
-    after = fit(None, VoteAnnotator, wanted=20, calls=10, before=first, **{**CONFIDENT, "scale": 8.0})
-    assert all(f"N(0, {scale}^2) was added" in after.stated.mechanism for scale in (4, 8))
-    assert "N(0, 4^2) was added" in first.stated.mechanism
-    assert any("THE NOISE WAS CHANGED" in text for text in after.stated.assumptions)
-    assert not any("THE NOISE WAS CHANGED" in text for text in first.stated.assumptions)
-
-
 # Plans in the ledger.
 
 
@@ -271,24 +261,6 @@ def test_plans_are_read_back_and_what_is_no_plan_is_damage(tmp_path: Path) -> No
         print(json.dumps({**line, "planned_charges": [1], "prev": book.head[2] if book.head else ""}), file=file)
     with pytest.raises(LedgerError, match="damaged"):
         book.refresh()
-
-
-@pytest.mark.parametrize("total", [True, False])
-def test_no_total_lies_below_what_a_run_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: bool) -> None:
-    """Over runs of every kind that stop early, are resumed, change their noise and are followed by others."""
-    if not total:
-        without_plans(monkeypatch)
-    path, holds = tmp_path / "ledger.jsonl", []
-    for kind, settings, changed in CHANGES.values():
-        if kind is GradientAnnotator or kind is MeanResponseAnnotator:
-            first = fit(path, kind, wanted=20, calls=3, **settings, scope="run")
-            after = fit(path, kind, wanted=30, calls=3, before=first, **{**settings, **changed}, scope="run")
-            for found in (first, after):
-                found.annotator.account.ledger.refresh()
-                own = found.stated
-                holds.append(found.annotator.account.epsilon_of_ledger() >= own.epsilon)
-                assert own.epsilon_all_runs >= own.epsilon
-    assert all(holds) is total
 
 
 def test_a_state_survives_its_checkpoint() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from scipy import stats
 from support.plans import plan_of
 from support.short_names import budgeted
 from torch.nn import functional as F
@@ -272,48 +271,6 @@ def test_labels_that_an_older_checkpoint_takes_back_cost_again_in_one_process_to
     assert not torch.equal(first[50:], second[50:]), "drawn twice"
     twice = compose({RandomizedResponse(1.0, 10, **OF_LABEL): 2}, DELTA).epsilon
     assert annotator.account.epsilon_label() == twice
-
-
-def test_responses_are_within_the_candidates_and_of_the_stated_epsilon() -> None:
-    """Empirically: the log-ratio of how often two labels give one response, from below at 99 % confidence."""
-    draws, epsilon = 20_000, 1.0
-    ratios = {}
-    for stated in (epsilon, 3.0):
-        annotator = of_labels(records=draws, epsilon=stated, smallest=3)
-        candidates = torch.zeros(draws, 10, dtype=torch.bool)
-        candidates[:, :3] = True
-        counts = []
-        for label in (0, 1):
-            annotator.responses = None
-            found, _ = annotator.annotate(torch.full((draws,), label), torch.arange(draws), candidates)
-            assert int(found.max()) < 3
-            counts.append(int((found == 0).sum()))
-        low = stats.beta.ppf(0.005, counts[0], draws - counts[0] + 1)
-        high = stats.beta.ppf(0.995, counts[1] + 1, draws - counts[1])
-        ratios[stated] = math.log(low / high)
-    claimed = of_labels(epsilon=epsilon, smallest=3)
-    assert 0.8 < ratios[epsilon] <= claimed.epsilon_label(plan_of(claimed, 1))
-    # Negative control: responses of a larger ε are noticed.
-    assert ratios[3.0] > claimed.epsilon_label(plan_of(claimed, 1))
-
-
-def test_an_empirical_bound_on_gradients_stays_below_epsilon_and_too_little_noise_does_not() -> None:
-    """Label 0 against 1 at p = (1/2, 1/2), the worst case, by the sign of the released difference."""
-    trials = 4000
-
-    def lower_bound(noise_multiplier: float) -> float:
-        annotator = of_gradients(batch=1, records=trials, noise_multiplier=noise_multiplier)
-        logits = torch.tensor([[20.0, 20.0, *[-20.0] * 8]])
-        wrong = []
-        for label in (0, 1):
-            gradients = gradients_of(logits, numbers(label)).repeat(trials, 1)
-            released = annotator.annotate(gradients, torch.arange(trials))
-            told = (released[:, 0] > released[:, 1]).long()  # 1 where label 1 is told
-            wrong.append(stats.beta.ppf(0.99, int((told != label).sum()) + 1, int((told == label).sum())))
-        return float(stats.norm.ppf(1 - wrong[0]) + stats.norm.ppf(1 - wrong[1]))
-
-    assert 0.85 < lower_bound(2.0) <= 1.0  # μ = 2/σ
-    assert lower_bound(1.0) > 1.0  # negative control: half of the noise
 
 
 # --- one event for both statements ---

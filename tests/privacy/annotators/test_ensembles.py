@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 from support.neighbours import Neighbours, neighbours, worst_neighbours
@@ -22,7 +22,7 @@ from support.short_names import budgeted
 import privacy.annotators.gradient
 import privacy.annotators.mean_response
 import privacy.mechanisms.gradient_bounding
-from privacy import BudgetExceeded, Gaussian, GradientAnnotator, compose, published_dpdfd_epsilon
+from privacy import Gaussian, GradientAnnotator
 from privacy.annotators import Annotator, MeanResponseAnnotator
 from privacy.published import dpdfd_rdp_slope
 
@@ -154,18 +154,16 @@ def test_the_bound_is_reached_and_two_teachers_break_it(kind: type[Annotator]) -
     assert not bounded(kind, first, second)
 
 
-def found_by_search(kind: type[Annotator]) -> bool:
-    """Whether hypothesis finds neighbours that break the bound; the smallest ones are of no interest."""
+def holds(kind: type[Annotator]) -> bool:
+    """Whether the bound holds where one teacher turns round, and where it breaks on an image."""
     more = {"norm_bound": 7.3} if kind is GRADIENTS else {}
-
-    def check(pair: Neighbours) -> None:
-        assert bounded(kind, *pair, **more)
-
+    first, second = worst_neighbours(changed=1)
+    broken = first.clone()
+    broken[0, 0, 1] = math.inf
     try:
-        settings(phases=[Phase.generate], print_blob=False)(given(neighbours())(check))()
-    except AssertionError:
-        return True
-    return False
+        return bounded(kind, first, second, **more) and bounded(kind, first, broken, **more)
+    except AssertionError:  # what is released is not finite
+        return False
 
 
 def _plain(rows: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
@@ -197,12 +195,12 @@ MUTANTS: dict[str, tuple[type[Annotator], list[tuple[Any, str, Callable[..., tor
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_the_search_finds_what_is_not_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_bounded_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, changes = MUTANTS[name]
-    assert not found_by_search(kind)
+    assert holds(kind)
     for module, function, mutant in changes:
         monkeypatch.setattr(module, function, mutant)
-    assert found_by_search(kind)
+    assert not holds(kind)
 
 
 class MeanGradientFirst(GradientAnnotator):
@@ -252,30 +250,6 @@ def test_a_broken_teacher_is_left_out_of_the_sum_and_counted_in_the_mean(kind: t
 
 
 @KINDS
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_released_in_the_callers_precision(kind: type[Annotator], dtype: torch.dtype) -> None:
-    released = silent(kind).annotate(answers().to(dtype))
-    assert released.dtype == dtype and released.shape == (B, CLASSES) and not released.requires_grad
-    assert torch.equal(released, silent(kind).annotate(answers().to(dtype).double()).to(dtype))
-
-
-@KINDS
-@pytest.mark.parametrize("teachers", [1, N, 100])
-def test_the_charge_is_the_sensitivity_over_the_noise_that_is_there(kind: type[Annotator], teachers: int) -> None:
-    """One teacher turns every row round; measured on what is released, and compared with the charge."""
-    first = torch.zeros(teachers, B, CLASSES, dtype=torch.float64)
-    first[..., 0] = 1e6
-    at_first = silent(kind).annotate(first)
-    first[0] *= -1
-    noise = SIGMA * BOUND[kind] / teachers
-    mu = annotator(kind).charge.release.gaussian_mu
-    assert float((at_first - silent(kind).annotate(first)).norm()) / noise == pytest.approx(mu, rel=1e-6)
-    if teachers > 1:
-        first[1] *= -1
-        assert float((at_first - silent(kind).annotate(first)).norm()) / noise > 1.9 * mu
-
-
-@KINDS
 @pytest.mark.parametrize(("batch_size", "sigma"), [(1, 5.0), (16, 20.0), (256, 100.0)])
 def test_the_charge(kind: type[Annotator], batch_size: int, sigma: float) -> None:
     charge = annotator(kind, batch_size=batch_size, noise_multiplier=sigma).charge
@@ -288,20 +262,6 @@ def test_the_charge(kind: type[Annotator], batch_size: int, sigma: float) -> Non
     single = annotator(kind, release="per_sample", batch_size=batch_size, noise_multiplier=sigma).charge
     assert charge.claim == single.claim
     assert single.release.gaussian_mu == pytest.approx(batch_size * charge.release.gaussian_mu)
-
-
-@KINDS
-def test_calls_add_up_whatever_the_number_of_teachers(kind: type[Annotator]) -> None:
-    """It is the noise that depends on it. One teacher's gradients are released as by `per_sample_full`."""
-    made = annotator(kind)
-    for teachers in (1, N, 250):
-        made.annotate(answers(teachers))
-    assert made.account.counts() == {made.charge: 3} and made.account.queries() == 3 * B
-    assert made.account.epsilon() == pytest.approx(compose({Gaussian(2 * math.sqrt(3 * B) / SIGMA): 1}, 1e-5).epsilon)
-    published = published_dpdfd_epsilon(1e-3, CLASSES, B, 3, SIGMA, 1e-5) if kind is GRADIENTS else math.inf
-    assert made.account.epsilon_published() == pytest.approx(published)
-    one, rows = annotator(GRADIENTS), annotator(GRADIENTS, release="per_sample_full")
-    assert torch.equal(one.annotate(answers(1)), rows.annotate(answers(1)[0])) and one.charge == rows.charge
 
 
 SHAPES = [
@@ -325,38 +285,6 @@ def test_another_shape_is_refused_and_not_charged(kind: type[Annotator]) -> None
     with pytest.raises(ValueError, match=r"shape \(B, c\) = \(16, 10\)"):
         single.annotate(answers())
     assert not made.account.counts() and not single.account.counts()
-
-
-class Counting(Seeded):
-    """Counts how often noise is drawn."""
-
-    drawn = 0
-
-    def gaussian(self, shape: Any) -> torch.Tensor:
-        self.drawn += 1
-        return super().gaussian(shape)
-
-
-class ReleasesFirst(MeanResponseAnnotator):
-    """The mutant that draws before it asks whether it may."""
-
-    def annotate(self, logits: torch.Tensor) -> torch.Tensor:
-        self.noise.gaussian(self.shape)
-        return super().annotate(logits)
-
-
-@pytest.mark.parametrize("kind", [GRADIENTS, DIRECTIONS, ReleasesFirst])
-def test_a_call_beyond_the_budget_is_neither_charged_nor_drawn(kind: type[Annotator]) -> None:
-    probe, noise = annotator(kind), Counting()
-    made = annotator(kind, target_epsilon=probe.account.epsilon_after(probe.charge, 2), noise=noise)
-    assert made.affordable(limit=10) == 2
-    for _ in range(2):
-        made.annotate(answers())
-    drawn = noise.drawn
-    with pytest.raises(BudgetExceeded):
-        made.annotate(answers())
-    assert made.account.counts() == {made.charge: 2}
-    assert (noise.drawn == drawn) is (kind is not ReleasesFirst)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from support.short_names import budgeted
 
 from privacy import Budget
 from privacy.account import BudgetExceeded
-from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
 from privacy.events import Gaussian, Unbounded
 from privacy.events.discrete import DiscreteGaussian
@@ -206,26 +205,6 @@ def test_a_source_changed_on_the_way_changes_the_charge() -> None:
     assert isinstance(made.charge.release, Unbounded)
 
 
-@pytest.mark.parametrize(
-    ("release", "steps", "epsilon", "tolerance"),
-    [
-        ("per_sample_full", 200, 28.838725, 5e-6),
-        ("per_sample", 200, 676_029, 1.0),
-        ("batch_mean", 1, 34.2, 0.05),
-        ("per_sample_full", 1, 1.2151, 5e-5),
-        ("ensemble", 200, 28.838725, 5e-6),
-    ],
-)
-def test_the_record_level_figures_of_the_papers_settings(
-    release: str, steps: int, epsilon: float, tolerance: float
-) -> None:
-    made = annotator(release=release, noise_multiplier=100.0, batch_size=256)
-    assert compose({made.charge.release: steps}, 1e-5).epsilon == pytest.approx(epsilon, abs=tolerance)
-    assert made.account.epsilon(counts={made.charge: steps}) == pytest.approx(epsilon, abs=tolerance)
-    assert made.account.epsilon_published(counts={made.charge: 200}) == pytest.approx(0.0456, abs=5e-5)
-    assert made.charge.queries == 256
-
-
 class Watching(SystemNoise):
     """Looks into the ledger's file whenever it is asked for words."""
 
@@ -279,16 +258,6 @@ def test_nothing_is_released_where_the_charge_cannot_be_written(tmp_path: Path) 
     with pytest.raises(LedgerError):
         made.annotate(gradients())
     assert len(noise.reserved) == 1
-
-
-@pytest.mark.parametrize(
-    "shape", [(B - 1, CLASSES), (B, CLASSES + 1), (CLASSES, B), (B * CLASSES,), (1, B, CLASSES), (0,)]
-)
-def test_another_shape_is_refused_and_not_charged(shape: tuple[int, ...]) -> None:
-    made = annotator()
-    with pytest.raises(ValueError, match=r"gradients must have the shape \(B, c\) = \(64, 10\)"):
-        made.annotate(torch.zeros(shape))
-    assert not made.account.counts()
 
 
 def one_entry(value: float) -> torch.Tensor:
@@ -353,16 +322,6 @@ def test_no_noise_is_released_as_it_is_and_bounded_by_nothing() -> None:
     refused = annotator(noise_multiplier=0.0, target_epsilon=1e9)
     with pytest.raises(BudgetExceeded, match="no noise was added"):
         refused.require_affordable()
-
-
-@pytest.mark.parametrize("noise_multiplier", [1e-30, 1e30])
-@pytest.mark.parametrize("norm_bound", [1e-30, 1e30])
-@pytest.mark.parametrize("release", RELEASES)
-def test_extreme_settings_have_figures(noise_multiplier: float, norm_bound: float, release: str) -> None:
-    made = annotator(release=release, noise_multiplier=noise_multiplier, norm_bound=norm_bound)
-    made.annotate(answers(release, gradients().double()))
-    for figure in (made.account.epsilon(), made.account.epsilon_published()):
-        assert figure >= 0
 
 
 @pytest.mark.parametrize(
@@ -463,16 +422,6 @@ def test_resuming_forgets_nothing(tmp_path: Path, lost: bool) -> None:
     assert second.account.ledger.run == first.account.ledger.run
     assert second.account.counts(scope="run") == {second.charge: 3 if lost else 8}
     assert run().account.counts(scope="run") == {}
-
-
-def test_the_description_names_the_mechanism() -> None:
-    for release in RELEASES:
-        words = annotator(release=release).describe()
-        assert all((words.unit, words.relation, words.source, words.published_source, words.noise))
-        assert ("share nothing" in words.assumption) is (release == "ensemble")
-        for part in (f"release={release}", "sigma=20", "B=64", "C=0.001", "normalised"):
-            assert part in words.mechanism
-    assert "clipped" in annotator(bounding="clip").describe().mechanism
 
 
 def test_a_mask_of_more_entries_than_there_are_is_refused() -> None:

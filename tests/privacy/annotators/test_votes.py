@@ -91,56 +91,6 @@ def test_the_check_has_the_noise_that_is_charged_for() -> None:
     assert made.account.counts() == {made._check: draws, made._response: passed}
 
 
-@pytest.mark.parametrize(
-    ("settings", "queries", "epsilon", "published"),
-    [
-        ({}, 27, 0.6441, 1.3142),
-        ({}, 400, 2.924, 5.7985),
-        ({}, 1000, 4.955, 10.0871),
-        ({"latent_epsilon": 0.01}, 1000, 4.955, 10.0971),
-        ({"mechanism": "gaussian"}, 100, 1.3565, None),
-        ({"mechanism": "gaussian"}, 1000, 4.9833, None),
-    ],
-)
-def test_queries_cost_what_is_known_from_elsewhere(
-    settings: dict[str, Any], queries: int, epsilon: float, published: float | None
-) -> None:
-    made = annotator(**settings)
-    made.annotate(counts(queries, 200, 30))
-    assert made.account.epsilon() == pytest.approx(epsilon, abs=6e-4)
-    assert made.calls_made() == queries == made.account.queries()
-    if published is not None:
-        assert made.account.epsilon_published() == pytest.approx(published, abs=5e-5)
-    else:
-        assert made.account.epsilon() < made.account.epsilon_published() < math.inf
-
-
-def two_counts_move_by_one(votes: torch.Tensor, changed: torch.Tensor) -> bool:
-    """Whether the charge covers the change: two counts by 1 in each query at the most."""
-    difference = (votes - changed).abs()
-    return int(difference.sum(dim=1).max()) <= 2 and int(difference.max()) <= 1
-
-
-def worst_log_ratio(votes: torch.Tensor, changed: torch.Tensor, *, scale: float) -> float:
-    """Largest log-ratio of the noisy counts' densities: what pure ε has to cover."""
-    return float((votes - changed).abs().sum(dim=1).max()) / scale
-
-
-def test_one_teacher_that_changes_its_mind_is_what_is_charged_for() -> None:
-    votes = counts(4, 100, 90)
-    changed = votes.clone()
-    changed[:, 0] -= 1
-    changed[:, 1] += 1
-    charged = annotator().charge.release.pure_epsilon
-    assert two_counts_move_by_one(votes, changed)
-    assert worst_log_ratio(votes, changed, scale=40.0) <= charged
-    # Negative control: teachers that are coupled, so that a record moves two of them.
-    changed[:, 0] -= 1
-    changed[:, 2] += 1
-    assert not two_counts_move_by_one(votes, changed)
-    assert worst_log_ratio(votes, changed, scale=40.0) > charged
-
-
 @pytest.mark.parametrize("settings", [{}, {"mechanism": "gaussian"}, CONFIDENT], ids=["laplace", "gaussian", "checks"])
 def test_queries_are_charged_before_noise_is_drawn(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -222,21 +172,6 @@ def test_a_target_that_everything_was_held_to_is_the_figure() -> None:
     whole = compose({LaplaceVotes(40.0): 1000}, 1e-5).epsilon
     laplace = annotator(target_epsilon=1.0)
     assert laplace.covered_epsilon(laplace.fix_plan(Plan(), lambda: 1000)) == pytest.approx(whole)
-
-
-@pytest.mark.parametrize("mechanism", ["laplace", "discrete_laplace", "gaussian"])
-def test_the_budget_stops_before_it_is_overspent(mechanism: Any) -> None:
-    release = annotator(mechanism=mechanism).charge.release
-    target = compose({release: 33}, 1e-5).epsilon * (1 + 1e-9)
-    made = annotator(mechanism=mechanism, target_epsilon=target)
-    assert made.affordable(limit=1000) == 33
-    with pytest.raises(BudgetExceeded):
-        made.annotate(counts(34, 200))
-    assert made.calls_made() == 0
-    made.annotate(counts(33, 200))
-    assert made.account.epsilon() <= target
-    with pytest.raises(BudgetExceeded):
-        made.annotate(counts(1, 200))
 
 
 BASELINE_ID = new_training_id()
@@ -373,12 +308,6 @@ def test_data_dependent_figures_need_every_answer() -> None:
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         VoteAnnotator(**budgeted(settings))
-
-
-@pytest.mark.parametrize("settings", [{}, {"mechanism": "discrete_laplace"}, {"mechanism": "gaussian"}, CONFIDENT])
-def test_the_description_names_the_mechanism(settings: dict[str, Any]) -> None:
-    words = annotator(**settings).describe()
-    assert settings.get("mechanism", "laplace") in words.mechanism
 
 
 def test_discrete_noise_is_whole_numbers_and_costs_a_little_more() -> None:

@@ -198,19 +198,6 @@ def test_the_norm_is_of_all_processes_rows() -> None:
     assert not torch.allclose(shares, by_process)
 
 
-def test_the_description_says_what_is_bounded() -> None:
-    one = annotator("per_sample", batch_size=4, num_classes=3).describe()
-    assert "normalised to C=0.001 for the whole batch" in one.mechanism
-    assert "the teacher's whole batch of gradients (in Frobenius norm) by up to 2C" in one.source
-    many = annotator("ensemble", batch_size=4, num_classes=3).describe()
-    assert "one teacher's whole batch of gradients" in many.source
-    # What was charged is described, at the noise that it was charged for.
-    made = annotator("per_sample", batch_size=4, num_classes=3)
-    made.annotate(torch.ones(4, 3))
-    made.noise_multiplier = 2 * SIGMA
-    assert f"sigma={SIGMA:g}" in made.description().mechanism
-
-
 def test_a_bounding_that_nobody_priced_is_refused() -> None:
     assert set(get_args(GradientBoundings)) == set(GRADIENT_BOUNDINGS)
     for name in ("batch", "", "NORMALIZE"):
@@ -218,13 +205,3 @@ def test_a_bounding_that_nobody_priced_is_refused() -> None:
             GradientAnnotator(bounding=name)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="bounding must be one of"):
             output_gradient_mu("per_sample", 4, 1.0, bounding=name)
-
-
-def test_the_norms_that_prices_follow_from() -> None:
-    """A batch of B equal samples of norm C, and the same batch bounded as a whole."""
-    for batch_size in (1, 2, 256):
-        for name in ("normalize", "clip"):
-            assert GRADIENT_BOUNDINGS[name].norm_of_batch(batch_size) == math.sqrt(batch_size)
-            assert GRADIENT_BOUNDINGS[name].norm_of_sum(batch_size) == batch_size
-        assert GRADIENT_BOUNDINGS["normalize_batch"].norm_of_batch(batch_size) == 1
-        assert GRADIENT_BOUNDINGS["normalize_batch"].norm_of_sum(batch_size) == math.sqrt(batch_size)

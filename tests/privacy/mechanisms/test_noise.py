@@ -73,18 +73,6 @@ def test_reproducible_noise_repeats_and_says_that_it_is_not_secure() -> None:
     assert SystemNoise.secure
 
 
-def test_negative_seed_is_refused() -> None:
-    with pytest.raises(ValueError, match="seed must be 0 or more, got -1"):
-        ReproducibleNoise(seed=-1)
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5), (2, 0)])
-def test_shape_and_dtype(shape: tuple[int, ...]) -> None:
-    draws = SystemNoise().gaussian(shape)
-    assert draws.shape == torch.Size(shape)
-    assert draws.dtype == torch.float64
-
-
 def test_extreme_words_stay_finite() -> None:
     class Extreme(NoiseSource):
         def __init__(self, word: int) -> None:

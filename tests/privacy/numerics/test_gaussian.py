@@ -28,11 +28,6 @@ def test_delta_matches_high_precision(mu: float, z: float) -> None:
     assert gaussian_delta(mu, epsilon) == pytest.approx(reference_delta(mu, epsilon), rel=1e-8, abs=1e-290)
 
 
-@pytest.mark.parametrize(("slope", "epsilon"), [(0.02, 0.725522), (1.63, 8.819952), (10.24, 28.838725)])
-def test_reference_slopes(slope: float, epsilon: float) -> None:
-    assert gaussian_epsilon(math.sqrt(2 * slope), 1e-5) == pytest.approx(epsilon, abs=1e-6)
-
-
 def test_where_the_naive_form_overflows() -> None:
     assert gaussian_delta(78.2, 3388.1) == pytest.approx(1.12489e-5, rel=1e-5)
     with pytest.raises(OverflowError):
