@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import pickle
 import shutil
-import subprocess
 import sys
 import tarfile
 import urllib.request
@@ -57,8 +56,6 @@ from datamodules import (
     SyntheticSteps,
 )
 from datamodules.splits import id_fraction, ids_of_names
-
-REAL = Path(__file__).parents[3] / "shared" / "data"
 
 
 @dataclass(frozen=True)
@@ -541,34 +538,6 @@ def test_people_may_share_a_shard_where_they_are_known(copied: Callable[[str], P
     assert celeba(root).train_records.identities is None
 
 
-def test_faces_and_lines_that_are_missing_or_damaged_are_named(copied: Callable[[str], Path]) -> None:
-    folder = copied("CelebA-G") / "celeba"
-
-    def refused(message: str, error: type[Exception] = ValueError) -> None:
-        with pytest.raises(error, match=message):
-            CelebA(root=folder.parent, verify=False, cache=False, size=8).setup("test")
-
-    for name in ("identity_CelebA.txt", "list_attr_celeba.txt"):
-        whole = (folder / name).read_text()
-        (folder / name).write_text("".join(line for line in whole.splitlines(True) if not line.startswith("00010")))
-        refused(rf"{name} has no line for 000100.jpg \(and 9 more\)")
-        (folder / name).write_text(whole)
-    partition = folder / "list_eval_partition.txt"
-    whole = partition.read_text()
-    for line, message in (
-        ("000100.jpg two\n", "line 111, '000100.jpg two'"),
-        ("face.jpg 2\n", r"img_align_celeba/face.jpg\n"),
-        ("".join(f"{number:06d}.jpg 2\n" for number in range(201, 220)), r"(?s)celeba/000201.jpg\n.*and 9 more"),
-    ):
-        partition.write_text(whole + line)
-        refused(message, ValueError if "two" in line else MissingDataError)
-    (folder / "img_align_celeba" / "face.jpg").touch()
-    partition.write_text(f"{whole}face.jpg 2\n")
-    refused("names face.jpg, expected numbers")
-    (folder / "list_attr_celeba.txt").unlink()
-    refused(r"(?s)celeba:\n  list_attr_celeba.txt\n.*mmlab", MissingDataError)
-
-
 # --- COVIDx and ImageNet ---
 
 
@@ -630,41 +599,3 @@ def test_folders_of_no_use_are_refused(copied: Callable[[str], Path]) -> None:
 
 
 # --- real files, where they are at hand ---
-
-
-@pytest.mark.skipif(not (REAL / "CIFAR10").is_dir(), reason="the real CIFAR-10 is not at hand")
-@pytest.mark.slow
-def test_the_real_cifar10_is_the_published_one(tmp_path: Path) -> None:
-    restore = [sys.executable, str(REAL / "CIFAR10" / "restore.py"), str(tmp_path)]
-    subprocess.run(restore, check=True, capture_output=True)
-    data = CIFAR10(root=tmp_path)
-    data.setup("fit")
-    data.setup("test")
-    train = data.read_private()
-    assert torch.equal(train.labels.bincount(), torch.full((10,), 5000)) and len(data.test_records) == 10_000
-    means = train.images.float().mean(dim=(0, 2, 3)).div(255).tolist()
-    assert means == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
-
-
-@pytest.mark.skipif(not (REAL / "PneumoniaMNIST").is_dir(), reason="the real PneumoniaMNIST is not at hand")
-def test_the_real_pneumoniamnist_is_read(tmp_path: Path) -> None:
-    (tmp_path / "medmnist").mkdir()
-    content = REAL / "PneumoniaMNIST" / "pneumoniamnist_content.npz"
-    shutil.copyfile(content, tmp_path / "medmnist" / "pneumoniamnist.npz")
-    with pytest.raises(ValueError, match="MD5"):  # the training images of this copy are in another order
-        MedMNIST(root=tmp_path).setup("fit")
-    data = MedMNIST(root=tmp_path, verify=False)
-    counts = [data.read(part).labels.bincount().tolist() for part in ("train", "validation", "test")]
-    assert counts == [[1214, 3494], [135, 389], [234, 390]] and data.num_records == 4708
-
-
-@pytest.mark.skipif(not (REAL / "Imagenette64").is_dir(), reason="no real part of ImageNet is at hand")
-@pytest.mark.slow
-def test_a_real_part_of_imagenet(tmp_path: Path) -> None:
-    with zipfile.ZipFile(REAL / "Imagenette64" / "imagenette64.zip") as archive:
-        archive.extractall(tmp_path / "imagenette64")
-    shutil.copy(REAL / "Imagenette64" / "classes.tsv", tmp_path / "imagenette64")
-    data = ImageNet(root=tmp_path, folder="imagenette64")
-    data.setup("test")
-    assert data.num_classes == 10 and data.class_names[:2] == ("tench", "English springer")
-    assert len(data.test_records) == 3925 and len(data.read_private()) == 9469

@@ -126,28 +126,6 @@ def test_any_sizes_kinds_and_depths(tmp_path: Path) -> None:
     assert records.images.shape == (4, 3, 20, 20) and sorted(records.labels.tolist()) == [0, 0, 1, 1]
 
 
-def test_a_choice_of_classes(tmp_path: Path) -> None:
-    place = write_folders(tmp_path / "insects", classes=("ants", "bees", "wasps"), count=20)
-    for path in (place / "bees").iterdir():
-        path.write_bytes(b"left out, and so not opened")
-    data = opened(place, test_fraction=0.3, classes=["wasps", "ants"])
-    assert (data.num_classes, data.class_names, data.private_data) == (2, ("wasps", "ants"), "insects/train")
-    assert len(data.read("train")) + len(data.read("test")) == 40
-    whole = ImageFolder(root=place, size=16, test_fraction=0.3)
-    with pytest.raises(ValueError, match=r"bees/.*\.png cannot be read"):
-        whole.setup("fit")
-
-
-def test_decoded_pictures_are_kept_where_asked_for(place: Path, tmp_path: Path) -> None:
-    opened(place, test_fraction=0.2)
-    assert not (place / ".decoded").exists()
-    opened(place, test_fraction=0.2, cache=True)
-    assert len(list((place / ".decoded").iterdir())) == 2
-    opened(place, test_fraction=0.2, cache=str(tmp_path / "kept"))
-    assert len(list((tmp_path / "kept").iterdir())) == 2
-    assert ImageFolder(root=place, test_fraction=0.2).class_names == ("ants", "bees")
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -43,12 +43,6 @@ def test_inputs_are_what_the_function_makes_of_each_image(records: ImageDataset)
     assert not torch.equal(MappedRecords(mapped.inputs.roll(1, dims=0), mapped.labels).__getitems__([3])[0], inputs[:1])
 
 
-def test_what_is_kept_in_half_precision_is_given_in_full() -> None:
-    mapped = MappedRecords(torch.rand(4, 2, 3).half(), torch.arange(4))
-    for inputs in (mapped[2][0], mapped.__getitems__([2])[0][0], mapped.to(torch.device("cpu"))[2][0]):
-        assert inputs.dtype == torch.float32 and torch.equal(inputs, mapped.inputs[2].float())
-
-
 def test_the_shards_of_mapped_records_are_those_of_the_images(records: ImageDataset) -> None:
     plain = ShardedRecords.of(records, num_shards=N)
     function = Watched()

@@ -82,12 +82,6 @@ def test_replacing_a_record_changes_its_shard_alone(records: ImageDataset) -> No
     assert changed(contents(records), contents(other)) == [int(shard_of(records.ids, num_shards=N)[5])]
 
 
-def test_the_order_in_the_file_does_not_matter(records: ImageDataset) -> None:
-    order = torch.randperm(len(records), generator=torch.Generator().manual_seed(0))
-    mixed = ImageDataset(images=records.images[order], labels=records.labels[order], ids=records.ids[order], peak=16)
-    assert changed(contents(records), contents(mixed)) == []
-
-
 def test_shards_are_no_part_of_the_validation_split(records: ImageDataset) -> None:
     """A shard drawn by the same hash as the split would be empty, or lie within it."""
     held_out = id_fraction(records.ids, purpose="validation") < 0.1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from support.data_files import write_folders
 
 from lightning_modules.cli import main
 from lightning_modules.cli.fit import command_line as build
-from privacy.published import published_dpdfd_epsilon
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.queue import Task
 from sweeps.runner.rendering import page_of, render_index, render_table
@@ -35,26 +33,6 @@ def test_every_printed_figure_is_complete_and_stands_once() -> None:
         assert key not in seen, key
         seen.add(key)
     assert {note for row in reported() for note in row.notes} == set(footnotes())
-
-
-def test_known_figures_and_the_footnotes_of_misprints() -> None:
-    sizes = Counter((row.paper, row.table) for row in reported())
-    # Methods x columns less what is not available, plus the teachers.
-    assert sizes["DPDFD", "Table 1"] == 10 * 8 - 5 + 4 and sizes["DPSD", "Table I"] == 13 * 8 - 5 - 4 - 4 + 4
-    assert (
-        sizes["DGD", "Table I"] == 7 * 4 + 2 and sizes["DPDFD", "Table 3"] == 9 * 4 and sizes["DPSD", "Table V"] == 24
-    )
-    for paper, table, dataset, method, epsilon, accuracy, note in (
-        ("DPDFD", "Table 1", "MNIST", "DPDFD", 1, 0.9512, "c1-c4"),
-        ("DPDFD", "Table 4", "MNIST", "DPDFD", 1, 0.9762, None),
-        ("DPSD", "Table I", "MNIST", "DGD", 1, 0.882, "d1-dgd"),
-        ("DGD", "Table I", "MNIST", "DGD", 1, 0.736, None),
-        ("DPSD", "Table IV", "CelebA-G", "DPSD", 8, 0.7467, "d4-headings"),
-        ("LabelDP", "Table II", "CIFAR100", "DP-DFD", 8, 0.7467, None),
-    ):
-        at = (paper, table, dataset, method, epsilon)
-        (found,) = [row for row in reported() if (row.paper, row.table, row.dataset, row.method, row.epsilon) == at]
-        assert (found.accuracy == accuracy or dataset == "CelebA-G") and (note is None or note in found.notes)
 
 
 SPEC: dict[str, Any] = {
@@ -216,81 +194,6 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
         assert any(found) if installed.kind == "figure" else all(found)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "shared"),
-    [
-        ("dpsd-table1", "dpdfd-table1", 24),  # all of DPDFD Table 1
-        ("dpsd-table3", "dpsd-table1", 9),
-        ("dpsd-fig9", "dpsd-table1", 24),  # two budgets of five
-        ("dpsd-fig6", "dpsd-table1", 15),  # decoupled distillation; of the generator one budget on MNIST
-        ("dpsd-table6", "dpsd-table1", 3),
-        ("dpsd-discriminator", "dpsd-table6", 3),
-        ("dpsd-fig5-k", "dpsd-table4", 6),
-        ("labeldp-table2", "labeldp-table1", 18),
-        ("labeldp-table3", "labeldp-table1", 3),
-        ("dgd-table1", "dgd-fig3", 4),
-    ],
-)
-def test_tables_share_the_cells_that_they_have_in_common(first: str, second: str, shared: int) -> None:
-    digests = [{cell.task.digest for cell in Spec.read(name).cells("cpu")} for name in (first, second)]
-    assert len(digests[0] & digests[1]) == shared
-
-
-@pytest.mark.parametrize("preset", ["cpu", pytest.param("paper", marks=pytest.mark.slow)])
-def test_all_tables_have_one_teacher_of_a_kind_for_each_data_set(preset: str) -> None:
-    teachers = {
-        teacher(cell).digest: (
-            cell.labels["dataset"],
-            "LinearOnFeatures" in str(teacher(cell).fit.set.get("model.network")),
-        )
-        for installed in list_specs()
-        if "teacher" not in installed.seeded
-        for cell in installed.cells(preset)
-        if "teacher" in cell.task.parents  # DGD has ensembles
-    }
-    of_fixed_features = [("FashionMNIST", True)] if preset == "cpu" else []
-    assert sorted(teachers.values()) == sorted([("FashionMNIST", False), ("MNIST", False), *of_fixed_features])
-
-
-@pytest.mark.parametrize("preset", ["cpu", "paper"])
-@pytest.mark.parametrize("name", ["labeldp-table1", "labeldp-table2"])
-def test_as_printed_labels_have_the_papers_threshold_and_no_correction(name: str, preset: str) -> None:
-    found: dict[str, set[Any]] = {}
-    for cell in Spec.read(name).cells(preset, seeds=[0]):
-        values = (cell.task.fit.set.get(f"model.stages.{key}", "file") for key in ("threshold", "noise_correction"))
-        found.setdefault(cell.labels["variant"], set()).add(tuple(values))
-    assert found["as_printed"] == {(None, False)} and found["generator"] == {("file", "file")}  # null is 1/(2c)
-
-
-BUDGET = ("noise_multiplier", "norm_bound", "budget.target_epsilon")
-
-
-def _budgets() -> list[tuple[str, Cell]]:
-    """Cells of the `cpu` presets with a budget of gradients, each once, where σ was lowered to meet it."""
-    found = {}
-    names = ("dpdfd-table1", "dpdfd-losses", "dpsd-table1", "dpsd-table3", "dpsd-table6", "dpsd-fig9", "dpsd-fig6")
-    for name in (*names, "dpsd-discriminator"):
-        for cell in Spec.read(name).cells("cpu", seeds=[0]):
-            settings = cell.task.fit.set
-            if "model.annotator.noise_multiplier" in settings:
-                found[tuple(settings.get(f"model.annotator.{setting}") for setting in BUDGET)] = (name, cell)
-    return list(found.values())
-
-
-@pytest.mark.parametrize(
-    ("name", "cell"), _budgets(), ids=lambda value: value if isinstance(value, str) else value.name
-)
-def test_the_steps_at_hand_use_the_published_budget_up_and_no_more(name: str, cell: Cell) -> None:
-    settings = cell.task.fit.set
-    sigma, bound, target = (settings[f"model.annotator.{setting}"] for setting in BUDGET)
-
-    def spent(sigma: float) -> float:
-        return published_dpdfd_epsilon(bound, 10, 256, 1500, sigma, 1e-5)  # DPSD's Theorem 1 is DPDFD's Theorem 3
-
-    assert 0.99 * target < spent(sigma) <= target
-    assert spent(0.99 * sigma) > target
-
-
 def record(spec: Spec, preset: str, accuracies: dict[tuple[str, str, int], float], **more: Any) -> Path:
     folder = Path("results") / spec.name / preset / "records"
     folder.mkdir(parents=True, exist_ok=True)
@@ -323,49 +226,6 @@ def test_a_rendered_table(spec: Spec) -> None:
     assert "Last step, no selection" in text and "commit abc" in text
 
 
-def test_a_deviation_is_of_three_seeds_or_more(spec: Spec) -> None:
-    three = {**SPEC, "presets": {"cpu": {**SPEC["presets"]["cpu"], "seeds": [0, 1, 2]}}}
-    record(written(three), "cpu", {("MNIST", "1", seed): value for seed, value in enumerate((0.9, 0.92, 0.94))})
-    assert "| 92.00 ± 2.00 % | 3 |" in page(written(three))
-
-
-def test_a_figure_for_labels_has_a_column_of_its_own_beside_the_infinite_one(spec: Spec) -> None:
-    record(spec, "cpu", {("MNIST", "1", 0): 0.9})
-    assert "ε of labels" not in page(spec)
-    record(spec, "cpu", {("MNIST", "1", 0): 0.9}, epsilon_label=9.194)
-    text = page(spec)
-    assert "| ε record-level | ε of labels | δ |" in text and "says nothing of an image" in text
-    assert "| 0.98 | inf | 9.194 | 1e-05 |" in text
-
-
-def section(text: str, caption: str) -> str:
-    return text.split(caption)[1].split("\n\n")[1] if caption in text else ""
-
-
-def test_what_is_printed_and_not_run_here_is_shown(spec: Spec) -> None:
-    file = page(spec, "cpu")
-    left = section(file, "not run here:")
-    assert left.startswith("| method | MNIST | FashionMNIST | CelebA-G | CelebA-G, ε = 1 | ")
-    assert "| Teacher | 99.21 % | 91.02 % |" in left and "| DPDFD | – |" in left and "MNIST, ε" not in left
-    # What one column less is run of is shown there instead.
-    file = page(spec, "smoke")
-    assert "| FashionMNIST, ε = 10 |" in section(file, "not run here:")
-
-
-def test_further_figures_of_the_records_are_shown_where_a_table_asks_for_them(spec: Spec) -> None:
-    accuracies = {("MNIST", "1", 0): 0.9, ("MNIST", "1", 1): 0.92}
-    made = written({**SPEC, "measures": ["teacher_accuracy", "auroc"]})
-    record(made, "cpu", accuracies, teacher_accuracy=0.95, auroc=0.8)
-    text = page(made)
-    assert "| paper | ours | teacher | AUC | seeds |" in text
-    assert "| MNIST | 1 | 95.12 % [1] [2] | 90.00 / 92.00 % | 95.00 % | 80.00 % | 2 |" in text
-    assert "| MNIST | 10 | 97.51 % [1] | – | – | – | 0 |" in text
-    record(made, "cpu", accuracies, teacher_accuracy=0.95)  # not measured: never taken for 0
-    assert "| 95.00 % | – | 2 |" in page(made)
-    plain = page(written(SPEC))
-    assert "| paper | ours | seeds |" in plain and "95.00 %" not in plain
-
-
 def test_a_point_that_the_paper_does_not_print_gets_no_other_points_figure(spec: Spec) -> None:
     """DPSD Table V is of α = 0.5 alone: its figures stood beside α = 0.1 as well."""
     axes = {"alpha": {"0.5": None, "0.1": {"student": {"other": 1}}}, **SPEC["axes"]}
@@ -377,43 +237,6 @@ def test_a_point_that_the_paper_does_not_print_gets_no_other_points_figure(spec:
     federated = Spec.read("dpsd-table5")
     printed = {row.labels: row.printed for row in read_rows(federated, "cpu", Path("nowhere"))}
     assert {dict(labels)["setting"] for labels, figure in printed.items() if figure is not None} == {"alpha 0.5"}
-
-
-def test_methods_that_are_run_are_no_competitors(spec: Spec) -> None:
-    both = {"method": {"DPSD": None, "DPDFD": {"student": {"other": 1}}}, **SPEC["axes"]}
-    run = written({**SPEC, "paper": "DPSD", "reported": "Table I", "method": "DPSD", "axes": both})
-    file = page(run, "cpu")
-    others = section(file, "Other methods, as printed:")
-    assert "| DPGEN |" in others and "DPSD" not in others and "DPDFD" not in others
-    assert "| DPDFD | MNIST | 1 | 95.12 %" in file and "| DPSD | MNIST | 1 | 96.03 %" in file
-
-
-def test_what_is_claimed_to_be_protected_selects_the_printed_figure(spec: Spec) -> None:
-    units = {"dataset": SPEC["axes"]["dataset"], "setting": {"all": None}, "unit": {"record": None, "label": None}}
-    values = {**SPEC, "paper": "DPSD", "reported": "Table VI", "method": "DPSD", "axes": units}
-    terms = written({**values, "presets": {"cpu": {}}})
-    file = page(terms, "cpu")
-    assert "| MNIST | all | record | 97.85 % |" in file
-    assert "| MNIST | all | label | 98.19 % |" in file
-
-
-def test_anchors_that_protect_another_unit_are_left_out(spec: Spec) -> None:
-    labels = {"dataset": SPEC["axes"]["dataset"], "epsilon": {"1": None}}
-    values = {**SPEC, "paper": "DPSD", "reported": "Table IV", "method": "DPSD", "axes": labels}
-    file = page(written({**values, "presets": {"cpu": {}}}), "cpu")
-    others = section(file, "Other methods, as printed:")
-    assert "| LP-2ST | 95.82 % | 83.26 % |" in others and "PSG (Chen et al. 2022)" not in others
-    file = page(spec, "cpu")
-    assert "PSG (Chen et al. 2022)" in section(file, "Other methods, as printed:")
-
-
-def test_rows_of_another_table_stand_beside(spec: Spec) -> None:
-    record(spec, "cpu", {("MNIST", "1", 0): 0.5, ("FashionMNIST", "1", 0): 0.25})
-    chosen = [{"table": "t.yaml", "label": "ours elsewhere", "cell": {"dataset": "MNIST"}}]
-    Path("other.yaml").write_text(yaml.safe_dump({**SPEC, "title": "Another", "compare_with": chosen}, sort_keys=False))
-    file = page(Spec.read("other.yaml"), "cpu")
-    cells = section(file, "Ours, from other tables:")
-    assert "| ours elsewhere | 50.00 % (record-level ε =" in cells and "25.00 %" not in cells
 
 
 def test_figures_of_an_earlier_configuration_are_marked(spec: Spec) -> None:
