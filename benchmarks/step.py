@@ -61,8 +61,10 @@ class PlainDistillation(DPDFD):
         """None."""
         return 0
 
-    def log_privacy(self, *, on_epoch: bool = False) -> None:
-        """Nothing to say."""
+    @property
+    def is_logged(self) -> bool:
+        """Never: there is no epsilon to compose."""
+        return False
 
 
 def _group_norm(**settings: Any) -> nn.Module:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, LightningModule
 from torch import nn
 
 from lightning_modules.callbacks.privacy import default_callbacks
@@ -17,30 +16,27 @@ from lightning_modules.losses.functional import soft_cross_entropy
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.moving_average import moving_average
-from lightning_modules.private_run import PrivateRun, steps_of_fit
+from lightning_modules.private_run import PrivateRun, state_of_run
 from lightning_modules.runtime.checkpoint_io import take_back_unfinished_step
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters, settings_of
-from lightning_modules.runtime.processes import check_strategy, share_of
+from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import Draws
+from lightning_modules.setting_checks import check_left_out
 from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.checks import try_foreign
 from lightning_modules.teachers.config import TeacherConfig
-from lightning_modules.teachers.private_teacher import PrivateModel
+from lightning_modules.teachers.learning import LearnsFromTeacher
 from lightning_modules.turns import TakingTurns, Trained
 from privacy.annotators import Annotator
 from privacy.guarantee import Guarantee
-from privacy.identity import CheckpointError
-from privacy.processes import by_all
 
 __all__ = ["DataFreeDistillation"]
 
 
-class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModule):
+class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoading, LightningModule):
     """Base of the data-free methods. A subclass writes its paper's algorithm as one `training_step`.
 
-    The teacher is a path, read when a fit begins. It is not a submodule: no `state_dict`, checkpoint or logger has it,
-    and `test` or `load_from_checkpoint` work where it does not exist. Nothing about it is used except through the
-    annotator. `PrivacyCourse` opens the ledger, fixes the plan, ends the fit in time and writes the guarantee.
+    Nothing about the teacher is used except through the annotator. `PrivacyCourse` opens the ledger, fixes the plan,
+    logs both ε, ends the fit in time and writes the guarantee.
 
     Args:
         num_classes: c; linked from the data.
@@ -89,14 +85,9 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
         self.annotator.bind(batch_size=batch_size, num_classes=num_classes, paper=self.paper or None)
         self.run = PrivateRun(annotator)
         self.teacher_config = config.held()
-        self._teacher: PrivateModel | None = None
         self.student_settings = settings_of(StudentConfig, student, name="student", short="network")
         self.image_settings = settings_of(Images, images, name="images", short="source")
-        for name in (one for one in self.unused if "." in one):
-            group, _, field = name.partition(".")
-            settings = self.student_settings if group == "student" else self.image_settings
-            if (given := getattr(settings, field)) != getattr(type(settings), field):
-                raise ValueError(f"{name} must be left out for {type(self).__name__}, which does not use it: {given}")
+        check_left_out(self.unused, {"student": self.student_settings, "images": self.image_settings}, by=self)
         self.student = self.student_settings.build(num_classes=num_classes, image_shape=self.image_shape)
         self.student.to(memory_format=torch.channels_last)  # a CPU pools several times as fast
         decay = self.student_settings.ema
@@ -134,16 +125,6 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
         raise NotImplementedError(f"{type(self).__name__} trains no generator")
 
     @property
-    def of_ensemble(self) -> bool:
-        """Whether the annotator is for the responses of many teachers, of a file of `TeacherEnsemble`."""
-        return False
-
-    @property
-    def needs_gradients_of_teacher(self) -> str | None:
-        """What needs gradients through the teacher, or its BatchNorm statistics, in words; None where nothing does."""
-        return None
-
-    @property
     def next_calls(self) -> int:
         """Calls of the annotator that the next step makes."""
         return 1
@@ -152,16 +133,11 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
         """Calls of the annotator that a run of `steps` steps makes if no budget ends it."""
         return steps
 
-    def affordable_calls(self, steps: int) -> int:
-        """How many of the calls that a run of `steps` steps in all has yet to make stay within the target."""
+    def calls_ahead(self, steps: int | None) -> int | None:
+        """Calls within the target that a run of so many steps in all has yet to make; None where no end is known."""
+        if steps is None:
+            return None if self.annotator.budget.target_epsilon is None else self.annotator.affordable(limit=10**9)
         return self.annotator.affordable(limit=max(0, steps - self.steps_done))
-
-    def calls_wanted(self) -> int | None:
-        """Calls that this fit would make in all, with those before it; None where no end is known."""
-        made, steps = self.annotator.calls_made(), steps_of_fit(self.trainer)
-        if steps is not None:
-            return made + self.affordable_calls(steps)
-        return None if self.annotator.budget.target_epsilon is None else made + self.annotator.affordable(limit=10**9)
 
     def assumptions(self) -> list[str]:
         """Assumptions of this run's guarantee besides the annotator's."""
@@ -190,7 +166,7 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
         """Steps of the student on earlier images: post-processing of what was released, and paid for, then."""
         assert self.memory is not None
         for turn in range(self.memory.settings.steps if len(self.memory) else 0):
-            drawn = self.memory.draw(self.common_draws.again(turn).stream(self.steps_done, "replay"))
+            drawn = self.memory.draw(self.draws.common.again(turn).stream(self.steps_done, "replay"))
             images, targets = (part[share_of(len(part), self.processes)].to(self.device) for part in drawn)
             self.step_student(soft_cross_entropy(self.student(images).float(), targets).mean(), replayed=True)
 
@@ -219,12 +195,6 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
             self.descend("generator", loss, scheduled=scheduled)
         self.log_in_step("train/generator_loss", loss.detach())
 
-    def end_step(self) -> None:
-        """Logs what was spent where it is due, and counts the step."""
-        if self.is_logged:
-            self.log_privacy()
-        self.steps_done += 1
-
     # --- images and processes ---
 
     @property
@@ -232,11 +202,6 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
         """The draws of this process; a run's seed is fixed when its first fit begins."""
         assert self.draw_seed is not None
         return Draws(self.draw_seed, self.global_rank, self.device)
-
-    @property
-    def common_draws(self) -> Draws:
-        """Draws that are the same in each process."""
-        return replace(self.draws, rank=0)
 
     def draw_latents(self, step: int, *, turn: int = 0) -> torch.Tensor | None:
         """What the generator makes the images of a step from, see `ImageSource.latents`; others in each turn."""
@@ -273,63 +238,16 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
 
     # --- the course of a fit ---
 
-    @property
-    def teacher(self) -> PrivateModel:
-        """The private teacher, or the ensemble, while a fit runs.
-
-        Raises:
-            RuntimeError: Outside of a fit.
-        """
-        if self._teacher is None:
-            raise RuntimeError("the teacher is loaded when a fit begins; nothing else needs it")
-        return self._teacher
-
     def configure_callbacks(self) -> list[Callback]:
         """The course of a private run, and figures, unless the trainer was given its own."""
         return default_callbacks(self.trainer)
 
-    def setup(self, stage: str) -> None:
-        """Loads the teacher, or the ensemble, for a fit, before any other work.
-
-        Raises:
-            ProcessesError: A strategy that is not supported, or a batch that its processes cannot share.
-            TeacherError: The file is missing, or holds nothing of use.
-        """
-        if stage != "fit":
-            return
-        if isinstance(self._trainer, Trainer):
-            check_strategy(self._trainer, averages_itself=True)
-        by_all(self.processes, self._prepare_fit)
-
-    def _prepare_fit(self) -> None:
-        """Steps that may fail on one rank only, and then have to fail on all ranks."""
+    def prepare_fit(self) -> None:
+        """See `LearnsFromTeacher.prepare_fit`; also divides the images among the processes."""
         self.images.share(self.batch_size, self.processes.size)
         if self.memory is not None:
             self.memory.require_shares(self.processes.size)
-        if self._teacher is None:
-            teacher = self.read_teacher()
-            self.admit(teacher, self.teacher_config, named="model.teacher")
-            self._teacher = teacher
-
-    def read_teacher(self) -> PrivateModel:
-        """The teacher as a fit loads it. It is only run on blank images.
-
-        Raises:
-            TeacherError: The file is missing, or holds nothing of use.
-        """
-        config = self.teacher_config
-        load = config.load_ensemble if self.of_ensemble else config.load
-        teacher: PrivateModel = load(num_classes=self.num_classes, image_shape=self.image_shape)
-        if self.needs_gradients_of_teacher is not None:
-            teacher.require_gradients(reason=self.needs_gradients_of_teacher)
-        return teacher
-
-    def admit(self, teacher: PrivateModel, config: TeacherConfig, *, named: str) -> None:
-        """Tries a teacher that was not trained here, see `TeacherChecks`, and notes which records are private."""
-        if config.checks.trial:
-            prior = self.images.prior
-            try_foreign(teacher, self.run, image_shape=self.image_shape, prior=prior, named=named)
-        self.run.keep_partitions(teacher.partitions)
+        super().prepare_fit()
 
     def on_fit_start(self) -> None:
         """Fixes the seed of the draws, once in a run."""
@@ -355,11 +273,6 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
         """The exportable student's logits, (N, C, H, W) → (N, c)."""
         logits: torch.Tensor = self.exportable_student(images)
         return logits
-
-    def log_privacy(self, *, on_epoch: bool = False) -> None:
-        """Both ε figures and the number of queries, to every logger and the progress bar."""
-        figures = {**self.run.figures(), "privacy/queries": float(self.annotator.account.queries())}
-        self.log_dict(figures, prog_bar=True, on_step=not on_epoch, on_epoch=on_epoch)
 
     def guarantee(self) -> Guarantee:
         """Current guarantee for this run's artefacts."""
@@ -392,12 +305,7 @@ class DataFreeDistillation(Evaluated, TakingTurns, GuardedLoading, LightningModu
         Raises:
             CheckpointError: A fit would resume from a file without the charges of its run.
         """
-        if (state := checkpoint.get("distillation")) is None:
-            if self._trainer is not None and self._trainer.state.fn == "fit":
-                raise CheckpointError(
-                    "the checkpoint says nothing of what its run was charged, and what its weights cost could not be "
-                    "stated: give one that a fit of this method has written"
-                )
+        if (state := state_of_run(checkpoint, "distillation", self._trainer)) is None:
             return
         self.steps_done = int(state["steps_done"])
         self.draw_seed = state["draw_seed"]

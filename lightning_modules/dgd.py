@@ -101,7 +101,7 @@ class DGD(DataFreeDistillation):
                 self.step_student(loss)
                 if self.generator_phase.baseline == "student" and latents is not None:
                     self.step_generator(latents, self._no_targets, scheduled=False)
-        self.end_step()
+        self.steps_done += 1
         self.phase_step += 1
         self._enter_next_phase()
 
@@ -309,7 +309,7 @@ class DGD(DataFreeDistillation):
         """Always."""
         return True
 
-    def _prepare_fit(self) -> None:
+    def prepare_fit(self) -> None:
         """Loads ensemble, baseline and pool for a fit, before any other work.
 
         Raises:
@@ -317,7 +317,7 @@ class DGD(DataFreeDistillation):
             ValueError: Ensemble and baseline are of different private data, or the pool has too few images.
         """
         loaded = self._teacher is not None
-        super()._prepare_fit()
+        super().prepare_fit()
         if loaded:
             return
         baseline, private_data = self.generator_phase.baseline, self.teacher.private_data
@@ -362,14 +362,13 @@ class DGD(DataFreeDistillation):
                 "nothing. Raise trainer.max_epochs or data.steps_per_epoch"
             )
 
-    def calls_wanted(self) -> int:
-        """See `DataFreeDistillation.calls_wanted`: a call is one query, whatever the number of steps."""
-        made = self.annotator.calls_made()
+    def calls_ahead(self, steps: int | None) -> int:
+        """See `DataFreeDistillation.calls_ahead`: a call is one query, whatever the number of steps."""
         ended = self.phase == "student" and not self._is_between_rounds
         left = 0 if ended else self.query_phase.queries - len(self.query_set)
         # How far a target carries confident votes depends on their answers: the plan is all of them.
         confident = self.annotator.mechanism == "confident"
-        return made + (left if confident else self.annotator.affordable(limit=left) if left else 0)
+        return left if confident or not left else self.annotator.affordable(limit=left)
 
     def calls_of(self, steps: int) -> int:
         """See `DataFreeDistillation.calls_of`: a call is one query."""

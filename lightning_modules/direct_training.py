@@ -17,7 +17,7 @@ from lightning_modules.evaluation import refuse_selection
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets
 from lightning_modules.networks import Network
-from lightning_modules.private_run import PrivateRun, steps_of_fit
+from lightning_modules.private_run import PrivateRun, state_of_run, steps_of_fit
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
@@ -25,7 +25,7 @@ from lightning_modules.setting_checks import check_choice
 from lightning_modules.teachers.teacher import Teacher
 from privacy.annotators import DirectGradientAnnotator, DirectLabelAnnotator
 from privacy.guarantee import Guarantee
-from privacy.identity import CheckpointError, Training
+from privacy.identity import Training
 from privacy.mechanisms.randomized_response import top_k_candidates
 
 __all__ = ["DirectTraining"]
@@ -300,13 +300,7 @@ class DirectTraining(Teacher):
             CheckpointError: A fit would resume from a file without the charges of its labels.
         """
         super().on_load_checkpoint(checkpoint)
-        state = checkpoint.get("direct_training")
-        if state is None:
-            if self._trainer is not None and self._trainer.state.fn == "fit":
-                raise CheckpointError(
-                    "the checkpoint is of no direct training with annotated labels: nothing that is added now would "
-                    "bound what its weights reveal of them. Begin anew without --ckpt_path"
-                )
+        if (state := state_of_run(checkpoint, "direct_training", self._trainer)) is None:
             return
         self._kept = state["kept"]
         self.steps_done = int(state["steps_done"])

@@ -125,9 +125,9 @@ class Distillation(DataFreeDistillation):
         """All that are charged before the first step of a fit, none after it."""
         return self.charged_calls if self._pool is None and self.noisy_answers is None else 0
 
-    def affordable_calls(self, steps: int) -> int:
-        """See `DataFreeDistillation.affordable_calls`; only a whole pool is begun."""
-        if not self.next_calls or steps <= self.steps_done:
+    def calls_ahead(self, steps: int | None) -> int:
+        """See `DataFreeDistillation.calls_ahead`; only a whole pool is begun."""
+        if not self.next_calls or (steps is not None and steps <= self.steps_done):
             return 0
         return self.charged_calls if self.annotator.affordable(limit=self.charged_calls) == self.charged_calls else 0
 
@@ -144,7 +144,7 @@ class Distillation(DataFreeDistillation):
         rows = torch.multinomial(weights, self.batch_size // self.processes.size, replacement=True, generator=draw)
         with self.draws.seeded(self.steps_done):
             self.fit_student(inputs[rows].to(self.device).float(), answers[rows].to(self.device))
-        self.end_step()
+        self.steps_done += 1
 
     @torch.no_grad()
     def answer_pool(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -191,15 +191,15 @@ class Distillation(DataFreeDistillation):
     @torch.no_grad()
     def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:
         """A batch of all processes, the same in each whatever their number: noisy answers about it are kept."""
-        return self.images.images(step, latents, self.common_draws)
+        return self.images.images(step, latents, self.draws.common)
 
     def _own_images(self, step: int) -> torch.Tensor:
         """This process's share of `draw_images`."""
         # In half precision from the start: what is kept is what was answered.
         return self.draw_images(step, None)[share_of(self.batch_size, self.processes)].half().float()
 
-    def _prepare_fit(self) -> None:
-        super()._prepare_fit()
+    def prepare_fit(self) -> None:
+        super().prepare_fit()
         self.images.rows = self.batch_size  # see `draw_images`
 
     def _teacher_takes(self, extractor: nn.Module | None) -> bool:

@@ -76,7 +76,7 @@ class DPDFD(DataFreeDistillation):
             targets = self.update_student(images)  # lines 4 to 12
             if latents is not None:
                 self.update_generator(latents, targets[: len(latents)])  # lines 13 and 14
-        self.end_step()
+        self.steps_done += 1
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Lines 5 to 10: y_s, shape (B, c)."""

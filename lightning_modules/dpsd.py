@@ -104,7 +104,7 @@ class DPSD(DataFreeDistillation):
             targets = self.update_student(images)  # lines 4 and 5
             if latents is not None:
                 self.update_generator(latents, targets[: len(latents)])  # line 6
-        self.end_step()
+        self.steps_done += 1
 
     def draw_latents(self, step: int, *, turn: int = 0) -> torch.Tensor | None:
         """See `DataFreeDistillation.draw_latents`; this process's share of Z where it is kept."""
@@ -135,7 +135,7 @@ class DPSD(DataFreeDistillation):
 
     @property
     def needs_gradients_of_teacher(self) -> str | None:
-        """See `DataFreeDistillation.needs_gradients_of_teacher`."""
+        """See `LearnsFromTeacher.needs_gradients_of_teacher`."""
         against = self.generator is not None and self.discriminator == "teacher"
         return "discriminator is teacher (DPSD-T)" if against else None
 
@@ -161,7 +161,7 @@ class DPSD(DataFreeDistillation):
         """See `DataFreeDistillation.reset_generator`; its latent inputs are drawn anew."""
         super().reset_generator()
         if self.latents is not None:
-            draw = self.common_draws.stream(self.steps_done, "reset")
+            draw = self.draws.common.stream(self.steps_done, "reset")
             self.latents.data.copy_(torch.randn(self.latents.shape, generator=draw))
 
     def generator_parameters(self) -> Iterator[nn.Parameter]:

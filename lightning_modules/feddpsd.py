@@ -152,7 +152,7 @@ class FedDPSD(DataFreeDistillation):
             targets = self.update_student(images)  # lines 5 to 16
             if latents is not None:
                 self.update_generator(latents, targets[: len(latents)])  # lines 17 and 18
-        self.end_step()
+        self.steps_done += 1
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Lines 6 to 14: what the clients' answers make of the student's outputs, shape (B, c)."""
@@ -230,13 +230,13 @@ class FedDPSD(DataFreeDistillation):
 
     # --- the course of a fit ---
 
-    def _prepare_fit(self) -> None:
+    def prepare_fit(self) -> None:
         if self.processes.size > 1:
             raise ProcessesError(
                 f"FedDPSD runs in one process, got {self.processes.size}: its work is done by the clients. Set "
                 "trainer.devices and trainer.num_nodes to 1"
             )
-        super()._prepare_fit()
+        super().prepare_fit()
 
     def read_teacher(self) -> PrivateModel:
         known = self.clients.introductions(num_classes=self.num_classes, image_shape=self.image_shape)

@@ -184,7 +184,7 @@ class LabelDP(DataFreeDistillation):
                 begin = call * self.batch_size + self._own_rows.start
                 labels = self.stage_labels[-self.labelled_batches * self.batch_size :][begin:][: len(latents)]
                 self.update_generator(latents, self._distributions(labels))
-        self.end_step()
+        self.steps_done += 1
 
     def reset_generator(self) -> None:
         """See `DataFreeDistillation.reset_generator`; the new generator is pretrained."""
@@ -253,7 +253,7 @@ class LabelDP(DataFreeDistillation):
 
     @property
     def needs_gradients_of_teacher(self) -> str | None:
-        """See `DataFreeDistillation.needs_gradients_of_teacher`."""
+        """See `LearnsFromTeacher.needs_gradients_of_teacher`."""
         against = self.generator is not None and self.generator_training.discriminator == "teacher"
         return "generator_training.discriminator is teacher" if against else None
 
@@ -264,12 +264,22 @@ class LabelDP(DataFreeDistillation):
             return 0
         return self.stage_calls if self.stage_end else 1
 
-    def affordable_calls(self, steps: int) -> int:
-        """See `DataFreeDistillation.affordable_calls`; only whole stages are begun.
+    def calls_ahead(self, steps: int | None) -> int | None:
+        """See `DataFreeDistillation.calls_ahead`; only whole stages are begun.
 
         Those of a resumed run need not end with its epochs: a stage that is begun is paid for, whether or not the run
         reaches its end.
+
+        Raises:
+            ValueError: The passes over a stage do not make up an epoch.
         """
+        if (batches := int(self.trainer.num_training_batches)) % self.stages.passes:
+            raise ValueError(
+                f"stages.passes must divide data.steps_per_epoch, the steps of a stage, got {self.stages.passes} for "
+                f"{batches} steps"
+            )
+        if steps is None:
+            return super().calls_ahead(steps)
         calls = max(1, self.stage_calls)
         yet = max(0, steps - max(self.steps_done, self.stage_end))
         left = self.annotator.affordable(limit=-(-yet // (calls * self.stages.passes)) * calls)
@@ -288,7 +298,7 @@ class LabelDP(DataFreeDistillation):
         rows = call * self.batch_size + torch.arange(self.batch_size)[self._own_rows]
         if not pass_:
             return rows
-        draw = self.common_draws.stream(self.stage_begin + pass_, "passes")
+        draw = self.draws.common.stream(self.stage_begin + pass_, "passes")
         return torch.randperm(self.labelled_batches * self.batch_size, generator=draw)[rows]
 
     @property
@@ -317,19 +327,6 @@ class LabelDP(DataFreeDistillation):
                 )
             )
         super().on_fit_start()
-
-    def calls_wanted(self) -> int | None:
-        """See `DataFreeDistillation.calls_wanted`.
-
-        Raises:
-            ValueError: The passes over a stage do not make up an epoch.
-        """
-        steps, passes = int(self.trainer.num_training_batches), self.stages.passes
-        if steps % passes:
-            raise ValueError(
-                f"stages.passes must divide data.steps_per_epoch, the steps of a stage, got {passes} for {steps} steps"
-            )
-        return super().calls_wanted()
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Targets from the kept labels, shape (B, c): nothing is queried again.

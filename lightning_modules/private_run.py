@@ -14,11 +14,11 @@ from datamodules.partition import Partition
 from lightning_modules.runtime.runs import datamodule_of
 from privacy.annotators import Annotator
 from privacy.guarantee import Guarantee
-from privacy.identity import Training, UnnamedTraining
+from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.plan import Plan
 from privacy.processes import ALONE, Processes
 
-__all__ = ["PrivateRun", "steps_of_fit"]
+__all__ = ["PrivateRun", "state_of_run", "steps_of_fit"]
 
 
 class PrivateRun:
@@ -162,3 +162,18 @@ def steps_of_fit(trainer: Trainer) -> int | None:
     """Steps of a fit with all of its epochs; None where no end is known."""
     epochs, batches = trainer.max_epochs, trainer.num_training_batches
     return epochs * int(batches) if epochs is not None and epochs >= 0 and math.isfinite(batches) else None
+
+
+def state_of_run(checkpoint: Mapping[str, Any], name: str, trainer: Trainer | None) -> Mapping[str, Any] | None:
+    """What a checkpoint keeps of a run that is charged, `PrivateRun.state` among it; None in a file without.
+
+    Raises:
+        CheckpointError: A fit would resume from a file without the charges of its run.
+    """
+    state: Mapping[str, Any] | None = checkpoint.get(name)
+    if state is None and trainer is not None and trainer.state.fn == "fit":
+        raise CheckpointError(
+            "the checkpoint says nothing of what its run was charged, and what its weights cost could not be stated: "
+            "give one that a fit of this method has written"
+        )
+    return state

@@ -7,11 +7,11 @@ charged.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-__all__ = ["check_choice", "check_number", "check_whole_number"]
+__all__ = ["check_choice", "check_left_out", "check_number", "check_whole_number"]
 
 
 def check_choice(name: str, given: Any, allowed: Sequence[str]) -> None:
@@ -22,6 +22,23 @@ def check_choice(name: str, given: Any, allowed: Sequence[str]) -> None:
     """
     if given not in allowed:
         raise ValueError(f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {given!r}")
+
+
+def check_left_out(names: Iterable[str], groups: Mapping[str, Any], *, by: object) -> None:
+    """Refuses settings that a method does not use.
+
+    Args:
+        names: Such as `student.ema`; others than those of `groups` are passed over.
+        groups: Settings by name.
+        by: The method.
+
+    Raises:
+        ValueError: One has another value than its default.
+    """
+    for name in names:
+        group, _, field = name.partition(".")
+        if field and (given := getattr(groups[group], field)) != getattr(type(groups[group]), field):
+            raise ValueError(f"{name} must be left out for {type(by).__name__}, which does not use it: {given}")
 
 
 def check_whole_number(name: str, given: Any, *, least: int, most: float = math.inf, null: str = "") -> None:

@@ -97,7 +97,7 @@ class FedDistillation(DataFreeDistillation):
 
     @property
     def needs_gradients_of_teacher(self) -> str | None:
-        """See `DataFreeDistillation.needs_gradients_of_teacher`."""
+        """See `LearnsFromTeacher.needs_gradients_of_teacher`."""
         return None if self.terms is None and self.generator_criterion is None else _REASON
 
     def assumptions(self) -> list[str]:
@@ -134,7 +134,7 @@ class FedDistillation(DataFreeDistillation):
                 if self.generator_criterion is not None:
                     assert latents is not None
                     self.update_generator(latents, targets)
-        self.end_step()
+        self.steps_done += 1
 
     def make_images(self, terms: ImageTerms) -> None:
         """Optimises one batch of images, by their generator or by themselves, and keeps it."""

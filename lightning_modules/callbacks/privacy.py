@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from datamodules.partition import require_partition
 from lightning_modules.callbacks.data_free import data_free
 from lightning_modules.callbacks.figures import Curves, SyntheticImages
+from lightning_modules.private_run import steps_of_fit
 from lightning_modules.runtime.predictions import prediction_callbacks
 from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of, is_dev_run
@@ -19,6 +20,9 @@ from privacy.formatting import round_up
 from privacy.processes import by_all
 
 __all__ = ["PrivacyCourse", "default_callbacks"]
+
+if TYPE_CHECKING:  # it attaches the callbacks
+    from lightning_modules.base import DataFreeDistillation
 
 
 def default_callbacks(trainer: Trainer) -> list[Callback]:
@@ -54,13 +58,20 @@ class PrivacyCourse(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fixes the plan, before the first query: the guarantee covers it."""
         module = data_free(pl_module)
-        module.run.fix_plan(module.calls_wanted)
+
+        def wanted() -> int | None:
+            ahead = module.calls_ahead(steps_of_fit(trainer))
+            return None if ahead is None else module.annotator.calls_made() + ahead
+
+        module.run.fix_plan(wanted)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Looks one step ahead; the annotator would refuse it anyway."""
+        """Logs what was spent, and looks one step ahead; the annotator would refuse it anyway."""
         module = data_free(pl_module)
+        if module.is_logged:
+            _log_spent(module)
         module.run.stop_before(trainer, calls=module.next_calls)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -73,7 +84,7 @@ class PrivacyCourse(Callback):
         """Logs the figures beside the accuracy they were paid for, whatever `log_every_n_steps` leaves out."""
         module = data_free(pl_module)
         if module.annotator.is_open and not trainer.sanity_checking:
-            module.log_privacy(on_epoch=True)
+            _log_spent(module, on_epoch=True)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Settles the ledger, writes `guarantee.json` and `guarantee.md`, and explains the figures in words."""
@@ -107,3 +118,9 @@ class PrivacyCourse(Callback):
                 "no record."
             )
         rank_zero_info(f"\n{guarantee.headline()}{claim}{where}")
+
+
+def _log_spent(module: DataFreeDistillation, *, on_epoch: bool = False) -> None:
+    """Both ε figures and the number of queries, to every logger and the progress bar."""
+    figures = {**module.run.figures(), "privacy/queries": float(module.annotator.account.queries())}
+    module.log_dict(figures, prog_bar=True, on_step=not on_epoch, on_epoch=on_epoch)

@@ -59,6 +59,11 @@ class Draws:
     rank: int
     device: torch.device
 
+    @property
+    def common(self) -> Draws:
+        """Draws that are the same in each process."""
+        return replace(self, rank=0)
+
     def stream(self, step: int, name: str) -> torch.Generator:
         """A CPU generator for what is drawn under `name` in a step."""
         return stream(self.seed, step, self.rank, name)

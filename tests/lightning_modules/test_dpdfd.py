@@ -275,13 +275,13 @@ def test_half_a_batch_that_processes_cannot_share_is_refused_by_the_batch_size_t
     module = _module(images="both")
     monkeypatch.setattr(DPDFD, "processes", SimpleNamespace(size=2))
     with pytest.raises(ProcessesError, match="must be a multiple of 2 x 2 processes, got 6"):
-        module._prepare_fit()
+        module.prepare_fit()
     module.batch_size = 8
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(10))
     network(torch.zeros(1, *module.image_shape))
     teacher = PrivateTeacher(network, private_data="digits/train")
     monkeypatch.setattr(DPDFD, "read_teacher", lambda self: teacher)
-    module._prepare_fit()
+    module.prepare_fit()
     assert module._teacher is teacher and module.images.rows == 4
 
 

@@ -1,0 +1,98 @@
+"""How a method holds its private teacher: read when a fit begins, and in no state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning import LightningModule, Trainer
+
+from lightning_modules.images.base import ImageSource
+from lightning_modules.private_run import PrivateRun
+from lightning_modules.runtime.processes import check_strategy
+from lightning_modules.teachers.checks import try_foreign
+from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.teachers.private_teacher import PrivateModel
+from privacy.processes import Processes, by_all
+
+__all__ = ["LearnsFromTeacher"]
+
+if TYPE_CHECKING:
+    _Module = LightningModule
+else:
+    _Module = object
+
+
+class LearnsFromTeacher(_Module):
+    """A module with a private teacher, or an ensemble of them; mixed into it.
+
+    The teacher is a path, read when a fit begins. It is not a submodule: no `state_dict`, checkpoint or logger has it,
+    and `test` or `load_from_checkpoint` work where it does not exist.
+    """
+
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    teacher_config: TeacherConfig
+    images: ImageSource
+    run: PrivateRun
+    processes: Processes
+    _teacher: PrivateModel | None = None
+
+    @property
+    def teacher(self) -> PrivateModel:
+        """The private teacher, or the ensemble, while a fit runs.
+
+        Raises:
+            RuntimeError: Outside of a fit.
+        """
+        if self._teacher is None:
+            raise RuntimeError("the teacher is loaded when a fit begins; nothing else needs it")
+        return self._teacher
+
+    @property
+    def of_ensemble(self) -> bool:
+        """Whether the annotator is for the responses of many teachers, of a file of `TeacherEnsemble`."""
+        return False
+
+    @property
+    def needs_gradients_of_teacher(self) -> str | None:
+        """What needs gradients through the teacher, or its BatchNorm statistics, in words; None where nothing does."""
+        return None
+
+    def setup(self, stage: str) -> None:
+        """Loads the teacher, or the ensemble, for a fit, before any other work.
+
+        Raises:
+            ProcessesError: A strategy that is not supported, or a batch that its processes cannot share.
+            TeacherError: The file is missing, or holds nothing of use.
+        """
+        if stage != "fit":
+            return
+        if isinstance(self._trainer, Trainer):
+            check_strategy(self._trainer, averages_itself=True)
+        by_all(self.processes, self.prepare_fit)
+
+    def prepare_fit(self) -> None:
+        """Steps that may fail on one rank only, and then have to fail on all ranks."""
+        if self._teacher is None:
+            teacher = self.read_teacher()
+            self.admit(teacher, self.teacher_config, named="model.teacher")
+            self._teacher = teacher
+
+    def read_teacher(self) -> PrivateModel:
+        """The teacher as a fit loads it. It is only run on blank images.
+
+        Raises:
+            TeacherError: The file is missing, or holds nothing of use.
+        """
+        config = self.teacher_config
+        load = config.load_ensemble if self.of_ensemble else config.load
+        teacher: PrivateModel = load(num_classes=self.num_classes, image_shape=self.image_shape)
+        if self.needs_gradients_of_teacher is not None:
+            teacher.require_gradients(reason=self.needs_gradients_of_teacher)
+        return teacher
+
+    def admit(self, teacher: PrivateModel, config: TeacherConfig, *, named: str) -> None:
+        """Tries a teacher that was not trained here, see `TeacherChecks`, and notes which records are private."""
+        if config.checks.trial:
+            try_foreign(teacher, self.run, image_shape=self.image_shape, prior=self.images.prior, named=named)
+        self.run.keep_partitions(teacher.partitions)
