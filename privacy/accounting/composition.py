@@ -22,7 +22,6 @@ from privacy.events import (
     RandomizedResponse,
     Release,
     Repeated,
-    ThresholdCheck,
 )
 from privacy.neighbours import common_neighbours
 from privacy.numerics import pld
@@ -257,23 +256,3 @@ def gaussian_votes_epsilon(noise_std: float, num_queries: int, delta: float) -> 
     4.9833
     """
     return compose({GaussianVotes(noise_std): check_count("num_queries", num_queries)}, delta).epsilon
-
-
-def confident_votes_epsilon(
-    threshold_std: float, noise_std: float, num_checks: int, num_responses: int, delta: float
-) -> float:
-    """Record-level ε of `num_checks` noisy threshold checks and `num_responses` Gaussian votes among them.
-
-    How many are answered depends on the data: fix both numbers as a budget beforehand and stop before either is
-    exceeded.
-
-    Raises:
-        ValueError: More are answered than checked.
-
-    >>> round(confident_votes_epsilon(150.0, 40.0, 1000, 300, 1e-5), 4)
-    2.6648
-    """
-    checks, answers = check_count("num_checks", num_checks), check_count("num_responses", num_responses)
-    if answers > checks:
-        raise ValueError(f"num_responses must be at most num_checks = {checks}, got {answers}")
-    return compose({ThresholdCheck(threshold_std): checks, GaussianVotes(noise_std): answers}, delta).epsilon

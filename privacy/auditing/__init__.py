@@ -15,7 +15,7 @@ from privacy.auditing.bounds import (
 )
 from privacy.auditing.game import Method, Sampler, audit, rounds
 from privacy.auditing.result import AuditResult
-from privacy.auditing.scores import Score, gaussian_score, laplace_score, learnt_score, table_score
+from privacy.auditing.scores import Score, learnt_score
 
 __all__ = [
     "AuditResult",
@@ -27,9 +27,6 @@ __all__ = [
     "clopper_pearson_interval",
     "gaussian_audit_epsilon",
     "gaussian_audit_mu",
-    "gaussian_score",
-    "laplace_score",
     "learnt_score",
     "rounds",
-    "table_score",
 ]

@@ -10,61 +10,12 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from privacy.checks import check_positive
-
-__all__ = ["Score", "gaussian_score", "laplace_score", "learnt_score", "table_score"]
+__all__ = ["Score", "learnt_score"]
 
 Score: TypeAlias = Callable[[NDArray[Any]], NDArray[np.float64]]
 """From outputs of n rounds, shape (n, ...), to one number each, shape (n,)."""
-
-
-def gaussian_score(center_in: ArrayLike, center_out: ArrayLike) -> Score:
-    """Log-likelihood ratio, up to scale and offset, for noise N(0, s² I) around the two centres.
-
-    Args:
-        center_in: What is released with the record, before noise; any shape.
-        center_out: The same without it.
-
-    >>> gaussian_score([1.0, 0.0], [0.0, 0.0])(np.array([[2.0, 7.0], [-1.0, 7.0]])).tolist()
-    [2.0, -1.0]
-    """
-    direction = _flat(center_in) - _flat(center_out)
-    return lambda outputs: _rows(outputs, direction.size) @ direction
-
-
-def laplace_score(center_in: ArrayLike, center_out: ArrayLike, *, scale: float) -> Score:
-    """Log-likelihood ratio for Laplace noise of one scale around the two centres.
-
-    >>> laplace_score([1.0], [0.0], scale=2.0)(np.array([[9.0], [0.5], [-9.0]])).tolist()
-    [0.5, 0.0, -0.5]
-    """
-    there, away, width = _flat(center_in), _flat(center_out), check_positive("scale", scale)
-
-    def score(outputs: NDArray[Any]) -> NDArray[np.float64]:
-        rows = _rows(outputs, there.size)
-        ratio: NDArray[np.float64] = (np.abs(rows - away) - np.abs(rows - there)).sum(axis=1) / width
-        return ratio
-
-    return score
-
-
-def table_score(row_in: ArrayLike, row_out: ArrayLike) -> Score:
-    """Log-likelihood ratio for outputs that are numbers of answers, each drawn independently from the same two rows.
-
-    Args:
-        row_in: Probability of each answer with the record, shape (answers,).
-        row_out: The same without it. An answer that only one of them can give scores plus or minus infinity.
-
-    >>> table_score([0.5, 0.5, 0.0], [0.25, 0.5, 0.25])(np.array([1, 2])).tolist()
-    [0.0, -inf]
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.log(_flat(row_in)) - np.log(_flat(row_out))
-    # An answer that neither can give.
-    ratio = np.where(np.isnan(ratio), 0.0, ratio)
-    return lambda outputs: ratio[np.asarray(outputs).reshape(len(outputs), -1)].sum(axis=1)
 
 
 def learnt_score(outputs_in: NDArray[Any], outputs_out: NDArray[Any]) -> Score:
@@ -103,10 +54,6 @@ def _frequency_score(outputs_in: NDArray[Any], outputs_out: NDArray[Any]) -> Sco
         return total
 
     return score
-
-
-def _flat(values: ArrayLike) -> NDArray[np.float64]:
-    return np.asarray(values, dtype=np.float64).reshape(-1)
 
 
 def _rows(outputs: NDArray[Any], width: int) -> NDArray[np.float64]:

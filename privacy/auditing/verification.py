@@ -59,56 +59,6 @@ def worst_case_delta(probabilities: ArrayLike, epsilon: float) -> float:
     return min(1.0, worst)
 
 
-def randomized_response_table(epsilon: float, candidates: ArrayLike) -> NDArray[np.float64]:
-    """Output table of selective randomized response (LabelDP; DPSD, Algorithm 2) over the student's candidates.
-
-    Args:
-        epsilon: parameter of the answer, natural log.
-        candidates: boolean mask of the classes that may be answered, shape (classes,), at least 2 of them.
-
-    Returns:
-        Row r: probabilities of every class when the teacher says r, shape (classes, classes).
-
-    >>> round(worst_case_epsilon(randomized_response_table(1.0, [True, True, True, False])), 6)
-    1.0
-    """
-    mask = _mask(candidates)
-    size = int(mask.sum())
-    peak = 1.0 / (1.0 + (size - 1) * math.exp(-check_nonnegative("epsilon", epsilon)))
-    table = np.zeros((mask.size, mask.size))
-    table[:, mask] = 1.0 / size
-    table[np.ix_(mask, mask)] = peak * math.exp(-epsilon)
-    table[np.flatnonzero(mask), np.flatnonzero(mask)] = peak
-    return table
-
-
-def dpsd_eq5_table(epsilon: float, candidates: ArrayLike) -> NDArray[np.float64]:
-    """DPSD, Eq. (5) **as printed**: all c classes if the teacher's label is a candidate, else candidates only.
-
-    An answer outside the candidates proves that the label is inside: no ε holds, and δ at ε = inf is
-    (c - k)/(e^ε + c - 1). DPSD's Algorithm 2 is `randomized_response_table`.
-
-    >>> mask = [True] * 3 + [False] * 7
-    >>> round(worst_case_delta(dpsd_eq5_table(1.0, mask), float("inf")), 6)
-    0.597357
-    """
-    mask = _mask(candidates)
-    size, classes = int(mask.sum()), mask.size
-    peak = 1.0 / (1.0 + (classes - 1) * math.exp(-check_nonnegative("epsilon", epsilon)))
-    table = np.zeros((classes, classes))
-    table[:, mask] = 1.0 / size
-    table[mask] = peak * math.exp(-epsilon)
-    table[np.flatnonzero(mask), np.flatnonzero(mask)] = peak
-    return table
-
-
-def _mask(candidates: ArrayLike) -> NDArray[np.bool_]:
-    mask = np.asarray(candidates, dtype=bool)
-    if mask.ndim != 1 or int(mask.sum()) < 2:
-        raise ValueError(f"candidates must be a boolean vector with at least 2 true entries, got {candidates!r}")
-    return mask
-
-
 def _table(probabilities: ArrayLike) -> NDArray[np.float64]:
     table = np.asarray(probabilities, dtype=np.float64)
     if table.ndim != 2 or table.shape[0] < 1 or table.shape[1] < 1:

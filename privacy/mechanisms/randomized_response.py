@@ -68,7 +68,7 @@ def randomized_response(
     A label r inside its set I, k = |I|, is kept with probability e^ε/(e^ε + k - 1), and each other member is given with
     1/(e^ε + k - 1) (LabelDP's scan garbles the denominator). Over all pairs of labels, inside or not, the log-ratio is
     at most ε: see `RandomizedResponse`. DPSD's Eq. (5) would answer over all classes where r ∈ I, which tells r ∈ I
-    outright: not built, but for the verifier (`dpsd_eq5_table`).
+    outright: not built.
 
     Args:
         labels: r, the teacher's decisions, shape (B,), int64. **Private.**

@@ -16,9 +16,9 @@ from support.plans import plan_of
 from support.short_names import budgeted
 
 from privacy.account import BudgetExceeded
-from privacy.accounting.composition import compose, confident_votes_epsilon
+from privacy.accounting.composition import compose
 from privacy.annotators.votes import VoteAnnotator
-from privacy.events import LaplaceVotes, Release, SampledGaussian, ThresholdCheck
+from privacy.events import GaussianVotes, LaplaceVotes, Release, SampledGaussian, ThresholdCheck
 from privacy.guarantee import Guarantee
 from privacy.identity import Training, new_training_id
 from privacy.ledger import Ledger
@@ -46,6 +46,11 @@ def counts(queries: int, *first: int) -> torch.Tensor:
     row[: len(first)] = torch.tensor(first)
     row[-1] = 250 - row.sum()
     return row.repeat(queries, 1)
+
+
+def confident(checks: int, responses: int) -> float:
+    """ε of so many checks and responses of `CONFIDENT`."""
+    return compose({ThresholdCheck(150.0): checks, GaussianVotes(40.0): responses}, 1e-5).epsilon
 
 
 def winner_probability(kind: str, scale: float) -> float:
@@ -122,7 +127,7 @@ def test_answered_and_left_out_queries_cost_what_is_known_from_elsewhere() -> No
     made.threshold = -1e9
     made.annotate(counts(300, 200))
     assert made.account.epsilon() == pytest.approx(2.6648, abs=5e-5)
-    assert made.account.epsilon() == confident_votes_epsilon(150.0, 40.0, 1000, 300, 1e-5)
+    assert made.account.epsilon() == confident(1000, 300)
 
 
 def stated(made: VoteAnnotator, plan: Plan) -> float:
@@ -146,7 +151,7 @@ def test_what_is_stated_does_not_depend_on_how_many_were_answered(
         figures.append(statement(made, plan))
     assert (figures[0] == figures[1]) is same
     if same:
-        assert figures[0] == confident_votes_epsilon(150.0, 40.0, 100, 60, 1e-5)
+        assert figures[0] == confident(100, 60)
 
 
 def test_no_more_are_answered_than_were_allowed() -> None:

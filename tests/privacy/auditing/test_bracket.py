@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.attacks import dpsd_eq5_table, gaussian_score, laplace_score, randomized_response_table, table_score
 from support.seeded import Seeded
 
 from privacy import (
@@ -31,8 +32,7 @@ from privacy import (
 )
 from privacy.accounting.composition import rdp_compose
 from privacy.annotators import VoteAnnotator
-from privacy.auditing import AuditResult, Method, Sampler, Score, gaussian_score, laplace_score, rounds, table_score
-from privacy.auditing.verification import dpsd_eq5_table, randomized_response_table
+from privacy.auditing import AuditResult, Method, Sampler, Score, rounds
 from privacy.mechanisms import clip_per_sample
 from privacy.mechanisms.latents import laplace_latents
 from privacy.mechanisms.randomized_response import randomized_response

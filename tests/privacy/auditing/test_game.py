@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.attacks import gaussian_score, laplace_score, table_score
 
 from privacy import Gaussian, GaussianVotes, LaplaceVotes, audit, gaussian_epsilon
-from privacy.auditing import Sampler, gaussian_score, laplace_score, learnt_score, rounds, table_score
+from privacy.auditing import Sampler, learnt_score, rounds
 
 DELTA = 1e-5
 

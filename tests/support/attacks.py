@@ -1,0 +1,65 @@
+"""Best attacks on mechanisms whose distribution is known, and output tables of randomized responses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from privacy.auditing import Score
+
+Table = NDArray[np.float64]
+
+
+def gaussian_score(center_in: ArrayLike, center_out: ArrayLike) -> Score:
+    """Log-likelihood ratio, up to scale and offset, for noise N(0, s² I) around what is released with and without."""
+    direction = np.ravel(center_in).astype(np.float64) - np.ravel(center_out)
+    return lambda outputs: outputs.reshape(len(outputs), -1).astype(np.float64) @ direction
+
+
+def laplace_score(center_in: ArrayLike, center_out: ArrayLike, *, scale: float) -> Score:
+    """The same for Laplace noise of one scale."""
+    there, away = np.ravel(center_in), np.ravel(center_out)
+
+    def score(outputs: NDArray[Any]) -> Table:
+        rows = outputs.reshape(len(outputs), -1).astype(np.float64)
+        ratio: Table = (np.abs(rows - away) - np.abs(rows - there)).sum(axis=1) / scale
+        return ratio
+
+    return score
+
+
+def table_score(row_in: ArrayLike, row_out: ArrayLike) -> Score:
+    """The same for numbers of answers, each drawn independently with the probabilities of one of two rows."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.nan_to_num(np.log(row_in) - np.log(row_out), posinf=math.inf, neginf=-math.inf)
+    return lambda outputs: ratio[np.asarray(outputs).reshape(len(outputs), -1)].sum(axis=1)
+
+
+def randomized_response_table(epsilon: float, candidates: ArrayLike) -> Table:
+    """Row r: probability of each class where the teacher says r (LabelDP; DPSD, Algorithm 2)."""
+    mask = np.asarray(candidates, dtype=bool)
+    size, inside = int(mask.sum()), np.flatnonzero(mask)
+    peak = 1.0 / (1.0 + (size - 1) * math.exp(-epsilon))
+    table = np.zeros((mask.size, mask.size))
+    table[:, mask] = 1.0 / size
+    table[np.ix_(mask, mask)] = peak * math.exp(-epsilon)
+    table[inside, inside] = peak
+    return table
+
+
+def dpsd_eq5_table(epsilon: float, candidates: ArrayLike) -> Table:
+    """DPSD's Eq. (5) **as printed**: all c classes where the teacher's label is a candidate, else candidates only.
+
+    An answer outside the candidates proves that the label is inside: no ε holds.
+    """
+    mask = np.asarray(candidates, dtype=bool)
+    inside = np.flatnonzero(mask)
+    peak = 1.0 / (1.0 + (mask.size - 1) * math.exp(-epsilon))
+    table = np.zeros((mask.size, mask.size))
+    table[:, mask] = 1.0 / len(inside)
+    table[mask] = peak * math.exp(-epsilon)
+    table[inside, inside] = peak
+    return table
