@@ -19,7 +19,7 @@ from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhas
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.losses.selection import balanced_quotas, confident_samples, spread_samples
 from lightning_modules.losses.tangent_normal import TangentNormalLoss
-from lightning_modules.networks import ConvVAE, logits_and_statistics
+from lightning_modules.networks import ConvVAE
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.generators import negative_elbo, sample_codes
 from lightning_modules.private_run import steps_of_fit
@@ -203,10 +203,7 @@ class DGD(DataFreeDistillation):
             return self.generator_criterion(self.student, images)[0]
         # Charged once in a run, when the fit began.
         baseline = self._unprotected_baseline().to(images.device)
-        loss, _ = self.generator_criterion(baseline, images)
-        if self.generator_phase.statistics_weight:
-            loss = loss + self.generator_phase.statistics_weight * logits_and_statistics(baseline, images)[1]
-        return loss
+        return self.generator_criterion(baseline, images)[0]
 
     def _unprotected_baseline(self) -> nn.Module:
         assert self._baseline is not None

@@ -55,11 +55,12 @@ class GeneratorPhase:
 
     @property
     def terms(self) -> GeneratorLoss:
-        """The generator's loss, but for the statistics."""
+        """The generator's loss."""
         return GeneratorLoss(
             one_hot_weight=self.one_hot_weight,
             balance_weight=self.balance_weight,
             activation_weight=self.activation_weight,
+            statistics_weight=0.0 if self.baseline == "student" else self.statistics_weight,
         )
 
 

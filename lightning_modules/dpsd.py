@@ -145,17 +145,12 @@ class DPSD(DataFreeDistillation):
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_g of Eq. 8 with a weight for each term, plus L_s if switched on; see `DataFreeDistillation`."""
-        terms = self.generator_criterion
-        of_targets = terms.student_loss_weight and len(targets)
-        if self.discriminator == "student":
-            loss, logits = terms(self.student, images)
-        else:
-            network = self.teacher.unprotected(
+        discriminator = self.student
+        if self.discriminator == "teacher":
+            discriminator = self.teacher.unprotected(
                 self.annotator, reason="the generator was trained against the private teacher (DPSD-T)"
             ).to(images.device)
-            loss, _ = terms(network, images)
-            logits = self.student(images).float() if of_targets else images
-        return terms.with_student_loss(loss, logits, targets) if of_targets else loss
+        return self.generator_criterion.against(discriminator, self.student, images, targets)
 
     def reset_generator(self) -> None:
         """See `DataFreeDistillation.reset_generator`; its latent inputs are drawn anew."""

@@ -185,10 +185,7 @@ class FedDPSD(DataFreeDistillation):
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_G with a weight for each term, plus L_S if switched on; see `DataFreeDistillation`."""
-        loss, logits = self.generator_criterion(self.student, images)
-        if self.generator_criterion.student_loss_weight and len(targets):
-            loss = self.generator_criterion.with_student_loss(loss, logits, targets)
-        return loss
+        return self.generator_criterion.against(self.student, self.student, images, targets)
 
     # --- rounds ---
 

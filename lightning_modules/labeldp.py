@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.losses.functional import (
-    Logarithm,
-    class_balance,
-    expected_labels,
-    joined,
-    one_hot_loss,
-    soft_cross_entropy,
-)
+from lightning_modules.losses.functional import expected_labels, joined
+from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.networks.batchnorm import logits_and_statistics
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
@@ -70,8 +63,6 @@ class GeneratorTraining:
         pretraining_steps: Steps of the generator against the teacher before the first stage.
         one_hot_weight: Weight of the cross-entropy to the discriminator's own decision.
         balance_weight: α, of the negative entropy of the mean prediction.
-        balance_logarithm: `natural` or `decimal`, which Eq. 2's `log` leaves open. Decimal is natural over ln 10, that
-            is a `balance_weight` of 0.434 times as much.
         statistics_weight: β, of the distance to the teacher's BatchNorm statistics; not used with `student`.
         student_loss_weight: Of the student's loss on the stage's labels in fine-tuning.
     """
@@ -82,14 +73,23 @@ class GeneratorTraining:
     balance_weight: float = 5.0
     statistics_weight: float = 10.0
     student_loss_weight: float = 0.0
-    balance_logarithm: Logarithm = "natural"
 
     def __post_init__(self) -> None:
-        check_choice("generator_training.balance_logarithm", self.balance_logarithm, get_args(Logarithm))
         check_choice("generator_training.discriminator", self.discriminator, ("teacher", "student"))
         check_whole_number("generator_training.pretraining_steps", self.pretraining_steps, least=0)
         for name in ("one_hot_weight", "balance_weight", "statistics_weight", "student_loss_weight"):
             check_number(f"generator_training.{name}", getattr(self, name))
+
+    @property
+    def terms(self) -> GeneratorLoss:
+        """The generator's loss."""
+        return GeneratorLoss(
+            one_hot_weight=self.one_hot_weight,
+            balance_weight=self.balance_weight,
+            activation_weight=0.0,
+            statistics_weight=self.statistics_weight if self.discriminator == "teacher" else 0.0,
+            student_loss_weight=self.student_loss_weight,
+        )
 
 
 class LabelDP(DataFreeDistillation):
@@ -143,6 +143,7 @@ class LabelDP(DataFreeDistillation):
             )
         self.stages = settings_of(Stages, stages, name="stages")
         self.generator_training = settings_of(GeneratorTraining, generator_training, name="generator_training")
+        self.generator_criterion = self.generator_training.terms
         if self.annotator.labels == "soft" and self.stages.noise_correction:
             raise ValueError(
                 "annotator.labels='soft' needs stages.noise_correction=false: the correction is of noisy classes, and "
@@ -352,25 +353,12 @@ class LabelDP(DataFreeDistillation):
             images: Generated images with their graph, shape (n, C, H, W).
             targets: Noisy labels as one-hot rows, or soft labels, shape (n, c); no rows in pretraining.
         """
-        settings, statistics = self.generator_training, images.new_zeros(())
-        if settings.discriminator == "student":
-            logits = self.student(images)
-        else:
-            network = self.teacher.unprotected(
+        discriminator = self.student
+        if self.generator_training.discriminator == "teacher":
+            discriminator = self.teacher.unprotected(
                 self.annotator, reason="the generator was trained against the private teacher"
             ).to(images.device)
-            if settings.statistics_weight:
-                logits, statistics = logits_and_statistics(network, images)
-            else:
-                logits = network(images)
-        logits = logits.float()
-        balance = class_balance(logits, logarithm=settings.balance_logarithm)
-        loss = settings.one_hot_weight * one_hot_loss(logits) + settings.balance_weight * balance
-        loss = loss + settings.statistics_weight * statistics
-        if settings.student_loss_weight and len(targets):
-            outputs = logits if settings.discriminator == "student" else self.student(images)
-            loss = loss + settings.student_loss_weight * soft_cross_entropy(outputs.float(), targets).mean()
-        return loss
+        return self.generator_criterion.against(discriminator, self.student, images, targets)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """With the stage's images and labels, which a resumed run must not draw again."""

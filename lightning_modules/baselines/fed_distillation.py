@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +13,6 @@ from lightning_modules.baselines.clients import (
     mean_logits,
     mean_logits_and_features,
     mean_logits_and_statistics,
-    weighted_mean,
 )
 from lightning_modules.baselines.image_terms import ImagePool, ImageTerms
 from lightning_modules.losses.generator import GeneratorLoss
@@ -45,11 +44,8 @@ class FedDistillation(DataFreeDistillation):
 
     Args:
         annotator: Budget and ledger. Default: `ResponseAnnotator`.
-        initial_weights: Where the student begins: `average` of the clients' weights, as FedDF has it, which needs their
-            architecture; or `random`. Clients that began at different weights, as those of a `TeacherEnsemble` do,
-            have no useful average.
         generator_loss: DAFL's terms, of the clients' models; null trains no generator in each step. Weights of 1, 5 and
-            0.1 are the published code's, whose entropy is in decimal logarithms (`balance_logarithm`).
+            0.1 are the published code's, whose entropy is in decimal logarithms: a weight 0.434 times as large.
         image_terms: The loss by which images are optimised in turns with the student; null draws new ones in each step.
         **shared: See `DataFreeDistillation`.
 
@@ -64,7 +60,6 @@ class FedDistillation(DataFreeDistillation):
         self,
         *,
         annotator: ResponseAnnotator | None = None,
-        initial_weights: Literal["random", "average"] = "random",
         generator_loss: GeneratorLoss | None = None,
         image_terms: ImageTerms | None = None,
         **shared: Any,
@@ -72,8 +67,6 @@ class FedDistillation(DataFreeDistillation):
         super().__init__(annotator=annotator or ResponseAnnotator(), **shared)
         if not isinstance(self.annotator, ResponseAnnotator):
             raise ValueError(f"annotator must be a ResponseAnnotator, got {type(self.annotator).__name__}")
-        check_choice("initial_weights", initial_weights, ("random", "average"))
-        self.initial_weights = initial_weights
         self.generator_criterion = generator_loss and settings_of(GeneratorLoss, generator_loss, name="generator_loss")
         self.terms = image_terms and settings_of(ImageTerms, image_terms, name="image_terms")
         kind = self.images.kind
@@ -103,22 +96,6 @@ class FedDistillation(DataFreeDistillation):
     def assumptions(self) -> list[str]:
         """See `DataFreeDistillation.assumptions`."""
         return [_SERVER_HOLDS_MODELS]
-
-    def on_train_start(self) -> None:
-        """The student takes over the average, once in a run."""
-        if self.initial_weights == "average" and not self.steps_done:
-            self._take_average()
-
-    def _take_average(self) -> None:
-        clients = self._clients("the student begins at the clients' mean weights")
-        try:
-            # Each counts the same: the file does not say how many records a client has.
-            self.student.load_state_dict(weighted_mean([one.state_dict() for one in clients], [1.0] * len(clients)))
-        except RuntimeError as error:
-            raise ValueError(
-                "initial_weights='average' needs a student of the clients' architecture: set model.student.network to "
-                f"their model.network, or initial_weights to random ({error})"
-            ) from error
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One step of the student, before or after it those of the images. `batch` is a step index."""

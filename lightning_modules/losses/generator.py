@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor, nn
 
 from lightning_modules.losses.functional import (
-    Logarithm,
     activation,
     class_balance,
     one_hot_loss,
@@ -28,8 +28,6 @@ class GeneratorLoss:
     Attributes:
         one_hot_weight: Weight of the cross-entropy to the discriminator's own decision.
         balance_weight: α, of the negative entropy of the mean prediction.
-        balance_logarithm: `natural` or `decimal`, which the papers' `log` leaves open (DAFL's published code: decimal).
-            Decimal is natural over ln 10, that is a `balance_weight` of 0.434 times as much.
         activation_weight: β, of the size of the features.
         activation_norm: `l1` mean absolute feature, or `l2` mean norm of an image's features.
         student_loss_weight: Of the student's loss on the released targets (1 as printed).
@@ -43,7 +41,6 @@ class GeneratorLoss:
     activation_weight: float = 0.1
     activation_norm: Literal["l1", "l2"] = "l1"
     student_loss_weight: float = 0.0
-    balance_logarithm: Logarithm = "natural"
     statistics_weight: float = 0.0
 
     def __post_init__(self) -> None:
@@ -51,7 +48,6 @@ class GeneratorLoss:
             check_number(f"generator_loss.{name}", getattr(self, name))
         check_number("generator_loss.statistics_weight", self.statistics_weight, least=0)
         check_choice("generator_loss.activation_norm", self.activation_norm, ("l1", "l2"))
-        check_choice("generator_loss.balance_logarithm", self.balance_logarithm, get_args(Logarithm))
 
     def __call__(self, discriminator: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted sum of the discriminator's terms and the logits (n, c) that it is of, both with their graph.
@@ -60,13 +56,30 @@ class GeneratorLoss:
             discriminator: A classifier; see `logits_and_features`.
             images: (n, C, H, W).
         """
-        if not self.statistics_weight:
-            logits, features = logits_and_features(discriminator, images)
-            return self.of(logits.float(), features.float()), logits.float()
-        with distance_to_statistics(discriminator) as distance:
-            logits, features = logits_and_features(discriminator, images)
-        loss = self.of(logits.float(), features.float()) + self.statistics_weight * distance()
+        with distance_to_statistics(discriminator) if self.statistics_weight else nullcontext() as distance:
+            if self.activation_weight:
+                logits, features = logits_and_features(discriminator, images)
+            else:
+                logits = features = discriminator(images)
+        loss = self.of(logits.float(), features.float())
+        if distance is not None:
+            loss = loss + self.statistics_weight * distance()
         return loss, logits.float()
+
+    def against(self, discriminator: nn.Module, student: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
+        """The whole loss: the discriminator's terms, and the student's loss on released targets where there are some.
+
+        Args:
+            discriminator: See `__call__`.
+            student: May be the discriminator.
+            images: (n, C, H, W).
+            targets: (n, c), held fixed; or no rows.
+        """
+        loss, logits = self(discriminator, images)
+        if self.student_loss_weight and len(targets):
+            outputs = logits if discriminator is student else student(images).float()
+            loss = loss + self.student_loss_weight * soft_cross_entropy(outputs, targets.detach()).mean()
+        return loss
 
     def check_for(self, student: nn.Module, *, steps: int) -> None:
         """Refuses, before anything is spent, what a run cannot do.
@@ -97,11 +110,7 @@ class GeneratorLoss:
         if self.one_hot_weight:
             loss = loss + self.one_hot_weight * one_hot_loss(logits)
         if self.balance_weight:
-            loss = loss + self.balance_weight * class_balance(logits, logarithm=self.balance_logarithm)
+            loss = loss + self.balance_weight * class_balance(logits)
         if self.activation_weight:
             loss = loss - self.activation_weight * activation(features, norm=self.activation_norm)
         return loss
-
-    def with_student_loss(self, loss: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
-        """`loss` plus the student's own, of its logits (n, c) and released targets (n, c), held fixed."""
-        return loss + self.student_loss_weight * soft_cross_entropy(outputs, targets.detach()).mean()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lightning_modules.losses.functional import kd
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.classifiers import logits_and_features
 from lightning_modules.setting_checks import check_choice, check_number
@@ -30,12 +31,6 @@ class Directions(NamedTuple):
     tangent: Tensor
     displacement: Tensor
     normal: Tensor
-
-
-def kl_per_sample(logits: Tensor, others: Tensor) -> Tensor:
-    """KL(softmax(logits) || softmax(others)) of each sample, (N, c) and (N, c) to (N,)."""
-    log_p, log_q = functional.log_softmax(logits, 1), functional.log_softmax(others, 1)
-    return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
 def with_length(vectors: Tensor, length: float, *, instead: Tensor | None = None) -> Tensor:
@@ -116,14 +111,14 @@ def find_directions(
     start = with_length(_randn(codes, draw), 1.0)
     tangent = start
     if adversarial:
-        tangent = power_step(lambda r: kl_per_sample(logits, classify(decode(codes + r))), start, probe=probe)
+        tangent = power_step(lambda r: kd(classify(decode(codes + r)), logits), start, probe=probe)
     tangent = with_length(tangent, tangent_length, instead=start)
     with torch.no_grad():
         displacement = decode(codes + tangent) - images
     start = with_length(project_out(_randn(images, draw), displacement), 1.0)
     normal = start
     if adversarial:
-        normal = power_step(lambda n: kl_per_sample(logits, classify(images + n)), start, probe=probe)
+        normal = power_step(lambda n: kd(classify(images + n), logits), start, probe=probe)
         normal = project_out(normal, displacement)
     return Directions(tangent, displacement, with_length(normal, normal_length, instead=start))
 

@@ -264,9 +264,7 @@ def sample_codes(mean: Tensor, log_variance: Tensor, *, draw: torch.Generator | 
     return mean + (0.5 * log_variance).exp() * noise
 
 
-def negative_elbo(
-    reconstructions: Tensor, images: Tensor, mean: Tensor, log_variance: Tensor, *, kl_weight: float = 1.0
-) -> Tensor:
+def negative_elbo(reconstructions: Tensor, images: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
     """Negative evidence lower bound of each image, but for a constant (Kingma and Welling 2014).
 
     Half the squared error, which is the negative log-likelihood of a Gaussian of unit variance, summed over pixels,
@@ -277,11 +275,10 @@ def negative_elbo(
         images: (N, C, H, W).
         mean: (N, latent_dim).
         log_variance: (N, latent_dim).
-        kl_weight: of the divergence; 1 is the bound.
 
     Returns:
         (N,).
     """
     error = 0.5 * (reconstructions - images).square().flatten(1).sum(1)
     divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
-    return error + kl_weight * divergence
+    return error + divergence

@@ -14,7 +14,6 @@ from support.variants import CarelessDPDFD, MoodyTeacher
 
 from lightning_modules import DPDFD
 from lightning_modules.losses.functional import activation, class_balance, one_hot_loss, soft_cross_entropy
-from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.networks import DataLensClassifier, logits_and_features, logits_and_statistics
 from lightning_modules.networks.batchnorm import frozen_statistics
@@ -98,21 +97,6 @@ def test_each_term_of_the_generators_loss_has_its_switch(switch: str, weight: fl
     )
     assert float(term.detach()) != 0
     assert float(_module(**OFF).generator_loss(images, targets)) == 0
-
-
-def test_the_entropy_term_has_two_logarithms() -> None:
-    images, targets = torch.randn(6, 1, 8, 8), torch.rand(6, 10).softmax(dim=1)
-    natural, decimal, weighted = (
-        float(_module(**{**OFF, **settings}).generator_loss(images, targets).detach())
-        for settings in (
-            {"balance_weight": 5.0},
-            {"balance_weight": 5.0, "generator_loss": {"balance_logarithm": "decimal", **OFF, "balance_weight": 5.0}},
-            {"balance_weight": 5.0 / math.log(10)},
-        )
-    )
-    assert decimal == pytest.approx(weighted, rel=1e-6) and decimal != pytest.approx(natural, rel=0.1)
-    with pytest.raises(ValueError, match="balance_logarithm must be natural or decimal, got 'binary'"):
-        GeneratorLoss(balance_logarithm="binary")  # type: ignore[arg-type]
 
 
 def test_the_activation_term_has_two_norms() -> None:

@@ -256,7 +256,6 @@ def _module(**settings: Any) -> LabelDP:
         ({"threshold": 1.5}, r"threshold must lie in \[0, 1\]"),
         ({"train_on": "all"}, "train_on must be stage or union"),
         ({"pretraining_steps": -1}, "pretraining_steps must be 0 or more"),
-        ({"generator_training": {"balance_logarithm": "binary"}}, "balance_logarithm must be natural or decimal"),
         ({"annotator": LabelAnnotator(smallest=3)}, "annotator.smallest must be 2"),
         ({"annotator": LabelAnnotator(labels="soft")}, "needs stages.noise_correction=false"),
         ({"annotator": GradientAnnotator()}, "annotator must be a LabelAnnotator"),

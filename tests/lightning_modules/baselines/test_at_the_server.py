@@ -183,27 +183,9 @@ def test_the_boundary_term_brings_images_between_student_and_ensemble(folder: Pa
     assert loss(1.0) < without
 
 
-def test_the_student_may_begin_at_the_average(folder: Path) -> None:
-    alike = networks(alike=True)
-    module = module_of(teacher=alike, images=Images(source="prior"), initial_weights="average")
-    begun: list[torch.Tensor] = []
-    step = module.training_step
-    module.training_step = lambda *args: (begun.append(module.student.head.weight.detach().clone()), step(*args))[1]
-    fitted(module, steps=2)
-    assert torch.allclose(begun[0], alike[0].head.weight, atol=1e-6)  # type: ignore[union-attr]
-    assert not torch.allclose(begun[1], begun[0])
-    reasons = [getattr(charge.release, "reason", "") for charge in module.annotator.account.counts(scope="run")]
-    assert any("mean weights" in reason for reason in reasons)
-    other = module_of(images=Images(source="prior"), initial_weights="average")
-    other.student = SmallCNN(image_shape=SHAPE, width=6)
-    with pytest.raises(ValueError, match="needs a student of the clients' architecture"):
-        fitted(other, steps=1)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"initial_weights": "mean"}, "initial_weights must be random or average, got 'mean'"),
         ({"images": Images(source="refined")}, "images.source must be prior, generator or both"),
         ({"images": Images(source="prior"), "generator_loss": GeneratorLoss()}, "generator_loss needs .* got 'prior'"),
         (

@@ -11,12 +11,12 @@ import torch
 from torch.nn import functional as F
 
 from lightning_modules.losses import tangent_normal
+from lightning_modules.losses.functional import kd
 from lightning_modules.losses.tangent_normal import (
     Directions,
     entropy,
     feature_distance,
     find_directions,
-    kl_per_sample,
     power_step,
     project_out,
     with_length,
@@ -77,8 +77,8 @@ def test_predictions_change_more_than_along_random_directions() -> None:
         for adversarial in (True, False):
             tangent, _, normal = found(64, adversarial=adversarial)
             changes[adversarial] = (
-                float(kl_per_sample(logits, student(vae.decode(codes + tangent))).mean()),
-                float(kl_per_sample(logits, student(images + normal)).mean()),
+                float(kd(student(vae.decode(codes + tangent)), logits).mean()),
+                float(kd(student(images + normal), logits).mean()),
             )
     for sought, random in zip(changes[True], changes[False], strict=True):
         assert sought > 1.5 * random
