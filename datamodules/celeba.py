@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -89,7 +88,9 @@ class CelebA(PictureDataModule):
         there = {file.name for file in (self.folder / _PICTURES).iterdir()}
         if not set(names) <= there:
             raise self.missing_data([f"{_PICTURES}/{name}" for name in names if name not in there])
-        ids, labels, identities = _numbers(names), self._labels(names), self._identities(names)
+        with reading(self.folder / _PARTITION, "table of names such as 000001.jpg"):
+            ids = torch.tensor([int(name.partition(".")[0]) for name in names], dtype=torch.int64)
+        labels, identities = self._labels(names), self._identities(names)
         key = f"CelebA-{part}-{self.preparation.size}-{self.preparation.crop}"
         images = self.decoded(files, name=key)
         everyone = ImageDataset(images=images, labels=labels.clamp_min(0), ids=ids, identities=identities)
@@ -120,14 +121,11 @@ class CelebA(PictureDataModule):
             handle.readline()
             header = handle.readline().split()
         wanted = ("Male",) if self.task == "gender" else _HAIR
-        absent = [name for name in wanted if name not in header]
-        if absent:
-            raise ValueError(
-                f"{path} has no attribute {', '.join(absent)} in its second line: delete it and get it anew"
-            )
-        columns = [header.index(name) for name in wanted]
+        with reading(path, "table with the attributes in its second line"):
+            columns = [header.index(name) for name in wanted]
         rows = self._table(_ATTRIBUTES, lambda words: [int(words[column]) == 1 for column in columns], skip=2)
-        has = torch.tensor(_of(names, rows, path), dtype=torch.bool).reshape(len(names), len(wanted))
+        with reading(path, "table with a line for each face"):
+            has = torch.tensor([rows[name] for name in names], dtype=torch.bool).reshape(len(names), len(wanted))
         if self.task == "gender":
             return has[:, 0].long()
         return torch.where(has.sum(dim=1) == 1, has.long().argmax(dim=1), -1)
@@ -136,7 +134,9 @@ class CelebA(PictureDataModule):
         path = self.folder / _IDENTITIES
         if not path.is_file():
             return None
-        return torch.tensor(_of(names, self._table(_IDENTITIES, lambda words: int(words[0])), path), dtype=torch.int64)
+        rows = self._table(_IDENTITIES, lambda words: int(words[0]))
+        with reading(path, "table with a line for each face"):
+            return torch.tensor([rows[name] for name in names], dtype=torch.int64)
 
     def _table(self, file: str, value: Callable[[list[str]], Value], *, skip: int = 0) -> dict[str, Value]:
         """By file name what a function makes of the words that follow it."""
@@ -149,17 +149,3 @@ class CelebA(PictureDataModule):
                 with reading(self.folder / file, f"table: line {number}, {line.strip()[:80]!r}"):
                     found[name] = value(words)
         return found
-
-
-def _numbers(names: list[str]) -> Tensor:
-    strange = next((name for name in names if not name.partition(".")[0].isdecimal()), None)
-    if strange is not None:
-        raise ValueError(f"{_PARTITION} names {strange}, expected numbers such as 000001.jpg")
-    return torch.tensor([int(name.partition(".")[0]) for name in names], dtype=torch.int64)
-
-
-def _of(names: list[str], rows: dict[str, Value], path: Path) -> list[Value]:
-    absent = [name for name in names if name not in rows]
-    if absent:
-        raise ValueError(f"{path} has no line for {absent[0]} (and {len(absent) - 1} more)")
-    return [rows[name] for name in names]

@@ -118,18 +118,15 @@ class ImageFolder(PictureDataModule):
 
     def _layout_of(self, place: Path) -> Literal["parts", "classes"]:
         if not place.is_dir():
-            raise ValueError(
-                f"root {place} is no folder: give the one that holds your pictures, in folders train/CLASS and "
-                "test/CLASS, or CLASS with test_fraction"
-            )
+            raise ValueError(f"root {place} is no folder: give the one that holds your pictures")
         found = subfolders(place)
         has_parts = any(part in found for part in _PARTS)
         if self.test_fraction is None:
             if has_parts:
                 return "parts"
             raise ValueError(
-                f"{place} has no folders train and test ({_some(found)}): set test_fraction (--data.test_fraction 0.2) "
-                "to test on a share of the pictures, or sort them into train/CLASS and test/CLASS"
+                f"{place} has no folders train and test ({_some(found)}): set test_fraction to test on a share of the "
+                "pictures, or sort them into train/CLASS and test/CLASS"
             )
         if not 0 < self.test_fraction < 1:
             raise ValueError(f"test_fraction must lie between 0 and 1, both excluded, got {self.test_fraction}")
@@ -150,10 +147,7 @@ class ImageFolder(PictureDataModule):
                 raise ValueError(f"{folder} has folders that {folders[0]} has not: {_some(unknown)}")
         for name in classes:
             if not pictures_below(folders[0] / name):
-                raise ValueError(
-                    f"{folders[0] / name} holds no picture: add some or take the folder out. Pictures are files that "
-                    f"end in {', '.join(sorted(SUFFIXES))}"
-                )
+                raise ValueError(f"{folders[0] / name} holds no picture, which ends in {', '.join(sorted(SUFFIXES))}")
         self._official = classes
         return classes
 
@@ -162,15 +156,9 @@ class ImageFolder(PictureDataModule):
             return require_at_least(1, num_records=stated)
         private = place if self._layout == "classes" else place / "train"
         if not private.is_dir():
-            raise ValueError(
-                f"{private} is not here, so that nobody can count its pictures: state how many private records there "
-                "are at most with num_records (--data.num_records, with the SyntheticSteps data module "
-                "--data.dataset.num_records)"
-            )
+            raise ValueError(f"{private} is not here: state how many private records there are at most (num_records)")
         return sum(len(pictures_below(private / name)) for name in self._official)
 
 
 def _some(names: Sequence[str]) -> str:
-    if not names:
-        return "there are no folders in it"
     return f"its folders are {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"

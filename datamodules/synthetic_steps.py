@@ -81,14 +81,7 @@ class SyntheticSteps(WrappedDataset):
         Raises:
             ValueError: A setting is outside its range.
         """
-        super().__init__(
-            dataset=dataset,
-            batch_size=batch_size,
-            evaluation=evaluation,
-            allowed=("test", "selection"),
-            why=": records held out of a teacher's training are private as well, and a student's fit never opens them. "
-            "Their owner may measure the finished student with `LightningCLI validate` and the data set itself as data",
-        )
+        super().__init__(dataset=dataset, batch_size=batch_size, evaluation=evaluation, allowed=("test", "selection"))
         self.steps_per_epoch = require_at_least(1, steps_per_epoch=steps_per_epoch)
 
     def prepare_data(self) -> None:

@@ -72,7 +72,6 @@ class WrappedDataset(LightningDataModule):
         batch_size: Images per step, of all processes together.
         evaluation: What is evaluated.
         allowed: Allowed values of it.
-        why: Added to the message of an error.
 
     Raises:
         ValueError: A setting is outside its range.
@@ -86,14 +85,12 @@ class WrappedDataset(LightningDataModule):
     class_names: tuple[str, ...]
     metrics: tuple[str, ...]
 
-    def __init__(
-        self, *, dataset: ImageDataModule, batch_size: int, evaluation: str, allowed: Sequence[str], why: str = ""
-    ) -> None:
+    def __init__(self, *, dataset: ImageDataModule, batch_size: int, evaluation: str, allowed: Sequence[str]) -> None:
         super().__init__()
         _take_facts(self, dataset)
         if evaluation not in allowed:
             known = ", ".join(map(repr, allowed[:-1]))
-            raise ValueError(f"evaluation must be {known} or {allowed[-1]!r}, got {evaluation!r}{why}")
+            raise ValueError(f"evaluation must be {known} or {allowed[-1]!r}, got {evaluation!r}")
         self.batch_size = require_at_least(1, batch_size=batch_size)
         self.evaluation = evaluation
         self.private_data = dataset.private_data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,32 +25,21 @@ class FollowedLedger(Ledger):
         state: See `follow`.
     """
 
+    _followed_head: Head | None = None
+
     def __init__(self, *, private_data: str, path: Path | None, state: Mapping[str, Any]) -> None:
         super().__init__(path=None, private_data=private_data, run=str(state["run"]))
         self.path = path
-        self._head: Head | None = None
         self.follow(state)
 
     def follow(self, state: Mapping[str, Any]) -> None:
         """Takes over what process 0 gave as `Ledger.state_to_follow`."""
-        self.run = str(state["run"])
-        if "totals" in state:
-            self._totals = {owner: Counter(counts) for owner, counts in state["totals"].items()}
-            self._trainings = dict(state["trainings"])
-            self._saved = dict(state["saved"])
-            self._plans = dict(state["plans"])
-        self._changes, self._head = state["changes"], state["head"]
-        self._open, self._used, self._process = state["open"], state["used"], os.getpid()
-
-    @property
-    def changes(self) -> int:
-        """Which state of the ledger this is."""
-        return self._changes
+        self.__dict__.update(state, _process=os.getpid())
 
     @property
     def head(self) -> Head | None:
         """See `Ledger.head`."""
-        return self._head
+        return self._followed_head
 
     def charge(self, charge: Charge, *, afford: Callable[[], int] | None = None) -> NoReturn:
         """Refuses.

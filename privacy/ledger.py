@@ -169,18 +169,15 @@ class Ledger:
         return {training: self.trained_by(training) for training in self._trainings}
 
     def state_to_follow(self, *, since: int | None = None) -> dict[str, Any]:
-        """What `FollowedLedger` takes over in the other processes of a run; plain values and charges.
+        """What `FollowedLedger` takes over in the other processes of a run, by attribute.
 
         Args:
-            since: `changes` of the state that they have; the counts are left out where nothing else has changed.
+            since: `_changes` of the state that they have; the counts are left out where nothing else has changed.
         """
-        block = self._open_block()
-        state = {"changes": self._changes, "open": block, "used": self._used, "head": self.head, "run": self.run}
-        if since == self._changes:
-            return state
-        totals = {owner: dict(counts) for owner, counts in self._totals.items()}
-        others = {"trainings": dict(self._trainings), "saved": dict(self._saved), "plans": dict(self._plans)}
-        return {**state, "totals": totals, **others}
+        self._open_block()
+        names = ["run", "_changes", "_open", "_used"]
+        names += ["_totals", "_trainings", "_saved", "_plans"] if since != self._changes else []
+        return {**{name: getattr(self, name) for name in names}, "_followed_head": self.head}
 
     @property
     def head(self) -> Head | None:

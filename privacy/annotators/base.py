@@ -176,7 +176,7 @@ class Annotator(ABC):
         if account is None:
             return None
         ledger = account.ledger.state_to_follow(since=self._followed)
-        self._followed = ledger["changes"]
+        self._followed = ledger["_changes"]
         return {
             "private_data": account.ledger.private_data,
             "path": account.ledger.path,

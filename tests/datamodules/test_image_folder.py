@@ -95,7 +95,7 @@ def test_a_part_is_read_without_the_other(parted: Path, part: str) -> None:
 
 def test_the_test_pictures_alone_need_a_stated_number(parted: Path) -> None:
     shutil.rmtree(parted / "train")
-    with pytest.raises(ValueError, match=r"insects/train is not here, .* state how many .* with num_records"):
+    with pytest.raises(ValueError, match=r"insects/train is not here: state how many .*num_records"):
         ImageFolder(root=parted)
     data = ImageFolder(root=parted, num_records=1000, size=16)
     data.setup("test")

@@ -207,7 +207,7 @@ def test_a_nonprivate_access_is_charged_once() -> None:
 def test_a_plan_is_written_once_and_known_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     if broken:  # what is followed holds no plans
         state = Ledger.state_to_follow
-        monkeypatch.setattr(Ledger, "state_to_follow", lambda self, **since: state(self, **since) | {"plans": {}})
+        monkeypatch.setattr(Ledger, "state_to_follow", lambda self, **since: state(self, **since) | {"_plans": {}})
     path = tmp_path / "ledger.jsonl"
 
     def act(processes: Processes) -> Any:
