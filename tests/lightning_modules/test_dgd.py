@@ -21,7 +21,6 @@ from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.dgd import DGD
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.networks import SmallCNN
-from lightning_modules.priors import StrokePrior
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, TeacherError
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
@@ -370,14 +369,6 @@ def test_confident_votes_leave_queries_out_and_the_student_goes_on(place: Path) 
     assert model.guarantee().epsilon == worst >= model.annotator.account.epsilon()
 
 
-@pytest.mark.slow
-def test_no_answer_at_all_leaves_a_student_that_can_still_be_trained(place: Path) -> None:
-    votes = {"mechanism": "confident", "scale": 0.5, "threshold": 1e6, "threshold_scale": 0.5}
-    for weight in (0.0, 1.0):
-        model = run(f"run{weight}", votes=votes, vae_steps=0, pseudo_label_weight=weight).model
-        assert model.query_set.labels.tolist() == [-1] * QUERIES and model.steps_done == STEPS * EPOCHS
-
-
 POOL = {"images": "pool", "pool": {"class_path": "Digits"}}
 
 
@@ -535,14 +526,6 @@ def test_images_of_later_rounds_follow_from_released_labels_alone(place: Path, n
     assert (change == 2 and same) is (name == "DGD")
 
 
-def test_it_is_tested_without_any_teacher(place: Path) -> None:
-    run(**BASELINE)
-    for file in Path("teachers").iterdir():
-        file.unlink()
-    module = DGD.load_from_checkpoint("run/checkpoints/last.ckpt", weights_only=True, annotator=VoteAnnotator())
-    assert module(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
-
-
 def test_it_runs_as_printed(place: Path) -> None:
     printed = {"directions": "random", "entropy_term": "as_printed"}
     assert run(votes={"latent_epsilon": 0.01}, **printed).model.steps_done == STEPS * EPOCHS
@@ -557,30 +540,6 @@ def test_the_sign_of_the_entropy_term_is_flipped(place: Path) -> None:
     module.tangent_normal = replace(module.tangent_normal, entropy_term="as_printed")
     printed = float(module.tangent_normal_loss(module.vae, images).detach())
     assert works > 0 and printed == pytest.approx(-works, rel=1e-4)
-
-
-@pytest.mark.parametrize("strength", [0.0, 0.3])
-def test_the_student_sees_queries_as_they_were_asked_about_or_distorted(strength: float) -> None:
-    module = _module(vae_steps=0, query_distortion=strength)
-    module.draw_seed = 0
-    seen: list[torch.Tensor] = []
-    module.student.register_forward_pre_hook(lambda student, inputs: seen.append(inputs[0].flatten(1)))
-    draw = torch.Generator().manual_seed(0)
-    asked = StrokePrior().sample(40, image_shape=(1, 8, 8), generator=draw, device=torch.device("cpu"))
-    module.query_set.images, module.query_set.labels = asked, torch.arange(40) % 10
-    for module.steps_done in range(10):
-        module.supervised_loss(asked)
-    images, asked = torch.cat(seen), asked.flatten(1)
-    known = (images[:, None] == asked).all(dim=2).any(dim=1)
-    assert len(images) == 60 and (bool(known.all()) if not strength else not bool(known.any()))
-    # Distorted, they are nearer to what was asked about than those images are to one another.
-    apart = torch.cdist(asked, asked) + 1e9 * torch.eye(40)
-    assert torch.cdist(images, asked).amin(dim=1).mean() < 0.9 * apart.amin(dim=1).mean()
-
-
-def test_too_short_a_fit_is_told(place: Path) -> None:
-    with pytest.warns(UserWarning, match="this fit has 5 steps, and 7 are needed"):
-        run(epochs=1, **BASELINE)
 
 
 def test_a_single_network_is_no_ensemble(place: Path) -> None:
@@ -621,13 +580,6 @@ def _module(**settings: Any) -> DGD:
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _module(**settings)
-
-
-def test_a_pool_of_other_images_is_refused() -> None:
-    from datamodules import MNIST
-
-    with pytest.raises(ValueError, match="pool must have images of shape"):
-        _module(images="pool", pool=MNIST())
 
 
 def test_a_pool_that_is_too_small_is_refused(place: Path) -> None:

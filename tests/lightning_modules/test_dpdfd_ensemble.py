@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning import Trainer, seed_everything
 from support.ensembles import ensemble_file
-from support.runs import BATCH_SIZE, checkpoint, distil, equal, interrupted, leaks, networks, watched
+from support.runs import BATCH_SIZE, distil, leaks, watched
 from torch import nn
 
 from datamodules import Digits, SyntheticSteps
@@ -89,15 +89,6 @@ def test_a_run_is_charged_and_says_for_whom(place: Path, images: str) -> None:
     assert "VOID" not in page
 
 
-@pytest.mark.slow
-def test_the_ledger_lies_beside_the_ensemble(place: Path) -> None:
-    run("first", annotator={"scope": "run"})
-    second = run("second").model.annotator.account
-    assert Path("ledgers/Digits-train.jsonl").is_file()
-    assert second.epsilon() == pytest.approx(bound(2 * STEPS))
-    assert second.epsilon(scope="run") == pytest.approx(bound(STEPS))
-
-
 def test_the_number_of_records_is_of_all_shards_together(place: Path) -> None:
     model = run().model
     assert model.annotator.num_records == 1435
@@ -132,33 +123,6 @@ def test_no_file_holds_a_teacher(place: Path, monkeypatch: pytest.MonkeyPatch, l
     assert bool(leaks("run", ensemble_weights())) is leaky
 
 
-def quiet(folder: str, *arguments: str) -> TranscriptionCLI:
-    """Without noise; dropout in the student is drawn again."""
-    student = "DataLensClassifier"
-    return run(folder, *arguments, annotator={"noise_multiplier": 0.0}, epochs=2, images="both", student=student)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "step", [pytest.param(1, marks=pytest.mark.slow), STEPS, pytest.param(STEPS + 2, marks=pytest.mark.slow)]
-)
-def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path, step: int) -> None:
-    whole = networks(quiet("whole"))
-    interrupted(DPDFD, step, lambda: quiet("run"))
-    assert checkpoint()["distillation"]["steps_done"] == step
-    resumed = quiet("run", LAST)
-    assert resumed.model.steps_done == 2 * STEPS
-    assert equal(whole, networks(resumed))
-
-
-@pytest.mark.slow
-def test_a_resumed_run_pays_for_every_step_once(place: Path) -> None:
-    interrupted(DPDFD, 2, lambda: run(epochs=2))
-    model = run("run", LAST, epochs=2).model
-    assert model.annotator.calls_made() == 2 * STEPS == model.run.plan.calls and not model.run.plan.changed
-    assert model.annotator.account.epsilon() == pytest.approx(bound(2 * STEPS))
-
-
 @pytest.mark.parametrize(
     ("teacher", "release", "message"),
     [
@@ -177,15 +141,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_charged(
         run(teacher=f"teachers/{teacher}.ckpt", annotator={"release": release})
     # A run that is not refused has a ledger there.
     assert not any("reserve" in file.read_text() for file in Path().rglob("*.jsonl"))
-
-
-def test_one_network_of_a_script_is_no_ensemble() -> None:
-    module = DPDFD(
-        num_classes=10, image_shape=SHAPE, batch_size=4, teacher=SmallCNN(image_shape=SHAPE), images=PRIOR,
-        annotator=GradientAnnotator(release="ensemble"),
-    )  # fmt: skip
-    with pytest.raises(TeacherError, match=r"must be the file of an ensemble, or an nn\.ModuleList"):
-        module.setup("fit")
 
 
 def test_dpsd_has_one_teacher() -> None:

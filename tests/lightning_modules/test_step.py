@@ -19,7 +19,7 @@ from datamodules.synthetic_steps import StepIndices
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.images.source import Images
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, SmallCNN, TwoConvNet
+from lightning_modules.networks import LinearOnFeatures, SmallCNN
 from lightning_modules.networks.classifiers import MaxPool2x2
 from lightning_modules.networks.memory import same_module
 from lightning_modules.teachers.private_teacher import PrivateTeacher
@@ -30,34 +30,6 @@ SHAPE = (1, 12, 12)
 
 
 # --- the same outputs ---
-
-
-@pytest.mark.parametrize("build", [SmallCNN, TwoConvNet, DataLensClassifier])
-@pytest.mark.parametrize("training", [True, False])
-def test_layouts_give_the_same(build: Callable[..., nn.Module], training: bool) -> None:
-    torch.manual_seed(0)
-    network = build(num_classes=4, image_shape=SHAPE).train(training)
-    for module in network.modules():
-        if isinstance(module, nn.Dropout):
-            module.eval()  # what is dropped is drawn in the order of memory
-    images = torch.randn(16, *SHAPE)
-    found = []
-    for layout in (torch.contiguous_format, torch.channels_last):
-        network.to(memory_format=layout).zero_grad()
-        logits = network(images.to(memory_format=layout))
-        logits.square().sum().backward()
-        found.append([logits.detach(), *(p.grad for p in network.parameters() if p.grad is not None)])
-    for first, second in zip(*found, strict=True):
-        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh()])
-def test_maxima_may_be_taken_before_an_activation(activation: nn.Module) -> None:
-    images = torch.randn(3, 2, 9, 8)
-    pool = nn.MaxPool2d(2)
-    assert torch.equal(pool(activation(images)), activation(pool(images)))
-    # Not before what turns the order of values round.
-    assert not torch.equal(pool(images.neg()), pool(images).neg())
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

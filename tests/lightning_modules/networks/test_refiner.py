@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import BATCH_SIZE, checkpoint, distil, equal, networks
+from support.runs import BATCH_SIZE, distil
 from torch import nn
 
 from lightning_modules import DPDFD
@@ -17,18 +17,9 @@ from lightning_modules.priors import StrokePrior
 
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("DPDFD", {}),
-    ("DPSD", {}),
     ("DPSD", {"annotator": {"class_path": "LabelAnnotator"}}),
     ("LabelDP", {"annotator": {"class_path": "LabelAnnotator"}, "discriminator": "student"}),
 ]
-#: The fast suite takes one of gradients and one of labels.
-each_method = pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        pytest.param(*given, id=name, marks=() if name in ("dpdfd", "labeldp") else pytest.mark.slow)
-        for name, given in zip(("dpdfd", "dpsd", "dpsd-label", "labeldp"), METHODS, strict=True)
-    ],
-)
 REFINER = {"name": "Refiner", "arguments": {"width": 4}}
 
 
@@ -58,14 +49,6 @@ def test_no_pixel_moves_farther_than_the_refiner_reaches(reach: float) -> None:
     assert moved.abs().amax() > 0.9 * reach * 2
 
 
-def test_rows_are_refined_one_by_one() -> None:
-    torch.manual_seed(0)
-    refiner, images = Refiner(image_shape=(1, 12, 12)), _images()
-    nn.init.normal_(refiner.layers[-1].weight)  # type: ignore[arg-type]
-    assert not torch.equal(refiner(images), images)
-    torch.testing.assert_close(refiner(images)[:3], refiner(images[:3]), rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("network", "message"),
     [
@@ -85,7 +68,7 @@ def test_bad_settings_are_named(settings: dict[str, Any]) -> None:
         Refiner(**settings)
 
 
-@each_method
+@pytest.mark.parametrize(("method", "settings"), METHODS)
 def test_every_method_trains_the_refiner_and_nothing_else_makes_images(
     folder: Path, monkeypatch: pytest.MonkeyPatch, method: str, settings: dict[str, Any]
 ) -> None:
@@ -132,17 +115,3 @@ def test_a_generator_is_no_refiner_and_a_refiner_no_generator(folder: Path) -> N
         distil(model={"images": "refined"})
     with pytest.raises(ValueError, match=r"must have a latent_dim for images\.source='generator', Refiner has none"):
         distil(model={"images": "generator", "generator": REFINER})
-
-
-@pytest.mark.slow
-def test_the_refiner_is_the_default_and_survives_its_checkpoint(folder: Path) -> None:
-    model = {"images": "refined", "generator": None, "student": "DataLensClassifier"}
-    quiet = {"noise_multiplier": 0.0}
-    whole = distil("whole", model=model, annotator=quiet, steps=2, epochs=2)
-    assert isinstance(whole.model.generator, Refiner)
-    distil("run", "--trainer.max_epochs=1", model=model, annotator=quiet, steps=2, epochs=2)
-    assert checkpoint()["distillation"]["steps_done"] == 2
-    resumed = distil("run", "--ckpt_path=run/checkpoints/last.ckpt", model=model, annotator=quiet, steps=2, epochs=2)
-    assert equal(networks(whole), networks(resumed))
-    again = DPDFD.load_from_checkpoint("run/checkpoints/last.ckpt", map_location="cpu")
-    assert torch.equal(again.synthetic_grid(4), resumed.model.synthetic_grid(4))

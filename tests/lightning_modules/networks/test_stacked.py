@@ -16,7 +16,7 @@ from torchvision.models import VisionTransformer
 from datamodules import ShardedRecords
 from datamodules.mapped import MappedRecords
 from lightning_modules.networks import DataLensClassifier, SmallCNN, TwoConvNet, logits_and_statistics
-from lightning_modules.networks.stacked import NetworkStack, in_threads, one_thread, stack_states
+from lightning_modules.networks.stacked import NetworkStack, in_threads
 from lightning_modules.teachers.joint_training import JointTraining
 
 SHAPE = (1, 8, 8)
@@ -80,16 +80,6 @@ def test_the_number_of_threads_does_not_change_a_bit(images: torch.Tensor) -> No
     assert torch.equal(one, three)
 
 
-def test_states_come_back(images: torch.Tensor) -> None:
-    stack = NetworkStack(networks())
-    states = stack.states()
-    assert {len(values) for values in states.values()} == {5}
-    again = NetworkStack.from_states(SmallCNN(image_shape=SHAPE, width=4, hidden=8), states)
-    assert torch.equal(again.logits(images), stack.logits(images))
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        NetworkStack.from_states(SmallCNN(image_shape=SHAPE, width=8, hidden=8), states)
-
-
 def test_hooks_fire_on_one_network_and_see_its_own_statistics(images: torch.Tensor) -> None:
     """DGD's peers run hooks on a shell whose layers are never called: its statistics say nothing."""
     many = networks()
@@ -105,14 +95,6 @@ def test_hooks_fire_on_one_network_and_see_its_own_statistics(images: torch.Tens
         logits_and_statistics(stack._template, images)
 
 
-def test_settings_without_a_meaning() -> None:
-    with pytest.raises(ValueError, match="at least one network"):
-        NetworkStack([])
-    with pytest.raises(ValueError, match="same number"):
-        NetworkStack.from_states(nn.Linear(2, 1), {"weight": torch.zeros(2, 1, 2), "bias": torch.zeros(3, 1)})
-    assert stack_states([]) == {}
-
-
 def test_the_others_are_brought_to_their_end_where_one_fails() -> None:
     done: list[int] = []
 
@@ -125,10 +107,3 @@ def test_the_others_are_brought_to_their_end_where_one_fails() -> None:
     with ThreadPoolExecutor(2) as pool, pytest.raises(ValueError, match="first"):
         in_threads(work, [0, 1, 2, 3], pool=pool)
     assert sorted(done) == [1, 2, 3]
-
-
-def test_the_number_of_threads_is_given_back() -> None:
-    before = torch.get_num_threads()
-    with one_thread() as said:
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == said == before

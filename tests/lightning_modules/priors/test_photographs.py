@@ -35,11 +35,6 @@ def steps(images: Tensor) -> Tensor:
     return images.diff(dim=3).abs().flatten()
 
 
-def roughness(images: Tensor) -> float:
-    """Mean step between neighbouring pixels beside an image's own contrast."""
-    return float((images.diff(dim=3).abs().mean((1, 2, 3)) / images.std((1, 2, 3)).clamp_min(0.02)).median())
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_channels_go_together_as_in_photographs_without_being_the_same(kind: type[ImagePrior]) -> None:
     images = draw(kind, rows=256, shape=(3, 32, 32))
@@ -121,41 +116,3 @@ def test_noise_has_the_spectrum_that_its_exponent_says() -> None:
         torch.testing.assert_close(noise(exponent).square().mean((2, 3)), torch.ones(200, 3))
     assert like_photographs(noise(1.0)) and not various(noise(1.0))
     assert not like_photographs(noise(0.0)) and not like_photographs(noise(2.0))
-
-
-def test_fractals_can_be_left_out() -> None:
-    without, always = (draw(FractalPrior, fractal_probability=p, exponent=(4.0, 4.0)) for p in (0.0, 1.0))
-    assert steps(always).mean() > 2 * steps(without).mean()
-    assert ((without != always).flatten(1).any(1)).all()
-
-
-def test_weights_of_a_random_generator_are_drawn_anew_for_as_many_images_as_stated() -> None:
-    eights, sixteens = (draw(RandomGeneratorPrior, rows=32, images_per_generator=count) for count in (8, 16))
-    torch.testing.assert_close(eights[:8], sixteens[:8], rtol=0, atol=1e-4)
-    assert ((eights[8:] - sixteens[8:]).abs().amax((1, 2, 3)) > 0.1).all()
-    for settings in ({}, {"style": 0.0}, {"noise": 0.0}):
-        of_one = draw(RandomGeneratorPrior, rows=32, images_per_generator=32, **settings)
-        assert len(torch.unique(of_one.flatten(1), dim=0)) == 32
-    rough, plain = (roughness(draw(RandomGeneratorPrior, rows=256, noise=level)) for level in (4.0, 0.0))
-    assert rough > 1.3 * plain
-
-
-def test_frequencies_bends_and_edges_of_shaders() -> None:
-    plain: dict[str, Any] = {"polar": 0.0, "tiled": 0.0, "edges": 0.0, "warp": 0.0}
-    slow, fast = (roughness(draw(ShaderPrior, **plain, frequency=(f, f))) for f in (0.25, 4.0))
-    assert fast > 1.5 * slow
-    bent = roughness(draw(ShaderPrior, **{**plain, "warp": 2.0}, frequency=(0.5, 0.5)))
-    assert bent > 1.2 * roughness(draw(ShaderPrior, **plain, frequency=(0.5, 0.5)))
-    smooth: dict[str, Any] = {**plain, "frequency": (0.25, 0.25), "depth": 1}
-    sharp, soft = (steps(draw(ShaderPrior, rows=256, **{**smooth, "edges": e})) > 0.3 for e in (1.0, 0.0))
-    assert sharp.float().mean() > 1.5 * soft.float().mean()
-    single, many = (draw(ShaderPrior, supersampling=points, frequency=(8.0, 16.0)) for points in (1, 4))
-    # Means over a pixel have less contrast than single points, and are of the same image.
-    assert many.std() < single.std()
-    assert 0.5 < torch.corrcoef(torch.stack([single.flatten(), many.flatten()]))[0, 1] < 0.999
-
-
-def test_a_shader_s_image_does_not_depend_on_how_many_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = draw(ShaderPrior, rows=20)
-    monkeypatch.setattr("lightning_modules.priors.shaders._POINTS", {"cpu": 7 * 64 * 64})
-    torch.testing.assert_close(draw(ShaderPrior, rows=20), expected, rtol=0, atol=1e-4)

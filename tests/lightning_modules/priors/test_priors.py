@@ -40,7 +40,7 @@ MIXTURES: list[ImagePrior] = [
     MixturePrior(priors=[StrokePrior(), DeadLeavesPrior()]),
     MixturePrior(priors=[GradientPrior(), RandomGeneratorPrior()], blend_probability=0.5),
 ]
-SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 20, 36), (1, 1, 1)]
+SHAPES = [(1, 8, 8), (3, 20, 36), (1, 1, 1)]
 
 
 def _name(prior: ImagePrior) -> str:
