@@ -38,7 +38,7 @@ A teacher that was trained without differential privacy has no bound at all (inf
 
 
 def pipeline(args: Sequence[str], *, run: Run) -> None:
-    """The command `pipeline FILE [--force] [--jobs N] [--dask ADDRESS]`.
+    """The command `pipeline FILE [--force] [--jobs N]`.
 
     Args:
         args: What follows the command.

@@ -183,15 +183,13 @@ class Order:
 
     Attributes:
         task: The fit.
-        root: Of the store, from `workplace`.
+        root: Of the store.
         made: Which making of each parent it builds on.
-        workplace: Folder in which the command is given.
     """
 
     task: Task
     root: str
     made: Mapping[str, Any]
-    workplace: str = ""
 
     def command(self, store: Store) -> list[str]:
         """Its command line, which resumes where an interrupted one stopped."""
@@ -319,7 +317,7 @@ def make(order: Order, run: Callable[[Sequence[str], int], Any], *, strict: bool
         KeyboardInterrupt: The user stops everything.
         SIGTERMException: The system does.
     """
-    store, task, name = Store(Path(order.workplace, order.root)), order.task, order.task.name
+    store, task, name = Store(order.root), order.task, order.task.name
     mark = {"digest": task.digest, "parents": dict(order.made)}
     with store.claim(name) as claim:
         if claim is None:

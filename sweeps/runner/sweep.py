@@ -1,8 +1,7 @@
 """W&B's sweep files without W&B's server: `LightningCLI sweep sweeps/wandb/dpdfd_mnist.yaml`.
 
 Each point of the grid `parameters` is run once, in a folder of its own, by the file's `command` with its macros
-expanded as `wandb agent` does it: by this process, by several (`--jobs`), or by those of a Dask cluster (`--dask`).
-Other searches need W&B's server.
+expanded as `wandb agent` does it, by this process or by several (`--jobs`). Other searches need W&B's server.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class Sweep:
 
 
 def sweep(args: Sequence[str], *, run: Run) -> None:
-    """The command `sweep FILE [--jobs N] [--dask ADDRESS]`.
+    """The command `sweep FILE [--jobs N]`.
 
     Args:
         args: Its arguments.

@@ -1,12 +1,10 @@
-"""Fits in processes of their own, on this machine and on those of a Dask cluster."""
+"""Fits in processes of their own, several at a time."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,9 @@ from typing import Any
 import pytest
 
 from lightning_modules.cli import main
-from sweeps.runner.fit import Fit, RunnerError
+from sweeps.runner.fit import Fit
 from sweeps.runner.queue import Plan, Progress, Store, Task, run_plan
-from sweeps.runner.workers import Workers, make_in_a_process, shared_environment
+from sweeps.runner.workers import Workers
 
 # In place of the command line.
 PROGRAM = """
@@ -117,64 +115,10 @@ def test_a_fit_whose_command_was_killed_holds_its_claim_until_it_ends(monkeypatc
     assert not claimed()
 
 
-@pytest.mark.parametrize("of_client", [None, "ledgers"])
-def test_a_process_elsewhere_has_the_clients_ledgers_and_none_of_its_own(
-    of_client: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TRANSCRIPTION_LEDGERS", raising=False)
-    if of_client is not None:
-        monkeypatch.setenv("TRANSCRIPTION_LEDGERS", of_client)
-    shared = shared_environment()
-    monkeypatch.setenv("TRANSCRIPTION_LEDGERS", "/of/the/worker")
-
-    def seen(environment: Any) -> str:
-        Path("begun").unlink(missing_ok=True)
-        Path("marker").touch()
-        Path("store/a/done.json").unlink(missing_ok=True)
-        options = {"marker": "marker", "workplace": str(Path.cwd()), "program": program()}
-        assert make_in_a_process(plan().order("a"), environment=environment, **options) == ""
-        return begun()[0][2]
-
-    assert seen(shared) == ("" if of_client is None else str(Path(of_client).resolve()))
-    # Negative control: what is not sent is the worker's own.
-    assert seen({}) == "/of/the/worker"
-
-
-def test_without_dask_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(RunnerError, match=r"the extra `dask` brings: pip install .*\[dask\]"):
-        made(Workers(2, dask="tcp://x:1"))
-
-
-def test_a_scheduler_that_does_not_answer_is_named() -> None:
-    pytest.importorskip("distributed", reason="the extra `dask` is not installed")
-    with pytest.raises(RunnerError, match=r"--dask must be the address of a running scheduler.*'nonsense://x'"):
-        made(Workers(1, dask="nonsense://x"))
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A scheduler and two worker processes of Dask on this machine."""
-    distributed = pytest.importorskip("distributed", reason="the extra `dask` is not installed")
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
-    ) as found:
-        yield found
-
-
 @pytest.mark.slow
-def test_dask_makes_each_fit_once(cluster: Any) -> None:
-    assert made(Workers(2, dask=cluster.scheduler_address, program=program())).done == 3
-    assert sorted(name for name, *_ in begun()) == NAMES
-    # Charges of all of them go to one ledger.
-    assert {ledgers for _, _, ledgers, _ in begun()} == {os.environ["TRANSCRIPTION_LEDGERS"]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dask", [False, True])
-def test_two_processes_make_a_table(dask: bool, request: pytest.FixtureRequest) -> None:
-    more = ["--dask", request.getfixturevalue("cluster").scheduler_address] if dask else []
-    main(["tables", "run", "dpdfd-sigma", "--jobs", "2", *more])
+def test_two_processes_make_a_table() -> None:
+    main(["tables", "run", "dpdfd-sigma", "--jobs", "2"])
     assert len(list(Path("results/tables/dpdfd-sigma/smoke/records").iterdir())) == 3
     assert "failed" not in Path("results/tables/dpdfd-sigma.md").read_text()
-    assert [path.name for path in Path().rglob("*.jsonl")] == []  # all charges are in the ledger of whoever asked
+    (ledger,) = Path().rglob("*.jsonl")  # all charges are in the ledger of whoever asked
+    assert ledger.resolve().parent == Path(os.environ["TRANSCRIPTION_LEDGERS"]).resolve()
