@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from sklearn.datasets import load_digits
 
@@ -10,6 +12,8 @@ from datamodules.images import ImageDataset
 from datamodules.splits import id_fraction
 
 TEST_FRACTION = 0.21
+
+_bundled = cache(load_digits)  # text, whose parsing takes as long as several steps
 
 
 class Digits(ImageDataModule):
@@ -29,7 +33,7 @@ class Digits(ImageDataModule):
 
     def read(self, part: Part) -> ImageDataset:
         """Selects one part of the bundled array by the hash of the row number."""
-        bundled = load_digits()
+        bundled = _bundled()
         images = torch.from_numpy(bundled.images).to(torch.uint8).unsqueeze(1)
         labels = torch.from_numpy(bundled.target).to(torch.int64)
         ids = torch.arange(len(labels))
