@@ -15,14 +15,13 @@ from lightning_modules.images.source import Images
 from lightning_modules.losses.functional import soft_cross_entropy
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.batchnorm import frozen_statistics
-from lightning_modules.networks.moving_average import moving_average
 from lightning_modules.private_run import PrivateRun, state_of_run
 from lightning_modules.runtime.checkpoint_io import take_back_unfinished_step
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters, settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.setting_checks import check_left_out
-from lightning_modules.student import StudentConfig
+from lightning_modules.student import StudentConfig, moving_average
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.learning import LearnsFromTeacher
 from lightning_modules.turns import TakingTurns, Trained

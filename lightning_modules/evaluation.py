@@ -7,6 +7,7 @@ has no figure left that was not chosen, and `test_split/accuracy` says so.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from torchmetrics.utilities import dim_zero_cat
 
+from lightning_modules.networks.batchnorm import evaluating
 from lightning_modules.runtime.predictions import images_of
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of
 
@@ -162,18 +164,14 @@ def auroc_name(beside: str) -> str:
 @torch.no_grad()
 def measured_on(classify: Any, loader: Any, device: torch.device, *, auroc: bool = False) -> dict[str, float]:
     """Accuracy of a network, or of any function from images to logits, and on request the area under its ROC curves."""
-    training = classify.training if isinstance(classify, nn.Module) else None
-    if isinstance(classify, nn.Module):
-        classify.eval()
     hits = total = 0
     area: AreaUnderCurve | None = None
-    for images, labels in loader:
-        logits = classify(images.to(device)).cpu()
-        hits += int((logits.argmax(dim=1) == labels).sum())
-        total += len(labels)
-        if auroc:
-            area = area or AreaUnderCurve(logits.shape[1])
-            area.add(logits, labels)
-    if isinstance(classify, nn.Module) and training is not None:
-        classify.train(training)
+    with evaluating(classify) if isinstance(classify, nn.Module) else nullcontext():
+        for images, labels in loader:
+            logits = classify(images.to(device)).cpu()
+            hits += int((logits.argmax(dim=1) == labels).sum())
+            total += len(labels)
+            if auroc:
+                area = area or AreaUnderCurve(logits.shape[1])
+                area.add(logits, labels)
     return {"accuracy": hits / total, **({} if area is None else {AUROC: float(area.compute())})}

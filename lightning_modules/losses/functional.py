@@ -218,19 +218,6 @@ def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1
     return temperature**2 * (teacher.exp() * (teacher - student)).sum(1)
 
 
-def surrogate_loss(outputs: Tensor, gradients: Tensor) -> Tensor:
-    """A loss whose gradient with respect to the outputs is a given one.
-
-    Args:
-        outputs: (B, c).
-        gradients: (B, c), held fixed.
-
-    Returns:
-        Losses (B,): ⟨outputs, gradients⟩ of each sample, whose value means nothing.
-    """
-    return (outputs * gradients.detach()).sum(dim=1)
-
-
 def logit_distance(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Mean squared distance of logits up to a constant of each sample, which no softmax sees.
 

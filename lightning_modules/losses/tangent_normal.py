@@ -123,11 +123,6 @@ def find_directions(
     return Directions(tangent, displacement, with_length(normal, normal_length, instead=start))
 
 
-def feature_distance(features: Tensor, perturbed: Tensor) -> Tensor:
-    """Squared distance of features, the first two terms of DGD Eq. 6; (N, F) and (N, F) to a mean over N."""
-    return (features - perturbed).square().sum(1).mean()
-
-
 def entropy(logits: Tensor) -> Tensor:
     """Mean entropy of each sample's own prediction, small where outputs are determinate; (N, c) to a scalar.
 
@@ -217,8 +212,8 @@ class TangentNormalLoss:
         own, along, across = features.float().chunk(3)
         uncertainty = entropy(logits[: len(plain)].float())
         return (
-            self.tangent_weight * feature_distance(own, along)
-            + self.normal_weight * feature_distance(own, across)
+            self.tangent_weight * (own - along).square().sum(1).mean()
+            + self.normal_weight * (own - across).square().sum(1).mean()
             + self.entropy_weight * (uncertainty if self.entropy_term == "determinate" else -uncertainty)
         )
 

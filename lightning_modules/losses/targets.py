@@ -17,7 +17,6 @@ from lightning_modules.losses.functional import (
     kd,
     output_gradients,
     soft_cross_entropy,
-    surrogate_loss,
 )
 from lightning_modules.setting_checks import check_choice, check_number
 
@@ -41,8 +40,8 @@ class Annotation(NamedTuple):
 
     def loss(self, outputs: Tensor) -> Tensor:
         """The student's loss, for each sample: (B, c) to (B,)."""
-        if self.gradients is not None:
-            return surrogate_loss(outputs, self.gradients)
+        if self.gradients is not None:  # a loss whose value means nothing, and whose gradient is the released one
+            return (outputs * self.gradients.detach()).sum(dim=1)
         return soft_cross_entropy(outputs, self.targets)
 
 

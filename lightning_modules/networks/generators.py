@@ -72,12 +72,6 @@ class DAFLGenerator(nn.Module):
         images: Tensor = self.end(functional.interpolate(x, size=self.image_shape[1:]))
         return images
 
-    def latents(self, batch_size: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw standard normal latents (batch_size, latent_dim) on the generator network's device."""
-        drawn_on = generator.device if generator is not None else self.project.weight.device
-        z = torch.randn(batch_size, self.latent_dim, generator=generator, device=drawn_on)
-        return z.to(self.project.weight.device)
-
 
 class Refiner(nn.Module):
     """Moves each pixel of an image a learnt share of the way to white or to black.

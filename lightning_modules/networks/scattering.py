@@ -16,24 +16,38 @@ from lightning_modules.networks.classifiers import checked_shape
 from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_whole_number
 
-__all__ = ["Scattering", "Scattering2d"]
+__all__ = ["Scattering"]
 
 _PIECE = 32
 
 
-class Scattering2d(nn.Module):
-    """Scattering transform of orders 0 to 2 by Morlet wavelets, averaged and subsampled by 2**scales. No parameters.
+class Scattering(nn.Module):
+    """Scattering features of orders 0 to 2 by Morlet wavelets, averaged and subsampled by 2**scales. No parameters.
+
+    They are normalised by groups of channels within each image, Tramèr and Boneh's choice that spends nothing:
+    statistics of the data would have to be released.
 
     Args:
         image_shape: channels, height, width.
+        prior: not used; wavelets are found on no images.
         scales: J.
         angles: L.
+        groups: groups of the normalisation; the number of feature channels must be divisible by it. 81 channels (J=2,
+            L=8, gray) allow 1, 3, 9, 27 and 81.
 
     Raises:
-        ValueError: an image smaller than 2**scales, or a count that is not positive.
+        ValueError: a setting that does not fit, or an image smaller than 2**scales.
     """
 
-    def __init__(self, *, image_shape: tuple[int, int, int] = (1, 28, 28), scales: int = 2, angles: int = 8) -> None:
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        prior: ImagePrior | None = None,
+        *,
+        scales: int = 2,
+        angles: int = 8,
+        groups: int = 27,
+    ) -> None:
         super().__init__()
         for name, value in (("scales", scales), ("angles", angles)):
             check_whole_number(f"Scattering.{name}", value, least=1)
@@ -47,15 +61,23 @@ class Scattering2d(nn.Module):
         self.margins = margins
         paths = 1 + scales * angles + angles**2 * scales * (scales - 1) // 2
         self.output_shape = (channels * paths, -(-height // step), -(-width // step))
+        if groups < 1 or channels * paths % groups:
+            raise ValueError(f"Scattering.groups must divide the {channels * paths} scattering channels, got {groups}")
+        self.norm = nn.GroupNorm(groups, channels * paths, affine=False)
         for scale in range(scales):
             bank = [_morlet(size, scale, math.pi * angle / angles, slant=4 / angles) for angle in range(angles)]
             self.register_buffer(f"wavelets{scale}", torch.stack(bank), persistent=False)
         for scale in range(scales):
             self.register_buffer(f"average{scale}", self._averaging(size, 2**scale), persistent=False)
 
-    @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features `output_shape` (N, C·paths, H/2**J, W/2**J), order by order."""
+        """Map images (N, C, H, W) to features (N, *output_shape)."""
+        features: Tensor = self.norm(self.scattered(images))
+        return features
+
+    @torch.no_grad()
+    def scattered(self, images: Tensor) -> Tensor:
+        """Features before normalisation, (N, C·paths, H/2**J, W/2**J), order by order."""
         # Small pieces stay in the processor's cache.
         kind = torch.promote_types(torch.float32, self.get_buffer("average0").dtype)
         pieces = [self._transform(piece) for piece in images.to(kind).split(_PIECE)]
@@ -101,46 +123,6 @@ class Scattering2d(nn.Module):
             weights = torch.exp(-(distance**2) / (2 * (0.8 * step) ** 2))
             sides.append(weights / weights.sum(dim=0))
         return torch.kron(sides[0], sides[1]).float()
-
-
-class Scattering(nn.Module):
-    """Scattering features, normalised by groups of channels within each image.
-
-    That is Tramèr and Boneh's choice that spends nothing: statistics of the data would have to be released.
-
-    Args:
-        image_shape: channels, height, width.
-        prior: not used; wavelets are found on no images.
-        scales: J.
-        angles: L.
-        groups: groups of the normalisation; the number of feature channels must be divisible by it. 81 channels (J=2,
-            L=8, gray) allow 1, 3, 9, 27 and 81.
-
-    Raises:
-        ValueError: a setting that does not fit.
-    """
-
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int],
-        prior: ImagePrior | None = None,
-        *,
-        scales: int = 2,
-        angles: int = 8,
-        groups: int = 27,
-    ) -> None:
-        super().__init__()
-        self.scattering = Scattering2d(image_shape=image_shape, scales=scales, angles=angles)
-        self.output_shape = self.scattering.output_shape
-        channels = self.output_shape[0]
-        if groups < 1 or channels % groups:
-            raise ValueError(f"Scattering.groups must divide the {channels} scattering channels, got {groups}")
-        self.norm = nn.GroupNorm(groups, channels, affine=False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, *output_shape)."""
-        features: Tensor = self.norm(self.scattering(images))
-        return features
 
 
 def _filtered(spectra: Tensor, bank: Tensor, factor: int) -> Tensor:

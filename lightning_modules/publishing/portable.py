@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_modules.networks.classifiers import MaxPool2x2
 from lightning_modules.networks.kernels import Kernels
 from lightning_modules.networks.patches import Patches
-from lightning_modules.networks.scattering import Scattering2d
+from lightning_modules.networks.scattering import Scattering
 
 __all__ = ["PortableScattering", "portable"]
 
@@ -28,7 +28,7 @@ def portable(network: nn.Module) -> nn.Module:
 
 
 def _replaced(module: nn.Module) -> nn.Module:
-    if isinstance(module, Scattering2d):
+    if isinstance(module, Scattering):
         return PortableScattering(module).eval()
     if isinstance(module, Patches | Kernels):
         return InOnePiece(module).eval()
@@ -57,7 +57,7 @@ class InOnePiece(nn.Module):
 
 
 class PortableScattering(nn.Module):
-    """`Scattering2d` by matrix products only, in float64: Fourier transforms of such sizes are small matrices.
+    """`Scattering` by matrix products only, in float64: Fourier transforms of such sizes are small matrices.
 
     ONNX runtimes differ in how they transform, by more than the features of a blank image allow: normalised by group,
     rounding errors of 1e-6 become logits that are off by 1e-3.
@@ -66,11 +66,12 @@ class PortableScattering(nn.Module):
         scattering: What it computes.
     """
 
-    def __init__(self, scattering: Scattering2d) -> None:
+    def __init__(self, scattering: Scattering) -> None:
         super().__init__()
         self.scales = scattering.scales
         self.margins = scattering.margins
         self.output_shape = scattering.output_shape
+        self.norm = scattering.norm
         height, width = scattering._wavelets(0).shape[-2:]
         for scale in range(self.scales):
             # Sizes of the maps that are kept after a wavelet of this scale.
@@ -82,7 +83,12 @@ class PortableScattering(nn.Module):
             self.register_buffer(f"average_{scale}", scattering.get_buffer(f"average{scale}").double())
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, C·paths, H/2**J, W/2**J), order by order."""
+        """Map images (N, C, H, W) to features (N, *output_shape)."""
+        features: Tensor = self.norm(self.scattered(images))
+        return features
+
+    def scattered(self, images: Tensor) -> Tensor:
+        """Features before normalisation, (N, C·paths, H/2**J, W/2**J), order by order."""
         (top, bottom), (left, right) = self.margins
         padded = nn.functional.pad(images, (left, right, top, bottom), mode="reflect").double()
         outputs = [self._average(padded.unsqueeze(2), 0)]

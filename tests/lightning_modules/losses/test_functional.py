@@ -19,7 +19,6 @@ from lightning_modules.losses.functional import (
     logit_distance,
     one_hot_loss,
     soft_cross_entropy,
-    surrogate_loss,
 )
 from privacy.events import RandomizedResponse
 
@@ -202,10 +201,3 @@ def test_logit_distance_sees_no_constant_and_is_of_each_row() -> None:
     # By hand: (1, -1, 0, 0) apart, mean 0.
     apart = torch.tensor([[1.0, -1.0, 0.0, 0.0]])
     assert logit_distance(apart, torch.zeros(1, 4)).item() == pytest.approx(0.5)
-
-
-def test_a_surrogate_loss_has_the_gradient_that_is_given() -> None:
-    outputs, gradients = torch.randn(5, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
-    surrogate_loss(outputs, gradients).sum().backward()
-    assert outputs.grad is not None and torch.equal(outputs.grad, gradients.detach())
-    assert gradients.grad is None

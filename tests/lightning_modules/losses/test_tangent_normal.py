@@ -15,7 +15,6 @@ from lightning_modules.losses.functional import kd
 from lightning_modules.losses.tangent_normal import (
     Directions,
     entropy,
-    feature_distance,
     find_directions,
     power_step,
     project_out,
@@ -141,7 +140,3 @@ def test_the_entropy_makes_outputs_determinate_and_as_printed_uniform() -> None:
     assert float(entropy(torch.zeros(2, 7))) == pytest.approx(math.log(7))
     assert float(descended(entropy).max()) > 0.95
     assert float(descended(lambda logits: -entropy(logits)).max()) < 0.34  # DGD Eq. 6 as printed
-
-
-def test_feature_distances_are_squared_and_averaged_over_rows() -> None:
-    assert float(feature_distance(torch.zeros(4, 3), 2 * torch.ones(4, 3))) == 12.0

@@ -6,8 +6,10 @@ import pytest
 import torch
 from support.features import linear
 
-from lightning_modules.networks.scattering import Scattering2d
+from lightning_modules.networks.scattering import Scattering
 from lightning_modules.priors import StrokePrior
+
+SHAPE = (1, 28, 28)
 
 
 @pytest.mark.parametrize(
@@ -15,20 +17,20 @@ from lightning_modules.priors import StrokePrior
     [((1, 8, 8), (81, 2, 2)), ((1, 28, 28), (81, 7, 7)), ((3, 32, 32), (243, 8, 8)), ((1, 30, 26), (81, 8, 7))],
 )
 def test_shapes(shape: tuple[int, int, int], expected: tuple[int, int, int]) -> None:
-    extractor = Scattering2d(image_shape=shape)
+    extractor = Scattering(shape, groups=9)
     assert extractor.output_shape == expected
     assert extractor(torch.rand(3, *shape)).shape == (3, *expected)
     assert extractor(torch.rand(0, *shape)).shape == (0, *expected)
 
 
 def test_nothing_is_learnt_and_nothing_is_saved() -> None:
-    extractor = Scattering2d()
+    extractor = Scattering(SHAPE)
     assert not list(extractor.parameters())
     assert not extractor.state_dict()
 
 
 def test_a_constant_image_has_its_value_and_no_waves() -> None:
-    features = Scattering2d()(torch.full((1, 1, 28, 28), 0.7))[0]
+    features = Scattering(SHAPE).scattered(torch.full((1, 1, 28, 28), 0.7))[0]
     assert torch.allclose(features[0], torch.full((7, 7), 0.7), atol=1e-4)
     assert float(features[1:].abs().max()) < 1e-3
 
@@ -42,36 +44,38 @@ def wave(angle: float, frequency: float) -> torch.Tensor:
 @pytest.mark.parametrize("scale", [0, 1])
 def test_a_wave_answers_in_its_own_scale_and_angle(scale: int, angle: int) -> None:
     image = wave(math.pi * angle / 8, 3 * math.pi / 4 / 2**scale)
-    orders = Scattering2d()(image)[0, 1:17, 2:5, 2:5].mean(dim=(1, 2)).view(2, 8)
+    orders = Scattering(SHAPE).scattered(image)[0, 1:17, 2:5, 2:5].mean(dim=(1, 2)).view(2, 8)
     assert divmod(int(orders.argmax()), 8) == (scale, angle)
 
 
 def test_against_convolution_in_space() -> None:
     """First order by full resolution, without subsampling on the way."""
-    extractor = Scattering2d()
+    extractor = Scattering(SHAPE)
     image = torch.rand(1, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     padded = torch.nn.functional.pad(image, (4, 4, 4, 4), mode="reflect")
     spectrum = torch.fft.fft2(padded)
     for scale in (0, 1):
         full = torch.fft.ifft2(spectrum * extractor.get_buffer(f"wavelets{scale}")[3]).abs()
         averaged = full.flatten(-2) @ extractor.get_buffer("average0")
-        own = extractor(image)[0, 1 + 8 * scale + 3].flatten()
+        own = extractor.scattered(image)[0, 1 + 8 * scale + 3].flatten()
         assert torch.allclose(own, averaged[0, 0], rtol=0.05, atol=0.005), scale
 
 
 def test_second_order_tells_apart_what_the_first_cannot() -> None:
     steady = wave(0.0, 3 * math.pi / 4)
     beating = steady * (1 + wave(0.0, 3 * math.pi / 16))
-    extractor = Scattering2d()
-    assert float(extractor(beating)[0, 17:].abs().mean()) > 3 * float(extractor(steady)[0, 17:].abs().mean())
+    extractor = Scattering(SHAPE)
+    assert float(extractor.scattered(beating)[0, 17:].abs().mean()) > 3 * float(
+        extractor.scattered(steady)[0, 17:].abs().mean()
+    )
 
 
 def test_settings_without_meaning() -> None:
     with pytest.raises(ValueError, match="groups must divide the 81"):
         linear(groups=4)
     with pytest.raises(ValueError, match="scales must be 1 or more"):
-        Scattering2d(scales=0)
+        Scattering(SHAPE, scales=0)
     with pytest.raises(ValueError, match="image_shape"):
-        Scattering2d(image_shape=(1, 2, 2))
+        Scattering((1, 2, 2))
     with pytest.raises(ValueError, match="prior must be null for Scattering without whitening, got StrokePrior"):
         linear(prior=StrokePrior())

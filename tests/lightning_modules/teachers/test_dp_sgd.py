@@ -18,7 +18,7 @@ from support.runs import checkpoint, distil, fit
 
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import SmallCNN
-from lightning_modules.networks.scattering import Scattering2d
+from lightning_modules.networks.scattering import Scattering
 from lightning_modules.teachers.augmentation import Views
 from lightning_modules.teachers.clipping_trial import ClippingTrial
 from lightning_modules.teachers.config import TeacherConfig
@@ -159,14 +159,14 @@ def test_views_of_a_record_count_as_one_record(
 
 def test_a_fixed_front_sees_every_view(start: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    forward = Scattering2d.forward
+    forward = Scattering.forward
 
-    def watched(self: Scattering2d, images: torch.Tensor) -> torch.Tensor:
+    def watched(self: Scattering, images: torch.Tensor) -> torch.Tensor:
         if self.training:
             seen.append(len(images))
         return forward(self, images)
 
-    monkeypatch.setattr(Scattering2d, "forward", watched)
+    monkeypatch.setattr(Scattering, "forward", watched)
     feature_extractor = linear_spec(scales=1, groups=9)
     settings: dict[str, Any] = {"network": feature_extractor, "same_coins": True, "steps": 2}
     counts = []

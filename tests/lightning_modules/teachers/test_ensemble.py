@@ -29,7 +29,7 @@ from lightning_modules.networks import (
     TwoConvNet,
     logits_and_statistics,
 )
-from lightning_modules.networks.scattering import Scattering2d
+from lightning_modules.networks.scattering import Scattering
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.ensemble import rate_factor
 from lightning_modules.teachers.ensemble_accuracy import EnsembleAccuracy
@@ -241,14 +241,14 @@ def test_batch_norm_hooks_fire_on_a_teacher(before: dict[str, TeacherEnsemble]) 
 
 def test_the_front_is_computed_once_and_is_in_no_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    forward = Scattering2d.forward
+    forward = Scattering.forward
 
     def counted(self: Any, given: Tensor) -> Tensor:
         asked.append(len(given))
         found: Tensor = forward(self, given)
         return found
 
-    monkeypatch.setattr(Scattering2d, "forward", counted)
+    monkeypatch.setattr(Scattering, "forward", counted)
     for way in ("heads", "ridge"):
         asked.clear()
         module = train(way=way)
