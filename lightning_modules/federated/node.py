@@ -89,7 +89,8 @@ class Node:
                 raise ClientRefusal(f"a message must be introduce, begin, ask or end, got {kind[:40]!r}")
             return [], pack("done")
         except Exception as error:
-            _log.error("%s cannot answer", self.name, exc_info=error)
+            expected = isinstance(error, ClientRefusal | BudgetExceeded)
+            _log.warning("%s does not answer: %s", self.name, error, exc_info=not expected)
             reason = f"{self.name} met an error, which its own log names"
             if isinstance(error, ClientRefusal):  # only about the run's terms
                 reason = str(error)[:1000]

@@ -13,7 +13,7 @@ from privacy.auditing.bounds import (
     gaussian_audit_epsilon,
     gaussian_audit_mu,
 )
-from privacy.auditing.game import Method, Sampler, audit, rounds
+from privacy.auditing.game import Method, Sampler, audit
 from privacy.auditing.result import AuditResult
 from privacy.auditing.scores import Score, learnt_score
 
@@ -28,5 +28,4 @@ __all__ = [
     "gaussian_audit_epsilon",
     "gaussian_audit_mu",
     "learnt_score",
-    "rounds",
 ]

@@ -15,7 +15,7 @@ from privacy.auditing.scores import Score, learnt_score
 from privacy.checks import check_count, check_delta
 from privacy.events import Release
 
-__all__ = ["Method", "Sampler", "audit", "rounds"]
+__all__ = ["Method", "Sampler", "audit"]
 
 Sampler: TypeAlias = Callable[[int], Any]
 """Plays n independent rounds of one mechanism on one input: from n to outputs, array or tensor of shape (n, ...)."""
@@ -25,15 +25,6 @@ Method: TypeAlias = Literal["clopper_pearson", "gaussian"]
 _CHUNK = 1000
 _MAX_THRESHOLDS = 256
 _LARGEST = float(np.finfo(np.float64).max)
-
-
-def rounds(mechanism: Callable[..., Any], *inputs: Any) -> Sampler:
-    """A sampler out of a mechanism that is called once per round, always on the same input.
-
-    >>> rounds(lambda x: torch.tensor([x]), 3.0)(2).tolist()
-    [[3.0], [3.0]]
-    """
-    return lambda count: torch.stack([torch.as_tensor(mechanism(*inputs)) for _ in range(count)])
 
 
 def audit(
@@ -55,7 +46,7 @@ def audit(
     two halves must therefore be independent: no state may pass from one round of a mechanism to the next.
 
     Args:
-        mechanism_in: Plays rounds on the data with the record; see `rounds` for a mechanism called once per round.
+        mechanism_in: Plays rounds on the data with the record.
         mechanism_out: Plays rounds on the neighbouring data.
         trials: Rounds of **each** kind, at least 8; half of them count.
         delta: Of the claim, [0, 1), above 0 for the method `gaussian`.

@@ -9,7 +9,6 @@ from typing import Any
 _METHODS = {
     "clopper_pearson": "Clopper-Pearson limits, valid for any mechanism",
     "gaussian": "a bound that is valid for Gaussian mechanisms only",
-    "one_run": "one run with many canaries, valid for any mechanism",
 }
 
 
@@ -21,11 +20,11 @@ class AuditResult:
         epsilon_lower: No ε below this one holds at `delta`, at `confidence`. 0 shows nothing.
         delta: Of the bound and of the claim.
         confidence: Probability that the bound is valid.
-        method: `clopper_pearson`, `gaussian` (Gaussian mechanisms **only**) or `one_run`.
-        trials: Rounds of either kind that the bound rests on; canaries for `one_run`.
-        hits: Rounds with the record in which the attacker said so; correct guesses for `one_run`.
-        alarms: Rounds without it in which the attacker said it was there; wrong guesses for `one_run`.
-        threshold: Score above which the attacker says that the record is there; None for `one_run`.
+        method: `clopper_pearson` or `gaussian` (Gaussian mechanisms **only**).
+        trials: Rounds of either kind that the bound rests on.
+        hits: Rounds with the record in which the attacker said so.
+        alarms: Rounds without it in which the attacker said it was there.
+        threshold: Score above which the attacker says that the record is there.
         claimed_epsilon: Upper bound that was claimed at `delta`, None where none was.
     """
 
@@ -52,10 +51,7 @@ class AuditResult:
         'epsilon is at least 3.98 at delta=1e-05, with 95% confidence (Clopper-Pearson limits, valid for any mechanism;
         1000 rounds with the record and 1000 without it). The claim fails: it says that epsilon is at most 1.'
         """
-        if self.method == "one_run":
-            basis = f"{self.hits} of {self.hits + self.alarms} guesses right among {self.trials} canaries"
-        else:
-            basis = f"{self.trials} rounds with the record and {self.trials} without it"
+        basis = f"{self.trials} rounds with the record and {self.trials} without it"
         text = (
             f"epsilon is at least {self.epsilon_lower:.4g} at delta={self.delta:g}, "
             f"with {100 * self.confidence:.6g}% confidence ({_METHODS[self.method]}; {basis})."

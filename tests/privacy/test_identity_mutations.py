@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.plans import plan_of
 from support.short_names import budgeted
 
 import privacy.account
@@ -21,21 +20,17 @@ import privacy.guarantee
 import privacy.journal
 import privacy.ledger
 from privacy import (
-    Gaussian,
     Ledger,
     LedgerError,
     PrivacyAccount,
-    Relation,
     Release,
     ResponseAnnotator,
     SampledGaussian,
     Training,
-    Unit,
     compose,
 )
 from privacy.identity import new_training_id
 from privacy.ledger import Charge
-from privacy.neighbours import IncompatibleNeighbours
 
 DATA = "digits/train"
 STEPS: dict[Release, int] = {SampledGaussian(1.0, 0.05): 100}
@@ -110,36 +105,6 @@ def refuses_a_shorter_ledger(path: Path) -> bool:
     return False
 
 
-def refuses_other_neighbours(path: Path) -> bool:
-    del path
-    try:
-        compose({SampledGaussian(1.0, 0.01): 1, Gaussian(0.2, relation=Relation.REPLACE_ONE): 1}, 1e-5)
-    except IncompatibleNeighbours:
-        return True
-    return False
-
-
-def never_prints_less(path: Path) -> bool:
-    made = of_dp(path)
-    guarantee = made.guarantee(artefacts=("student",), planned=plan_of(made, 1))
-    shown = guarantee.headline().split("ε = ")[1].split(" ")[0]
-    return float(shown) >= guarantee.epsilon == compose(STEPS, 1e-5).epsilon
-
-
-def covers_the_whole_plan(path: Path) -> bool:
-    training = Training(PRIVATE)
-    made = privacy.annotators.GradientAnnotator(release="per_sample_full")
-    made.bind(batch_size=2, num_classes=3)
-    made.open(private_data=DATA, ledger=path, training=training)
-    made.annotate(torch.zeros(2, 3))
-    mu = made.charge.release.gaussian_mu
-    assert mu is not None
-    return (
-        made.guarantee(artefacts=("student",), planned=plan_of(made, 50)).epsilon
-        == compose({Gaussian(mu): 50}, 1e-5).epsilon
-    )
-
-
 def _one_for_all(self: PrivacyAccount, training: str | None) -> Counter[Release] | None:
     bounds = [releases for releases in self.ledger.trained().values() if releases]
     return bounds[0] if bounds else None
@@ -174,18 +139,6 @@ MUTANTS: dict[str, tuple[Callable[[Path], bool], list[tuple[Any, str, Any]]]] = 
     "a head that nobody checks": (
         refuses_a_shorter_ledger,
         [(Ledger, "verify_head", lambda self, head, *, whose: True)],
-    ),
-    "neighbours that are not asked for": (
-        refuses_other_neighbours,
-        [(privacy.accounting.composition, "common_neighbours", lambda events: (Unit.RECORD, Relation.ANY_CHANGE))],
-    ),
-    "the nearest digits": (
-        never_prints_less,
-        [(privacy.guarantee, "round_up", lambda value, digits=6: f"{value - 1e-3:.3g}")],
-    ),
-    "steps taken for steps planned": (
-        covers_the_whole_plan,
-        [(privacy.annotators.Annotator, "covering", lambda self, planned: self.account.counts())],
     ),
 }
 

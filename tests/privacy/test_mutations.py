@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from support.attacks import gaussian_score, randomized_response_table
+from support.attacks import gaussian_score, randomized_response_table, rounds
 from support.seeded import Seeded
 
 import privacy.mechanisms.gradient_bounding
@@ -22,7 +22,7 @@ from privacy import (
     compose_delta,
     worst_case_epsilon,
 )
-from privacy.auditing import Score, rounds
+from privacy.auditing import Score
 from privacy.mechanisms.randomized_response import randomized_response, top_k_candidates
 
 DELTA = 1e-5

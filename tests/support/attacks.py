@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
-from privacy.auditing import Score
+from privacy.auditing import Sampler, Score
 
 Table = NDArray[np.float64]
+
+
+def rounds(mechanism: Callable[..., Any], *inputs: Any) -> Sampler:
+    """A sampler out of a mechanism that is called once per round, always on the same input."""
+    return lambda count: torch.stack([torch.as_tensor(mechanism(*inputs)) for _ in range(count)])
 
 
 def gaussian_score(center_in: ArrayLike, center_out: ArrayLike) -> Score:

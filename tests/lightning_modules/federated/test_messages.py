@@ -270,19 +270,6 @@ def test_a_node_answers_a_run_and_writes_its_guarantee(own: Path) -> None:
     assert written["queries"] == BATCH_SIZE and written["epsilon"] > 0
 
 
-def test_each_message_may_be_answered_by_another_process(own: Path) -> None:
-    """What was answered stands in the ledger by the server's run, and no answer is free or counted twice."""
-    for number in range(4):
-        node = _node(own)
-        tell(node, INTRODUCE)
-        assert tell(node, _begin())[0] == "done"
-        assert len(node.answer(*pack_question(question(number)))[0]) == 1
-        node.end()
-    client = node._client
-    assert client is not None and client.annotator.calls_made() == 4
-    assert client.guarantee().queries == 4 * BATCH_SIZE
-
-
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.attacks import dpsd_eq5_table, gaussian_score, laplace_score, randomized_response_table, table_score
+from support.attacks import (
+    dpsd_eq5_table,
+    gaussian_score,
+    laplace_score,
+    randomized_response_table,
+    rounds,
+    table_score,
+)
 from support.seeded import Seeded
 
 from privacy import (
@@ -32,7 +39,7 @@ from privacy import (
 )
 from privacy.accounting.composition import rdp_compose
 from privacy.annotators import VoteAnnotator
-from privacy.auditing import AuditResult, Method, Sampler, Score, rounds
+from privacy.auditing import AuditResult, Method, Sampler, Score
 from privacy.mechanisms import clip_per_sample
 from privacy.mechanisms.latents import laplace_latents
 from privacy.mechanisms.randomized_response import randomized_response

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from support.attacks import gaussian_score, laplace_score, table_score
 
 from privacy import Gaussian, GaussianVotes, LaplaceVotes, audit, gaussian_epsilon
-from privacy.auditing import Sampler, learnt_score, rounds
+from privacy.auditing import Sampler, learnt_score
 
 DELTA = 1e-5
 
@@ -129,17 +128,6 @@ def test_scores_are_log_likelihood_ratios() -> None:
     assert table_score([0.2, 0.8], [0.6, 0.4])(answers) == pytest.approx([math.log(2 / 3), 2 * math.log(2)])
     learnt = learnt_score(np.array([0, 0, 0, 1]), np.array([1, 1, 1, 0]))
     assert learnt(np.array([0, 1, 7])).tolist() == pytest.approx([math.log(3.5 / 1.5), -math.log(3.5 / 1.5), 0.0])
-
-
-def test_rounds_call_the_mechanism_once_each() -> None:
-    calls: list[int] = []
-
-    def mechanism(value: int) -> torch.Tensor:
-        calls.append(value)
-        return torch.tensor([float(value), float(len(calls))], dtype=torch.bfloat16)
-
-    assert rounds(mechanism, 7)(3).tolist() == [[7.0, 1.0], [7.0, 2.0], [7.0, 3.0]]
-    assert calls == [7, 7, 7]
 
 
 @pytest.mark.parametrize(
