@@ -37,7 +37,6 @@ from sweeps.runner.fit import Fit
 
 __all__ = [
     "CLAIMS",
-    "Order",
     "Plan",
     "Progress",
     "Stopped",
@@ -177,27 +176,6 @@ class Task:
     note: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Order:
-    """Everything a process needs to make one fit.
-
-    Attributes:
-        task: The fit.
-        root: Of the store.
-        made: Which making of each parent it builds on.
-    """
-
-    task: Task
-    root: str
-    made: Mapping[str, Any]
-
-    def command(self, store: Store) -> list[str]:
-        """Its command line, which resumes where an interrupted one stopped."""
-        places = {alias: str(Path(self.root, name)) for alias, name in self.task.parents.items()}
-        resume = store.resumable(self.task, self.made)
-        return self.task.fit.command(Path(self.root, self.task.name), places, resume=resume)
-
-
 class Stopped(Exception):
     """A fit was ended because it is no longer wanted; it resumes from its checkpoint the next time."""
 
@@ -235,9 +213,11 @@ class Plan:
         """Identifies the current result of each parent, by placeholder."""
         return {alias: (self.current(name) or {}).get("made") for alias, name in task.parents.items()}
 
-    def order(self, name: str) -> Order:
-        """What makes one of its fits."""
-        return Order(self.tasks[name], str(self.store.root), self.made_of(self.tasks[name]))
+    def command(self, name: str) -> list[str]:
+        """The command line of one of its fits, which resumes where an interrupted one stopped."""
+        task, store = self.tasks[name], self.store
+        places = {alias: str(store.folder(parent)) for alias, parent in task.parents.items()}
+        return task.fit.command(store.folder(name), places, resume=store.resumable(task, self.made_of(task)))
 
     def made_before(self) -> list[str]:
         """Lines that name what was made before of another configuration, and would be made and charged again."""
@@ -302,11 +282,12 @@ def estimate(task: Task, notes: Sequence[Mapping[str, Any]]) -> float | None:
     return fmean(note["seconds"] for note, count in zip(alike, shared, strict=True) if count == max(shared))
 
 
-def make(order: Order, run: Callable[[Sequence[str], int], Any], *, strict: bool = False) -> str | None:
+def make(plan: Plan, name: str, run: Callable[[Sequence[str], int], Any], *, strict: bool = False) -> str | None:
     """Makes one fit, unless it is there by now.
 
     Args:
-        order: The fit.
+        plan: Of the fit.
+        name: The fit's.
         run: Takes the arguments of one command, and the file that holds the claim.
         strict: Let errors through as well.
 
@@ -317,21 +298,22 @@ def make(order: Order, run: Callable[[Sequence[str], int], Any], *, strict: bool
         KeyboardInterrupt: The user stops everything.
         SIGTERMException: The system does.
     """
-    store, task, name = Store(order.root), order.task, order.task.name
-    mark = {"digest": task.digest, "parents": dict(order.made)}
+    store, task = plan.store, plan.tasks[name]
+    made = plan.made_of(task)
+    mark = {"digest": task.digest, "parents": made}
     with store.claim(name) as claim:
         if claim is None:
             return None
         if mark.items() <= (store.done(name) or {}).items():
             return ""
-        if store.resumable(task, order.made) is None:
+        if store.resumable(task, made) is None:
             store.clear(name)
-        store.begin(task, order.made)
+        store.begin(task, made)
         # W&B writes elsewhere where the folder that it is given does not exist.
         store.folder(name).mkdir(parents=True, exist_ok=True)
         begun = time.monotonic()
         try:
-            run(order.command(store), claim)
+            run(plan.command(name), claim)
         except Stopped:
             return None
         except KeyboardInterrupt:
@@ -365,9 +347,10 @@ class _ThisProcess(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        os.environ[MAKING] = args[0].task.name
+        plan, name = args
+        os.environ[MAKING] = name
         try:
-            future.set_result(make(args[0], self._fit, strict=self.strict))
+            future.set_result(make(plan, name, self._fit, strict=self.strict))
         finally:
             os.environ.pop(MAKING, None)
         return future
@@ -411,7 +394,7 @@ def run_plan(
     """
     if int(os.environ.get("LOCAL_RANK", "0")) > 0 and os.environ.get(MAKING) in plan.tasks:
         # Started by Lightning, by the same command line, for a fit on several devices; the first process has the claim.
-        run(plan.order(os.environ[MAKING]).command(plan.store))
+        run(plan.command(os.environ[MAKING]))
         return Progress(0, {}, 0, len(plan.tasks), None)
     for line in plan.made_before():
         say(f"[{plan.title}] {line}: it {AGAIN}")
@@ -483,7 +466,7 @@ class _Course:
                 self.left.remove(name)
                 label = f" ({task.label})" if task.label else ""
                 self.say(f"[{plan.title}] {task.fit.name}{label}: {plan.store.folder(name)}")
-                self.running[executor.submit(function, plan.order(name))] = name
+                self.running[executor.submit(function, plan, name)] = name
                 if self.jobs == 1:
                     break
         return elsewhere

@@ -23,7 +23,7 @@ from typing import Any
 
 from privacy.files import write_atomically
 from sweeps.runner.fit import RunnerError
-from sweeps.runner.queue import Order, Plan, Stopped, make
+from sweeps.runner.queue import Plan, Stopped, make
 
 __all__ = ["Workers", "add_worker_arguments", "workers_of"]
 
@@ -44,7 +44,7 @@ class Workers:
     program: Sequence[str] = PROGRAM
 
     @contextmanager
-    def executor(self, plan: Plan) -> Iterator[tuple[Executor, Callable[[Order], str | None]]]:
+    def executor(self, plan: Plan) -> Iterator[tuple[Executor, Callable[[Plan, str], str | None]]]:
         """What fits are submitted to, and the function that makes one. Fits that run end where the block does."""
         # Of this call only: removing it ends only its processes.
         marker = write_atomically(plan.store.root / f"plan-{time.time_ns()}", plan.title).resolve()
@@ -57,12 +57,12 @@ class Workers:
                 marker.unlink(missing_ok=True)  # processes end where it is gone
 
 
-def _make(order: Order, *, marker: Path, threads: str, program: Sequence[str]) -> str | None:
+def _make(plan: Plan, name: str, *, marker: Path, threads: str, program: Sequence[str]) -> str | None:
     """Makes one fit in a separate process, see `make`; ends it where its marker is removed."""
     # By which a process finds this project also from a checkout that is not installed.
     sources = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": os.pathsep.join(sources)}
-    log = Path(order.root, f"{order.task.name}.log")
+    log = plan.store.root / f"{name}.log"
 
     def run(line: Sequence[str], claim: int) -> None:
         with log.open("wb") as output:
@@ -84,7 +84,7 @@ def _make(order: Order, *, marker: Path, threads: str, program: Sequence[str]) -
             last = f": {lines[-1]}" if lines else ""
             raise ChildProcessError(f"its process ended with status {process.returncode}, see {log}{last}")
 
-    return make(order, run)
+    return make(plan, name, run)
 
 
 @contextmanager
