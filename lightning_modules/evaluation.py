@@ -94,16 +94,19 @@ class Evaluation(nn.Module):
 
     def validate(self, module: LightningModule, logits: Tensor, labels: Tensor) -> None:
         """Logs what is measured of logits (N, c) on validation images with these labels (N,)."""
-        name = validation_metric(module.trainer)
-        self.val_accuracy(logits, labels)
-        module.log(name, self.val_accuracy, prog_bar=True)
-        _log_auroc(module, self.val_auroc, logits, labels, beside=name)
+        self._log(module, "val", logits, labels, name=validation_metric(module.trainer))
 
     def test(self, module: LightningModule, logits: Tensor, labels: Tensor) -> None:
         """The same on test images."""
-        self.test_accuracy(logits, labels)
-        module.log("test/accuracy", self.test_accuracy)
-        _log_auroc(module, self.test_auroc, logits, labels, beside="test/accuracy")
+        self._log(module, "test", logits, labels, name="test/accuracy")
+
+    def _log(self, module: LightningModule, stage: str, logits: Tensor, labels: Tensor, *, name: str) -> None:
+        accuracy, area = getattr(self, f"{stage}_accuracy"), getattr(self, f"{stage}_auroc")
+        accuracy(logits, labels)
+        module.log(name, accuracy, prog_bar=stage == "val")
+        if asks_for_auroc(module.trainer):
+            area.add(logits, labels)
+            module.log(auroc_name(name), area)
 
 
 class Evaluated(_Module):
@@ -123,12 +126,6 @@ class Evaluated(_Module):
         """Probabilities, shape (N, c); for images, or for a batch with labels. As private as the network is."""
         probabilities: Tensor = self(images_of(batch)).float().softmax(dim=1)
         return probabilities
-
-
-def _log_auroc(module: LightningModule, area: AreaUnderCurve, logits: Tensor, labels: Tensor, *, beside: str) -> None:
-    if asks_for_auroc(module.trainer):
-        area.add(logits, labels)
-        module.log(auroc_name(beside), area)
 
 
 def validation_metric(trainer: Trainer) -> str:

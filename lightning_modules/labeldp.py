@@ -321,10 +321,8 @@ class LabelDP(DataFreeDistillation):
         ):
             raise everywhere(
                 CheckpointError(
-                    f"the checkpoint was saved within a stage whose images {self.stage_processes} process(es) made, "
-                    f"and this fit has {self.processes.size}: the generator's step on them (generator_training."
-                    "student_loss_weight) would take other images for theirs. Resume with as many processes, or from "
-                    "the end of a stage"
+                    f"the checkpoint is of a stage whose images {self.stage_processes} process(es) made, and this fit "
+                    f"has {self.processes.size}: resume with as many, or from the end of a stage"
                 )
             )
         super().on_fit_start()

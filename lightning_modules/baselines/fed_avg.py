@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 from datamodules import ShardedRecords, Shards
-from lightning_modules.baselines.clients import weighted_mean
 from lightning_modules.networks import Network
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.randomness import Draws
@@ -167,3 +167,19 @@ class FedAvg(Teacher):
         super().on_load_checkpoint(checkpoint)
         self.rounds_done = int(checkpoint["federated"]["rounds_done"])
         self.draw_seed = checkpoint["federated"]["draw_seed"]
+
+
+def weighted_mean(states: Sequence[Mapping[str, torch.Tensor]], weights: Sequence[float]) -> dict[str, torch.Tensor]:
+    """Mean of weights and buffers, BatchNorm's running statistics among them; counts of batches are rounded.
+
+    Args:
+        states: As of `state_dict`, of one architecture.
+        weights: One for each, not negative; they need not sum to 1.
+    """
+    total, mean = float(sum(weights)), {}
+    for name, first in states[0].items():
+        stacked = torch.stack([state[name].detach().double() for state in states])
+        shares = torch.tensor([weight / total for weight in weights], dtype=torch.float64, device=stacked.device)
+        value = torch.einsum("k,k...->...", shares, stacked)
+        mean[name] = (value if first.is_floating_point() else value.round()).to(first.dtype)
+    return mean

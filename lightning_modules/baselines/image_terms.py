@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lightning_modules.losses.functional import kd
 from lightning_modules.priors.base import ImagePrior, check_sample
 from lightning_modules.setting_checks import check_number, check_whole_number
 
@@ -138,8 +139,7 @@ def boundary_support(ensemble_logits: Tensor, student_logits: Tensor) -> Tensor:
     Returns:
         Scalar, not negative.
     """
-    ensemble, student = (functional.log_softmax(logits, 1) for logits in (ensemble_logits, student_logits))
-    divergence = (ensemble.exp() * (ensemble - student)).sum(1)
+    divergence = kd(student_logits, ensemble_logits)
     disagree = (ensemble_logits.argmax(1) != student_logits.argmax(1)).to(divergence.dtype)
     return (disagree * divergence).mean()
 

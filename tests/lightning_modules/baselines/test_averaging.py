@@ -13,7 +13,7 @@ from torch import nn
 
 from datamodules import Digits
 from lightning_modules import FedAvg
-from lightning_modules.baselines.clients import weighted_mean
+from lightning_modules.baselines.fed_avg import weighted_mean
 from lightning_modules.cli import main
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.config import TeacherConfig
@@ -37,18 +37,6 @@ def test_the_mean_is_weighted_and_of_every_buffer() -> None:
     one = SmallCNN(image_shape=(1, 8, 8)).state_dict()
     same = weighted_mean([one, one, one], [3, 7, 11])
     assert all(torch.allclose(same[name], value, rtol=1e-6) for name, value in one.items())
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [([1.0], "one number"), ([1.0, -1.0], "not be negative"), ([0.0, 0.0], "positive"), ([1.0, float("nan")], "sum")],
-)
-def test_weights_without_a_meaning(weights: list[float], message: str) -> None:
-    state = nn.Linear(2, 2).state_dict()
-    with pytest.raises(ValueError, match=message):
-        weighted_mean([state, state], weights)
-    with pytest.raises(ValueError, match="one architecture"):
-        weighted_mean([state, nn.Linear(3, 2).state_dict()], [1.0, 1.0])
 
 
 SMALL = ["--model.network.arguments.width=8", "--model.local_steps=60"]
