@@ -15,7 +15,7 @@ import resource
 import statistics
 import time
 import warnings
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +87,9 @@ def steps_of_ours(network: Head, inputs: Tensor, labels: Tensor, batches: list[T
 
 
 def take_steps(
-    answer: Connection, way: str, *, records: int, features: int, batch: int, steps: int, physical: int
-) -> None:
-    """Sends processor seconds per step, memory beyond the data in MiB, and the weights."""
+    way: str, *, records: int, features: int, batch: int, steps: int, physical: int
+) -> tuple[float, float, Any]:
+    """Processor seconds per step, memory beyond the data in MiB, and the weights."""
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(0)
     inputs = torch.randn(records, features, generator=draw).mul_(features**-0.5)
@@ -107,26 +107,13 @@ def take_steps(
     seconds = (time.process_time() - start) / len(batches)
     weights = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    answer.send((seconds, (peak - before) / 1024, weights.numpy()))
+    return seconds, (peak - before) / 1024, weights.numpy()
 
 
 def measured(way: str, **sizes: int) -> tuple[float, float, Tensor]:
-    """``take_steps`` in a separate process.
-
-    Raises:
-        RuntimeError: it ended without an answer, of memory for example.
-    """
-    context = multiprocessing.get_context("fork")
-    receive, answer = context.Pipe(duplex=False)
-    process = context.Process(target=take_steps, args=(answer, way), kwargs=sizes)
-    process.start()
-    answer.close()
-    try:
-        seconds, mib, weights = receive.recv()
-    except EOFError as error:
-        raise RuntimeError(f"{way} with {sizes} ended without an answer: out of memory?") from error
-    finally:
-        process.join()
+    """``take_steps`` in a separate process, which may run out of memory alone."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as process:
+        seconds, mib, weights = process.submit(take_steps, way, **sizes).result()
     return seconds, mib, torch.from_numpy(weights)
 
 

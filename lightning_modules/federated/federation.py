@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import torch
-from torch import nn
 
 from datamodules.partition import Partition
 from lightning_modules.federated.messages import Introduction
@@ -84,17 +84,13 @@ class Federation(PrivateModel):
         Raises:
             TeacherError: Always.
         """
-        raise TeacherError("the server of a federation holds no teacher: ask the clients")
+        return self._network_of(0)
 
     def each(self, images: torch.Tensor) -> torch.Tensor:
-        """See `logits`.
+        """See `logits`."""
+        return self._network_of(0)
 
-        Raises:
-            TeacherError: Always.
-        """
-        return self.logits(images)
-
-    def _network_of(self, teacher: int) -> nn.Module:
+    def _network_of(self, teacher: int) -> NoReturn:
         raise TeacherError("the server of a federation holds no teacher: ask the clients")
 
 

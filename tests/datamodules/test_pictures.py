@@ -32,12 +32,6 @@ def test_the_middle_is_cut_out_or_all_is_squeezed(tmp_path: Path) -> None:
     assert np.array_equal(small, ramp(20, 60)[6:14, 26:34])
 
 
-def test_shrinking_averages(tmp_path: Path) -> None:
-    board = ((np.indices((64, 64)).sum(axis=0) % 2) * 255).astype(np.uint8)
-    got = Preparation(size=8, channels=1)(picture(board, tmp_path / "a.png"))
-    assert got.min() >= 120 and got.max() <= 135
-
-
 def test_grey_and_colour_become_each_other(tmp_path: Path) -> None:
     red = np.zeros((8, 8, 3), np.uint8)
     red[..., 0] = 255

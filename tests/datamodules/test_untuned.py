@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from support.idx_files import write_idx
 
 from datamodules import ImageFolder
-from datamodules.untuned import FORMS, NUM_CLASSES, Labels, Pixels, build_untuned, cropped, main, overlaid, recipes
+from datamodules.untuned import FORMS, NUM_CLASSES, Labels, Pixels, build_untuned, cropped, main, overlaid
 
 #: Between dark ground and bright ink.
 SOME_INK = 32
@@ -103,13 +103,6 @@ def test_training_and_test_characters_are_of_the_digits_of_their_own_part(tmp_pa
     write_digits(tmp_path, {"train": "train", "test": "t10k"}[darker], blocks[darker], labels)
     leaking = largest_by_part(build_untuned(root=tmp_path, to=tmp_path / "leaking", **SMALL))
     assert all(leaking[f"{name}/{darker}"] == {120, 240} for name in ("cropped", "overlaid"))
-
-
-def test_two_or_three_digits_at_places_that_no_other_form_has() -> None:
-    made = recipes(0)
-    assert len(made) == FORMS * NUM_CLASSES and {len(pieces) for pieces in made} == {2, 3}
-    assert len({frozenset(piece.digit for piece in pieces) for pieces in made}) == len(made)
-    assert recipes(0) == made != recipes(1)
 
 
 def test_characters_of_a_class_are_alike_and_classes_differ() -> None:

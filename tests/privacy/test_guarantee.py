@@ -194,12 +194,6 @@ def test_a_teacher_by_dp_sgd_may_be_published_and_no_other() -> None:
         assert "may be published" not in private.to_markdown()
 
 
-def test_what_the_papers_figure_leaves_out_of_a_teacher_by_dp_sgd() -> None:
-    private, bounded = statement(annotator(calls=1)).to_markdown(), of_dp_sgd().to_markdown()
-    assert "trained without privacy" in private and "the teacher's own training, which was by DP-SGD" not in private
-    assert "trained without privacy" not in bounded and "the teacher's own training, which was by DP-SGD" in bounded
-
-
 def test_releases_without_noise_have_no_figure_of_a_paper() -> None:
     page = of_dp_sgd(noise_multiplier=0.0).to_markdown()
     assert "There is none: DPDFD (Liu et al. 2023, arXiv:2304.12528), Theorem 3, covers noised releases" in page
@@ -207,13 +201,6 @@ def test_releases_without_noise_have_no_figure_of_a_paper() -> None:
     assert "ε = infinite" not in page and "cryptographic generator" not in page and "Gaussian noise" not in page
     noised = of_dp_sgd().to_markdown()
     assert "There is none" not in noised and "cryptographic generator" in noised
-
-
-def test_queries_of_this_run_stand_apart(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    annotator(ledger=path, calls=3).close()
-    guarantee = statement(annotator(ledger=path, calls=1))
-    assert (guarantee.queries_of_run, guarantee.queries) == (256, 4 * 256)
 
 
 def test_writing(tmp_path: Path) -> None:

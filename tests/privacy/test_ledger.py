@@ -328,18 +328,6 @@ def test_restoring_takes_the_larger_of_file_and_checkpoint(path: Path) -> None:
     assert resumed.counts() == {VOTE: 13, STEP: 3}
 
 
-def test_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    ledger = opened(None, block=3)
-    spend(ledger, 4)
-    ledger.charge(STEP, afford=lambda: 1)
-    ledger.refresh()
-    ledger.restore({VOTE: 6})
-    assert ledger.counts() == {VOTE: 6, STEP: 1}
-    assert not ledger.durable
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, lambda ledger: pickle.loads(pickle.dumps(ledger))])
 def test_a_copy_does_not_spend_its_originals_block_again(path: Path, duplicate: Any) -> None:
     ledger = opened(path, block=10)

@@ -34,25 +34,6 @@ def test_what_composes(events: list[tuple[Unit, Relation]]) -> None:
     assert {unit} >= units and relation == next(iter(relations), Relation.ANY_CHANGE)
 
 
-def test_queries_compose_with_dp_sgd_as_add_or_remove() -> None:
-    queries, training = Gaussian(0.2), SampledGaussian(1.0, 0.01)
-    assert common_neighbours((event.unit, event.relation) for event in (queries, training)) == (
-        Unit.RECORD,
-        Relation.ADD_OR_REMOVE,
-    )
-    together = compose({queries: 1, training: 100}, DELTA).epsilon
-    assert together > max(compose({queries: 1}, DELTA).epsilon, compose({training: 100}, DELTA).epsilon)
-
-
-def test_answers_compose_with_label_noise_as_a_statement_about_labels() -> None:
-    answers, labels = RandomizedResponse(0.1, 10), RevealedGaussian(1.0, 0.05)
-    assert common_neighbours((event.unit, event.relation) for event in (answers, labels)) == (
-        Unit.LABEL,
-        Relation.REPLACE_ONE,
-    )
-    assert compose({answers: 5, labels: 5}, DELTA).epsilon > compose({labels: 5}, DELTA).epsilon
-
-
 def test_a_bound_for_a_whole_client_is_one_for_its_records() -> None:
     clients = Gaussian(0.2).about(Unit.CLIENT, Relation.REPLACE_ONE)
     assert common_neighbours([(clients.unit, clients.relation)]) == (Unit.CLIENT, Relation.REPLACE_ONE)

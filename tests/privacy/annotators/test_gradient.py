@@ -20,7 +20,7 @@ from privacy.account import BudgetExceeded
 from privacy.annotators import GradientAnnotator
 from privacy.events import Gaussian, Unbounded
 from privacy.events.discrete import DiscreteGaussian
-from privacy.ledger import Charge, LedgerError
+from privacy.ledger import LedgerError
 from privacy.mechanisms.gradient_bounding import gradient_bounding
 from privacy.mechanisms.gradients import GRADIENT_MECHANISMS, output_gradient_mu
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
@@ -342,30 +342,6 @@ def test_settings_without_meaning_are_refused(setting: str, values: list[Any]) -
             GradientAnnotator(**budgeted({setting: value}))
 
 
-@pytest.mark.parametrize(("batch_size", "num_classes"), [(0, 10), (5, 1)])
-def test_shapes_without_meaning_are_refused(batch_size: int, num_classes: int) -> None:
-    with pytest.raises(ValueError, match="batch_size must be 1 or more and num_classes 2 or more"):
-        GradientAnnotator().bind(batch_size=batch_size, num_classes=num_classes)
-
-
-def test_use_before_bind_or_open_is_refused() -> None:
-    made = GradientAnnotator()
-    with pytest.raises(RuntimeError, match="call bind"):
-        made.charge  # noqa: B018
-    made.bind(batch_size=B, num_classes=CLASSES)
-    assert isinstance(made.charge, Charge)
-    assert not made.is_open
-    with pytest.raises(RuntimeError, match="call open"):
-        made.annotate(gradients())
-    made.close()
-
-
-def test_opening_twice_is_refused() -> None:
-    made = annotator()
-    with pytest.raises(RuntimeError, match="open already"):
-        made.open(private_data="digits/train")
-
-
 @pytest.mark.parametrize(("records", "fits"), [(99_999, True), (100_000, False), (200_000, False), (None, True)])
 def test_delta_must_lie_below_one_over_the_records(records: int | None, fits: bool) -> None:
     made = annotator(ready=False)
@@ -376,18 +352,6 @@ def test_delta_must_lie_below_one_over_the_records(records: int | None, fits: bo
     with pytest.raises(ValueError, match=f"delta must lie below 1/N .* {records} records of digits/train"):
         made.open(private_data="digits/train", num_records=records)
     assert not made.is_open
-
-
-def test_no_records_at_all_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_records must be a whole number of at least 1"):
-        annotator(ready=False).open(private_data="digits/train", num_records=0)
-
-
-def test_the_setting_goes_before_the_teachers_folder(tmp_path: Path) -> None:
-    beside, chosen = tmp_path / "beside.jsonl", tmp_path / "chosen.jsonl"
-    annotator(ready=False, ledger=str(chosen)).open(private_data="digits/train", ledger=beside)
-    assert chosen.exists()
-    assert not beside.exists()
 
 
 def test_a_run_in_which_nothing_fits_is_refused_before_its_first_step() -> None:

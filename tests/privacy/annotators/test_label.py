@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from privacy.annotators import Annotator, GradientAnnotator
 from privacy.annotators.label import LabelAnnotator
 from privacy.events import Gaussian, RandomizedResponse, Repeated, Unbounded
 from privacy.identity import Training
-from privacy.ledger import Ledger
 from privacy.mechanisms.randomized_response import top_k_candidates
 from privacy.numerics.gaussian import gaussian_epsilon
 
@@ -80,15 +78,6 @@ def test_a_batch_is_charged_as_that_many_answers() -> None:
     assert made.account.epsilon_published() == 1.0
     assert made.account.queries() == 100
     assert made.calls_made() == 1
-
-
-def test_charging_a_batch_is_one_entry_of_the_ledger(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    made = annotator(rows=50_000, ledger=str(path))
-    made.annotate(teacher(50_000), sets(4, 50_000))
-    assert len(path.read_text().splitlines()) == 2
-    made.close()
-    assert Ledger(path=path, private_data="digits/train", run="reader").counts() == {made.charge: 1}
 
 
 def test_sizes_fixed_beforehand_are_charged_for_themselves_and_others_for_the_smallest() -> None:
