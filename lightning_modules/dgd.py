@@ -17,6 +17,7 @@ from datamodules.partition import require_partition
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
 from lightning_modules.images.pool import PoolSource
+from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.selection import balanced_quotas, confident_samples, spread_samples
 from lightning_modules.losses.tangent_normal import TangentNormalLoss
 from lightning_modules.networks import ConvVAE
@@ -133,7 +134,9 @@ class DGD(DataFreeDistillation):
             )
         if self.query_phase.selection == "spread" and not self.vae_phase.steps:
             raise ValueError("query_phase.selection='spread' needs the codes of a VAE: vae_phase.steps must be above 0")
-        self.generator_criterion = self.generator_phase.terms
+        self.generator_criterion: GeneratorLoss = self.generator_phase
+        if baseline == "student":
+            self.generator_criterion = replace(self.generator_phase, statistics_weight=0.0)
         self.vae = self.vae_phase.build(self.image_shape) if self.vae_phase.steps else None
         self.published_artefacts = (*self.published_artefacts, "noisy labels of the queried images")
         if self.vae is not None:

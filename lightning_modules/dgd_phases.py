@@ -24,44 +24,30 @@ Selection = Literal["random", "spread", "confident"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratorPhase:
-    """The generator, trained against a fixed classifier (Eq. 2).
+class GeneratorPhase(GeneratorLoss):
+    """The generator, trained against a fixed classifier (Eq. 2); for the weights see `GeneratorLoss`.
 
     Attributes:
         baseline: What the generator is trained against: a private classifier (see `TeacherConfig`) on the ensemble's
             data, or `student`, which is free and is trained with the generator in turn. Needed where `images.source`
             asks for a generator.
         steps: Of this phase; 0 leaves the generator as it is made.
-        one_hot_weight: Weight of the cross-entropy to the baseline's own decision.
-        balance_weight: α, of the negative entropy of the mean prediction.
-        activation_weight: β, of the size of the features.
+        student_loss_weight: 0: no targets are released yet.
         statistics_weight: Of the distance to the baseline's BatchNorm statistics (LabelDP Eq. 2); none in DGD.
     """
 
+    setting = "generator_phase"
+
     baseline: TeacherConfig | str | None = None
     steps: int = 200
-    one_hot_weight: float = 1.0
-    balance_weight: float = 5.0
-    activation_weight: float = 0.1
-    statistics_weight: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.baseline not in (None, "student"):
             config = settings_of(TeacherConfig, self.baseline, name="generator_phase.baseline", short="path")
             object.__setattr__(self, "baseline", config)
         check_whole_number("generator_phase.steps", self.steps, least=0)
-        for name in ("one_hot_weight", "balance_weight", "activation_weight", "statistics_weight"):
-            check_number(f"generator_phase.{name}", getattr(self, name))
-
-    @property
-    def terms(self) -> GeneratorLoss:
-        """The generator's loss."""
-        return GeneratorLoss(
-            one_hot_weight=self.one_hot_weight,
-            balance_weight=self.balance_weight,
-            activation_weight=self.activation_weight,
-            statistics_weight=0.0 if self.baseline == "student" else self.statistics_weight,
-        )
+        check_number("generator_phase.student_loss_weight", self.student_loss_weight, least=0, most=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,7 @@ from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
-from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
+from lightning_modules.setting_checks import check_choice, check_whole_number
 from privacy.account import BudgetExceeded
 from privacy.annotators import LabelAnnotator
 from privacy.identity import CheckpointError
@@ -55,41 +55,27 @@ class Stages:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratorTraining:
-    """Training of the generator, and its loss (LabelDP Eq. 2).
+class GeneratorTraining(GeneratorLoss):
+    """Training of the generator, and its loss (LabelDP Eq. 2); for its other weights see `GeneratorLoss`.
 
     Attributes:
         discriminator: `teacher`, as printed, or `student`.
         pretraining_steps: Steps of the generator against the teacher before the first stage.
-        one_hot_weight: Weight of the cross-entropy to the discriminator's own decision.
-        balance_weight: α, of the negative entropy of the mean prediction.
+        activation_weight: Eq. 2 has no such term.
         statistics_weight: β, of the distance to the teacher's BatchNorm statistics; not used with `student`.
-        student_loss_weight: Of the student's loss on the stage's labels in fine-tuning.
     """
+
+    setting = "generator_training"
 
     discriminator: Literal["teacher", "student"] = "teacher"
     pretraining_steps: int = 200
-    one_hot_weight: float = 1.0
-    balance_weight: float = 5.0
+    activation_weight: float = 0.0
     statistics_weight: float = 10.0
-    student_loss_weight: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("generator_training.discriminator", self.discriminator, ("teacher", "student"))
         check_whole_number("generator_training.pretraining_steps", self.pretraining_steps, least=0)
-        for name in ("one_hot_weight", "balance_weight", "statistics_weight", "student_loss_weight"):
-            check_number(f"generator_training.{name}", getattr(self, name))
-
-    @property
-    def terms(self) -> GeneratorLoss:
-        """The generator's loss."""
-        return GeneratorLoss(
-            one_hot_weight=self.one_hot_weight,
-            balance_weight=self.balance_weight,
-            activation_weight=0.0,
-            statistics_weight=self.statistics_weight if self.discriminator == "teacher" else 0.0,
-            student_loss_weight=self.student_loss_weight,
-        )
 
 
 class LabelDP(DataFreeDistillation):
@@ -143,7 +129,9 @@ class LabelDP(DataFreeDistillation):
             )
         self.stages = settings_of(Stages, stages, name="stages")
         self.generator_training = settings_of(GeneratorTraining, generator_training, name="generator_training")
-        self.generator_criterion = self.generator_training.terms
+        self.generator_criterion: GeneratorLoss = self.generator_training
+        if self.generator_training.discriminator == "student":
+            self.generator_criterion = replace(self.generator_training, statistics_weight=0.0)
         if self.annotator.labels == "soft" and self.stages.noise_correction:
             raise ValueError(
                 "annotator.labels='soft' needs stages.noise_correction=false: the correction is of noisy classes, and "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -21,7 +21,7 @@ from lightning_modules.setting_checks import check_choice, check_number
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorLoss:
-    """Terms of the generator's loss (DPDFD Eq. 5, DPSD Eq. 8); a weight of 0 switches a term off.
+    """Terms of the generator's loss (DPDFD Eq. 5, DPSD Eq. 8, LabelDP and DGD Eq. 2); a weight of 0 is no term.
 
     Larger activations mean more realistic images, so their term is subtracted.
 
@@ -36,6 +36,8 @@ class GeneratorLoss:
             that it costs nothing.
     """
 
+    setting: ClassVar[str] = "generator_loss"
+
     one_hot_weight: float = 1.0
     balance_weight: float = 5.0
     activation_weight: float = 0.1
@@ -45,9 +47,9 @@ class GeneratorLoss:
 
     def __post_init__(self) -> None:
         for name in ("one_hot_weight", "balance_weight", "activation_weight", "student_loss_weight"):
-            check_number(f"generator_loss.{name}", getattr(self, name))
-        check_number("generator_loss.statistics_weight", self.statistics_weight, least=0)
-        check_choice("generator_loss.activation_norm", self.activation_norm, ("l1", "l2"))
+            check_number(f"{self.setting}.{name}", getattr(self, name))
+        check_number(f"{self.setting}.statistics_weight", self.statistics_weight, least=0)
+        check_choice(f"{self.setting}.activation_norm", self.activation_norm, ("l1", "l2"))
 
     def __call__(self, discriminator: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted sum of the discriminator's terms and the logits (n, c) that it is of, both with their graph.
