@@ -1,7 +1,7 @@
 """Publishing a finished run: weights, model card, guarantee, ONNX, `torch.export`, synthetic images; and loading it."""
 
-from lightning_modules.publishing.errors import ExportError
 from lightning_modules.publishing.export import Exported, check_options, export_run
+from lightning_modules.publishing.folder import ExportError
 from lightning_modules.publishing.loading import load_student
 
 __all__ = ["ExportError", "Exported", "check_options", "export_run", "load_student"]

@@ -5,23 +5,35 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from lightning_modules.publishing.agreement import require_agreement
-from lightning_modules.publishing.description import CONFIG, describe
-from lightning_modules.publishing.errors import ExportError
+from lightning_modules.publishing.folder import CONFIG, FORMAT, ExportError, check_target, staged, without_folders
+from lightning_modules.publishing.formats import (
+    ONNX,
+    PROGRAM,
+    require_agreement,
+    require_onnx,
+    write_onnx,
+    write_program,
+)
 from lightning_modules.publishing.images import IMAGES, image_source, write_images
-from lightning_modules.publishing.loading import load_as
+from lightning_modules.publishing.loading import WEIGHTS, load_as, weights_of
 from lightning_modules.publishing.model_card import CARD, card_name, model_card
-from lightning_modules.publishing.onnx_format import ONNX, require_onnx, write_onnx
 from lightning_modules.publishing.run import FinishedRun, read_run
 from lightning_modules.publishing.snippet import SNIPPET, snippet
-from lightning_modules.publishing.staging import check_target, staged
-from lightning_modules.publishing.torch_export import PROGRAM, write_program
-from lightning_modules.publishing.weights import WEIGHTS, weights_of
+from lightning_modules.runtime.runs import versions
 
 __all__ = ["Exported", "check_options", "export_run"]
+
+PREPROCESSING = {
+    "layout": "NCHW",
+    "dtype": "float32",
+    "range": [-1.0, 1.0],
+    "from_0_to_1": "2 * x - 1",
+}
+"""What every network of this project is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +112,7 @@ def export_run(
     source = image_source(run) if synthetic_images else None
     with staged(target, force=force) as folder:
         (folder / WEIGHTS).write_bytes(weights_of(run.network))
-        _write_json(folder / CONFIG, describe(run))
+        _write_json(folder / CONFIG, _description(run))
         _write_json(folder / "guarantee.json", run.guarantee)
         (folder / "guarantee.md").write_text(run.page, encoding="utf-8")
         loaded = load_as(folder, run.architecture)  # its class was built a moment ago
@@ -119,6 +131,23 @@ def export_run(
         (folder / CARD).write_text(card, encoding="utf-8")
     assert IMAGES in files or not synthetic_images
     return Exported(folder=target, run=run, differences=differences)
+
+
+def _description(run: FinishedRun) -> dict[str, Any]:
+    """All that `load_student` needs. No teacher, no path, no setting of the training."""
+    return {
+        "format": FORMAT,
+        "format_version": 1,
+        "architecture": without_folders(asdict(run.architecture)),
+        "num_classes": run.num_classes,
+        "image_shape": list(run.image_shape),
+        "class_names": list(run.class_names),
+        "preprocessing": PREPROCESSING,
+        "outputs": "logits",
+        "role": run.role,
+        "method": run.method,
+        "versions": {**versions(), **(dict(run.record["versions"]) if run.record else {})},
+    }
 
 
 def _write_json(path: Path, values: object) -> None:

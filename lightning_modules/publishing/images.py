@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.publishing.errors import ExportError
+from lightning_modules.publishing.folder import ExportError
 from lightning_modules.publishing.run import FinishedRun
 from lightning_modules.runtime.hyperparameters import require_given, require_known_checkpoint
 from lightning_modules.runtime.randomness import key

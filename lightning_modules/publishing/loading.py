@@ -1,18 +1,20 @@
-"""Loading a published network with this package."""
+"""A published network's weights, as safetensors, and loading it with this package."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+from safetensors.torch import load_file, save
 from torch import nn
 
 from lightning_modules.networks import Network, build_network
 from lightning_modules.networks.named_code import require_known_code
-from lightning_modules.publishing.description import read_description
-from lightning_modules.publishing.errors import ExportError
-from lightning_modules.publishing.weights import WEIGHTS, read_weights
+from lightning_modules.publishing.folder import ExportError, read_description
 
-__all__ = ["load_as", "load_student"]
+__all__ = ["WEIGHTS", "load_as", "load_student", "weights_of"]
+
+WEIGHTS = "student.safetensors"
 
 
 def load_student(folder: str | Path, *, trust_code: bool = False) -> nn.Module:
@@ -49,7 +51,16 @@ def load_as(where: Path, spec: Network) -> nn.Module:
         spec, num_classes=int(config["num_classes"]), image_shape=(shape[0], shape[1], shape[2]), name="network"
     )
     try:
-        network.load_state_dict(read_weights(where))
+        network.load_state_dict(load_file(where / WEIGHTS))
     except (OSError, RuntimeError) as error:
         raise ExportError(f"{where / WEIGHTS} cannot be read, or does not fit {spec.name}: {error}") from error
     return network.eval()
+
+
+def weights_of(network: nn.Module) -> bytes:
+    """The file's content: parameters and those buffers that a checkpoint keeps."""
+    state = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in network.state_dict().items()
+    }
+    return save(state, metadata={"format": "pt"})

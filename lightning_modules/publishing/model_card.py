@@ -11,13 +11,11 @@ from typing import Any
 import yaml
 
 from lightning_modules.networks.named_code import unknown_code
-from lightning_modules.publishing.agreement import TOLERANCE
+from lightning_modules.publishing.formats import ONNX, PROGRAM, TOLERANCE
 from lightning_modules.publishing.images import IMAGES
-from lightning_modules.publishing.onnx_format import ONNX
+from lightning_modules.publishing.loading import WEIGHTS
 from lightning_modules.publishing.run import FinishedRun
 from lightning_modules.publishing.snippet import SNIPPET
-from lightning_modules.publishing.torch_export import PROGRAM
-from lightning_modules.publishing.weights import WEIGHTS
 from privacy.formatting import round_up
 from privacy.guarantee import MEANINGFUL_EPSILON
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import inspect
 import json
 import math
 import os
@@ -18,11 +19,10 @@ from jsonargparse import ArgumentParser
 from lightning import LightningDataModule
 from torch import nn
 
+from lightning_modules import networks
 from lightning_modules.networks import Network, build_network
 from lightning_modules.networks.named_code import require_known_code, texts_in
-from lightning_modules.publishing.architecture import with_all_arguments
-from lightning_modules.publishing.errors import ExportError
-from lightning_modules.publishing.wording import without_folders
+from lightning_modules.publishing.folder import ExportError, without_folders
 from lightning_modules.runtime.checkpoint_io import hyperparameters, noted_by_run
 from lightning_modules.runtime.run_folder import LOCK, folder_of_checkpoint
 from privacy.accounting.composition import compose
@@ -30,7 +30,7 @@ from privacy.events import Release
 from privacy.identity import Training
 from privacy.plan import Charge
 
-__all__ = ["FinishedRun", "read_run"]
+__all__ = ["FinishedRun", "read_run", "with_all_arguments"]
 
 #: Prefix of the names of a student's averaged weights in a checkpoint of a run with `student.ema`.
 _AVERAGE = "student_average.module."
@@ -378,3 +378,32 @@ def _callbacks(folder: Path, kind: str) -> list[dict[str, Any]]:
     listed = given if isinstance(given, list) else [given]
     found = [one for one in listed if isinstance(one, dict) and str(one.get("class_path")).endswith(kind)]
     return [one.get("init_args") or {} for one in found]
+
+
+def with_all_arguments(network: Network, *, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
+    """The same with what it took from the data, so that it can be called with its arguments and nothing more.
+
+    Raises:
+        ExportError: It names no class.
+    """
+    try:
+        target = network.target
+    except ValueError as error:
+        raise ExportError(f"the network cannot be exported: {error}") from error
+    name = f"{networks.__name__}.{network.name}" if str(network.name).isidentifier() else str(network.name)
+    parameters = inspect.signature(target).parameters
+    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    defaults = {key: one.default for key, one in parameters.items()} if name.startswith(networks.__name__) else {}
+    plain = {key: value for key, value in defaults.items() if isinstance(value, (bool, int, float, str))}
+    arguments = {**plain, **network.arguments}
+    for key, value in (("num_classes", num_classes), ("image_shape", list(image_shape))):
+        if key in parameters or (key == "num_classes" and open_ended):
+            arguments[key] = network.arguments.get(key, value)
+    if arguments.get("weights") is not None and name.startswith("torchvision."):
+        # The published weights take their place, and nothing has to be fetched for them.
+        arguments["weights"] = None
+        if name.endswith((".googlenet", ".inception_v3")):
+            arguments.setdefault("transform_input", True)  # what these two do where they are given weights
+    if arguments.get("pretrained") and name.startswith("timm."):
+        arguments["pretrained"] = False
+    return Network(name=name, arguments=arguments)

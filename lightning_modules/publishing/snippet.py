@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_modules.networks import Network
-from lightning_modules.publishing.onnx_format import ONNX
-from lightning_modules.publishing.torch_export import PROGRAM
-from lightning_modules.publishing.weights import WEIGHTS
+from lightning_modules.publishing.formats import ONNX, PROGRAM
+from lightning_modules.publishing.loading import WEIGHTS
 
 __all__ = ["SNIPPET", "snippet"]
 

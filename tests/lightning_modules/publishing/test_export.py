@@ -24,7 +24,7 @@ from torchvision.datasets import ImageFolder
 from lightning_modules import load_student
 from lightning_modules.cli import main
 from lightning_modules.networks import SmallCNN
-from lightning_modules.publishing import ExportError, export, onnx_format
+from lightning_modules.publishing import ExportError, export, formats
 from lightning_modules.runtime.run_folder import LOCK
 from privacy.guarantee import MEANINGFUL_EPSILON
 
@@ -383,7 +383,7 @@ def test_an_export_appears_whole_or_not_at_all(runs: Path, monkeypatch: pytest.M
 
 
 def test_onnx_without_its_extra_names_it(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_format, "_PACKAGES", ("onnx", "a_package_that_is_not_there"))
+    monkeypatch.setattr(formats, "_PACKAGES", ("onnx", "a_package_that_is_not_there"))
     with pytest.raises(ExportError, match=r"private-model-transcription\[onnx\]"):
         run_export("bounded", "--onnx")
     assert not Path("out").exists()

@@ -18,11 +18,10 @@ from lightning_modules.networks import LinearOnFeatures, Network, build_network
 from lightning_modules.networks.named_code import unknown_code
 from lightning_modules.priors import SilhouettePrior
 from lightning_modules.publishing import ExportError
-from lightning_modules.publishing.architecture import with_all_arguments
-from lightning_modules.publishing.description import FORMAT
+from lightning_modules.publishing.folder import FORMAT, without_folders
+from lightning_modules.publishing.loading import weights_of
+from lightning_modules.publishing.run import with_all_arguments
 from lightning_modules.publishing.snippet import snippet
-from lightning_modules.publishing.weights import weights_of
-from lightning_modules.publishing.wording import without_folders
 
 NETWORK = """
 from torch import nn

@@ -194,7 +194,7 @@ def test_resuming_builds_what_the_configuration_says(place: Path) -> None:
 @pytest.mark.parametrize("broken", [False, True])
 def test_no_folder_of_this_machine_is_published(place: Path, monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     if broken:  # the control
-        monkeypatch.setattr("lightning_modules.publishing.description.without_folders", lambda value: value)
+        monkeypatch.setattr("lightning_modules.publishing.export.without_folders", lambda value: value)
     (place / "nets").mkdir()
     (place / "nets" / "own.py").write_text("from lightning_modules.networks import SmallCNN as Net\n")
     name = f"{place}/nets/own.py:Net"

@@ -13,10 +13,8 @@ from torch import nn
 from lightning_modules.networks import Kernels, Patches, ResNet18, Scattering, SmallCNN
 from lightning_modules.networks.classifiers import MaxPool2x2
 from lightning_modules.publishing import ExportError
-from lightning_modules.publishing.agreement import TOLERANCE, require_agreement
-from lightning_modules.publishing.onnx_format import write_onnx
+from lightning_modules.publishing.formats import TOLERANCE, require_agreement, write_onnx, write_program
 from lightning_modules.publishing.portable import PortableScattering, portable
-from lightning_modules.publishing.torch_export import write_program
 
 GREY, COLOUR = (1, 8, 8), (3, 12, 10)
 

@@ -1,0 +1,176 @@
+"""The network as a `torch.export` program or as ONNX, each held against the network itself."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lightning_modules.publishing.folder import ExportError
+from lightning_modules.publishing.portable import portable
+
+__all__ = ["ONNX", "PROGRAM", "TOLERANCE", "require_agreement", "require_onnx", "write_onnx", "write_program"]
+
+PROGRAM = "student.pt2"
+ONNX = "student.onnx"
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+TOLERANCE = 1e-4
+"""Largest difference of a logit, absolute and, for logits beyond 1, relative to the largest."""
+
+_SIZES = (1, 2, 35)  # any number of images has to do, also more than a scattering transform takes at once
+
+
+def write_program(network: nn.Module, folder: Path, *, image_shape: tuple[int, int, int]) -> float:
+    """Writes `student.pt2`, for any number of images, and holds it against the network.
+
+    Args:
+        network: In eval mode, on the CPU.
+        folder: Where to.
+        image_shape: (C, H, W).
+
+    Returns:
+        The largest difference of a logit.
+
+    Raises:
+        ExportError: The network cannot be exported, or the program gives other logits.
+    """
+    program = traced(network, image_shape=image_shape)
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    (folder / PROGRAM).write_bytes(buffer.getvalue())
+    loaded = torch.export.load(folder / PROGRAM).module()
+    return require_agreement(
+        lambda images: cast(Tensor, loaded(images)), network, image_shape=image_shape, name=PROGRAM
+    )
+
+
+def traced(network: nn.Module, *, image_shape: tuple[int, int, int]) -> torch.export.ExportedProgram:
+    """The program, without the lines of code that it came from: they reveal folders of this machine.
+
+    Raises:
+        ExportError: It cannot be traced.
+    """
+    try:
+        # Blocks of a network that switch gradients off would become calls that cannot be saved.
+        with torch.no_grad():
+            program = torch.export.export(
+                portable(network),
+                (torch.zeros(2, *image_shape),),
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+            )
+    except Exception as error:
+        raise ExportError(
+            f"{type(network).__name__} cannot be exported by torch.export ({type(error).__name__}: "
+            f"{str(error)[:400]}). Leave out --torch-export and --onnx: the weights and config.json do without"
+        ) from error
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)
+    return program
+
+
+def require_onnx() -> None:
+    """Refuses before any work where the extra is missing.
+
+    Raises:
+        ExportError: With what to install.
+    """
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ExportError(
+            f"--onnx needs {', '.join(missing)}: install the extra, pip install 'private-model-transcription[onnx]'"
+        )
+
+
+def write_onnx(network: nn.Module, folder: Path, *, image_shape: tuple[int, int, int]) -> float:
+    """Writes `student.onnx`, `images` (N, C, H, W) to `logits` (N, c), and holds it against the network.
+
+    Args:
+        network: In eval mode, on the CPU.
+        folder: Where to.
+        image_shape: (C, H, W).
+
+    Returns:
+        The largest difference of a logit.
+
+    Raises:
+        ExportError: The extra is missing, the network cannot be exported, or its logits differ.
+    """
+    require_onnx()
+    onnxruntime: Any = importlib.import_module("onnxruntime")
+    program = traced(network, image_shape=image_shape)
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    try:
+        logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made: Any = torch.onnx.export(
+                program, input_names=["images"], output_names=["logits"], dynamo=True, verbose=False
+            )
+    except Exception as error:
+        raise ExportError(
+            f"{type(network).__name__} cannot be exported to ONNX ({type(error).__name__}: {str(error)[:400]}). Leave "
+            "out --onnx"
+        ) from error
+    finally:
+        logger.setLevel(level)
+    _forget_origin(made.model)
+    made.save(str(folder / ONNX))
+    session = onnxruntime.InferenceSession(str(folder / ONNX), providers=["CPUExecutionProvider"])
+
+    def ask(images: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
+
+    return require_agreement(ask, network, image_shape=image_shape, name=ONNX)
+
+
+def _forget_origin(model: Any) -> None:
+    """Takes out lines of code and names of folders of this machine."""
+    graphs = [model.graph, *model.functions.values()]
+    model.metadata_props.clear()
+    for graph in graphs:
+        graph.metadata_props.clear()
+        for node in graph:
+            node.metadata_props.clear()
+            node.doc_string = None
+        for value in (*graph.inputs, *graph.outputs):
+            value.metadata_props.clear()
+
+
+def require_agreement(
+    exported: Callable[[Tensor], Tensor], network: nn.Module, *, image_shape: tuple[int, int, int], name: str
+) -> float:
+    """The largest difference of their logits on noise, and on blank images, for batches of several sizes.
+
+    Raises:
+        ExportError: It is above `TOLERANCE`, or a batch of one size is not taken.
+    """
+    draw = torch.Generator().manual_seed(0)
+    noise = 2 * torch.rand(max(_SIZES), *image_shape, generator=draw) - 1
+    blank = torch.stack([torch.full(image_shape, value) for value in (-1.0, 0.0, 1.0)])
+    largest = 0.0
+    for images in (*(noise[:size] for size in _SIZES), blank):
+        with torch.no_grad():
+            expected = network(images)
+            try:
+                given = exported(images)
+            except Exception as error:
+                raise ExportError(f"{name} does not take {len(images)} images: {error}") from error
+        difference = float((given - expected).abs().max())
+        if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
+            raise ExportError(
+                f"{name} gives other logits than the network, by {difference:.3g}: it was not exported. Leave out what "
+                "asks for it"
+            )
+        largest = max(largest, difference)
+    return largest
