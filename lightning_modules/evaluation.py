@@ -93,7 +93,7 @@ class Evaluation(nn.Module):
         self.val_auroc, self.test_auroc = AreaUnderCurve(num_classes), AreaUnderCurve(num_classes)
 
     def validate(self, module: LightningModule, logits: Tensor, labels: Tensor) -> None:
-        """Logs what is measured of logits (N, c) on validation images with these labels (N,)."""
+        """Logs what is measured of logits, or counts of votes, (N, c) on validation images with these labels (N,)."""
         self._log(module, "val", logits, labels, name=validation_metric(module.trainer))
 
     def test(self, module: LightningModule, logits: Tensor, labels: Tensor) -> None:
@@ -102,7 +102,7 @@ class Evaluation(nn.Module):
 
     def _log(self, module: LightningModule, stage: str, logits: Tensor, labels: Tensor, *, name: str) -> None:
         accuracy, area = getattr(self, f"{stage}_accuracy"), getattr(self, f"{stage}_auroc")
-        accuracy(logits, labels)
+        accuracy(logits.float(), labels)
         module.log(name, accuracy, prog_bar=stage == "val")
         if asks_for_auroc(module.trainer):
             area.add(logits, labels)

@@ -20,7 +20,6 @@ _SHORT = {
     "val/accuracy": "val",
     "ensemble/teachers_done": "teachers",
     "ensemble/mean_accuracy": "mean",
-    "ensemble/vote_accuracy": "vote",
 }
 _LEFT_OUT = ("v_num", "privacy/queries")
 

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from datamodules import ShardedRecords, Shards
-from lightning_modules.evaluation import asks_for_auroc, auroc_name, validation_metric
+from lightning_modules.evaluation import Evaluation
 from lightning_modules.losses.regression import check_linear, solve_head
 from lightning_modules.networks import Network
 from lightning_modules.networks.stacked import NetworkStack, stack_states
@@ -23,7 +23,6 @@ from lightning_modules.runtime.predictions import images_of, prediction_callback
 from lightning_modules.runtime.processes import check_strategy, processes_of, share_of
 from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
-from lightning_modules.teachers.ensemble_accuracy import EnsembleAccuracy
 from lightning_modules.teachers.ensemble_networks import EnsembleNetworks, unstacked
 from lightning_modules.teachers.joint_training import JointTraining
 from lightning_modules.teachers.own_training import OwnTraining
@@ -145,8 +144,11 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.training_now: JointTraining | None = None
         self._restored: dict[str, Any] = {}
         self._records: ShardedRecords | None = None
-        self._voters: NetworkStack | None = None
-        self._accuracy = EnsembleAccuracy(num_classes)
+        #: The teachers that were asked last, by numbers.
+        self._voters: tuple[tuple[int, int], NetworkStack] | None = None
+        #: Teachers that no validation saw begin at `_newest`, those evaluated now at `_judged`.
+        self._newest, self._judged, self._judges_all = 0, 0, True
+        self.evaluation = Evaluation(num_classes)
 
     @property
     def processes(self) -> Processes:
@@ -197,10 +199,16 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         Raises:
             RuntimeError: There are neither.
         """
-        teachers = self.trained or (self.training_now.networks() if self.training_now is not None else [])
-        if self._voters is None or len(self._voters) != len(teachers) or not self.trained:
-            self._voters = self._stack(teachers)
-        return vote_counts(self._voters.logits(images).argmax(dim=2), num_classes=self.num_classes)
+        return vote_counts(self._decisions(images), num_classes=self.num_classes)
+
+    def _decisions(self, images: Tensor, *, since: int = 0) -> Tensor:
+        """Classes (n, N) that the trained teachers from number `since` on give images (N, C, H, W)."""
+        named, teachers = (since, len(self.trained)), self.trained[since:]
+        if self.training_now is not None and not teachers:
+            teachers = self.training_now.networks()
+        if self._voters is None or self._voters[0] != named or not self.trained:
+            self._voters = named, self._stack(teachers)
+        return self._voters[1].logits(images).argmax(dim=2)
 
     def _stack(self, teachers: list[nn.Module]) -> NetworkStack:
         if not teachers:
@@ -352,24 +360,17 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
     # --- evaluation ---
 
     def on_validation_epoch_start(self) -> None:
-        """A fit evaluates each teacher once, when it is done; any other validation evaluates all."""
-        if self.trainer.state.fn != "fit":
-            self._accuracy.reset()
-        self._accuracy.begin(self.trained, stack=self._stack)
+        """A fit evaluates new teachers while others are in training, and then all; any other validation all."""
+        self._judges_all = self.trainer.state.fn != "fit" or not self.chunk
+        self._judged = 0 if self._judges_all else self._newest
+        self._newest = 0 if self.trainer.sanity_checking else len(self.trained)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Votes of those teachers that are new since the last validation, on held-out images and labels."""
-        self._accuracy.add(batch, batch_idx)
-
-    def on_validation_epoch_end(self) -> None:
-        """Logs teachers done, the mean of their accuracies, and the accuracy of their vote."""
-        if self.trainer.sanity_checking:
-            self._accuracy.reset()
-            return
-        self.log("ensemble/teachers_done", float(len(self.trained)), prog_bar=True)
-        names = ("ensemble/mean_accuracy", "ensemble/vote_accuracy")
-        if (vote := self._log_accuracies(*names, beside=validation_metric(self.trainer))) is not None:
-            self.log(validation_metric(self.trainer), vote, prog_bar=True)
+        """Mean of teachers' accuracies on held-out images and labels, and accuracy of the vote of all."""
+        if self._judged < len(self.trained):
+            votes = self._judge(batch, since=self._judged, mean_name="ensemble/mean_accuracy")
+            if self._judges_all:
+                self.evaluation.validate(self, votes, batch[1])
 
     def on_test_start(self) -> None:
         """Raises `PartitionError` for data of which other records are public than in training."""
@@ -377,31 +378,16 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
 
     on_validation_start = on_predict_start = on_test_start
 
-    def on_test_epoch_start(self) -> None:
-        """Evaluates all teachers."""
-        self._stack(self.trained)  # raises where there are none
-        self._accuracy.reset()
-        self._accuracy.begin(self.trained, stack=self._stack)
-
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Votes of all teachers on the public test split."""
-        self._accuracy.add(batch, batch_idx)
+        """The same of all teachers on the public test split."""
+        self.evaluation.test(self, self._judge(batch, mean_name="test/mean_accuracy"), batch[1])
 
-    def on_test_epoch_end(self) -> None:
-        """Logs the mean of the teachers' accuracies and the accuracy of their vote."""
-        self._log_accuracies("test/mean_accuracy", "test/accuracy", beside="test/accuracy")
-        self._accuracy.reset()
-
-    def _log_accuracies(self, mean_name: str, vote_name: str, *, beside: str) -> float | None:
-        """Gives the accuracy of the vote; None where no teacher was evaluated."""
-        if (found := self._accuracy.compute(self.processes)) is None:
-            return None
-        mean, vote, area = found
-        self.log(mean_name, mean, prog_bar=True)
-        self.log(vote_name, vote, prog_bar=True)
-        if asks_for_auroc(self.trainer):
-            self.log(auroc_name(beside), area)
-        return vote
+    def _judge(self, batch: tuple[Tensor, Tensor], *, mean_name: str, since: int = 0) -> Tensor:
+        """Votes (N, c) on a batch; logs the mean of the teachers' accuracies."""
+        decisions, labels = self._decisions(batch[0], since=since), batch[1]
+        mean = (decisions == labels).float().mean()
+        self.log(mean_name, mean, prog_bar=True, batch_size=len(labels), sync_dist=True)
+        return vote_counts(decisions, num_classes=self.num_classes)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Shares of the teachers' votes, (N, C, H, W) → (N, c): private, for no noise is on them."""
