@@ -19,7 +19,7 @@ from privacy.checks import check_count
 from privacy.events import Gaussian, GaussianVotes, ThresholdCheck
 from privacy.ledger import Charge
 from privacy.mechanisms.description import MechanismDescription, of_shards
-from privacy.mechanisms.latents import laplace_latents
+from privacy.mechanisms.draws import laplace_latents
 from privacy.mechanisms.noise import NoiseSource
 from privacy.mechanisms.votes import REJECTED, NoisyVote, check_claim, vote_mechanism
 from privacy.numerics.data_dependent import gnmax_data_dependent_rdp

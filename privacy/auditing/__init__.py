@@ -13,9 +13,7 @@ from privacy.auditing.bounds import (
     gaussian_audit_epsilon,
     gaussian_audit_mu,
 )
-from privacy.auditing.game import Method, Sampler, audit
-from privacy.auditing.result import AuditResult
-from privacy.auditing.scores import Score, learnt_score
+from privacy.auditing.game import AuditResult, Method, Sampler, Score, audit, learnt_score
 
 __all__ = [
     "AuditResult",

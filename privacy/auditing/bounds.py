@@ -20,7 +20,9 @@ def clopper_pearson_interval(successes: int, trials: int, confidence: float) -> 
     k = check_count("successes", successes)
     if k > n:
         raise ValueError(f"successes must be at most trials = {n}, got {k}")
-    tail = 0.5 * (1.0 - _confidence(confidence))
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence must be in (0, 1), got {confidence!r}")
+    tail = 0.5 * (1.0 - confidence)
     low = 0.0 if k == 0 else float(betaincinv(k, n - k + 1, tail))
     high = 1.0 if k == n else float(betaincinv(k + 1, n - k, 1.0 - tail))
     return low, high
@@ -53,8 +55,8 @@ def clopper_pearson_epsilon(
     """
     delta = check_delta(delta, zero=True)
     # The two-sided interval at `confidence` has (1 - confidence)/2 in each tail; only one tail of each is used.
-    tpr_low, _ = _rates("true_positives", true_positives, trials, confidence)
-    _, fpr_high = _rates("false_positives", false_positives, trials, confidence)
+    tpr_low, _ = clopper_pearson_interval(true_positives, trials, confidence)
+    _, fpr_high = clopper_pearson_interval(false_positives, trials, confidence)
     return max(0.0, _log_ratio(tpr_low - delta, fpr_high), _log_ratio(1.0 - fpr_high - delta, 1.0 - tpr_low))
 
 
@@ -67,8 +69,8 @@ def gaussian_audit_mu(true_positives: int, false_positives: int, trials: int, co
     >>> round(gaussian_audit_mu(990, 10, 1000, 0.95), 2)
     4.18
     """
-    tpr_low = _rates("true_positives", true_positives, trials, confidence)[0]
-    fpr_high = _rates("false_positives", false_positives, trials, confidence)[1]
+    tpr_low, _ = clopper_pearson_interval(true_positives, trials, confidence)
+    _, fpr_high = clopper_pearson_interval(false_positives, trials, confidence)
     if tpr_low <= 0.0 or fpr_high >= 1.0:
         return 0.0
     return max(0.0, float(ndtri(tpr_low)) - float(ndtri(fpr_high)))
@@ -79,21 +81,6 @@ def gaussian_audit_epsilon(
 ) -> float:
     """The lower bound of `gaussian_audit_mu` as an ε at `delta`; for Gaussian mechanisms **only**."""
     return gaussian_epsilon(gaussian_audit_mu(true_positives, false_positives, trials, confidence), check_delta(delta))
-
-
-def _rates(name: str, successes: int, trials: int, confidence: float) -> tuple[float, float]:
-    n = check_count("trials", trials, minimum=1)
-    k = check_count(name, successes)
-    if k > n:
-        raise ValueError(f"{name} must be at most trials = {n}, got {k}")
-    return clopper_pearson_interval(k, n, confidence)
-
-
-def _confidence(confidence: float) -> float:
-    value = float(confidence)
-    if not 0.0 < value < 1.0:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence!r}")
-    return value
 
 
 def _log_ratio(numerator: float, denominator: float) -> float:

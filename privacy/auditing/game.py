@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -10,21 +12,86 @@ import torch
 from numpy.typing import NDArray
 
 from privacy.auditing.bounds import clopper_pearson_epsilon, gaussian_audit_epsilon, gaussian_audit_mu
-from privacy.auditing.result import AuditResult
-from privacy.auditing.scores import Score, learnt_score
 from privacy.checks import check_count, check_delta
 from privacy.events import Release
 
-__all__ = ["Method", "Sampler", "audit"]
+__all__ = ["AuditResult", "Method", "Sampler", "Score", "audit", "learnt_score"]
 
 Sampler: TypeAlias = Callable[[int], Any]
 """Plays n independent rounds of one mechanism on one input: from n to outputs, array or tensor of shape (n, ...)."""
+
+Score: TypeAlias = Callable[[NDArray[Any]], NDArray[np.float64]]
+"""From outputs of n rounds, shape (n, ...), to one number each, shape (n,)."""
 
 Method: TypeAlias = Literal["clopper_pearson", "gaussian"]
 
 _CHUNK = 1000
 _MAX_THRESHOLDS = 256
 _LARGEST = float(np.finfo(np.float64).max)
+
+
+_METHODS = {
+    "clopper_pearson": "Clopper-Pearson limits, valid for any mechanism",
+    "gaussian": "a bound that is valid for Gaussian mechanisms only",
+}
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """A lower bound on ε, what it was reached with, and what it says about a claim.
+
+    Attributes:
+        epsilon_lower: No ε below this one holds at `delta`, at `confidence`. 0 shows nothing.
+        delta: Of the bound and of the claim.
+        confidence: Probability that the bound is valid.
+        method: `clopper_pearson` or `gaussian` (Gaussian mechanisms **only**).
+        trials: Rounds of either kind that the bound rests on.
+        hits: Rounds with the record in which the attacker said so.
+        alarms: Rounds without it in which the attacker said it was there.
+        threshold: Score above which the attacker says that the record is there.
+        claimed_epsilon: Upper bound that was claimed at `delta`, None where none was.
+    """
+
+    epsilon_lower: float
+    delta: float
+    confidence: float
+    method: str
+    trials: int
+    hits: int
+    alarms: int
+    threshold: float | None = None
+    claimed_epsilon: float | None = None
+
+    @property
+    def fails(self) -> bool:
+        """Whether a claim was made that the bound contradicts."""
+        return self.claimed_epsilon is not None and self.epsilon_lower > self.claimed_epsilon
+
+    @property
+    def statement(self) -> str:
+        """The finding in plain words.
+
+        >>> AuditResult(3.98, 1e-5, 0.95, "clopper_pearson", 1000, 990, 10, 0.5, claimed_epsilon=1.0).statement
+        'epsilon is at least 3.98 at delta=1e-05, with 95% confidence (Clopper-Pearson limits, valid for any mechanism;
+        1000 rounds with the record and 1000 without it). The claim fails: it says that epsilon is at most 1.'
+        """
+        basis = f"{self.trials} rounds with the record and {self.trials} without it"
+        text = (
+            f"epsilon is at least {self.epsilon_lower:.4g} at delta={self.delta:g}, "
+            f"with {100 * self.confidence:.6g}% confidence ({_METHODS[self.method]}; {basis})."
+        )
+        if self.claimed_epsilon is None:
+            return text
+        if self.fails:
+            return f"{text} The claim fails: it says that epsilon is at most {self.claimed_epsilon:.4g}."
+        return (
+            f"{text} This does not contradict the claim that epsilon is at most {self.claimed_epsilon:.4g}; "
+            "it does not confirm it either."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, with the verdict and the statement."""
+        return {**dataclasses.asdict(self), "fails": self.fails, "statement": self.statement}
 
 
 def audit(
@@ -159,3 +226,48 @@ def _outputs(sampler: Sampler, count: int) -> NDArray[Any]:
     if outputs.ndim < 1 or len(outputs) != count:
         raise ValueError(f"a mechanism must give {count} outputs for {count} rounds, got shape {outputs.shape}")
     return outputs
+
+
+def learnt_score(outputs_in: NDArray[Any], outputs_out: NDArray[Any]) -> Score:
+    """A score for outputs whose distribution is not known, from examples of both kinds, shape (n, ...).
+
+    Whole numbers: logarithms of the smoothed ratio of frequencies, summed over positions as if these were independent.
+    Others: the projection on the difference of the two means, which is the log-likelihood ratio under equal noise.
+
+    The examples must not be used again for the bound (`audit` sees to that).
+    """
+    if not np.issubdtype(outputs_in.dtype, np.floating):
+        return _frequency_score(outputs_in, outputs_out)
+    direction = outputs_in.reshape(len(outputs_in), -1).mean(axis=0) - outputs_out.reshape(len(outputs_out), -1).mean(
+        axis=0
+    )
+    return lambda outputs: _rows(outputs, direction.size) @ direction
+
+
+def _frequency_score(outputs_in: NDArray[Any], outputs_out: NDArray[Any]) -> Score:
+    there, away = (np.asarray(part).reshape(len(part), -1).astype(np.int64) for part in (outputs_in, outputs_out))
+    values = np.unique(np.concatenate([there.ravel(), away.ravel()]))
+
+    def log_frequencies(part: NDArray[np.int64]) -> NDArray[np.float64]:
+        counts = np.stack([(part == value).sum(axis=0) for value in values], axis=1)
+        logs: NDArray[np.float64] = np.log((counts + 0.5) / (len(part) + 0.5 * len(values)))
+        return logs
+
+    ratio = log_frequencies(there) - log_frequencies(away)
+
+    def score(outputs: NDArray[Any]) -> NDArray[np.float64]:
+        answers = np.asarray(outputs).reshape(len(outputs), -1).astype(np.int64)
+        index = np.searchsorted(values, answers).clip(max=len(values) - 1)
+        # An answer never seen before says nothing.
+        known = values[index] == answers
+        total: NDArray[np.float64] = np.where(known, ratio[np.arange(ratio.shape[0]), index], 0.0).sum(axis=1)
+        return total
+
+    return score
+
+
+def _rows(outputs: NDArray[Any], width: int) -> NDArray[np.float64]:
+    rows = np.asarray(outputs, dtype=np.float64).reshape(len(outputs), -1)
+    if rows.shape[1] != width:
+        raise ValueError(f"outputs must have {width} numbers per round, got {rows.shape[1]}")
+    return rows

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from privacy.mechanisms.noise import NoiseSource
 
-__all__ = ["bernoulli", "discrete_laplace", "laplace", "uniform_integers"]
+__all__ = ["bernoulli", "discrete_laplace", "laplace", "laplace_latents", "uniform_integers"]
 
 _WORDS = 2**64
 # Integers up to here are exact in float64; with 45 scales, the longest draw, they still fit into int64.
@@ -70,6 +70,19 @@ def laplace(noise: NoiseSource, shape: Sequence[int]) -> torch.Tensor:
     """
     first, second = _exponentials(noise, shape), _exponentials(noise, shape)
     return torch.from_numpy(first - second).reshape(tuple(shape))
+
+
+def laplace_latents(codes: torch.Tensor, *, epsilon: float, noise: NoiseSource) -> torch.Tensor:
+    """A VAE's codes (N, c), scaled into [-1, 1] per coordinate, plus Laplace noise of scale 2c/ε₁ (DGD Sec. III-E).
+
+    Two codes differ by at most 2 in each of c coordinates, so one sample costs `LaplaceVector(2c, 2c/ε₁)`: ε₁ per
+    sample. Samples beyond [-1, 1] are scaled back by their largest entry; those that are not finite become zeros.
+    """
+    rows = codes.detach().cpu().double()
+    rows = torch.where(torch.isfinite(rows).all(dim=1, keepdim=True), rows, torch.zeros_like(rows))
+    rows = (rows / rows.abs().amax(dim=1, keepdim=True).clamp_min(1.0)).clamp(-1.0, 1.0)
+    noisy = rows + laplace(noise, tuple(rows.shape)) * (2 * codes.shape[1] / epsilon)
+    return noisy.to(dtype=codes.dtype, device=codes.device)
 
 
 def discrete_laplace(noise: NoiseSource, shape: Sequence[int], *, scale: float) -> torch.Tensor:

@@ -41,7 +41,7 @@ from privacy.accounting.composition import rdp_compose
 from privacy.annotators import VoteAnnotator
 from privacy.auditing import AuditResult, Method, Sampler, Score
 from privacy.mechanisms import clip_per_sample
-from privacy.mechanisms.latents import laplace_latents
+from privacy.mechanisms.draws import laplace_latents
 from privacy.mechanisms.randomized_response import randomized_response
 from privacy.mechanisms.votes import vote_mechanism
 

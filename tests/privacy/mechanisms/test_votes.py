@@ -13,8 +13,7 @@ from scipy import stats
 
 from privacy.accounting.composition import compose_delta
 from privacy.events import DiscreteLaplaceVotes, LaplaceVotes
-from privacy.mechanisms.draws import discrete_laplace, laplace, uniform_integers
-from privacy.mechanisms.latents import laplace_latents
+from privacy.mechanisms.draws import discrete_laplace, laplace, laplace_latents, uniform_integers
 from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.mechanisms.votes import vote_counts
 
