@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from lightning_modules.cli.errors import expected, message_of
 from lightning_modules.networks.names import nearest
-from lightning_modules.runtime.interruption import exit_status
+from lightning_modules.runtime.outcome import exit_status
 from lightning_modules.runtime.quiet import quiet
-from lightning_modules.runtime.run_folder import first_process
+from lightning_modules.runtime.runs import first_process
 from privacy.processes import failed_everywhere
 
 if TYPE_CHECKING:

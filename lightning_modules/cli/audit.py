@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from gc import collect
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +33,6 @@ import yaml
 from torch.nn import functional as F
 
 from datamodules.planted import Planted
-from lightning_modules.runtime.memory import let_go_of_fits
 from lightning_modules.runtime.paths import find_config
 from lightning_modules.runtime.runs import commit, versions
 from privacy import auditing
@@ -100,7 +100,7 @@ class Game:
                 if claim is not None and self.store.done(name) is None:
                     print(f"[audit {name}] {self.store.folder(name)}", flush=True)
                     self._make(role, world, number, run)
-                    let_go_of_fits()
+                    collect()  # see sweeps.runner.queue
 
     def _make(self, role: str, world: World, number: int, run: Callable[[list[str]], Any]) -> None:
         name = _name(role, world, number)

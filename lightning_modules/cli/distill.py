@@ -20,7 +20,7 @@ from lightning_modules.cli.parsers import OptionParser
 from lightning_modules.networks import Network
 from lightning_modules.networks.named_code import require_known_code, texts_in
 from lightning_modules.publishing import ExportError, check_options, export_run
-from lightning_modules.runtime.interruption import exit_status
+from lightning_modules.runtime.outcome import exit_status
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.teachers.files import TeacherError, is_onnx, read_file
 from privacy.accounting.composition import compose

@@ -29,16 +29,14 @@ from lightning_modules.cli.resuming import differences, find_checkpoint, flat, m
 from lightning_modules.networks.named_code import texts_in
 from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO, hyperparameters, noted_by_run
 from lightning_modules.runtime.hyperparameters import require_known_checkpoint
-from lightning_modules.runtime.interruption import how_to_resume, say_how_to_resume
-from lightning_modules.runtime.outcome import outcome
+from lightning_modules.runtime.outcome import how_to_resume, outcome, say_how_to_resume
 from lightning_modules.runtime.processes import (
     allow_tensor_cores,
     check_kind_of_strategy,
     check_launcher,
     check_strategy,
 )
-from lightning_modules.runtime.run_folder import RunFolderError, first_process, own_folder, storage_failed
-from lightning_modules.runtime.runs import run_folder
+from lightning_modules.runtime.runs import RunFolderError, first_process, own_folder, run_folder, storage_failed
 from lightning_modules.runtime.trainer_settings import check_trainer_settings
 from lightning_modules.runtime.wandb_runs import describe_runs
 from privacy.identity import CheckpointError

@@ -15,8 +15,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_modules.runtime.processes import processes_of
-from lightning_modules.runtime.run_folder import folder_of_checkpoint
-from lightning_modules.runtime.runs import callbacks_of, datamodule_of, run_folder
+from lightning_modules.runtime.runs import callbacks_of, datamodule_of, folder_of_checkpoint, run_folder
 from privacy.files import write_atomically
 
 __all__ = ["PredictionWriter", "images_of", "prediction_callbacks"]

@@ -50,11 +50,7 @@ class _Filter(logging.Filter):
 
 def quiet() -> None:
     """Called only by the command line: scripts keep all that Lightning says."""
-    for name in (
-        "lightning.pytorch.utilities.rank_zero",
-        "lightning.fabric.utilities.seed",
-        "lightning.fabric.utilities.rank_zero",
-    ):
+    for name in _LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(one, _Filter) for one in logger.filters):
             logger.addFilter(_Filter())

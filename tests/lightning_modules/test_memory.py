@@ -114,7 +114,7 @@ def test_after_a_fit_a_teacher_is_validated_and_another_is_trained_on_images(
     train(module, data)  # on features that are computed again
 
 
-@pytest.mark.parametrize("broken", ["", "sweeps.runner.queue.let_go_of_fits", "lightning_modules.cli.fit.copy_context"])
+@pytest.mark.parametrize("broken", ["", "sweeps.runner.queue.collect", "lightning_modules.cli.fit.copy_context"])
 def test_a_pipeline_holds_one_fit_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     """With the controls: cycles that nobody looks for, and a parser that is left behind with the model."""
     alive: list[int] = []

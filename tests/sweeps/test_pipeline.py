@@ -37,7 +37,7 @@ class Fits:
 @pytest.fixture
 def fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fits:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sweeps.runner.queue.let_go_of_fits", lambda: None)
+    monkeypatch.setattr("sweeps.runner.queue.collect", lambda: None)
     Path("teacher.yaml").write_text("a: 1")
     Path("student.yaml").write_text("a: 2")
     Path("pipe.yaml").write_text(yaml.safe_dump({"folder": "out", "fits": FITS}, sort_keys=False))

@@ -24,7 +24,7 @@ LOG = Path("log.txt")
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sweeps.runner.queue.POLL_SECONDS", 0.05)
-    monkeypatch.setattr("sweeps.runner.queue.let_go_of_fits", lambda: None)
+    monkeypatch.setattr("sweeps.runner.queue.collect", lambda: None)
 
 
 def plan(*, value: int = 1, seconds: float = 10.0) -> Plan:

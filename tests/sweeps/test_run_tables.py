@@ -28,7 +28,7 @@ def written(name: str, *, sizes: Sequence[int], seeds: Sequence[int] = (0,), **m
 def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Spec]:
     """Three tables with one teacher; `low` and `high` share the cells of size 2."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sweeps.runner.queue.let_go_of_fits", lambda: None)
+    monkeypatch.setattr("sweeps.runner.queue.collect", lambda: None)
     Path("teacher.yaml").write_text("a: 1")
     Path("student.yaml").write_text("a: 2")
     return [

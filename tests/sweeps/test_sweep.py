@@ -196,7 +196,7 @@ class Runs:
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     monkeypatch.chdir(tmp_path)
     Path("base.yaml").write_text("a: 1")
-    monkeypatch.setattr("sweeps.runner.queue.let_go_of_fits", lambda: None)
+    monkeypatch.setattr("sweeps.runner.queue.collect", lambda: None)
     Path("two.yaml").write_text(yaml.safe_dump(TWO))
     return Runs()
 

@@ -25,7 +25,7 @@ from lightning_modules import load_student
 from lightning_modules.cli import main
 from lightning_modules.networks import SmallCNN
 from lightning_modules.publishing import ExportError, export, formats
-from lightning_modules.runtime.run_folder import LOCK
+from lightning_modules.runtime.runs import LOCK
 from privacy.guarantee import MEANINGFUL_EPSILON
 
 ALONE = """
