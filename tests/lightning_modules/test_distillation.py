@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -213,21 +212,3 @@ def test_images_that_tell_little_of_the_teacher_are_warned_of() -> None:
         warnings.filterwarnings("error", message=".*tell little.*")
         suitable.answer_pool()
     assert suitable.pool_informativeness == pytest.approx(1)
-
-
-def test_a_temperature_shows_what_a_sure_teacher_says_of_other_classes() -> None:
-    """At temperature 1 a student that is as sure is right whatever it says of the others; the control."""
-
-    def loss(temperature: float) -> float:
-        module = _module(loss="kl", temperature=temperature)
-        module.student = nn.Identity()
-        found: list[float] = []
-        module.step_student = lambda loss: found.append(float(loss))  # type: ignore[method-assign]
-        module.toggled_optimizer = lambda _: nullcontext()  # type: ignore[assignment,method-assign]
-        module.optimizer = lambda _: None  # type: ignore[method-assign]
-        teacher = torch.tensor([[40.0, 20.0, *[0.0] * 8]])
-        module.fit_student(teacher[:, [0, 2, 1, *range(3, 10)]], teacher)
-        return found[0]
-
-    assert loss(1.0) < 1e-6
-    assert loss(8.0) > 1

@@ -56,7 +56,7 @@ def test_labels_have_no_gradients_to_follow() -> None:
 @pytest.mark.parametrize(
     ("annotator", "claim"), [(DATA, RdpSlope), (LABEL, WholeRun)], ids=["data switch", "label switch"]
 )
-@pytest.mark.parametrize("images", ["generator", "prior", "both"])
+@pytest.mark.parametrize("images", ["prior", "both"])
 def test_each_switch_runs_on_each_kind_of_images(folder: Path, annotator: Any, claim: type, images: str) -> None:
     model = run(annotator=annotator, images=images).model
     assert model.annotator.calls_made() == 3

@@ -49,30 +49,6 @@ def test_statistics_are_those_of_every_client_and_have_gradients(clients: list[n
         assert float(torch.autograd.grad(each[client], [images])[0].abs().sum()) > 0
 
 
-def test_an_ensemble_whose_own_layers_are_never_called_is_refused(clients: list[nn.Module]) -> None:
-    """Hooks on an object that only stands for the networks never fire: the term would be 0 for every image."""
-
-    class Wrapper(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.registered = nn.ModuleList(SmallCNN(image_shape=SHAPE, width=4, hidden=8) for _ in clients)
-
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            return mean_logits(clients, images)
-
-    fired: list[int] = []
-    wrapper, images = Wrapper(), torch.randn(8, *SHAPE)
-    for layer in wrapper.modules():
-        if isinstance(layer, nn.BatchNorm2d):
-            layer.register_forward_hook(lambda *_: fired.append(1))
-    wrapper(images)
-    assert not fired
-    with pytest.raises(ValueError, match="does not call its BatchNorm layers"):
-        mean_logits_and_statistics([wrapper], images)
-    with pytest.raises(ValueError, match="has no BatchNorm layer"):
-        mean_logits_and_statistics([SmallCNN(image_shape=SHAPE, norm="none")], images)
-
-
 def test_boundary_support_is_of_images_that_are_decided_differently() -> None:
     ensemble = torch.tensor([[2.0, 0.0], [2.0, 0.0]], requires_grad=True)
     student = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=True)

