@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from privacy.checks import check_count
 from privacy.events.base import Release, release_from_dict
 from privacy.neighbours import Relation, Unit, common_neighbours
-from privacy.numerics import pld
 
 __all__ = ["OneOf", "Repeated"]
 
@@ -24,7 +23,7 @@ Alternative = tuple[tuple[Release, int], ...]
 class Repeated(Release):
     """`count` releases of one kind made at once, such as the responses for a batch: one entry of a ledger, not many.
 
-    Costs exactly what they cost one by one: composition counts them so.
+    Costs exactly what they cost one by one: composition counts them so, and asks for no losses of a batch.
 
     >>> from privacy.events import RandomizedResponse
     >>> Repeated(RandomizedResponse(1.0, 10), 256).pure_epsilon
@@ -68,23 +67,8 @@ class Repeated(Release):
         return self.count * self.release.pure_epsilon
 
     @property
-    def lattice(self) -> float | None:
-        return self.release.lattice
-
-    @property
     def loss_std(self) -> float:
         return math.sqrt(self.count) * self.release.loss_std
-
-    @property
-    def loss_reach(self) -> float:
-        return self.count * self.release.loss_reach
-
-    def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
-        first, second = self.release.losses(interval)
-        if first is second:
-            total = pld.convolve_copies(first, self.count)
-            return total, total
-        return pld.convolve_copies(first, self.count), pld.convolve_copies(second, self.count)
 
 
 @dataclass(frozen=True)

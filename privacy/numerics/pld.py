@@ -199,14 +199,8 @@ def laplace_loss(shift: float, interval: float) -> LossDistribution:
 
 def convolve_pair(loss: LossDistribution) -> LossDistribution:
     """The loss of two independent copies, by direct products: exact down to the smallest masses."""
-    return convolve(loss, loss)
-
-
-def convolve(first: LossDistribution, second: LossDistribution) -> LossDistribution:
-    """The loss of two independent mechanisms on one grid, by direct products: exact down to the smallest masses."""
-    masses = np.convolve(first.masses, second.masses)
-    infinite = first.infinite + second.infinite - first.infinite * second.infinite
-    return LossDistribution(first.interval, first.offset + second.offset, masses, infinite)
+    infinite = 2.0 * loss.infinite - loss.infinite * loss.infinite
+    return LossDistribution(loss.interval, 2 * loss.offset, np.convolve(loss.masses, loss.masses), infinite)
 
 
 def sampled_gaussian_losses(
@@ -432,14 +426,6 @@ def _tilt(parts: Sequence[tuple[LossDistribution, int]], theta: float) -> _Tilte
     masses = summed[(indices - origin) % size]
     losses: Array = interval * indices.astype(np.float64)
     return _Tilted(losses, masses, theta, base, above)
-
-
-def convolve_copies(loss: LossDistribution, count: int) -> LossDistribution:
-    """The loss of `count` independent releases of one kind."""
-    if count == 1:
-        return loss
-    half = convolve_pair(convolve_copies(loss, count // 2))
-    return convolve(half, loss) if count % 2 else half
 
 
 def zero_loss(interval: float) -> LossDistribution:

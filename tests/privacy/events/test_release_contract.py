@@ -32,7 +32,6 @@ from privacy import (
 )
 from privacy.accounting.composition import rdp_compose
 from privacy.events import release_from_dict, release_kinds
-from privacy.numerics import pld
 
 DELTA = 1e-5
 # Each with a noisier neighbour, which must cost less.
@@ -138,14 +137,6 @@ def test_answers_drawn_at_once_cost_what_they_cost_one_by_one() -> None:
     assert compose_delta({batch: 2}, 60.0) == compose_delta({answer: 100}, 60.0)
     # The mutant that prices a batch as one answer, as a claim about labels would.
     assert compose({answer: 2}, DELTA).epsilon < 3 < compose({batch: 2}, DELTA).epsilon
-
-
-@pytest.mark.parametrize("release", [RandomizedResponse(1.0, 3), Gaussian(0.3), LaplaceVotes(20.0)], ids=repr)
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_a_batch_has_the_losses_of_its_releases(release: Release, count: int) -> None:
-    interval = release.lattice or 1e-3
-    (one, _), (all_, _) = release.losses(interval), Repeated(release, count).losses(interval)
-    assert all_.delta(0.4) == pytest.approx(pld.compose_delta([(one, count)], 0.4), rel=1e-6)
 
 
 @pytest.mark.parametrize(("release", "count"), [(Repeated(Gaussian(1.0), 2), 2), (Gaussian(1.0), 0), ("x", 2)])
