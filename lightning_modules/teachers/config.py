@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -91,16 +91,9 @@ class TeacherConfig:
             TeacherError: Missing file, one that cannot be read without running code, other architecture or class count,
                 weights that are not finite.
         """
-        teacher: Any = self.held().path
-        if not isinstance(teacher, PrivateModel):
-            file = Path(teacher)
-            if not file.is_file():
-                raise TeacherError(f"teacher checkpoint {file} does not exist. {_recipe(file)}")
-            network, origin = self._read(file, num_classes=num_classes, image_shape=image_shape)
-            teacher = PrivateTeacher(self.adapted(network), **origin)
+        teacher = self._loaded(self._read, num_classes=num_classes, image_shape=image_shape)
         if not isinstance(teacher, PrivateTeacher):
             raise TeacherError("teacher must be one network, got an nn.ModuleList of several")
-        teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
         return teacher
 
     def load_ensemble(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> PrivateEnsemble:
@@ -109,36 +102,29 @@ class TeacherConfig:
         Raises:
             TeacherError: As `load`; also an unfinished ensemble, or a file of none.
         """
-        teacher: Any = self.held().path
-        if not isinstance(teacher, PrivateModel):
-            file = Path(teacher)
-            if not file.is_file():
-                raise TeacherError(
-                    f"checkpoint {file} of an ensemble does not exist. Make one with `LightningCLI fit --config "
-                    "sweeps/ensemble_<dataset>.yaml` (a federation's: sweeps/clients_<dataset>.yaml), or set "
-                    "model.teacher to your own file"
-                )
-            content = read_file(file)
-            weights = _finished_ensemble(content, file)
-            template = self._architecture(content, file, num_classes=num_classes, image_shape=image_shape)
-            with _fits(file, template, num_classes=num_classes, image_shape=image_shape):
-                stack = NetworkStack.from_states(template, weights)
-            if self.adapted(template) is not template:
-                stack = NetworkStack([self.adapted(stack.network(index)) for index in range(len(stack))])
-            teacher = PrivateEnsemble(stack, **self._origin(content, _training_of(content, weights, file), file))
+        teacher = self._loaded(self._read_ensemble, num_classes=num_classes, image_shape=image_shape)
         if not isinstance(teacher, PrivateEnsemble):
             raise TeacherError("teacher must be the file of an ensemble, or an nn.ModuleList of networks in a script")
+        return teacher
+
+    def _loaded(
+        self, read: Callable[..., PrivateModel], *, num_classes: int, image_shape: tuple[int, int, int]
+    ) -> PrivateModel:
+        teacher: str | nn.Module | PrivateModel = self.held().path
+        if not isinstance(teacher, PrivateModel):
+            file = Path(str(teacher))
+            if not file.is_file():
+                raise TeacherError(f"teacher checkpoint {file} does not exist. {_recipe(file)}")
+            content = None if is_onnx(file) else read_file(file)
+            teacher = read(file, content, num_classes=num_classes, image_shape=image_shape)
         teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
         return teacher
 
-    def _read(
-        self, file: Path, *, num_classes: int, image_shape: tuple[int, int, int]
-    ) -> tuple[nn.Module, dict[str, Any]]:
-        """The one network of a file, as it was trained, and what the file says of it."""
+    def _read(self, file: Path, content: Any, *, num_classes: int, image_shape: tuple[int, int, int]) -> PrivateTeacher:
         if is_onnx(file):
             graph = OnnxNetwork(file)
-            return graph, self._origin({}, UnnamedTraining(graph.digest, kind="graph in ONNX"), file)
-        content = read_file(file)
+            origin = self._origin({}, UnnamedTraining(graph.digest, kind="graph in ONNX"), file)
+            return PrivateTeacher(self.adapted(graph), **origin)
         found = weights_in(content, file)
         network = self._architecture(content, file, num_classes=num_classes, image_shape=image_shape)
         weights = fitted_weights(found, network, file=file)
@@ -146,7 +132,18 @@ class TeacherConfig:
             network.load_state_dict(weights)
         # A plain file of weights might have one of a name that our own settings have.
         stated = {name: value for name, value in content.items() if not isinstance(value, torch.Tensor)}
-        return network, self._origin(stated, _training_of(stated, weights, file), file)
+        return PrivateTeacher(self.adapted(network), **self._origin(stated, _training_of(stated, weights, file), file))
+
+    def _read_ensemble(
+        self, file: Path, content: Any, *, num_classes: int, image_shape: tuple[int, int, int]
+    ) -> PrivateEnsemble:
+        weights = _finished_ensemble(content, file)
+        template = self._architecture(content, file, num_classes=num_classes, image_shape=image_shape)
+        with _fits(file, template, num_classes=num_classes, image_shape=image_shape):
+            stack = NetworkStack.from_states(template, weights)
+        if self.adapted(template) is not template:
+            stack = NetworkStack([self.adapted(stack.network(index)) for index in range(len(stack))])
+        return PrivateEnsemble(stack, **self._origin(content, _training_of(content, weights, file), file))
 
     def _architecture(
         self, content: Any, file: Path, *, num_classes: int, image_shape: tuple[int, int, int]
@@ -161,8 +158,8 @@ class TeacherConfig:
             raise
         except (ValueError, TypeError) as error:
             raise TeacherError(
-                f"the architecture of teacher {file} cannot be built: {error}. A network for images of another size or "
-                "other channels than the data's needs model.teacher.input.size and channels"
+                f"the architecture of teacher {file} cannot be built: {error}. For images of another size or other "
+                "channels set model.teacher.input"
             ) from error
 
     def _origin(self, content: Mapping[str, Any], training: Training | UnnamedTraining, file: Path) -> dict[str, Any]:
@@ -172,7 +169,9 @@ class TeacherConfig:
         kept, known, assumptions = None, {}, []
         if not named:
             assumptions.append(_UNNAMED)
-            known = _known_ledgers(training, file)
+            if isinstance(training, UnnamedTraining):
+                # Of any name: it is the folder that counts.
+                known = ledgers_of(training, [ledger_file("x", beside=file).parent])
             # The one under the file's present name comes first, whatever names it had.
             kept = min(known, key=lambda path: (known[path] != own_name, path), default=None)
         for state in (content.get("dp_sgd"), content.get("ensemble")):
@@ -214,14 +213,6 @@ def _training_of(
         raise TeacherError(f"teacher {file}: {error}") from error
 
 
-def _known_ledgers(training: Training | UnnamedTraining, file: Path) -> dict[Path, str]:
-    """Ledgers that know a file by its weights, under whatever name it had: where its own would lie."""
-    if not isinstance(training, UnnamedTraining):
-        return {}
-    # Of any name: it is the folder that counts.
-    return ledgers_of(training, [ledger_file("x", beside=file).parent])
-
-
 @contextmanager
 def _fits(file: Path, network: nn.Module, *, num_classes: int, image_shape: tuple[int, int, int]) -> Iterator[None]:
     try:
@@ -230,35 +221,30 @@ def _fits(file: Path, network: nn.Module, *, num_classes: int, image_shape: tupl
         listed = " ".join(str(error).split())  # torch lists weights in lines of their own
         raise TeacherError(
             f"the weights in teacher {file} do not fit the architecture {type(network).__name__} with "
-            f"num_classes={num_classes} and image_shape={image_shape}: {listed}. Set model.teacher.network to the "
-            "class that the teacher was trained with, and its arguments, or take the data set that it was trained on"
+            f"num_classes={num_classes} and image_shape={image_shape}: {listed}. Set model.teacher.network, or take "
+            "the data set that it was trained on"
         ) from error
 
 
 def _recipe(file: Path) -> str:
     """How a missing teacher is made."""
     name = f"dp_teacher_{file.stem[:-3]}.yaml" if file.stem.endswith("_dp") else f"teacher_{file.stem}.yaml"
-    for recipe in (f"sweeps/{name}", f"sweeps/methods/{name}"):
-        if Path(find_config(recipe)).is_file():
-            return f"Make it with:  LightningCLI fit --config {recipe}"
-    return (
-        "Train one with `LightningCLI fit --config sweeps/teacher_<dataset>.yaml`, or set --model.teacher to your own "
-        "file"
-    )
+    made = (one for one in (f"sweeps/{name}", f"sweeps/methods/{name}") if Path(find_config(one)).is_file())
+    recipe = next(made, "sweeps/teacher_<dataset>.yaml (sweeps/methods has those of ensembles)")
+    return f"Make it with `LightningCLI fit --config {recipe}`, or set --model.teacher to your own file"
 
 
 def _stated_network(spec: Any, file: Path) -> Network:
     """The architecture that a checkpoint names, where that is known code."""
     if not isinstance(spec, (str, dict)):
         raise TeacherError(
-            f"{file} does not say which architecture it holds: set model.teacher.network, for example to "
-            "ResNet34, torchvision.models.resnet18 or path/to/my.py:Net"
+            f"{file} does not say which architecture it holds: set model.teacher.network, for example to ResNet34 or "
+            "path/to/my.py:Net"
         )
     try:
         require_known_code(spec)
     except ValueError as error:
         raise TeacherError(
-            f"the architecture in {file} is not built: {error}. Set model.teacher.network, with the arguments that it "
-            "was trained with"
+            f"the architecture in {file} is not built: {error}. Set model.teacher.network, with its arguments"
         ) from error
     return Network.of(spec)

@@ -47,7 +47,7 @@ def test_a_file_that_was_renamed_has_no_new_budget(
     if place != "beside it":
         monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "ledgers"))
     if broken:  # known by the file's name alone
-        monkeypatch.setattr(config, "_known_ledgers", lambda training, file: {})
+        monkeypatch.setattr(config, "ledgers_of", lambda training, file: {})
     first, _ = used("weights.pt")
     spent = first.queries
     assert spent > 0
@@ -80,7 +80,7 @@ def test_charges_of_the_same_weights_count_under_any_name(
 ) -> None:
     if broken:
         monkeypatch.setattr(accounts, "_known_elsewhere", lambda training, ledger: {})
-        monkeypatch.setattr(config, "_known_ledgers", lambda training, file: {})
+        monkeypatch.setattr(config, "ledgers_of", lambda training, file: {})
     spent, _ = used("weights.pt")
     assert spent.queries > 0
     if then == "one folder for all":
