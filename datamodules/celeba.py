@@ -109,11 +109,6 @@ class CelebA(PictureDataModule):
         """Downloads all parts by torchvision from Google Drive, checksums verified; it may refuse, served too often."""
         datasets.CelebA(str(self.root), split="test", download=True)
 
-    def archive_hint(self, missing: Sequence[str]) -> str:
-        """See `ImageDataModule.archive_hint`."""
-        archive = self.folder / f"{_PICTURES}.zip"
-        return f"The archive {archive} is there (unpack it)." if archive.is_file() else ""
-
     def _labels(self, names: list[str]) -> Tensor:
         """(N,) int64; -1 for a face without a class in the task."""
         path = self.folder / _ATTRIBUTES

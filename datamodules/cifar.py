@@ -69,11 +69,6 @@ class CIFAR10(ImageDataModule):
         source = self.source
         download_and_extract_archive(source.url, str(self.root), filename=source.filename, md5=source.tgz_md5)
 
-    def archive_hint(self, missing: Sequence[str]) -> str:
-        """See `ImageDataModule.archive_hint`."""
-        archive = self.root / str(self.source.filename)
-        return f"The archive {archive} is there (unpack with tar -xzf)." if archive.is_file() else ""
-
 
 class CIFAR100(CIFAR10):
     """60 000 colour photographs of 32×32 pixels in 100 fine classes (Krizhevsky 2009): 50 000 private, 10 000 test.

@@ -18,7 +18,7 @@ import torch
 from privacy.account import Budget, BudgetExceeded
 from privacy.annotators.base import Annotator, uncompiled
 from privacy.annotators.gradient import THEOREMS, GradientAnnotator
-from privacy.checks import check_count, check_probability
+from privacy.checks import check_count, check_positive, check_probability
 from privacy.events import Gaussian, LabelOnly, RandomizedResponse, Release, RevealedGaussian, Unbounded
 from privacy.guarantee import Guarantee, LabelStatement
 from privacy.ledger import Charge
@@ -305,10 +305,8 @@ class DirectLabelAnnotator(_OfLabels):
         noise: NoiseSource | None = None,
     ) -> None:
         super().__init__(budget=budget, noise=noise)
-        if not (epsilon > 0 and math.isfinite(epsilon)):
-            raise ValueError(f"epsilon must be above 0 and finite, got {epsilon}")
         _require_keepable(budget)
-        self.epsilon = epsilon
+        self.epsilon = check_positive("epsilon", epsilon)
         self.smallest = None if smallest is None else check_count("smallest", smallest, minimum=2)
         #: Kept responses, (N,), -1 where there is none yet; and the candidates that they were drawn among, (N, c).
         self.responses: torch.Tensor | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Literal
 
 import torch
@@ -10,7 +9,7 @@ from torch.nn import functional
 
 from privacy.account import Budget
 from privacy.annotators.base import Annotator, of_all_processes
-from privacy.checks import check_count
+from privacy.checks import check_count, check_positive
 from privacy.events import RandomizedResponse, Release, Repeated, Unbounded
 from privacy.ledger import Charge
 from privacy.mechanisms.description import THRESHOLDS, MechanismDescription
@@ -70,9 +69,7 @@ class LabelAnnotator(Annotator):
         noise: NoiseSource | None = None,
     ) -> None:
         super().__init__(budget=budget, noise=noise)
-        if not (epsilon > 0 and math.isfinite(epsilon)):
-            raise ValueError(f"epsilon must be above 0 and finite, got {epsilon}")
-        self.epsilon = epsilon
+        self.epsilon = check_positive("epsilon", epsilon)
         self.smallest = check_count("smallest", smallest, minimum=2)
         if labels not in ("hard", "soft"):
             raise ValueError(f"labels must be hard or soft, got {labels!r}")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from privacy.account import Budget, BudgetExceeded
 from privacy.accounting.calibration import max_count
 from privacy.annotators.base import Annotator, of_all_processes
-from privacy.checks import check_count
+from privacy.checks import check_count, check_positive
 from privacy.events import Gaussian, GaussianVotes, ThresholdCheck
 from privacy.ledger import Charge
 from privacy.mechanisms.description import MechanismDescription, of_shards
@@ -82,7 +82,7 @@ class VoteAnnotator(Annotator):
     ) -> None:
         super().__init__(budget=budget, noise=noise)
         kind = vote_mechanism(mechanism)  # refuses one whose cost is unknown
-        _positive("scale", scale)
+        check_positive("scale", scale)
         confident = {"threshold": threshold, "threshold_scale": threshold_scale, "max_responses": max_responses}
         if mechanism != "confident":
             if given := [name for name, value in confident.items() if value is not None]:
@@ -90,11 +90,11 @@ class VoteAnnotator(Annotator):
         else:
             if threshold is None or not math.isfinite(threshold):
                 raise ValueError(f"threshold must be a finite number of votes for 'confident', got {threshold}")
-            _positive("threshold_scale", threshold_scale)
+            check_positive("threshold_scale", threshold_scale or 0.0)
             if max_responses is not None:
                 check_count("max_responses", max_responses, minimum=1)
         if latent_epsilon is not None:
-            _positive("latent_epsilon", latent_epsilon)
+            check_positive("latent_epsilon", latent_epsilon)
         if data_dependent and kind.event is not GaussianVotes:
             raise ValueError(
                 f"data_dependent must be false unless mechanism is gaussian or confident, got {mechanism!r}"
@@ -312,8 +312,3 @@ class VoteAnnotator(Annotator):
             source=self.votes.source,
             published_source=self.votes.published_source,
         )
-
-
-def _positive(name: str, value: float | None) -> None:
-    if value is None or not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be positive and finite, got {value}")

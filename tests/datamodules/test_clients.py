@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -150,23 +149,6 @@ def test_a_clients_own_data_set_is_its_shard() -> None:
     others = [{"alpha": 0.1}, {"partition_seed": 1}, {"min_records": 50}, {"num_clients": 6}]
     names |= {ClientRecords(dataset=Digits(), client=2, **other).private_data for other in others}
     assert len(names) == 9
-
-
-def test_a_client_trains_with_privacy_on_a_ledger_of_its_own(folder: Path) -> None:
-    client = {"class_path": "ClientRecords", "init_args": {"dataset": {"class_path": "Digits"}, "client": 2}}
-    noisy = {"name": "SmallCNN", "arguments": {"norm": "group", "activation": "tanh"}}
-    config = {
-        "trainer": {"max_epochs": 2, "default_root_dir": "noisy"},
-        "model": {"class_path": "DPSGDTeacher", "init_args": {"network": noisy, "target_epsilon": 3.0}},
-        "data": {
-            "class_path": "PoissonSampled",
-            "init_args": {"dataset": client, "batch_size": 32, "steps_per_epoch": 3},
-        },
-    }
-    fit(config, *QUIET)
-    assert 2.9 < json.loads(Path("noisy/result.json").read_text())["epsilon_record"] <= 3.0
-    assert Path("ledgers/Digits-client-2-of-5-alpha0.5-seed0-min100-train.jsonl").is_file()
-    assert not Path("ledgers/Digits-train.jsonl").exists()
 
 
 def federation(folder: str, **data: Any) -> dict[str, Any]:

@@ -185,24 +185,6 @@ def test_the_page_names_the_noise_that_was_charged() -> None:
     assert not kept.plan.changed and not any("NOISE" in text for text in kept.stated.assumptions)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("noise of means", ("sigma=30 ", "sigma=1e+09 ")),
-        ("epsilon of a label", ("epsilon=0.1 ", "epsilon=1e-06 ")),
-        ("scale", ("N(0, 4^2)", "N(0, 1e+09^2)")),
-        ("scale of Laplace votes", ("Lap(4)", "Lap(1e+09)")),
-        ("batch size", ("B=32", "B=4,")),
-    ],
-)
-def test_every_annotator_names_it(name: str, words: tuple[str, str]) -> None:
-    kind, settings, changed = CHANGES[name]
-    first = fit(None, kind, wanted=20, calls=2, **settings)
-    after = fit(None, kind, wanted=20, calls=2, before=first, **{**settings, **changed})
-    assert words[0] in first.stated.mechanism and words[1] not in first.stated.mechanism
-    assert all(word in after.stated.mechanism for word in words)
-
-
 # Plans in the ledger.
 
 

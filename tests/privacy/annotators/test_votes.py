@@ -301,12 +301,12 @@ def test_data_dependent_figures_need_every_answer() -> None:
     ("settings", "message"),
     [
         ({"mechanism": "majority"}, "mechanism must be one of"),
-        ({"scale": 0.0}, "scale must be positive"),
+        ({"scale": 0.0}, "scale must be above 0"),
         ({"threshold": 3.0}, "only mechanism='confident'"),
         ({"mechanism": "confident"}, "threshold must be a finite number"),
-        ({"mechanism": "confident", "threshold": 3.0}, "threshold_scale must be positive"),
+        ({"mechanism": "confident", "threshold": 3.0}, "threshold_scale must be above 0"),
         ({**CONFIDENT, "max_responses": 0}, "max_responses must be"),
-        ({"latent_epsilon": -1.0}, "latent_epsilon must be positive"),
+        ({"latent_epsilon": -1.0}, "latent_epsilon must be above 0"),
         ({"data_dependent": True}, "data_dependent must be false unless"),
     ],
 )

@@ -34,25 +34,6 @@ def test_where_the_naive_form_overflows() -> None:
         math.exp(3388.1)
 
 
-@pytest.mark.parametrize(
-    ("rows", "sensitivity", "noise", "epsilon", "rel"),
-    [
-        (200 * 256, 2 * 256, 100, 676_029, 1e-6),  # per_sample, 200 steps
-        (200 * 256, 2, 100, 28.838725, 1e-6),  # per_sample_full, 200 steps
-        (1, 2 * 256, 100, 34.2, 1e-3),  # one batch_mean step
-        (59_681 * 256, 2, 100, 3388, 1e-4),
-        (139_273 * 256, 2, 100, 7639, 1e-4),
-        (179, 2, 100, 0.99808, 1e-5),  # ensemble
-        (180, 2, 100, 1.00114, 1e-5),
-        (256, 2, 100, 1.2151, 1e-4),
-        (10_004, 2, 100, 10.0, 1e-4),
-        (10, 0.2680511, 1, 3.6186, 1e-4),  # the winner of ten epsilon = 1 students
-    ],
-)
-def test_design_figures(rows: int, sensitivity: float, noise: float, epsilon: float, rel: float) -> None:
-    assert gaussian_epsilon(math.sqrt(rows) * sensitivity / noise, 1e-5) == pytest.approx(epsilon, rel=rel)
-
-
 @settings(max_examples=150, deadline=None)
 @given(st.floats(-7, 4), st.floats(-15, -0.5))
 def test_epsilon_inverts_delta_and_stays_on_the_safe_side(log_mu: float, log_delta: float) -> None:
