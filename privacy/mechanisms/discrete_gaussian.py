@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from privacy.checks import check_positive
 from privacy.mechanisms.bounding import clip_per_sample, zero_non_finite_samples
 from privacy.mechanisms.draws import uniform_integers
 from privacy.mechanisms.noise import NoiseSource
@@ -58,7 +57,8 @@ def discrete_gaussian(noise: NoiseSource, shape: Sequence[int], *, sigma: float)
     Raises:
         ValueError: `sigma` is out of range.
     """
-    sigma = _check_sigma(sigma)
+    if not _SIGMAS[0] <= sigma <= _SIGMAS[1]:
+        raise ValueError(f"sigma must be from 2**-40 to 2**40 lattice points, got {sigma}")
     draws = np.empty(math.prod(shape), dtype=np.int64)
     filled = 0
     while filled < draws.size:
@@ -104,8 +104,13 @@ def round_to_lattice(rows: torch.Tensor, *, norm_bound: float, granularity: floa
     >>> round_to_lattice(torch.tensor([[0.8, -0.3]]), norm_bound=1.0, granularity=0.25)
     tensor([[ 3, -1]])
     """
-    _check_rows(rows)
-    _check_lattice(norm_bound, granularity)
+    if rows.ndim != 2 or rows.shape[1] == 0 or not rows.is_floating_point():
+        raise ValueError(f"rows must be floating point of shape (B, c), got {rows.dtype} {tuple(rows.shape)}")
+    fraction, exponent = math.frexp(granularity)
+    if fraction != 0.5 or abs(exponent) > _EXPONENTS:
+        raise ValueError(f"granularity must be a power of two from 2**-512 to 2**511, got {granularity}")
+    if not 0 < norm_bound <= _LARGEST * granularity:
+        raise ValueError(f"norm_bound must be at most 2**52 times granularity = {granularity}, got {norm_bound}")
     # The norm that clip_per_sample measures is wrong by up to 2^-53 of itself for each column.
     limit = norm_bound * (1.0 - (rows.shape[1] + 8) * 2.0**-52)
     clipped = clip_per_sample(zero_non_finite_samples(rows), norm_bound=limit)
@@ -180,31 +185,3 @@ def _scaled_exp(exponent: Fraction, bits: int) -> tuple[int, int]:
         value = (-decimal.Decimal(exponent.numerator) / decimal.Decimal(exponent.denominator)).exp()
         whole = int(value * decimal.Decimal(1 << bits))
     return max(0, whole - 1), whole + 2
-
-
-def _check_sigma(sigma: float) -> float:
-    value = check_positive("sigma", sigma)
-    if not _SIGMAS[0] <= value <= _SIGMAS[1]:
-        raise ValueError(f"sigma must be from 2**-40 to 2**40 lattice points, got {value}")
-    return value
-
-
-def _check_granularity(granularity: float) -> float:
-    value = check_positive("granularity", granularity)
-    fraction, exponent = math.frexp(value)
-    if fraction != 0.5 or not -_EXPONENTS < exponent <= _EXPONENTS:
-        near = 2.0 ** (max(1 - _EXPONENTS, min(_EXPONENTS, exponent)) - 1)
-        allowed = f"a power of two from 2**-512 to 2**511, such as {near}"
-        raise ValueError(f"granularity must be {allowed}, got {granularity}")
-    return value
-
-
-def _check_lattice(norm_bound: float, granularity: float) -> None:
-    steps = check_positive("norm_bound", norm_bound) / _check_granularity(granularity)
-    if not steps <= _LARGEST:
-        raise ValueError(f"norm_bound must be at most 2**52 times granularity = {granularity}, got {norm_bound}")
-
-
-def _check_rows(rows: torch.Tensor) -> None:
-    if rows.ndim != 2 or rows.shape[1] == 0 or not rows.is_floating_point():
-        raise ValueError(f"rows must be floating point of shape (B, c), got {rows.dtype} {tuple(rows.shape)}")
