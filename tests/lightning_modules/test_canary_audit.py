@@ -22,6 +22,7 @@ import torch
 from lightning import Callback, Trainer
 from numpy.typing import NDArray
 from scipy import stats
+from support.attacks import rounds
 from torch import nn
 
 from datamodules import ImageDataModule, ImageDataset, PoissonSampled
@@ -31,7 +32,7 @@ from lightning_modules import Clipping, DPSGDTeacher
 from lightning_modules.teachers.exact_noise import ExactNoise
 from privacy import Gaussian, NoiseSource, SampledGaussian, SystemNoise, audit, compose
 from privacy.accounting.calibration import calibrate_noise
-from privacy.auditing import AuditResult, Sampler, Score, rounds
+from privacy.auditing import AuditResult, Sampler, Score
 
 pytestmark = pytest.mark.slow
 
