@@ -231,12 +231,8 @@ class DirectTraining(Teacher):
 
     def on_train_start(self) -> None:
         """Fixes the plan, before the first release: the guarantee covers the plan."""
-        self.run.fix_plan(self._calls_wanted)
-
-    def _calls_wanted(self) -> int | None:
-        """Calls that are charged in this run in all, with those before; None where no end is known."""
-        made, ahead = self.annotator.calls_made(), self._calls_ahead()
-        return None if ahead is None else made + self.annotator.affordable(limit=ahead) if ahead else made
+        ahead = self._calls_ahead()
+        self.run.fix_plan(lambda: ahead and self.annotator.affordable(limit=ahead))
 
     def _calls_ahead(self) -> int | None:
         if isinstance(self.annotator, DirectLabelAnnotator):

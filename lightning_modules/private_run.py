@@ -117,8 +117,13 @@ class PrivateRun:
             )
             trainer.should_stop = True
 
-    def fix_plan(self, wanted: Callable[[], int | None]) -> None:
-        """Fixes the plan and writes it into the ledger; see `Annotator.fix_plan`."""
+    def fix_plan(self, ahead: Callable[[], int | None]) -> None:
+        """Fixes the plan and writes it into the ledger, given the calls yet to make; see `Annotator.fix_plan`."""
+
+        def wanted() -> int | None:
+            calls = ahead()
+            return None if calls is None else self.annotator.calls_made() + calls
+
         self.plan = self.annotator.fix_plan(self.plan, wanted)
 
     def figures(self) -> dict[str, float]:

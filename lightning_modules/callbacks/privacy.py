@@ -58,12 +58,7 @@ class PrivacyCourse(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fixes the plan, before the first query: the guarantee covers it."""
         module = data_free(pl_module)
-
-        def wanted() -> int | None:
-            ahead = module.calls_ahead(steps_of_fit(trainer))
-            return None if ahead is None else module.annotator.calls_made() + ahead
-
-        module.run.fix_plan(wanted)
+        module.run.fix_plan(lambda: module.calls_ahead(steps_of_fit(trainer)))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -23,7 +23,7 @@ def plan(*fits: tuple[int, int | None], **settings: Any) -> Plan:
         run = PrivateRun(annotator)
         if made:
             run.load(made)
-        run.fix_plan(lambda wanted=wanted: wanted)  # type: ignore[misc]
+        run.fix_plan(lambda ahead=None if wanted is None else wanted - calls: ahead)  # type: ignore[misc]
         made = run.state()
     return run.plan
 
