@@ -158,7 +158,7 @@ class DirectTraining(Teacher):
         optimizer.zero_grad()
         self.manual_backward(loss)
         optimizer.step()
-        if self._cycle is not None:
+        if self.optimizer_factory is None and self.scheduler_factory is None:
             self._scheduler.step()
 
     def _labels_of(self, records: Tensor) -> Tensor:
@@ -253,7 +253,7 @@ class DirectTraining(Teacher):
 
     def on_train_epoch_end(self) -> None:
         """Steps a schedule of the user's."""
-        if self._cycle is None and self.scheduler_factory is not None:
+        if self.scheduler_factory is not None:
             self._scheduler.step()
 
     def guarantee(self) -> Guarantee:

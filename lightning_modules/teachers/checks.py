@@ -81,10 +81,7 @@ def show_accuracy(teacher: PrivateModel, run: PrivateRun, trainer: Trainer, devi
     run.note(ACCURACY_ACCESS)
     data = datamodule_of(trainer)
     if data is None:
-        raise ValueError(
-            "teacher.checks.accuracy is measured on the test split of a data module: fit with datamodule=..., or leave "
-            "it out"
-        )
+        raise ValueError("teacher.checks.accuracy is measured on the test split of a data module: fit with one")
     if not trainer.is_global_zero:
         return
     data.setup("test")
@@ -113,14 +110,8 @@ def try_foreign(
 ) -> None:
     """Tries a teacher that was not trained here on procedural images, and warns of what its owner should know.
 
-    A non-private access: nothing of it may be published, stored or chosen by.
-
-    Args:
-        teacher: It.
-        run: Notes that it was done.
-        image_shape: (C, H, W) of the run's images.
-        prior: The run's, where it has one.
-        named: The setting of the teacher, for messages.
+    A non-private access, which `run` notes: nothing of it may be published, stored or chosen by. Messages call the
+    teacher's setting `named`.
 
     Raises:
         TeacherError: Its outputs are not what was stated.
@@ -142,9 +133,8 @@ def try_foreign(
     _require_stated(stated.raw, outputs, whose=whose, named=f"{named}.outputs", count=count)
     if (stated.raw - stated.raw[0]).abs().max() <= 1e-6 * stated.raw.abs().max():
         rank_zero_warn(
-            f"{whose} gives the same outputs for {count}: its students can learn nothing. Its weights may be untrained "
-            f"or of another network, or its input far from what it was trained with: state {named}.input (range, or "
-            "mean and std)"
+            f"{whose} gives the same outputs for {count}: its students can learn nothing. Check its weights, and state "
+            f"{named}.input (range, or mean and std)"
         )
         return
     tried = [(_Response.of(network, other(images), outputs), other) for other in _plausible(takes, image_shape)]
@@ -155,14 +145,13 @@ def try_foreign(
     )
     if better is not None:
         rank_zero_warn(
-            f"{whose} seems to have been trained with another range of pixels than it is given: with "
-            f"{_words(better[1], named)} its decisions on {count} are more diverse, or surer, than with "
-            f"{_words(takes, named)}. State what it was trained with; this is a guess, and nothing was changed"
+            f"{whose} seems to have been trained with another range of pixels: with {_words(better[1], named)} its "
+            f"decisions on {count} are more diverse, or surer, than with {_words(takes, named)}. Nothing was changed"
         )
     if stated.classes == 1:
         rank_zero_warn(
-            f"{whose} gives one class for all of {count}. Where it was trained with pixels that are not in [-1, 1], "
-            f"state {named}.input (range, or mean and std), and its size and channels where they are not the data's"
+            f"{whose} gives one class for all of {count}: state {named}.input where it was trained with other pixels "
+            "than in [-1, 1], or another size"
         )
 
 
@@ -241,10 +230,7 @@ def _require_stated(raw: Tensor, stated: TeacherOutputs, *, whose: str, named: s
         found = "log_probabilities"
     # Log-probabilities are logits as well.
     if found != stated and not (found == "log_probabilities" and stated == "logits"):
-        raise TeacherError(
-            f"{whose} gives {found} for {count}, and {named} states {stated}: its students would be of little use. "
-            f"State {named}: {found}"
-        )
+        raise TeacherError(f"{whose} gives {found} for {count}, and {named} states {stated}. State {named}: {found}")
 
 
 def _plausible(stated: TeacherInput, image_shape: tuple[int, int, int]) -> list[TeacherInput]:
@@ -252,13 +238,8 @@ def _plausible(stated: TeacherInput, image_shape: tuple[int, int, int]) -> list[
     if stated.shape(image_shape)[0] != 3:
         mean, std = [round(sum(mean) / 3, 3)], [round(sum(std) / 3, 3)]
     plain = replace(stated, range=None, mean=None, std=None)
-    ranges = [
-        plain,
-        replace(plain, range=[0.0, 1.0]),
-        replace(plain, range=[0.0, 255.0]),
-        replace(plain, mean=mean, std=std),
-    ]
-    return [one for one in ranges if one != stated and not (one == plain and stated.range == [-1.0, 1.0])]
+    ranges = [replace(plain, range=[0.0, 1.0]), replace(plain, range=[0.0, 255.0]), replace(plain, mean=mean, std=std)]
+    return [one for one in [plain] * (stated.range != [-1.0, 1.0]) + ranges if one != stated]
 
 
 def _words(takes: TeacherInput, named: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -29,14 +28,12 @@ def log_prior_of(class_prior: Sequence[float], *, num_classes: int) -> Tensor:
     """
     try:
         shares = [float(share) for share in class_prior]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError):
+        shares = []
+    usable = len(shares) == num_classes and all(share > 0 for share in shares)
+    if not usable or not abs(sum(shares) - 1) <= _ROUNDING:
         raise ValueError(
-            f"class_prior must be {num_classes} numbers above 0, one for each class, got {class_prior!r}"
-        ) from error
-    usable = all(math.isfinite(share) and share > 0 for share in shares)
-    if len(shares) != num_classes or not usable or abs(sum(shares) - 1) > _ROUNDING:
-        raise ValueError(
-            f"class_prior must be {num_classes} numbers above 0 that add up to 1, one for each class, got {shares}"
+            f"class_prior must be {num_classes} numbers above 0 that add up to 1, one for each class, got {class_prior}"
         )
     # In float64: float32 has no number for the smallest frequencies, and of a logit of minus infinity no finite loss.
     return torch.tensor(shares, dtype=torch.float64).log().float()

@@ -76,9 +76,8 @@ def read_file(file: Path) -> Any:
         pickled = re.search(r"Unsupported global: GLOBAL ([\w.]+)", str(error))
         if pickled is None:
             raise TeacherError(
-                f"teacher {file} cannot be read as plain weights ({type(error).__name__}: {str(error)[:300]}). Give a "
-                "checkpoint of `LightningCLI fit` with a Teacher, or a file written by torch.save(model.state_dict(), "
-                "...), by safetensors, or an ONNX graph (*.onnx)"
+                f"teacher {file} cannot be read as plain weights ({str(error)[:300]}): give a checkpoint of a Teacher, "
+                "a file of torch.save(model.state_dict(), ...) or of safetensors, or an ONNX graph (*.onnx)"
             ) from error
         weights = 'content["state_dict"] if isinstance(content, dict) else content.state_dict()'
         load = f'torch.load("{file}", weights_only=False)'
@@ -122,8 +121,7 @@ def weights_in(content: Any, file: Path) -> dict[str, torch.Tensor]:
     if isinstance(content, Mapping) and "ensemble" in content:
         raise TeacherError(
             f"{file} holds an ensemble, and this method takes one teacher: set model.annotator.release to ensemble for "
-            "DPDFD, or take MeanResponseAnnotator for Distillation or VoteAnnotator for DGD. A federation's "
-            "LocalClients take it by itself (teachers=FILE), or a file of one teacher for each client"
+            "DPDFD, take MeanResponseAnnotator for Distillation, VoteAnnotator for DGD, or LocalClients (teachers=FILE)"
         )
     found = content
     while isinstance(found, Mapping):
@@ -141,11 +139,6 @@ def fitted_weights(weights: _Weights, network: nn.Module, *, file: Path) -> dict
     `model`, where the result has all that the network needs and nothing else. Where nothing fits, they are those that
     an error can name.
 
-    Args:
-        weights: As they stand in the file.
-        network: What they are for.
-        file: For messages.
-
     Raises:
         TeacherError: Several networks in the file fit.
     """
@@ -159,8 +152,7 @@ def fitted_weights(weights: _Weights, network: nn.Module, *, file: Path) -> dict
     fitting = [prefix for prefix, named in candidates.items() if _fits(named, network)]
     if len(fitting) > 1 and "network" not in fitting:
         raise TeacherError(
-            f"teacher {file} holds {len(fitting)} networks that fit, {' and '.join(sorted(fitting))}: save the one "
-            "that is meant in a file of its own"
+            f"teacher {file} holds {len(fitting)} networks that fit, {' and '.join(sorted(fitting))}: save the one"
         )
     # Our own checkpoints have the network under that name.
     return candidates[fitting[0] if len(fitting) == 1 else "network" if "network" in candidates else ""]

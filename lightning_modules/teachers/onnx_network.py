@@ -39,20 +39,13 @@ class OnnxNetwork(nn.Module):
             model: Any = onnx.load(str(file))
             session: Any = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
         except ImportError as error:
-            raise TeacherError(
-                f"teacher {file} is in ONNX, which needs onnx and onnxruntime: pip install "
-                "'private-model-transcription[onnx]'"
-            ) from error
+            raise TeacherError(f"teacher {file}: pip install 'private-model-transcription[onnx]' to read it") from error
         except Exception as error:  # each of the two has errors of its own
-            raise TeacherError(
-                f"teacher {file} cannot be read as ONNX ({type(error).__name__}: {str(error)[:300]})"
-            ) from error
+            raise TeacherError(f"teacher {file} cannot be read as ONNX ({str(error)[:300]})") from error
         inputs = session.get_inputs()
         if len(inputs) != 1 or inputs[0].type != "tensor(float)" or len(inputs[0].shape) != 4:
             found = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in inputs)
-            raise TeacherError(
-                f"teacher {file} must take images only, one float32 input of 4 dimensions (N, C, H, W), got {found}"
-            )
+            raise TeacherError(f"teacher {file} must take one float32 input (N, C, H, W), got {found}")
         weights = [onnx.numpy_helper.to_array(one) for one in model.graph.initializer]
         if not all(np.isfinite(one).all() for one in weights if one.dtype.kind == "f"):
             raise TeacherError(f"teacher {file} holds weights that are not finite")

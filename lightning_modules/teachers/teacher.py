@@ -16,9 +16,9 @@ from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain
 from lightning_modules.runtime.predictions import prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.runs import is_dev_run
+from lightning_modules.setting_checks import check_number
 from lightning_modules.teachers.class_prior import PriorCrossEntropy, log_prior_of
 from lightning_modules.teachers.own_training import OwnTraining
-from privacy.identity import CheckpointError
 
 __all__ = ["Teacher"]
 
@@ -58,8 +58,7 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
         class_prior: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing must lie in [0, 1), got {label_smoothing}")
+        check_number("label_smoothing", label_smoothing, least=0, below=1)
         self.save_hyperparameters()
         keep_plain_hyperparameters(self)
         self.num_classes = num_classes
@@ -77,9 +76,6 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
         self.criterion = PriorCrossEntropy(log_prior, label_smoothing=label_smoothing)
         self.evaluation = Evaluation(num_classes)
         self.own_training = OwnTraining(type(self).__name__)
-        #: Steps of the one-cycle schedule, of this fit and of the checkpoint it resumes.
-        self._cycle: int | None = None
-        self._cycle_before: int | None = None
 
     def setup(self, stage: str) -> None:
         """Refuses a strategy that is not supported.
@@ -91,17 +87,7 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
             check_strategy(self.trainer, averages_itself=not self.automatic_optimization)
 
     def on_fit_start(self) -> None:
-        """Gives the training its identity, which distinguishes this teacher from any other.
-
-        Raises:
-            CheckpointError: More steps than the schedule of the rate was made for.
-        """
-        if self._cycle is not None and self._cycle_before is not None and self._cycle > self._cycle_before:
-            raise CheckpointError(
-                f"the rate follows one cycle over {self._cycle_before} steps, which the checkpoint is part of, and "
-                f"this fit has {self._cycle} in all: resume with the same trainer.max_epochs and data.batch_size, give "
-                "model.optimizer from the start, or start a new run without --ckpt_path"
-            )
+        """Gives the training its identity, which distinguishes this teacher from any other."""
         self.own_training.begin(self)
         self.own_training.register(None, in_memory=is_dev_run(self.trainer))
 
@@ -132,9 +118,9 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
         if self.optimizer_factory is None:
             optimizer: torch.optim.Optimizer = torch.optim.Adam(self.parameters(), lr=3e-3)
             if self.scheduler_factory is None:
-                steps = int(self.trainer.estimated_stepping_batches)
-                self._cycle = steps
-                cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps)
+                cycle = torch.optim.lr_scheduler.OneCycleLR(
+                    optimizer, max_lr=3e-3, total_steps=int(self.trainer.estimated_stepping_batches)
+                )
                 return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
         else:
             optimizer = self.optimizer_factory(self.parameters())
@@ -148,5 +134,4 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keeps the identity of the resumed training."""
-        self._cycle_before = next((state.get("total_steps") for state in checkpoint.get("lr_schedulers", ())), None)
         self.own_training.load(checkpoint)

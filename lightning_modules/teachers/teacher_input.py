@@ -44,19 +44,15 @@ class TeacherInput:
             raise ValueError("teacher.input takes either range, or mean and std, got both")
         ends = [-math.inf, *(self.range or [0, 1]), math.inf]
         if len(ends) != 4 or not ends[0] < ends[1] < ends[2] < ends[3]:
-            raise ValueError(
-                f"teacher.input.range must be a lowest and a highest value, such as [0, 1], got {self.range}"
-            )
+            raise ValueError(f"teacher.input.range must be a lowest and a highest value, got {self.range}")
         if len(mean) != len(std) or not all(map(math.isfinite, [*mean, *std])) or min(std, default=1) <= 0:
             raise ValueError(
                 "teacher.input.mean and std must be equally many finite numbers, one or one for each channel, and std "
                 f"above 0, got {self.mean} and {self.std}"
             )
-        sides = self.size if isinstance(self.size, list) else [self.size or 1]
-        if self.size == 0 or len(sides) not in (1, 2) or any(type(one) is not int or one < 1 for one in sides):
-            raise ValueError(
-                f"teacher.input.size must be a side of 1 or more pixels, or height and width, got {self.size}"
-            )
+        sides = self.size if isinstance(self.size, list) else [1 if self.size is None else self.size]
+        if len(sides) not in (1, 2) or any(type(one) is not int or one < 1 for one in sides):
+            raise ValueError(f"teacher.input.size must be a side of 1 or more, or height and width, got {self.size}")
         if self.channels not in (None, 1, 3):
             raise ValueError(f"teacher.input.channels must be 1 or 3, got {self.channels}")
 
@@ -68,15 +64,10 @@ class TeacherInput:
         """
         channels, height, width = image_shape
         if self.channels not in (None, channels) and channels not in (1, 3):
-            raise ValueError(
-                f"teacher.input.channels={self.channels} can be made of images with 1 or 3 channels, and these have "
-                f"{channels}"
-            )
+            raise ValueError(f"teacher.input.channels={self.channels} needs images of 1 or 3 channels, got {channels}")
         channels = self.channels or channels
         if self.mean is not None and len(self.mean) not in (1, channels):
-            raise ValueError(
-                f"teacher.input.mean must be one number or one for each of {channels} channels, got {self.mean}"
-            )
+            raise ValueError(f"teacher.input.mean must be one number or one for each channel, got {self.mean}")
         if isinstance(self.size, list):
             return channels, self.size[0], self.size[-1]
         return channels, self.size or height, self.size or width

@@ -185,14 +185,6 @@ def test_without_the_comparison_settings_are_dropped(folder: Path, monkeypatch: 
     assert other.model.draw_seed == 3  # the mutant draws by the seed of the checkpoint, and says nothing
 
 
-@pytest.mark.slow
-def test_a_cycle_of_the_rate_is_not_made_longer(folder: Path) -> None:
-    config = of_teacher("Teacher", {**DIGITS})
-    fit(config)
-    with pytest.raises(CheckpointError, match=r"one cycle over \d+ steps, .*this fit has \d+ in all"):
-        fit(config, LAST, "--trainer.max_epochs=2")
-
-
 @pytest.fixture
 def tested(folder: Path) -> Path:
     """A student's run in `run`, its configuration in `given.json`."""

@@ -81,12 +81,10 @@ def test_graphs_that_are_of_no_use(network: nn.Module, monkeypatch: pytest.Monke
     with pytest.raises(TeacherError, match="not finite"):
         TeacherConfig(path="infinite.onnx").load(**SHAPE)
     export(nn.Linear(4, 10), "rows.onnx", images=torch.zeros(2, 4))
-    with pytest.raises(TeacherError, match=r"must take images only, one float32 input of 4 dimensions"):
+    with pytest.raises(TeacherError, match=r"must take one float32 input"):
         TeacherConfig(path="rows.onnx").load(**SHAPE)
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(
-        TeacherError, match=r"needs onnx and onnxruntime: pip install 'private-model-transcription\[onnx\]'"
-    ):
+    with pytest.raises(TeacherError, match=r"pip install 'private-model-transcription\[onnx\]'"):
         TeacherConfig(path="teacher.onnx").load(**SHAPE)
 
 
