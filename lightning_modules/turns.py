@@ -71,7 +71,7 @@ class TakingTurns(_Module):
         return found
 
     def descend(self, name: str, loss: torch.Tensor, *, scheduled: bool = True) -> None:
-        """One step of an optimizer, and of its schedule, down a loss, its mean over processes."""
+        """One step of an optimizer and its schedule on a loss, averaged over processes."""
         optimizer = self.optimizer(name)
         optimizer.zero_grad()
         if self.processes.size == 1:

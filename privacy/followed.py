@@ -50,10 +50,10 @@ class FollowedLedger(Ledger):
         raise self._not_here()
 
     def settle(self) -> None:
-        """Nothing: process 0 does."""
+        """Does nothing: process 0 does it."""
 
     def refresh(self) -> None:
-        """Nothing: process 0 does."""
+        """Does nothing: process 0 does it."""
 
     def _locked(self) -> NoReturn:
         raise self._not_here()

@@ -1,4 +1,4 @@
-"""Data-free methods, as their callbacks know them."""
+"""Type of the data-free methods, for callbacks: they must not import the base class."""
 
 from __future__ import annotations
 

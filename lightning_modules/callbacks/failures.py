@@ -1,4 +1,4 @@
-"""Keeps an error of one process from becoming a wait of all."""
+"""Stops all processes when one of them fails, instead of leaving the others waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network of a training by DP-SGD: how its records are clipped, in how many views; it keeps none of them."""
+"""The network of a DP-SGD training: how per-record gradients are clipped, and over how many views of a record."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class _OfLabels(Annotator):
         return replace(whole, labels=labels)
 
     def _charge_alone(self, charge: Charge) -> None:
-        """Charges one release whose kind is rare: a block of the ledger would count what is never made.
+        """Charges a single release: a block of the ledger would count releases of a rare kind that are never made.
 
         Raises:
             BudgetExceeded: The target does not allow it: nothing is charged.
@@ -99,7 +99,7 @@ class _OfLabels(Annotator):
 class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
     """DPDFD Algorithm 3: bounded, noised gradients of each private record's own loss w.r.t. the model's outputs.
 
-    A label moves one row, by 2C at most (C·g/‖g‖ may turn round: at p = (1/2, 1/2) it does), in every step that its
+    A label moves one row, by 2C at most (C·g/‖g‖ may be reversed, as at p = (1/2, 1/2)), in every step that its
     record takes part in. So μ of one such step is 2C over the standard deviation of the noise on that row:
 
     | `release` | noise | μ of one step |
@@ -112,7 +112,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
     Sampling amplifies nothing, since images show who took part. Poisson: a step happens to a record with probability q,
     and δ = Σ_K Bin(K; T, q)·δ_GDP(√K μ) for T steps. Passes: a record takes part once in a pass, so that a pass costs
     what one step costs, and E passes √E μ; the annotator gets the records taking part and charges a new pass when one
-    does so again. B is the nominal size of a batch, whatever came: noise that followed it would need another proof.
+    does so again. B is the nominal batch size: noise that followed the size drawn would need its own proof.
 
     The figure of DPDFD's Theorem 3, which Table 4 is indexed by, is that of `GradientAnnotator`: a claim.
 
