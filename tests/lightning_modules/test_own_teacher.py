@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
-from support.runs import QUIET, checkpoint, configuration, distil, fit
+from support.runs import QUIET, checkpoint, distil
 from torch import nn
 from torch.nn import functional as F
 
@@ -247,37 +246,3 @@ def test_a_classifier_of_ones_own_by_settings_alone(
     # By its saved configuration alone.
     again = main(["fit", "--config", "run/config.yaml", "--trainer.default_root_dir=again"])
     assert again is not None and again.model.steps_done == 2
-
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "mobilenet_v2": {},
-    "googlenet": {"init_weights": False},
-    "vit_b_16": {"image_size": 64},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_families_of_imagenet(place: Path, family: str) -> None:
-    """Three of DPDFD Table 3's teachers, untrained: a file of torchvision's, one step of B=2 at 64 pixels."""
-    torch.manual_seed(0)
-    network = getattr(torchvision.models, family)(**FAMILIES[family], num_classes=1000).eval()
-    torch.save(network.state_dict(), "zoo.pth")
-    model = {
-        "teacher": "zoo.pth",
-        "teacher_network": {"name": f"torchvision.models.{family}", "arguments": FAMILIES[family]},
-        "teacher_input": {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]},
-        "images": "prior",
-        "private_data": "ImageNet/train",
-        "student": {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}},
-    }
-    config = configuration(model=model, dataset="support.random_images.ColourThousand", steps=1)
-    config["data"]["init_args"]["batch_size"] = 2
-    cli = fit(config)
-    assert cli.model.steps_done == 1 and cli.model.annotator.account.queries() == 2
-    images = torch.rand(2, 3, 64, 64) * 2 - 1
-    stated = TeacherInput(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
-    with torch.no_grad():
-        expected = network(stated(images))
-    assert torch.allclose(cli.model.teacher.logits(images), expected, atol=1e-3, rtol=1e-3)

@@ -105,7 +105,7 @@ BAD: list[Bad] = [
     ("a teacher that is missing", (*FIT, "--model.teacher=teachers/missing.ckpt"), None,
      "teacher checkpoint teachers/missing.ckpt does not exist"),
     ("a teacher's file cut short", (*FIT, "--model.teacher=teachers/half.ckpt"), _truncate,
-     "teacher teachers/half.ckpt cannot be read as plain weights (RuntimeError"),
+     "teacher teachers/half.ckpt cannot be read as plain weights (PytorchStreamReader"),
     ("a teacher of another network", (*FIT, "--model.teacher=teachers/other.pt", "--model.teacher.network=SmallCNN"),
      _other_architecture, "the weights in teacher teachers/other.pt do not fit the architecture SmallC"),
     ("data that are missing", MNIST, None, "MNIST: 2 file(s) missing in data/MNIST/raw:"),

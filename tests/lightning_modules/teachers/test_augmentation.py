@@ -34,9 +34,3 @@ def test_views_are_moves_and_mirror_images_of_their_own_image() -> None:
         assert bool((same.sum(dim=1) == 1).all()) and bool(same.any(dim=0).all())
         # Each of 18 about 11 times.
         assert int(same.sum(dim=0).min()) >= 2 and int(same.sum(dim=0).max()) <= 30
-
-
-def test_views_without_moves_are_copies() -> None:
-    images = torch.rand(2, 1, 4, 4)
-    assert torch.equal(Views(count=3, shift=0).draw(images, Seeded()), images.repeat_interleave(3, dim=0))
-    assert Views().draw(images, Seeded()) is images

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import math
 from pathlib import Path
@@ -10,38 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from support.dp_teachers import SMALL, teacher_by_dp_sgd, train
-from support.features import linear_spec
+from support.dp_teachers import SMALL, teacher_by_dp_sgd
 from support.runs import configuration, fit
-from support.seeded import Seeded
 from torch import nn
 from torch.nn import functional as F
 
-from datamodules import Digits, PoissonSampled
-from lightning_modules import DPSGDTeacher, Teacher
-from lightning_modules.teachers import class_prior as module
+from lightning_modules import Teacher
 from lightning_modules.teachers.class_prior import log_prior_of
 from lightning_modules.teachers.record_clipping import linear_sums
-from privacy.identity import CheckpointError
 
 FREQUENCIES = (0.75, 0.2, 0.05)
-
-
-def test_the_example() -> None:
-    assert doctest.testmod(module).failed == 0
 
 
 @pytest.mark.parametrize("given", [[0.5, 0.5], [0.5, 0.5, 0.0], [0.5, 0.3, math.nan], [0.5, 0.5, 0.5], 0.5, ["a"] * 3])
 def test_what_is_no_frequency_is_refused_by_name(given: Any) -> None:
     with pytest.raises(ValueError, match="class_prior must be 3 numbers above 0"):
         Teacher(num_classes=3, image_shape=(1, 8, 8), class_prior=given)
-
-
-def test_the_rarest_of_classes_has_a_finite_loss() -> None:
-    log_prior = log_prior_of([1e-300, 0.5, 0.5], num_classes=3)
-    assert log_prior.dtype == torch.float32 and bool(log_prior.isfinite().all())
-    assert float(log_prior[0]) == pytest.approx(-300 * math.log(10))
-    assert bool(F.cross_entropy(torch.zeros(1, 3) + log_prior, torch.tensor([0])).isfinite())
 
 
 def linear_classifier(num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
@@ -96,48 +79,6 @@ def test_clipped_sums_are_those_of_the_adjusted_loss() -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_every_way_of_clipping_takes_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of equal coins and noise."""
-
-    def weights(name: str, clipping: str, prior: list[float] | None) -> torch.Tensor:
-        stream = Seeded(seed=3)
-        monkeypatch.setattr("privacy.mechanisms.noise.SystemNoise.words", lambda self, count: stream.words(count))
-        teacher = teacher_by_dp_sgd(
-            name,
-            epochs=1,
-            noise_multiplier=1.0,
-            clipping=clipping,
-            network=linear_spec(scales=1, groups=9),
-            class_prior=prior,
-        )
-        assert teacher.clipped.mode == clipping
-        return torch.cat([p.detach().flatten() for p in teacher.network.parameters()])
-
-    rare = [0.91] + [0.01] * 9
-    flat, ghost, linear = (weights(name, name, rare) for name in ("flat", "ghost", "linear"))
-    assert torch.allclose(flat, linear, atol=1e-4) and torch.allclose(ghost, linear, atol=1e-3)
-    # Negative control: without it the steps are others.
-    assert not torch.allclose(weights("without", "linear", None), linear, atol=1e-2)
-
-
-def test_no_script_resumes_with_frequencies_that_the_guarantee_leaves_unsaid() -> None:
-    """The command compares all settings; a script has the module alone."""
-    data = PoissonSampled(dataset=Digits(), batch_size=128, steps_per_epoch=3)
-
-    def made(prior: list[float] | None) -> DPSGDTeacher:
-        settings: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "network": linear_classifier}
-        return DPSGDTeacher(noise_multiplier=1.0, class_prior=prior, **settings)
-
-    prior = [0.19] + [0.09] * 9
-    train(made(prior), data, save="first.ckpt")
-    for other in (None, prior[::-1]):
-        with pytest.raises(CheckpointError, match=r"class_prior was \[0\.19, .* and is .* now"):
-            train(made(other), data, epochs=2, resume="first.ckpt")
-    resumed = made(prior)
-    train(resumed, data, epochs=2, resume="first.ckpt")
-    assert len(resumed.accountant) == 6
 
 
 def test_a_student_states_what_its_teachers_guarantee_rests_on() -> None:

@@ -15,14 +15,11 @@ from torch import Tensor
 from datamodules.images import ImageDataset
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import memory
-from lightning_modules.networks.kernels import spherical_kmeans
-from lightning_modules.networks.patches import random_patches
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 
 NETWORKS: dict[str, Any] = {
     "patches": linear_spec("Patches", whitening={"images": 20, "mirrored": True}, filters=8, patch=3),
     "kernels": linear_spec("Kernels", whitening={"images": 20, "mirrored": True}, first_anchors=6, anchors=8, cells=1),
-    "whitened scattering": linear_spec(whitening={"images": 20}, groups=9),
     "scattering": linear_spec(),
 }
 
@@ -95,25 +92,3 @@ def test_the_mutant_that_whitens_by_the_records_is_seen(tmp_path: Path, monkeypa
     monkeypatch.setattr(ClippedNetwork, "refuse_written_state", lambda self: None)  # which sees it too
     found = differing("patches", monkeypatch)
     assert {"feature_extractor.mean", "logits of public images"} <= found
-
-
-def test_the_mutant_that_finds_anchors_on_the_records_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    prepare = DPSGDTeacher._precompute
-
-    def of_the_records(self: DPSGDTeacher) -> None:
-        images = self._poisson.dataset.train_records.__getitems__(range(100))[0]
-        plain: Any = self.network.feature_extractor.plain  # type: ignore[union-attr]
-        patches = random_patches(
-            plain._first_maps(images, plain.first, plain.first_factor),
-            3,
-            count=500,
-            generator=torch.Generator().manual_seed(0),
-        )
-        plain.second.copy_(spherical_kmeans(patches, count=8).reshape(plain.second.shape))
-        prepare(self)
-
-    monkeypatch.setattr(DPSGDTeacher, "_precompute", of_the_records)
-    monkeypatch.setattr(ClippedNetwork, "refuse_written_state", lambda self: None)  # which sees it too
-    found = differing("kernels", monkeypatch)
-    assert {"feature_extractor.plain.second", "logits of public images"} <= found
