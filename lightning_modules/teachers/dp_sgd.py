@@ -114,8 +114,7 @@ class DPSGDTeacher(Teacher):
         self.clipped = ClippedNetwork(self.network, self.clipping, self.criterion)
         if problems := ModuleValidator.validate(self.network):
             raise ValueError(
-                f"model.network: DP-SGD needs each record by itself: {problems[0]}. Take GroupNorm or no norm, for "
-                "example {name: SmallCNN, arguments: {norm: group, activation: tanh}}"
+                f"model.network: DP-SGD needs each record by itself: {problems[0]}. Take GroupNorm or no norm"
             )
         self.noise = noise or SystemNoise()
         self.steps = PlannedSteps(
@@ -141,19 +140,15 @@ class DPSGDTeacher(Teacher):
     def _prepare_fit(self) -> None:
         data = self._poisson
         if (precision := str(self.trainer.precision)) not in ("32-true", "64-true"):
-            raise ValueError(
-                f"trainer.precision must be 32-true or 64-true for DP-SGD, got {precision!r}: in half precision "
-                "gradients were measured beyond the norm that they are clipped to"
-            )
+            # In half precision gradients were measured beyond the norm that they are clipped to.
+            raise ValueError(f"trainer.precision must be 32-true or 64-true for DP-SGD, got {precision!r}")
         if self.delta >= 1 / data.num_records:
             raise ValueError(
                 f"delta must lie below 1/N = {1 / data.num_records:.3g} for {data.private_data}, got {self.delta:g}"
             )
         if self.noise_multiplier is None:
             if self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
-                raise ValueError(
-                    f"trainer.max_epochs must be set: the noise is calibrated to it, got {self.trainer.max_epochs}"
-                )
+                raise ValueError("trainer.max_epochs must be set: the noise is calibrated to it")
             steps = self.trainer.max_epochs * len(data.train_dataloader())
             self.noise_multiplier = self.steps.calibrated(rate=data.sample_rate, steps=steps)
 
@@ -176,10 +171,7 @@ class DPSGDTeacher(Teacher):
     def _poisson(self) -> PoissonSampled:
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, PoissonSampled):
-            raise ValueError(
-                "DP-SGD needs Poisson-sampled batches: wrap the data set, data: {class_path: PoissonSampled, "
-                f"init_args: {{dataset: ...}}}}, got {type(data).__name__}"
-            )
+            raise ValueError(f"DP-SGD needs data.class_path: PoissonSampled, got {type(data).__name__}")
         return data
 
     @property
@@ -410,7 +402,7 @@ class DPSGDTeacher(Teacher):
         if not isinstance(state, dict) or "accountant" not in state:
             raise CheckpointError(
                 "the checkpoint is of no training by DP-SGD: its weights were computed from private records without "
-                "noise, and nothing that is added now would bound what they reveal. Begin anew without --ckpt_path"
+                "noise. Begin anew without --ckpt_path"
             )
         self.clipped.go_on(state)
         for name, value in self._settings.items():

@@ -17,7 +17,7 @@ from datamodules import ShardedRecords, Shards
 from lightning_modules.evaluation import Evaluation
 from lightning_modules.losses.regression import check_linear, solve_head
 from lightning_modules.networks import Network
-from lightning_modules.networks.stacked import NetworkStack, stack_states
+from lightning_modules.networks.stacked import NetworkStack, stack_states, with_feature_extractor
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import images_of, prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy, processes_of, share_of
@@ -32,7 +32,7 @@ from privacy.processes import Processes
 
 __all__ = ["Schedule", "TeacherEnsemble", "rate_factor"]
 
-Schedule = Literal["one_cycle", "linear", "constant"]
+Schedule = Literal["one_cycle", "linear"]
 
 
 def rate_factor(schedule: Schedule, *, step: int, steps: int) -> float:
@@ -45,8 +45,6 @@ def rate_factor(schedule: Schedule, *, step: int, steps: int) -> float:
     [1.0, 0.75, 0.5, 0.25]
     """
     done = step / steps
-    if schedule == "constant":
-        return 1.0
     if schedule == "linear":
         return 1.0 - done
     if done < 0.3:
@@ -164,10 +162,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         """
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, Shards):
-            raise ValueError(
-                "an ensemble needs disjoint shards: wrap the data set, data: {class_path: Shards, init_args: {dataset: "
-                f"..., num_teachers: 250}}}}, got {type(data).__name__}"
-            )
+            raise ValueError(f"an ensemble needs disjoint shards, data.class_path: Shards, got {type(data).__name__}")
         return data
 
     @property
@@ -191,7 +186,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
 
         It is private; `PrivateEnsemble.unprotected` hands one out where an annotator is charged for it.
         """
-        return self.networks.whole(self.trained[index].eval())
+        return with_feature_extractor(self.trained[index].eval(), self.networks.feature_extractor)
 
     def forward(self, images: Tensor) -> Tensor:
         """Votes of the trained teachers, (N, C, H, W) → (N, c), int64; of those in training while none are trained.
@@ -404,7 +399,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         """Adds the trained teachers, those in training, and the public name and size of the private data."""
         active = self._restored.get("active")  # of a fit that has not begun to train
         if (now := self.training_now) is not None:
-            states = self.processes.gather(now.optimizer_states())
+            states = self.processes.gather([optimizer.state_dict() for optimizer in now.optimizers])
             active = {
                 "step": now.steps_done,
                 "weights": stack_states(self._of_all(now.networks())),
@@ -428,9 +423,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             CheckpointError: It is not of an ensemble.
         """
         if "ensemble" not in checkpoint:
-            raise CheckpointError(
-                "the checkpoint holds no ensemble: give one that a fit of TeacherEnsemble has written"
-            )
+            raise CheckpointError("the checkpoint holds no ensemble: give one of a TeacherEnsemble")
         self.own_training.load(checkpoint)
         self._restored = dict(checkpoint["ensemble"])
         self.draw_seed = self._restored["draw_seed"]
@@ -440,17 +433,13 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
 def _check_combination(networks: EnsembleNetworks, *, shift: int, ridge: float | None, defaults: bool) -> None:
     if shift and networks.feature_extractor is not None:
         raise ValueError(
-            f"shift={shift} moves images anew in each step, and the fixed features of model.network are computed once: "
-            "set shift to 0"
+            f"shift={shift} moves images in each step, and fixed features are computed once: set shift to 0"
         )
     if ridge is None:
         return
     check_linear(networks.fresh(seed=0, teacher=0))
     if not defaults:
-        raise ValueError(
-            f"ridge={ridge} solves for the teachers at once: optimizer, schedule and label_smoothing would have no "
-            "effect. Leave them out, or set ridge to null to train"
-        )
+        raise ValueError(f"optimizer, schedule and label_smoothing would have no effect with ridge={ridge}")
 
 
 def _require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -458,7 +447,7 @@ def _require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         if before.get(name) != now.get(name):
             raise ValueError(
                 f"{name} was {before.get(name)!r} when the checkpoint's first teachers were trained, and is "
-                f"{now.get(name)!r} now: resume with the same, or start a new run without --ckpt_path"
+                f"{now.get(name)!r} now: resume with the same, or start a new run"
             )
 
 

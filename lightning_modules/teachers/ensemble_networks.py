@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.networks import Network, build_network
-from lightning_modules.networks.stacked import with_feature_extractor, without_feature_extractor
+from lightning_modules.networks.stacked import without_feature_extractor
 from lightning_modules.runtime.randomness import key
 
 __all__ = ["EnsembleNetworks", "unstacked"]
@@ -43,7 +43,7 @@ class EnsembleNetworks:
         if isinstance(kept, nn.Module) and kept.state_dict():
             raise ValueError(
                 f"model.network: the feature extractor ({type(kept).__name__}) has weights or buffers, which would be "
-                "kept once for each teacher: take one without, such as LinearOnFeatures without whitening"
+                "kept once for each teacher: leave out whitening"
             )
 
     def fresh(self, *, seed: int, teacher: int) -> nn.Module:
@@ -56,10 +56,6 @@ class EnsembleNetworks:
             return build_network(
                 self._given, num_classes=self._num_classes, image_shape=self._image_shape, name="model.network"
             )
-
-    def whole(self, network: nn.Module) -> nn.Module:
-        """A teacher together with the feature extractor."""
-        return with_feature_extractor(network, self.feature_extractor)
 
     def restored(self, states: Iterable[Mapping[str, Any]]) -> list[nn.Module]:
         """Teachers with these states, in evaluation mode."""

@@ -85,7 +85,11 @@ class JointTraining:
             Cross-entropy of each network, (m,), detached.
         """
         losses = self.backward(*self.batch(self.steps_done)) if self._networks else torch.zeros(0)
-        self.descend(factor)
+        for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * factor
+        with one_thread():
+            in_threads(lambda optimizer: optimizer.step(), self.optimizers, pool=self._pool)
         self.steps_done += 1
         return losses
 
@@ -108,18 +112,6 @@ class JointTraining:
                     torch.manual_seed(key(self._seed, self.steps_done, teacher, "dropout"))
                     losses.append(one(index))
             return torch.stack(losses)
-
-    def descend(self, factor: float) -> None:
-        """One step of each optimizer."""
-
-        def one(index: int) -> None:
-            optimizer = self.optimizers[index]
-            for group, rate in zip(optimizer.param_groups, self._rates[index], strict=True):
-                group["lr"] = rate * factor
-            optimizer.step()
-
-        with one_thread():
-            in_threads(one, range(len(self._networks)), pool=self._pool)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Images (m, B, C, H, W) and labels (m, B) of one step, row j from network j's shard."""
@@ -148,10 +140,6 @@ class JointTraining:
     def networks(self) -> list[nn.Module]:
         """The networks as they stand, on the CPU: copies."""
         return [copy.deepcopy(network).cpu() for network in self._networks]
-
-    def optimizer_states(self) -> list[dict[str, Any]]:
-        """States of the networks' optimizers."""
-        return [optimizer.state_dict() for optimizer in self.optimizers]
 
     def load(
         self, networks: Sequence[Mapping[str, Any]], optimizers: Sequence[Mapping[str, Any]], *, steps_done: int

@@ -122,10 +122,7 @@ class PrivateModel(ABC):
             network = self._network_of(index)
             values = (value for value in network.state_dict().values() if value.is_floating_point())
             if not all(bool(torch.isfinite(value).all()) for value in values):
-                raise TeacherError(
-                    f"{self.name(index)} holds weights that are not finite; it was refused before anything was "
-                    "charged. Train with a lower rate (model.optimizer)"
-                )
+                raise TeacherError(f"{self.name(index)} holds weights that are not finite: train with a lower rate")
             try:
                 check_network(network, num_classes=num_classes, image_shape=image_shape, name="model.teacher")
             except ValueError as error:
@@ -144,9 +141,8 @@ class PrivateModel(ABC):
         """
         if any(isinstance(module, OnnxNetwork) for module in self._network_of(0).modules()):
             raise TeacherError(
-                f"{self.name()} is in ONNX, which gives outputs and no gradients, and they are needed: {reason}. Train "
-                "the generator against the student (discriminator: student, baseline: student), take images.source: "
-                "prior, or give the teacher as weights with model.teacher.network"
+                f"{self.name()} is in ONNX, which gives outputs and no gradients, and they are needed: {reason}. Take "
+                "discriminator or baseline: student, images.source: prior, or the teacher's weights"
             )
 
     def name(self, teacher: int = 0) -> str:
@@ -249,7 +245,7 @@ class PrivateEnsemble(PrivateModel):
     Args:
         teachers: The networks.
         training: See `PrivateModel`; None takes their weights for their identity.
-        origin: The other arguments of `PrivateModel`; `num_records` is of all together.
+        origin: The other arguments of `PrivateModel`.
     """
 
     def __init__(
