@@ -188,11 +188,6 @@ def test_neither_chunks_nor_threads_change_a_bit(
     assert differ(before[way], train(way=way, **settings)) == []
 
 
-def test_another_seed_changes_every_teacher_that_is_trained(before: dict[str, TeacherEnsemble]) -> None:
-    changed = {way: differ(before[way], train(way=way, seed=1)) for way in WAYS}
-    assert changed == {"networks": list(range(TEACHERS)), "heads": list(range(TEACHERS)), "ridge": []}
-
-
 def test_a_teacher_is_what_training_it_alone_gives(before: dict[str, TeacherEnsemble]) -> None:
     """The plainest loop over one teacher's records, from the same draws, ends at the same bits."""
     module, number = before["networks"], 4
