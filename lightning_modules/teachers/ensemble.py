@@ -62,8 +62,9 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
     data: only votes of all teachers, with noise, are bounded (`PrivateEnsemble`).
 
     A step trains all teachers of a chunk by one batch each, with the same bits whatever `workers`, `teachers_at_once`
-    and the number of processes. An epoch is `data.steps_per_epoch` such steps; the checkpoint that follows it resumes
-    to the same bits. The fit ends by itself when all teachers are trained: leave `trainer.max_epochs` at -1.
+    and the number of processes. An epoch is `data.steps_per_epoch` such steps; the checkpoint that follows it holds the
+    teachers that are done, and resumes to the same bits: those that were in training begin anew. The fit ends by itself
+    when all teachers are trained: leave `trainer.max_epochs` at -1.
 
     Source: DGD, discriminative stream, and Papernot et al. 2017. In DGD 3000 steps of 128 records for each of 250
     teachers, with Adam and a rate that falls from 0.05 linearly.
@@ -75,7 +76,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             `TwoConvNet`, DGD's (for SVHN with `hidden: [384, 192]`; for CIFAR10 a ViT, as torchvision has it). With a
             fixed `feature_extractor` (`LinearOnFeatures`) the features are computed once for all teachers.
         steps: Steps of each teacher.
-        teachers_at_once: Teachers in training at a time: bounds the memory.
+        teachers_at_once: Teachers in training at a time: bounds the memory, and what an interruption loses.
         optimizer: Default: Adam with the rate 3e-3.
         schedule: How the rate changes over `steps`, see `rate_factor`.
         shift: Pixels by which each image is moved at most, up or down and to either side, anew in each step. On 240
@@ -140,7 +141,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.trained: list[nn.Module] = []
         self.draw_seed: int | None = None
         self.training_now: JointTraining | None = None
-        self._restored: dict[str, Any] = {}
+        self._settings_before: Mapping[str, Any] | None = None
         self._records: ShardedRecords | None = None
         #: The teachers that were asked last, by numbers.
         self._voters: tuple[tuple[int, int], NetworkStack] | None = None
@@ -175,11 +176,6 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
     def own_chunk(self) -> range:
         """Those that this process trains. The process does not matter: a teacher's number sets its seed."""
         return self.chunk[share_of(len(self.chunk), self.processes)]
-
-    @property
-    def step_in_chunk(self) -> int:
-        """Steps that the teachers in training have made."""
-        return 0 if self.training_now is None else self.training_now.steps_done
 
     def teacher(self, index: int) -> nn.Module:
         """One trained teacher by itself, in eval mode: hooks on its layers fire, its BatchNorm statistics are its own.
@@ -259,8 +255,8 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         Raises:
             ValueError: A setting that is not what the checkpoint's first teachers were trained with.
         """
-        if before := self._restored.get("settings"):
-            _require_same(before, self._settings)
+        if self._settings_before is not None:
+            _require_same(self._settings_before, self._settings)
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
         self.own_training.begin(self)
@@ -290,11 +286,10 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.optimizers().step()  # type: ignore[union-attr]
 
     def _begin_chunk(self) -> None:
-        """Takes the next teachers into training, or those that a checkpoint was taken of."""
+        """Takes the next teachers into training."""
         assert self._records is not None and self.draw_seed is not None
         self._close()
         self.trainer.should_stop = self.trainer.should_stop or not self.chunk
-        active = self._restored.pop("active", None)
         if self.ridge is not None or not self.chunk:
             return
         networks = [self.networks.fresh(seed=self.draw_seed, teacher=teacher) for teacher in self.own_chunk]
@@ -310,10 +305,6 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             workers=self.workers,
             random=self.networks.random,
         )
-        if active:
-            own = share_of(len(self.chunk), self.processes)
-            weights, optimizers = unstacked(active["weights"])[own], active["optimizers"][own]
-            self.training_now.load(weights, optimizers, steps_done=int(active["step"]))
 
     def _solved(self) -> list[nn.Module]:
         """The next teachers in closed form, each of its own shard."""
@@ -338,8 +329,8 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         """Warns of what is missing."""
         if self.chunk:
             rank_zero_warn(
-                f"{len(self.trained)} of {self.shards.num_teachers} teachers are trained, step {self.step_in_chunk} of "
-                f"{self.steps} of the next: go on with --ckpt_path, and leave trainer.max_epochs at -1"
+                f"{len(self.trained)} of {self.shards.num_teachers} teachers are trained: go on with --ckpt_path, and "
+                "leave trainer.max_epochs at -1"
             )
 
     def teardown(self, stage: str) -> None:
@@ -396,20 +387,11 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
     # --- checkpoints ---
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the trained teachers, those in training, and the public name and size of the private data."""
-        active = self._restored.get("active")  # of a fit that has not begun to train
-        if (now := self.training_now) is not None:
-            states = self.processes.gather([optimizer.state_dict() for optimizer in now.optimizers])
-            active = {
-                "step": now.steps_done,
-                "weights": stack_states(self._of_all(now.networks())),
-                "optimizers": [state for own in states for state in own],
-            }
+        """Adds the trained teachers, and the public name and size of the private data."""
         checkpoint["state_dict"] = {}  # without the anchor
         checkpoint["ensemble"] = {
             "done": len(self.trained),
             "weights": stack_states(self.trained),
-            "active": active,
             "draw_seed": self.draw_seed,
             "settings": self._settings,
             "assumptions": list(self.shards.assumptions),
@@ -417,7 +399,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.own_training.save(checkpoint, trainer=self.trainer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Takes the trained teachers over; those in training when the fit begins.
+        """Takes the trained teachers over.
 
         Raises:
             CheckpointError: It is not of an ensemble.
@@ -425,9 +407,9 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         if "ensemble" not in checkpoint:
             raise CheckpointError("the checkpoint holds no ensemble: give one of a TeacherEnsemble")
         self.own_training.load(checkpoint)
-        self._restored = dict(checkpoint["ensemble"])
-        self.draw_seed = self._restored["draw_seed"]
-        self.trained = self.networks.restored(unstacked(self._restored.pop("weights")))
+        content = checkpoint["ensemble"]
+        self.draw_seed, self._settings_before = content["draw_seed"], content["settings"]
+        self.trained = self.networks.restored(unstacked(content["weights"]))
 
 
 def _check_combination(networks: EnsembleNetworks, *, shift: int, ridge: float | None, defaults: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -140,17 +140,6 @@ class JointTraining:
     def networks(self) -> list[nn.Module]:
         """The networks as they stand, on the CPU: copies."""
         return [copy.deepcopy(network).cpu() for network in self._networks]
-
-    def load(
-        self, networks: Sequence[Mapping[str, Any]], optimizers: Sequence[Mapping[str, Any]], *, steps_done: int
-    ) -> None:
-        """Resumes from these states of the same networks and of their optimizers."""
-        for network, optimizer, weights, state in zip(
-            self._networks, self.optimizers, networks, optimizers, strict=True
-        ):
-            network.load_state_dict(weights)
-            optimizer.load_state_dict(dict(state))
-        self.steps_done = steps_done
 
     def close(self) -> None:
         """Ends the threads."""
