@@ -46,8 +46,6 @@ from privacy.published import (
     published_dgd_epsilon,
     published_dpdfd_epsilon,
     published_dpsd_data_epsilon,
-    published_dpsd_label_epsilon,
-    published_labeldp_epsilon,
 )
 
 __all__ = [
@@ -100,8 +98,6 @@ __all__ = [
     "published_dgd_epsilon",
     "published_dpdfd_epsilon",
     "published_dpsd_data_epsilon",
-    "published_dpsd_label_epsilon",
-    "published_labeldp_epsilon",
     "randomized_response_epsilon",
     "worst_case_delta",
     "worst_case_epsilon",

@@ -5,8 +5,6 @@ from privacy.published.theorems import (
     published_dgd_epsilon,
     published_dpdfd_epsilon,
     published_dpsd_data_epsilon,
-    published_dpsd_label_epsilon,
-    published_labeldp_epsilon,
 )
 
 __all__ = [
@@ -14,6 +12,4 @@ __all__ = [
     "published_dgd_epsilon",
     "published_dpdfd_epsilon",
     "published_dpsd_data_epsilon",
-    "published_dpsd_label_epsilon",
-    "published_labeldp_epsilon",
 ]

@@ -71,33 +71,6 @@ def published_dpsd_data_epsilon(
     return published_dpdfd_epsilon(norm_bound, num_classes, batch_size, steps, noise_scale, delta)
 
 
-def published_labeldp_epsilon(epsilon: float) -> float:
-    """LabelDP, selective randomized response: ε of one response stands for the whole run.
-
-    Source: [arXiv:2409.12384](https://arxiv.org/abs/2409.12384), where the method is called DP-DFD.
-
-    **What it does not bound.** It is label-DP of one response, in the teacher's label of one synthetic image. A private
-    record can change the teacher and with it all N responses (see `randomized_response_epsilon`); and a generator
-    trained against the private teacher leaks without any bound.
-
-    >>> published_labeldp_epsilon(1.0)
-    1.0
-    """
-    return check_nonnegative("epsilon", epsilon)
-
-
-def published_dpsd_label_epsilon(epsilon: float) -> float:
-    """DPSD Theorem 2, label-sensitive switch: ε of one response stands for the whole run.
-
-    **What it does not bound**: all that LabelDP's does not, and DPSD's Eq. (5) as printed at any ε (it answers
-    outside the candidate set only if the teacher's label lies inside). The claim belongs to DPSD's Algorithm 2.
-
-    >>> published_dpsd_label_epsilon(2.0)
-    2.0
-    """
-    return check_nonnegative("epsilon", epsilon)
-
-
 def published_dgd_epsilon(num_queries: int, epsilon0: float, delta: float, epsilon1: float = 0.0) -> float:
     """DGD Sec. III-E (Ge et al., IEEE TIP 32, 2023), noisy votes: N e0^2 + e0 sqrt(-2 N log δ) + e1.
 

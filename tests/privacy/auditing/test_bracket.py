@@ -34,7 +34,6 @@ from privacy import (
     audit,
     compose,
     published_dgd_epsilon,
-    published_dpsd_label_epsilon,
     worst_case_epsilon,
 )
 from privacy.accounting.composition import rdp_compose
@@ -152,7 +151,7 @@ def answers_case(name: str, answers: int, *, sound: bool) -> Case:
 
         return sampler(0), sampler(1), table_score(table[0], table[1])
 
-    return Case(name, play, {RandomizedResponse(1.0, 3): answers}, published_dpsd_label_epsilon(1.0), sound)
+    return Case(name, play, {RandomizedResponse(1.0, 3): answers}, 1.0, sound)
 
 
 def votes_case(kind: Any, scale: float, release: Release, published: float | None) -> Case:
@@ -284,7 +283,7 @@ def test_dpsd_eq5_as_printed_fails_and_its_algorithm_2_does_not(printed: bool) -
         delta=DELTA,
         confidence=CONFIDENCE,
         score=table_score(inside, outside),
-        claimed_epsilon=published_dpsd_label_epsilon(1.0),
+        claimed_epsilon=1.0,
     )
     assert found.fails == printed
     assert worst_case_epsilon(table) == (math.inf if printed else pytest.approx(1.0))

@@ -11,8 +11,6 @@ from privacy import (
     published_dgd_epsilon,
     published_dpdfd_epsilon,
     published_dpsd_data_epsilon,
-    published_dpsd_label_epsilon,
-    published_labeldp_epsilon,
 )
 from privacy.numerics.rdp import rdp_slope_epsilon
 from privacy.published import dpdfd_rdp_slope
@@ -55,8 +53,6 @@ def test_dgd_formula(queries: int, epsilon: float) -> None:
 
 
 def test_whole_run_claims_do_not_count() -> None:
-    assert published_labeldp_epsilon(1.0) == 1.0
-    assert published_dpsd_label_epsilon(2.0) == 2.0
     assert (
         published_epsilon({WholeRun("LabelDP", 1.0): 1}, 1e-5)
         == published_epsilon({WholeRun("LabelDP", 1.0): 99}, 1e-5)
@@ -100,7 +96,7 @@ def test_claims_round_trip(claim: RdpSlope | NoisyVotesClaim | WholeRun) -> None
         lambda: published_dpdfd_epsilon(1e-3, 10, 256, 1, 0.0, 1e-5),
         lambda: published_dgd_epsilon(-1, 0.05, 1e-5),
         lambda: published_dgd_epsilon(1, 0.05, 1.0),
-        lambda: published_labeldp_epsilon(-1.0),
+        lambda: WholeRun("LabelDP", -1.0),
         lambda: published_epsilon({"C": 1}, 1e-5),
         lambda: published_epsilon({WholeRun("LabelDP", 1.0): -1}, 1e-5),
         lambda: claim_from_dict({"kind": "hearsay"}),
