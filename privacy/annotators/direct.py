@@ -248,7 +248,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
             return gradients.detach()
         bounded = self._bounded(gradients.cpu()).unsqueeze(0)
         std = self.mechanism.noise_std(batch_size, self.noise_multiplier) * self.norm_bound
-        rows = self.mechanism.release(bounded, noise_std=std, add_noise=self._add_noise)
+        rows = self.mechanism.release(bounded, lambda values: self._add_noise(values, std))
         return rows.to(gradients.dtype).to(gradients.device)
 
     def describe(self) -> MechanismDescription:

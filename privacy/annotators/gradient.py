@@ -47,22 +47,16 @@ class GradientAnnotator(Annotator):
     follow). With `bounding: normalize_batch` Ḡ = C·G/(‖G‖_F + e), and all gradients of the batch together move by up to
     2C.
 
-    | `release` | released | μ² per step | with `normalize_batch` |
-    |---|---|---|---|
-    | `per_sample` | ḡ_i + N(0, (σC/B)² I), each by itself: what the papers' accuracies need | B·(2B/σ)² | (2B/σ)² |
-    | `per_sample_full` | ḡ_i + N(0, σ²C² I), each by itself | B·(2/σ)² | (2/σ)² |
-    | `batch_mean` | (1/B)(Σ ḡ_i + N(0, σ²C² I)), one vector: DPDFD Algorithm 1 as printed | (2B/σ)² | B·(2/σ)² |
-    | `batch_mean_rows` | (1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector: DPSD Eq. 3 as printed | B·(2/σ)² | (2/σ)² |
-    | `ensemble` | (1/n)(Σ_j ḡ_ij + N(0, σ²C² I)), n teachers, disjoint shards: DPDFD Alg. 2 | B·(2/σ)² | (2/σ)² |
+    What each `release` is, and how its cost follows from what is bounded: `privacy/mechanisms/gradients.py`.
 
     `batch_mean` and `batch_mean_rows` carry no label of any image and distil nothing. For `ensemble` one record changes
     one teacher, whose gradients move by as much as those of a single teacher; all others stay equal to the last bit.
-    How each cost follows from what is bounded: `privacy/mechanisms/gradients.py`.
 
     The theorem that gives the published figure (DPDFD's Theorem 3, DPSD's Theorem 1) counts the same for all of them.
 
     Args:
-        release: See the table.
+        release: `per_sample` (what the papers' accuracies need), `per_sample_full`, `batch_mean` (DPDFD Algorithm 1 as
+            printed), `batch_mean_rows` (DPSD Eq. 3 as printed), or `ensemble` (n teachers, DPDFD Algorithm 2).
         top_k: Of each gradient only its k entries of largest magnitude are kept, before it is bounded (DPSD's M_k);
             None keeps all. Which ones depends on the teacher, so the noise still goes on **all** coordinates.
         bounding: `normalize` or `clip` each sample's gradient to C; or `normalize_batch`, the whole batch of one
@@ -201,7 +195,7 @@ class GradientAnnotator(Annotator):
         batch_size, num_classes = self.shape
         rows = bound(gradients.cpu().flatten(0, -2)).view(-1, batch_size, num_classes)
         std = self.mechanism.noise_std(batch_size, self.noise_multiplier) * self.norm_bound
-        released = self.mechanism.release(rows, noise_std=std, add_noise=self._add_noise)
+        released = self.mechanism.release(rows, lambda values: self._add_noise(values, std))
         # The dtype first: not every device has float64.
         return released.to(gradients.dtype).to(gradients.device)
 

@@ -15,9 +15,8 @@ noise.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 
@@ -26,141 +25,92 @@ from privacy.mechanisms.gradient_bounding import GradientBounding, gradient_boun
 
 __all__ = ["GRADIENT_MECHANISMS", "AddNoise", "GradientMechanism", "gradient_mechanism", "output_gradient_mu"]
 
-AddNoise = Callable[[torch.Tensor, float], torch.Tensor]
-"""Adds noise of a standard deviation to values of any shape, in float64."""
+AddNoise = Callable[[torch.Tensor], torch.Tensor]
+"""Adds noise to values of any shape, in float64."""
 
 
-class GradientMechanism(ABC):
+@dataclass(frozen=True, kw_only=True)
+class GradientMechanism:
     """One way to release a batch of bounded output gradients.
 
     Attributes:
         words: What is released, for a reader; `{std:.4g}` stands for the noise's standard deviation in units of C.
+        release: From bounded gradients, shape (n, B, c), float64, to what is released, shape (B, c); n is 1 unless
+            `of_ensemble`.
+        of_sum: Whether noise goes on the sum of the samples' gradients; otherwise on each sample's.
+        divided: Whether the noise is of standard deviation σC/B; otherwise of σC.
         of_ensemble: Whether it takes the gradients of many teachers on disjoint shards.
     """
 
-    words: ClassVar[str]
-    of_ensemble: ClassVar[bool] = False
+    words: str
+    release: Callable[[torch.Tensor, AddNoise], torch.Tensor]
+    of_sum: bool = False
+    divided: bool = False
+    of_ensemble: bool = False
 
-    @classmethod
-    @abstractmethod
-    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: GradientBounding) -> float:
+    def mu(self, batch_size: int, noise_multiplier: float, *, bounding: GradientBounding) -> float:
         """μ of one call on B samples: what one record moves, over the standard deviation of the noise.
+
+        | noise | on | each sample bounded | the whole batch |
+        |---|---|---|---|
+        | σC/B | each sample | √B·2B/σ | 2B/σ |
+        | σC | each sample | √B·2/σ | 2/σ |
+        | σC | the sum | 2B/σ | √B·2/σ |
 
         Args:
             batch_size: B.
             noise_multiplier: σ.
             bounding: How the gradients were bounded.
         """
+        norm = bounding.norm_of_sum(batch_size) if self.of_sum else bounding.norm_of_batch(batch_size)
+        return norm * 2.0 * (batch_size if self.divided else 1) / noise_multiplier
 
-    @classmethod
-    def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
+    def noise_std(self, batch_size: int, noise_multiplier: float) -> float:
         """Standard deviation of the noise on each coordinate of what is noised, in units of C."""
-        return noise_multiplier
-
-    @classmethod
-    def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
-        """Adds noise to bounded gradients.
-
-        Args:
-            rows: Bounded, shape (n, B, c), float64; n is 1 unless `of_ensemble`.
-            noise_std: `noise_std` times C.
-            add_noise: Draws the noise.
-
-        Returns:
-            Shape (B, c), float64.
-        """
-        return add_noise(rows[0], noise_std)
+        return noise_multiplier / batch_size if self.divided else noise_multiplier
 
 
-class PerSample(GradientMechanism):
-    """ḡ_i + N(0, (σC/B)² I) for each sample: what the accuracies of DPDFD and DPSD need."""
-
-    words = "each sample with Gaussian noise of standard deviation sigma*C/B = {std:.4g}*C per coordinate"
-
-    @classmethod
-    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: GradientBounding) -> float:
-        """Ḡ moves by 2C√B, or 2C where it is bounded as a whole, against σC/B: √B·2B/σ, or 2B/σ."""
-        return bounding.norm_of_batch(batch_size) * 2.0 * batch_size / noise_multiplier
-
-    @classmethod
-    def noise_std(cls, batch_size: int, noise_multiplier: float) -> float:
-        """σ/B."""
-        return noise_multiplier / batch_size
-
-
-class PerSampleFull(GradientMechanism):
-    """ḡ_i + N(0, σ²C² I) for each sample: DPSD Algorithm 1."""
-
-    words = "each sample with Gaussian noise of standard deviation sigma*C = {std:.4g}*C per coordinate"
-
-    @classmethod
-    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: GradientBounding) -> float:
-        """Ḡ moves by 2C√B, or 2C where it is bounded as a whole, against σC: √B·2/σ, or 2/σ."""
-        return bounding.norm_of_batch(batch_size) * 2.0 / noise_multiplier
-
-
-class BatchMean(GradientMechanism):
-    """(1/B)(Σ ḡ_i + N(0, σ²C² I)), one vector for the batch: DPDFD Algorithm 1 as printed. It distils nothing."""
-
-    words = "the batch mean with Gaussian noise of standard deviation sigma*C/B per coordinate"
-
-    @classmethod
-    def mu(cls, batch_size: int, noise_multiplier: float, *, bounding: GradientBounding) -> float:
-        """The sum moves by 2BC, or 2C√B where the batch is bounded as a whole, against σC: 2B/σ, or √B·2/σ."""
-        return 2.0 * bounding.norm_of_sum(batch_size) / noise_multiplier
-
-    @classmethod
-    def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
-        """See `GradientMechanism.release`; all samples are equal."""
-        batch = rows.shape[1]
-        return (add_noise(rows[0].sum(dim=0), noise_std) / batch).repeat(batch, 1)
-
-
-class BatchMeanRows(PerSampleFull):
-    """(1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector for the batch: DPSD Eq. 3 as printed. It distils nothing.
-
-    Its μ is that of `PerSampleFull`, whose release this is the mean of. Nothing is lost by that: the sum of the samples
-    moves by √B times as much as Ḡ does, against noise of σC√B.
-    """
-
-    words = "the batch mean of samples, each with Gaussian noise of standard deviation sigma*C per coordinate"
-
-    @classmethod
-    def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
-        """See `GradientMechanism.release`; all samples are equal."""
-        return add_noise(rows[0], noise_std).mean(dim=0, keepdim=True).repeat(rows.shape[1], 1)
-
-
-class EnsembleSum(PerSampleFull):
-    """(1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) for each sample, over n teachers on disjoint shards: Algorithms 2.
-
-    One teacher's Ḡ_j moves, as that of the only teacher does in `PerSampleFull`, and the sum over teachers by as much:
-    the same μ. Each teacher's gradients are bounded separately.
-    """
-
-    words = (
-        "the sum over all teachers with Gaussian noise of standard deviation sigma*C = {std:.4g}*C per coordinate, "
-        "divided by n"
-    )
-    of_ensemble = True
-
-    @classmethod
-    def release(cls, rows: torch.Tensor, *, noise_std: float, add_noise: AddNoise) -> torch.Tensor:
-        """See `GradientMechanism.release`."""
-        return add_noise(rows.sum(dim=0), noise_std) / len(rows)
-
-
-GRADIENT_MECHANISMS: dict[str, type[GradientMechanism]] = {
-    "per_sample": PerSample,
-    "per_sample_full": PerSampleFull,
-    "batch_mean": BatchMean,
-    "batch_mean_rows": BatchMeanRows,
-    "ensemble": EnsembleSum,
+GRADIENT_MECHANISMS: dict[str, GradientMechanism] = {
+    # ḡ_i + N(0, (σC/B)² I) for each sample: what the accuracies of DPDFD and DPSD need.
+    "per_sample": GradientMechanism(
+        words="each sample with Gaussian noise of standard deviation sigma*C/B = {std:.4g}*C per coordinate",
+        release=lambda rows, add_noise: add_noise(rows[0]),
+        divided=True,
+    ),
+    # ḡ_i + N(0, σ²C² I) for each sample: DPSD Algorithm 1.
+    "per_sample_full": GradientMechanism(
+        words="each sample with Gaussian noise of standard deviation sigma*C = {std:.4g}*C per coordinate",
+        release=lambda rows, add_noise: add_noise(rows[0]),
+    ),
+    # (1/B)(Σ ḡ_i + N(0, σ²C² I)), one vector for the batch: DPDFD Algorithm 1 as printed. It distils nothing.
+    "batch_mean": GradientMechanism(
+        words="the batch mean with Gaussian noise of standard deviation sigma*C/B per coordinate",
+        release=lambda rows, add_noise: (add_noise(rows[0].sum(dim=0)) / rows.shape[1]).repeat(rows.shape[1], 1),
+        of_sum=True,
+    ),
+    # (1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector for the batch: DPSD Eq. 3 as printed. It distils nothing. The mean of what
+    # `per_sample_full` releases, at the same μ. Nothing is lost by that: the sum of the samples moves by √B times as
+    # much as Ḡ does, against noise of σC√B.
+    "batch_mean_rows": GradientMechanism(
+        words="the batch mean of samples, each with Gaussian noise of standard deviation sigma*C per coordinate",
+        release=lambda rows, add_noise: add_noise(rows[0]).mean(dim=0, keepdim=True).repeat(rows.shape[1], 1),
+    ),
+    # (1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) for each sample, over n teachers on disjoint shards: Algorithms 2. One teacher's
+    # Ḡ_j moves, as that of the only teacher does in `per_sample_full`, and the sum over teachers by as much: the same
+    # μ. Each teacher's gradients are bounded separately.
+    "ensemble": GradientMechanism(
+        words=(
+            "the sum over all teachers with Gaussian noise of standard deviation sigma*C = {std:.4g}*C per coordinate, "
+            "divided by n"
+        ),
+        release=lambda rows, add_noise: add_noise(rows.sum(dim=0)) / len(rows),
+        of_ensemble=True,
+    ),
 }
 """Every way whose cost is known."""
 
 
-def gradient_mechanism(name: str) -> type[GradientMechanism]:
+def gradient_mechanism(name: str) -> GradientMechanism:
     """The mechanism with this name.
 
     Raises:
