@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from privacy.account import Budget, BudgetExceeded
 from privacy.accounting.calibration import max_count
@@ -22,8 +20,6 @@ from privacy.mechanisms.description import MechanismDescription, of_shards
 from privacy.mechanisms.draws import laplace_latents
 from privacy.mechanisms.noise import NoiseSource
 from privacy.mechanisms.votes import REJECTED, NoisyVote, check_claim, vote_mechanism
-from privacy.numerics.data_dependent import gnmax_data_dependent_rdp
-from privacy.numerics.rdp import DEFAULT_ORDERS, rdp_epsilon
 from privacy.plan import Plan
 from privacy.published.claims import Claim, RdpSlope
 
@@ -56,8 +52,6 @@ class VoteAnnotator(Annotator):
         max_responses: Most queries that `confident` may answer in this run; None allows every query to be.
         latent_epsilon: ε₁ of the Laplace noise on the VAE's latent codes (`perturb_latents`), or None for no such
             noise. It enters only the published figure, since no record-level bound rests on it.
-        data_dependent: Keep, in memory only, the data-dependent cost of the Gaussian responses for
-            `data_dependent_epsilon`. That figure is itself private.
         budget: What the run may spend; see `Budget`.
         noise: Source of noise; null is the operating system's.
 
@@ -76,12 +70,11 @@ class VoteAnnotator(Annotator):
         threshold_scale: float | None = None,
         max_responses: int | None = None,
         latent_epsilon: float | None = None,
-        data_dependent: bool = False,
         budget: Budget = Budget(),
         noise: NoiseSource | None = None,
     ) -> None:
         super().__init__(budget=budget, noise=noise)
-        kind = vote_mechanism(mechanism)  # refuses one whose cost is unknown
+        vote_mechanism(mechanism)  # refuses one whose cost is unknown
         check_positive("scale", scale)
         confident = {"threshold": threshold, "threshold_scale": threshold_scale, "max_responses": max_responses}
         if mechanism != "confident":
@@ -95,19 +88,12 @@ class VoteAnnotator(Annotator):
                 check_count("max_responses", max_responses, minimum=1)
         if latent_epsilon is not None:
             check_positive("latent_epsilon", latent_epsilon)
-        if data_dependent and kind.event is not GaussianVotes:
-            raise ValueError(
-                f"data_dependent must be false unless mechanism is gaussian or confident, got {mechanism!r}"
-            )
         self.mechanism: VoteMechanism = mechanism
         self.scale = float(scale)
         self.threshold = threshold
         self.threshold_scale = threshold_scale
         self.max_responses = max_responses
         self.latent_epsilon = latent_epsilon
-        self.data_dependent = data_dependent
-        self._dependent_rdp: NDArray[np.float64] = np.zeros(len(DEFAULT_ORDERS))
-        self._dependent_queries = 0
 
     @property
     def votes(self) -> NoisyVote:
@@ -179,7 +165,6 @@ class VoteAnnotator(Annotator):
             return self._confident(counts)
         for _ in range(len(counts)):
             self._spend(self._honest(self._response))
-        self._remember(counts)
         return self.votes.labels(counts, scale=self.scale, noise=self.noise)
 
     def _confident(self, counts: torch.Tensor) -> torch.Tensor:
@@ -192,7 +177,6 @@ class VoteAnnotator(Annotator):
         for _ in range(int(passed.sum())):
             self._spend(self._honest(self._response))
         if bool(passed.any()):
-            self._remember(counts[passed])
             labels[passed] = self.votes.labels(counts[passed], scale=self.scale, noise=self.noise)
         return labels
 
@@ -269,30 +253,6 @@ class VoteAnnotator(Annotator):
             return epsilon
         gaussian = all(charge.release.gaussian_mu is not None for charge in covered)
         return min(epsilon, max(target, self.account.epsilon())) if gaussian else epsilon
-
-    def _remember(self, counts: torch.Tensor) -> None:
-        if self.data_dependent:
-            for row in counts.cpu().tolist():
-                self._dependent_rdp = self._dependent_rdp + gnmax_data_dependent_rdp(row, self.scale, DEFAULT_ORDERS)
-            self._dependent_queries += len(counts)
-
-    def data_dependent_epsilon(self) -> float:
-        """**Private**: ε of this run's Gaussian votes as the votes themselves bound it (Papernot et al. 2018, Thm. 6).
-
-        For a research record that is never published, and for no guarantee: its value tells something about the private
-        data. Checks of `confident` are counted at their data-independent cost. Nothing of it is saved or logged.
-
-        Raises:
-            RuntimeError: `data_dependent` is off, or some of the run's responses were not seen by this object
-                (resumed).
-        """
-        if not self.data_dependent or self._dependent_queries != self.responses_made:
-            raise RuntimeError("set data_dependent=True from the first query of an uninterrupted run")
-        total = self._dependent_rdp
-        if self.mechanism == "confident":
-            checks = self.account.counts(scope="run")[self._honest(self._check)]
-            total = total + checks * self._check.release.rdp(DEFAULT_ORDERS)
-        return rdp_epsilon(total, DEFAULT_ORDERS, self.budget.delta)
 
     def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""

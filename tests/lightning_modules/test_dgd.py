@@ -453,21 +453,6 @@ def test_every_image_that_is_shown_is_charged_for(
     assert (sum(shown) == account.queries() == QUERIES) is (kind == "DGD")
 
 
-def told(folder: str, figure: float) -> list[str]:
-    """Files that hold the figure, to three digits."""
-    files = [path for path in Path(folder).rglob("*") if path.suffix in (".csv", ".json", ".md", ".yaml")]
-    numbers = {path: re.findall(r"\d+\.\d+(?:e[+-]?\d+)?", path.read_text()) for path in files}
-    return [str(path) for path, texts in numbers.items() if any(abs(float(t) / figure - 1) < 1e-3 for t in texts)]
-
-
-@pytest.mark.parametrize("kind", ["DGD", pytest.param("TellingDGD", marks=pytest.mark.slow)])
-def test_what_the_votes_themselves_bound_is_written_nowhere(place: Path, kind: str) -> None:
-    model = run(kind=kind, votes={"mechanism": "gaussian", "scale": 0.3, "data_dependent": True}).model
-    figure = model.annotator.data_dependent_epsilon()
-    assert figure != pytest.approx(model.annotator.account.epsilon(), rel=0.01)
-    assert bool(told("run", figure)) is (kind == "TellingDGD")
-
-
 def _votes(
     kind: type[DGD], teachers: list[nn.Module], *, labels: torch.Tensor | None = None, **query_phase: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:

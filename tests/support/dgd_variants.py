@@ -47,16 +47,6 @@ class CuriousDGD(DGD):
         self.log("train/agreement", agree.float().mean())
 
 
-class TellingDGD(DGD):
-    """Logs what the votes themselves bound, which is private."""
-
-    def training_step(self, batch: int, batch_idx: int) -> None:
-        telling = self.phase == "student"
-        super().training_step(batch, batch_idx)
-        if telling:
-            self.log("privacy/epsilon_data_dependent", self.annotator.data_dependent_epsilon())
-
-
 class UnchangedDGD(DGD):
     """Never leaves its first phase."""
 

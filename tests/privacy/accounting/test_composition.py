@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 from scipy.stats import binom
 
@@ -26,7 +25,6 @@ from privacy import (
     randomized_response_epsilon,
 )
 from privacy.accounting.composition import rdp_compose
-from privacy.numerics.data_dependent import gnmax_data_dependent_rdp
 
 DELTA = 1e-5
 
@@ -160,17 +158,6 @@ def test_laplace_vector_shift_in_one_coordinate_dominates() -> None:
     spread = compose({LaplaceVector(1.0, 10.0): 2}, 1e-3).epsilon
     assert spread < one
     assert compose({LaplaceVector(64.0, 6400.0): 1}, DELTA).epsilon <= 0.01
-
-
-def test_data_dependent_figures() -> None:
-    counts = [200, 30, 20, 0, 0, 0, 0, 0, 0, 0]
-    values = gnmax_data_dependent_rdp(counts, 40.0, [2.0, 8.0])
-    assert values == pytest.approx([8.796578e-4, 1.0856417e-3], rel=1e-7)
-    orders = np.array([1.5, 2.0, 8.0, 64.0, 500.0])
-    independent = GaussianVotes(40.0).rdp(orders)
-    assert np.all(gnmax_data_dependent_rdp(counts, 40.0, orders) <= independent * (1 + 1e-12))
-    # Teachers who disagree gain nothing.
-    assert gnmax_data_dependent_rdp([25] * 10, 40.0, orders) == pytest.approx(independent)
 
 
 @pytest.mark.parametrize("order", [1.05, 1.5, 2.0, 4.5, 9.75, 15.5, 40.3, 70.3])

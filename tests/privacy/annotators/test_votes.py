@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,10 @@ from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
 from privacy.annotators.votes import VoteAnnotator
 from privacy.events import GaussianVotes, LaplaceVotes, Release, SampledGaussian, ThresholdCheck
-from privacy.guarantee import Guarantee
 from privacy.identity import Training, new_training_id
 from privacy.ledger import Ledger
 from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.mechanisms.votes import REJECTED, vote_mechanism
-from privacy.numerics.data_dependent import gnmax_data_dependent_rdp
-from privacy.numerics.rdp import DEFAULT_ORDERS, rdp_epsilon
 from privacy.plan import Plan
 from privacy.published import published_dgd_epsilon
 
@@ -270,33 +266,6 @@ def test_latent_noise_has_the_papers_scale_and_stays_in_the_decoders_range() -> 
     assert size != pytest.approx(2 / 3 * 2 * 32 / 6.4e5, rel=0.1)
 
 
-def test_data_dependent_figures_are_smaller_and_in_no_statement() -> None:
-    made = annotator(mechanism="gaussian", data_dependent=True)
-    made.annotate(counts(100, 200, 30))
-    rdp = 100 * gnmax_data_dependent_rdp(counts(1, 200, 30)[0], 40.0, DEFAULT_ORDERS)
-    figure = made.data_dependent_epsilon()
-    assert figure == pytest.approx(rdp_epsilon(rdp, DEFAULT_ORDERS, 1e-5)) and figure < made.account.epsilon()
-    guarantee = made.guarantee(artefacts=("student",), planned=plan_of(made, 100))
-    assert not mentions(guarantee, figure)
-    # Negative control: states the private figure.
-    told = replace(guarantee, assumptions=(*guarantee.assumptions, f"the votes themselves cost {figure:.6g}"))
-    assert mentions(told, figure)
-
-
-def mentions(guarantee: Guarantee, figure: float) -> bool:
-    text = guarantee.to_markdown() + str(guarantee.to_dict())
-    return f"{figure:.4g}"[:5] in text
-
-
-def test_data_dependent_figures_need_every_answer() -> None:
-    made = annotator(mechanism="gaussian", data_dependent=True)
-    made.annotate(counts(3, 200))
-    made._dependent_queries = 2  # as after a resume
-    for other in (made, annotator(mechanism="gaussian")):
-        with pytest.raises(RuntimeError, match="data_dependent"):
-            other.data_dependent_epsilon()
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -307,7 +276,6 @@ def test_data_dependent_figures_need_every_answer() -> None:
         ({"mechanism": "confident", "threshold": 3.0}, "threshold_scale must be above 0"),
         ({**CONFIDENT, "max_responses": 0}, "max_responses must be"),
         ({"latent_epsilon": -1.0}, "latent_epsilon must be above 0"),
-        ({"data_dependent": True}, "data_dependent must be false unless"),
     ],
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
