@@ -26,7 +26,6 @@ from privacy.formatting import short_figure
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.queue import Plan, Run, Store, run_plan
 from sweeps.runner.spec import Spec
-from sweeps.runner.workers import add_worker_arguments, workers_of
 
 __all__ = ["bound", "claim", "pipeline"]
 
@@ -45,7 +44,7 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
         run: Runs one `fit` command in this process.
 
     Raises:
-        RunnerError: The file makes no sense, or a fit failed in a process of its own; errors in this one pass through.
+        RunnerError: The file makes no sense, or a fit failed in another process; errors in this one pass through.
     """
     parser = argparse.ArgumentParser(
         prog="LightningCLI pipeline",
@@ -54,16 +53,17 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
     )
     parser.add_argument("file", help="Pipeline file, for example sweeps/demo.yaml.")
     parser.add_argument("--force", action="store_true", help="Run every fit again.")
-    add_worker_arguments(parser.add_argument)
+    parser.add_argument("--jobs", type=int, default=1, help="Fits at a time, in as many processes.")
     parser.add_argument("--folder", type=Path, help="Where the fits' folders lie, in place of the file's own.")
     parser.add_argument("--results", type=Path, help="Copy each fit's record and the figure into this folder.")
     options = parser.parse_args(list(args))
-    workers, spec = workers_of(options), Spec.read(options.file)
+    spec = Spec.read(options.file)
     folder: Path = options.folder or spec.folder
     plan = Plan(spec.pipeline(), Store(folder), title=spec.name)
     for name in plan.tasks if options.force else ():
         plan.store.clear(name)
-    progress = run_plan(plan, run, workers=workers, say=rank_zero_info, strict=True)
+    again = ["pipeline", *(arg for arg in args if arg != "--force")]
+    progress = run_plan(plan, run, jobs=options.jobs, command=again, say=rank_zero_info, strict=True)
     if progress.failed:
         name, error = next(iter(progress.failed.items()))
         raise RunnerError(f"{spec.name}: not all fits were made: {name}: {error}")

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ import yaml
 from lightning_modules.runtime.paths import find_config
 from sweeps.runner.fit import Fit, RunnerError
 from sweeps.runner.queue import Plan, Run, Store, Task, run_plan
-from sweeps.runner.workers import add_worker_arguments, workers_of
 
 __all__ = ["Sweep", "sweep"]
 
@@ -120,9 +120,8 @@ def sweep(args: Sequence[str], *, run: Run) -> None:
     parser.add_argument("file", help="W&B's sweep file, for example sweeps/wandb/dpdfd_mnist.yaml.")
     parser.add_argument("--folder", default="runs/sweeps", help="Where the sweep's folder lies.")
     parser.add_argument("--dry-run", action="store_true", help="Show the command lines; run nothing.")
-    add_worker_arguments(parser.add_argument)
+    parser.add_argument("--jobs", type=int, default=1, help="Fits at a time, in as many processes.")
     options = parser.parse_args(list(args))
-    workers = workers_of(options)
     found = Sweep.read(options.file)
     tasks = [found.task(point) for point in found.points()]
     for task in tasks:
@@ -136,7 +135,8 @@ def sweep(args: Sequence[str], *, run: Run) -> None:
         print(f"[{found.name} {number}/{len(tasks)}] {state}: {line}", flush=True)
     if options.dry_run:
         return
-    progress = run_plan(plan, run, workers=workers, say=lambda text: print(text, flush=True))
+    say = partial(print, flush=True)
+    progress = run_plan(plan, run, jobs=options.jobs, command=["sweep", *args], say=say)
     if progress.failed:
         first = next(iter(progress.failed.values()))
         sys.exit(f"error: {len(progress.failed)} of {len(tasks)} runs failed, the first one: {first}")

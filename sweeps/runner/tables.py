@@ -17,7 +17,6 @@ from privacy.files import write_atomically
 from sweeps.runner.queue import Plan, Progress, Run, Store, duration, estimate, run_plan
 from sweeps.runner.rendering import render_index, render_table
 from sweeps.runner.spec import Cell, Spec, list_specs
-from sweeps.runner.workers import Workers, add_worker_arguments, workers_of
 
 __all__ = ["Turn", "in_order", "run_tables", "tables"]
 
@@ -71,7 +70,8 @@ def run_tables(
     run: Run,
     folder: str | Path = "runs/tables",
     results: str | Path = RESULTS,
-    workers: Workers | None = None,
+    jobs: int = 1,
+    command: Sequence[str] = (),
     until: float = math.inf,
     say: Any = print,
 ) -> Progress:
@@ -80,10 +80,11 @@ def run_tables(
     Args:
         turns: Tables and seeds in order, see `in_order`.
         preset: Their size.
-        run: Takes the arguments of one `fit` command; used where there are no workers.
+        run: Takes the arguments of one `fit` command.
         folder: Of the fits, shared by all tables.
         results: Where records and rendered tables go.
-        workers: What runs the fits; None is this process.
+        jobs: Fits at a time.
+        command: The arguments of this command, for other processes.
         until: No fit is begun that its estimate says would end after this time (seconds since the epoch).
         say: Takes lines for the user.
 
@@ -105,7 +106,7 @@ def run_tables(
             say(f"[{plan.title}] {spec.name}: {render_table(spec, results=Path(results))}")
 
     follow({})
-    return run_plan(plan, run, until=until, workers=workers, say=say, after=follow)
+    return run_plan(plan, run, until=until, jobs=jobs, command=command, say=say, after=follow)
 
 
 def _collect(spec: Spec, cell: Cell, plan: Plan, *, error: str | None, preset: str, results: Path) -> None:
@@ -144,7 +145,7 @@ def tables(args: Sequence[str], *, run: Run) -> None:
     if options.command == "list":
         _list()
     elif options.command == "run":
-        _run(options, run)
+        _run(options, run, args)
     else:
         _render(options)
 
@@ -163,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--seeds", type=int, nargs="+", default=None, help="In place of the preset's.")
     run.add_argument("--folder", default="runs/tables", help="Where fits lie, shared by all tables.")
     run.add_argument("--results", default=RESULTS, help="Where records and rendered tables go.")
-    add_worker_arguments(run.add_argument)
+    run.add_argument("--jobs", type=int, default=1, help="Fits at a time, in as many processes.")
     run.add_argument("--dry-run", action="store_true", help="Show what would be run with its cost; run nothing.")
     run.add_argument(
         "--hours", type=float, default=math.inf, help="Begin no fit that its estimate says would not end in that time."
@@ -193,8 +194,8 @@ def _specs(names: Sequence[str], preset: str) -> list[Spec]:
     sys.exit(f"error: --preset must be one of {', '.join(known)}, got {preset!r}")
 
 
-def _run(options: argparse.Namespace, run: Run) -> None:
-    workers, until = workers_of(options), time.time() + 3600 * options.hours
+def _run(options: argparse.Namespace, run: Run, args: Sequence[str]) -> None:
+    until = time.time() + 3600 * options.hours
     turns = in_order(_specs(options.names, options.preset), preset=options.preset, seeds=options.seeds)
     results = Path(options.results)
     if options.dry_run:
@@ -206,7 +207,8 @@ def _run(options: argparse.Namespace, run: Run) -> None:
         run=run,
         folder=options.folder,
         results=results,
-        workers=workers,
+        jobs=options.jobs,
+        command=["tables", *args],
         until=until,
         say=lambda text: print(text, flush=True),
     )

@@ -85,10 +85,7 @@ def test_each_fit_is_made_once_parents_first() -> None:
     lines: list[str] = []
     progress = made(say=lines.append)
     assert ran() == ["teacher", *CELLS] and progress.done == 7 and not progress.failed
-    assert (
-        lines[0] == "[six] 0 done, 0 running, 7 left, about 3 min to go"
-        and lines[-1] == "[six] 7 done, 0 running, 0 left"
-    )
+    assert lines[0] == "[six] 0 done, 7 left, about 3 min to go" and lines[-1] == "[six] 7 done, 0 left"
     made()
     assert ran() == []
 
@@ -224,6 +221,73 @@ def test_what_a_killed_process_was_making_is_taken_over_from_its_checkpoint(star
     assert os.waitpid(survivor, 0)[1] == 0
     assert said("begun")[-1] == ["begun", "cell2", str(survivor), "True"]
     assert sorted(cell for _, cell, *_ in said("ended")) == [*CELLS, "teacher"]
+
+
+def helping() -> None:
+    """What a process does that `--jobs` starts, in place of the command line."""
+    log("helps", "", False)
+    run_plan(plan(), fit(0.2, endless=os.environ.get("ENDLESS", "")), say=lambda _: None)
+
+
+def helped(line: Sequence[str]) -> None:
+    """A fit of the process that is helped."""
+    if given(line)[0] == "teacher":
+        until(lambda: said("helps"))
+    fit(0.2, endless=os.environ.get("ENDLESS", ""))(line)
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_queue; test_queue.helping()"
+    monkeypatch.setattr("sweeps.runner.queue.PROGRAM", ("-c", code))
+
+
+def test_jobs_are_processes_that_are_given_the_same_command(program: None) -> None:
+    progress = made(helped, jobs=2, command=["tables", "run"])
+    assert progress.done == 7 and sorted(ran()) == [*CELLS, "teacher"]
+    assert len({pid for *_, pid, _ in said("begun")}) == 2 and Path("store/helper-1.log").is_file()
+
+
+def test_what_fails_in_another_process_is_not_tried_again_by_this_one() -> None:
+    def run(line: Sequence[str]) -> None:
+        fit()(line)
+        if given(line)[0] == "cell0":
+            Store("store").fail("cell2", "elsewhere")
+
+    progress = made(run)
+    assert progress.failed == {"cell2": "elsewhere"} and "cell2" not in ran() and progress.done == 6
+    assert made().done == 7 and ran() == ["cell2"]  # a later command does
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_sigterm_ends_helpers_and_a_fit_whose_command_was_killed_holds_its_claim_until_it_ends(
+    program: None, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Each case is the negative control of the other."""
+    monkeypatch.setenv("ENDLESS", "cell5")
+    child = os.fork()
+    if child == 0:
+        try:
+            run_plan(plan(), helped, jobs=2, say=lambda _: None)
+        finally:
+            os._exit(1)
+    until(lambda: len(said("ended")) == len(CELLS))  # all but one
+    until(lambda: said("begun cell5"))
+    (helper,) = {int(pid) for *_, pid, _ in said("helps")}
+    os.kill(child, number)
+    os.waitpid(child, 0)
+    assert not list(Path("store").glob("*/failed.json"))
+    helps = int(said("begun cell5")[0][2]) == helper
+
+    def claimed() -> bool:
+        with Store("store").claim("cell5") as free:
+            return not free
+
+    if number == signal.SIGKILL:
+        assert claimed() is helps
+        os.kill(helper, number) if helps else None
+    until(lambda: not claimed())
+    until(lambda: not Path(f"/proc/{helper}").exists() or "Z" in Path(f"/proc/{helper}/stat").read_text())
 
 
 def test_a_process_that_lightning_starts_to_help_makes_the_same_fit_and_waits_for_no_claim(
