@@ -1,7 +1,7 @@
 """Makes fits: each once, parents first, going on where an interrupted one stopped, in this process or in several.
 
-Pipelines, tables and sweeps keep what they make in a `Store`. Several processes may share one: `--jobs N` gives the same
-command to N - 1 more.
+Pipelines, tables and sweeps keep what they make in a `Store`. Several processes may share one: `--jobs N` gives the
+same command to N - 1 more.
 
 **On one machine** a claim is `flock`, which the kernel takes back when the last process that holds it ends, however it
 ends. **On a network file system** several machines can share a folder where it passes `flock` on to its server: NFSv4
