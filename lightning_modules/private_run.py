@@ -131,10 +131,6 @@ class PrivateRun:
         account = self.annotator.account
         return {"privacy/epsilon": account.epsilon(), "privacy/epsilon_published": account.epsilon_published()}
 
-    def covered_epsilon(self) -> float:
-        """Record-level ε that the current guarantee states."""
-        return self.annotator.covered_epsilon(self.plan.covered)
-
     def guarantee(self, *, artefacts: Sequence[str], assumptions: Sequence[str]) -> Guarantee:
         """Current guarantee for these artefacts."""
         return self.annotator.guarantee(

@@ -7,6 +7,10 @@ repaired becomes a wrong guarantee.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 
 def check_delta(delta: float, *, zero: bool = False) -> float:
@@ -48,3 +52,10 @@ def check_probability(name: str, value: float) -> float:
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"{name} must be in [0, 1], got {value!r}")
     return number
+
+
+def named(setting: str, value: str, known: Mapping[str, _T]) -> _T:
+    """What a table has by this name; of any other the cost is unknown, and it must not be charged as if it were one."""
+    if value not in known:
+        raise ValueError(f"{setting} must be one of {', '.join(known)}, got {value!r}")
+    return known[value]

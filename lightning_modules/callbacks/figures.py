@@ -118,5 +118,6 @@ def log_image(trainer: Trainer, images: torch.Tensor, path: Path, *, step: int) 
 
 def _figures_folder(trainer: Trainer, module: LightningModule) -> Path:
     """Beside the guarantee where it covers what is drawn, and with what nothing covers where it does not."""
-    bounded = math.isfinite(data_free(module).run.covered_epsilon())
+    run = data_free(module).run
+    bounded = math.isfinite(run.annotator.covered_epsilon(run.plan.covered))
     return (public_folder(trainer) if bounded else private_folder(trainer)) / "figures"

@@ -10,7 +10,7 @@ import torch
 
 from privacy.account import Budget
 from privacy.annotators.base import Annotator, of_all_processes, uncompiled
-from privacy.checks import check_count
+from privacy.checks import check_count, named
 from privacy.events import Gaussian, Release
 from privacy.events.discrete import DiscreteGaussian
 from privacy.ledger import Charge
@@ -18,8 +18,8 @@ from privacy.mechanisms import keep_largest, zero_non_finite_samples
 from privacy.mechanisms.bounding import clip_per_sample
 from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription, of_shards
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian, lattice_spacing, round_to_lattice
-from privacy.mechanisms.gradient_bounding import gradient_bounding
-from privacy.mechanisms.gradients import gradient_mechanism
+from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
+from privacy.mechanisms.gradients import GRADIENT_MECHANISMS
 from privacy.mechanisms.noise import NoiseSource
 from privacy.published import dpdfd_rdp_slope
 from privacy.published.claims import Claim, RdpSlope
@@ -90,10 +90,10 @@ class GradientAnnotator(Annotator):
         noise: NoiseSource | None = None,
     ) -> None:
         super().__init__(budget=budget, noise=noise)
-        self.mechanism = gradient_mechanism(release)
+        self.mechanism = named("release", release, GRADIENT_MECHANISMS)
         if top_k is not None:
             check_count("top_k", top_k, minimum=1)
-        self.bounded_by = gradient_bounding(bounding)
+        self.bounded_by = named("bounding", bounding, GRADIENT_BOUNDINGS)
         # Wide enough for any use, and nothing that is computed from them can overflow or vanish.
         if not _SMALLEST <= norm_bound <= _LARGEST:
             raise ValueError(f"norm_bound must lie between {_SMALLEST:g} and {_LARGEST:g}, got {norm_bound}")

@@ -13,13 +13,13 @@ import torch
 from privacy.account import Budget, BudgetExceeded
 from privacy.accounting.calibration import max_count
 from privacy.annotators.base import Annotator, of_all_processes
-from privacy.checks import check_count, check_positive
+from privacy.checks import check_count, check_positive, named
 from privacy.events import Gaussian, GaussianVotes, ThresholdCheck
 from privacy.ledger import Charge
 from privacy.mechanisms.description import MechanismDescription, of_shards
 from privacy.mechanisms.draws import laplace_latents
 from privacy.mechanisms.noise import NoiseSource
-from privacy.mechanisms.votes import REJECTED, NoisyVote, check_claim, vote_mechanism
+from privacy.mechanisms.votes import REJECTED, VOTE_MECHANISMS, NoisyVote, check_claim
 from privacy.plan import Plan
 from privacy.published.claims import Claim, RdpSlope
 
@@ -74,7 +74,7 @@ class VoteAnnotator(Annotator):
         noise: NoiseSource | None = None,
     ) -> None:
         super().__init__(budget=budget, noise=noise)
-        vote_mechanism(mechanism)  # refuses one whose cost is unknown
+        named("mechanism", mechanism, VOTE_MECHANISMS)  # refuses one whose cost is unknown
         check_positive("scale", scale)
         confident = {"threshold": threshold, "threshold_scale": threshold_scale, "max_responses": max_responses}
         if mechanism != "confident":
@@ -98,7 +98,7 @@ class VoteAnnotator(Annotator):
     @property
     def votes(self) -> NoisyVote:
         """The noise on the counts, with its cost."""
-        return vote_mechanism(self.mechanism)
+        return VOTE_MECHANISMS[self.mechanism]
 
     @property
     def claim_of_nonprivate_access(self) -> Claim | None:

@@ -14,7 +14,7 @@ import torch
 
 from privacy.mechanisms.bounding import clip_per_sample, normalize_per_sample
 
-__all__ = ["GRADIENT_BOUNDINGS", "GradientBounding", "gradient_bounding"]
+__all__ = ["GRADIENT_BOUNDINGS", "GradientBounding"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +81,3 @@ GRADIENT_BOUNDINGS: dict[str, GradientBounding] = {
     ),
 }
 """Every way whose sensitivity is known."""
-
-
-def gradient_bounding(name: str) -> GradientBounding:
-    """The bounding with this name.
-
-    Raises:
-        ValueError: There is none of that name.
-    """
-    if name not in GRADIENT_BOUNDINGS:
-        raise ValueError(f"bounding must be one of {', '.join(GRADIENT_BOUNDINGS)}, got {name!r}")
-    return GRADIENT_BOUNDINGS[name]

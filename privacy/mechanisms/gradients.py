@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import torch
 
-from privacy.checks import check_count, check_positive
-from privacy.mechanisms.gradient_bounding import GradientBounding, gradient_bounding
+from privacy.checks import check_count, check_positive, named
+from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS, GradientBounding
 
-__all__ = ["GRADIENT_MECHANISMS", "AddNoise", "GradientMechanism", "gradient_mechanism", "output_gradient_mu"]
+__all__ = ["GRADIENT_MECHANISMS", "AddNoise", "GradientMechanism", "output_gradient_mu"]
 
 AddNoise = Callable[[torch.Tensor], torch.Tensor]
 """Adds noise to values of any shape, in float64."""
@@ -110,17 +110,6 @@ GRADIENT_MECHANISMS: dict[str, GradientMechanism] = {
 """Every way whose cost is known."""
 
 
-def gradient_mechanism(name: str) -> GradientMechanism:
-    """The mechanism with this name.
-
-    Raises:
-        ValueError: The cost of such a mechanism is unknown: it must not be charged as if it were another.
-    """
-    if name not in GRADIENT_MECHANISMS:
-        raise ValueError(f"release must be one of {', '.join(GRADIENT_MECHANISMS)}, got {name!r}")
-    return GRADIENT_MECHANISMS[name]
-
-
 def output_gradient_mu(release: str, batch_size: int, noise_multiplier: float, *, bounding: str = "normalize") -> float:
     """μ of one call on output gradients under record-level neighbours (DPDFD Algorithms 1, 2; DPSD Eq. 3, Algorithm 2).
 
@@ -140,4 +129,5 @@ def output_gradient_mu(release: str, batch_size: int, noise_multiplier: float, *
     """
     rows = check_count("batch_size", batch_size, minimum=1)
     sigma = check_positive("noise_multiplier", noise_multiplier)
-    return gradient_mechanism(release).mu(rows, sigma, bounding=gradient_bounding(bounding))
+    bounded = named("bounding", bounding, GRADIENT_BOUNDINGS)
+    return named("release", release, GRADIENT_MECHANISMS).mu(rows, sigma, bounding=bounded)

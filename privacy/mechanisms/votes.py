@@ -16,7 +16,7 @@ from privacy.mechanisms.draws import discrete_laplace, laplace
 from privacy.mechanisms.noise import NoiseSource
 from privacy.published.claims import Claim, NoisyVotesClaim, RdpSlope
 
-__all__ = ["REJECTED", "VOTE_MECHANISMS", "NoisyVote", "check_claim", "vote_counts", "vote_mechanism"]
+__all__ = ["REJECTED", "VOTE_MECHANISMS", "NoisyVote", "check_claim", "vote_counts"]
 
 _GNMAX = "Papernot et al. 2018, Proposition 8"
 
@@ -138,14 +138,3 @@ VOTE_MECHANISMS: dict[str, NoisyVote] = {
 def check_claim(threshold_scale: float) -> RdpSlope:
     """What Papernot et al. count for one check of `confident`."""
     return RdpSlope(source=_GNMAX, slope=0.5 / threshold_scale**2)
-
-
-def vote_mechanism(name: str) -> NoisyVote:
-    """The mechanism with this name.
-
-    Raises:
-        ValueError: The cost of such votes is unknown.
-    """
-    if name not in VOTE_MECHANISMS:
-        raise ValueError(f"mechanism must be one of {', '.join(VOTE_MECHANISMS)}, got {name!r}")
-    return VOTE_MECHANISMS[name]

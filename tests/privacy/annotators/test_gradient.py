@@ -21,7 +21,7 @@ from privacy.annotators import GradientAnnotator
 from privacy.events import Gaussian, Unbounded
 from privacy.events.discrete import DiscreteGaussian
 from privacy.ledger import LedgerError
-from privacy.mechanisms.gradient_bounding import gradient_bounding
+from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
 from privacy.mechanisms.gradients import GRADIENT_MECHANISMS, output_gradient_mu
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
 
@@ -400,7 +400,7 @@ def test_a_mode_that_nobody_priced_is_refused() -> None:
         with pytest.raises(ValueError, match="release must be one of"):
             output_gradient_mu(name, 8, 100.0)
     # What is priced is what its object says, and every object has a price of its own.
-    normalised = gradient_bounding("normalize")
+    normalised = GRADIENT_BOUNDINGS["normalize"]
     prices = {name: kind.mu(64, 20.0, bounding=normalised) for name, kind in GRADIENT_MECHANISMS.items()}
     assert set(prices) == set(RELEASES)
     assert all(annotator(release=name).charge.release.gaussian_mu == price for name, price in prices.items())  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from privacy.events import GaussianVotes, LaplaceVotes, Release, SampledGaussian
 from privacy.identity import Training, new_training_id
 from privacy.ledger import Ledger
 from privacy.mechanisms.noise import ReproducibleNoise
-from privacy.mechanisms.votes import REJECTED, vote_mechanism
+from privacy.mechanisms.votes import REJECTED, VOTE_MECHANISMS
 from privacy.plan import Plan
 from privacy.published import published_dgd_epsilon
 
@@ -289,4 +289,4 @@ def test_discrete_noise_is_whole_numbers_and_costs_a_little_more() -> None:
         made.annotate(counts(1000, 200))
     assert laplace.account.epsilon() < discrete.account.epsilon() < 1.01 * laplace.account.epsilon()
     assert laplace.account.epsilon_published() == discrete.account.epsilon_published()
-    assert bool((vote_mechanism("discrete_laplace").labels(counts(9, 250), scale=1.0, noise=laplace.noise) == 0).all())
+    assert bool((VOTE_MECHANISMS["discrete_laplace"].labels(counts(9, 250), scale=1.0, noise=laplace.noise) == 0).all())

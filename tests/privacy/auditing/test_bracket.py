@@ -42,7 +42,7 @@ from privacy.auditing import AuditResult, Method, Sampler, Score
 from privacy.mechanisms import clip_per_sample
 from privacy.mechanisms.draws import laplace_latents
 from privacy.mechanisms.randomized_response import randomized_response
-from privacy.mechanisms.votes import vote_mechanism
+from privacy.mechanisms.votes import VOTE_MECHANISMS
 
 DELTA = 1e-5
 CONFIDENCE = 0.999
@@ -161,7 +161,7 @@ def votes_case(kind: Any, scale: float, release: Release, published: float | Non
         noise = Seeded()
 
         def sampler(counts: list[int]) -> Sampler:
-            votes = vote_mechanism(kind)
+            votes = VOTE_MECHANISMS[kind]
             return lambda count: votes.labels(
                 torch.tensor([counts]).expand(count * 3, 3), scale=scale * factor, noise=noise
             ).reshape(count, 3)
