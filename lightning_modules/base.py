@@ -72,7 +72,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         images: Images | str = Images(),
     ) -> None:
         super().__init__()
-        config = settings_of(TeacherConfig, teacher, name="teacher", short="path")
+        config = settings_of(TeacherConfig, teacher, name="teacher")
         # A network is neither a hyperparameter nor saved; Lightning would warn that it is.
         self.save_hyperparameters(ignore=["teacher"] if isinstance(config.path, nn.Module) else [])
         self._objects_given = keep_plain_hyperparameters(self)
@@ -84,8 +84,8 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         self.annotator.bind(batch_size=batch_size, num_classes=num_classes, paper=self.paper or None)
         self.run = PrivateRun(annotator)
         self.teacher_config = config.held()
-        self.student_settings = settings_of(StudentConfig, student, name="student", short="network")
-        self.image_settings = settings_of(Images, images, name="images", short="source")
+        self.student_settings = settings_of(StudentConfig, student, name="student")
+        self.image_settings = settings_of(Images, images, name="images")
         check_left_out(self.unused, {"student": self.student_settings, "images": self.image_settings}, by=self)
         self.student = self.student_settings.build(num_classes=num_classes, image_shape=self.image_shape)
         self.student.to(memory_format=torch.channels_last)  # a CPU pools several times as fast

@@ -128,7 +128,7 @@ class FedDPSD(DataFreeDistillation):
         if not isinstance(clients, ClientConnection):
             raise ValueError(f"clients must be LocalClients or another way to reach them, got {type(clients).__name__}")
         self.clients = clients
-        self.federation = settings_of(FederationConfig, federation, name="federation", short="name")
+        self.federation = settings_of(FederationConfig, federation, name="federation")
         if self.federation.unit == "client":
             self.annotator.protect_clients()
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")

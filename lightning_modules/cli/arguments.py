@@ -9,29 +9,14 @@ from typing import Any
 import yaml
 from jsonargparse import get_loader, set_loader
 
+from lightning_modules.runtime.hyperparameters import SHORT
 from lightning_modules.runtime.paths import find_configs
 
 __all__ = ["PARSER_MODE", "prepare_arguments", "written_out"]
 
-_SHORT = {
-    "teacher": "path",
-    "student": "network",
-    "images": "source",
-    "generator_phase.baseline": "path",
-    "federation": "name",
-    # Networks come after the settings that they are part of.
-    "network": "name",
-    "teacher.network": "name",
-    "student.network": "name",
-    "images.generator": "name",
-    "vae_phase.network": "name",
-    "generator_phase.baseline.network": "name",
-}
-"""Settings of a model that a string may stand for, and the field that it is."""
-
 
 def prepare_arguments(args: Sequence[str]) -> list[str]:
-    """Arguments of a command that builds a model, with strings of `_SHORT` and null by way of a configuration.
+    """Arguments of a command that builds a model, with strings of `SHORT` and null by way of a configuration.
 
     jsonargparse 4.53 reads null as the class path "None" when it comes by an option, and as null when it comes by a
     configuration.
@@ -47,7 +32,7 @@ def prepare_arguments(args: Sequence[str]) -> list[str]:
         if not equals:
             value = left.pop(0)
         name = option.removeprefix("--model").removeprefix(".").removeprefix("init_args.")
-        if name and (name in _SHORT or (value == "null" and "." in name)) and not value.startswith("{"):
+        if name and (name in SHORT or (value == "null" and "." in name)) and not value.startswith("{"):
             content = _with({}, name, None if value == "null" else value)
             prepared.append(f"--config={json.dumps({'model': {'init_args': content}})}")
         elif not name and value.startswith("{"):
@@ -58,9 +43,9 @@ def prepare_arguments(args: Sequence[str]) -> list[str]:
 
 
 def written_out(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's settings with a mapping in place of each string of `_SHORT`."""
+    """A model's settings with a mapping in place of each string of `SHORT`."""
     found = dict(settings)
-    for path, field in _SHORT.items():
+    for path, field in SHORT.items():
         value = _at(found, path)
         if isinstance(value, str) and (path, value) != ("generator_phase.baseline", "student"):
             # The name of another network comes without the arguments of the one before.

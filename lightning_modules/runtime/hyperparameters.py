@@ -16,6 +16,7 @@ from lightning_modules.networks.named_code import require_known_code
 from privacy.identity import CheckpointError
 
 __all__ = [
+    "SHORT",
     "GuardedLoading",
     "keep_plain_hyperparameters",
     "require_given",
@@ -24,6 +25,23 @@ __all__ = [
 ]
 
 _Settings = TypeVar("_Settings")
+
+SHORT = {
+    "teacher": "path",
+    "student": "network",
+    "images": "source",
+    "generator_phase.baseline": "path",
+    "federation": "name",
+    "clipping": "mode",
+    # Networks come after the settings that they are part of.
+    "network": "name",
+    "teacher.network": "name",
+    "student.network": "name",
+    "images.generator": "name",
+    "vae_phase.network": "name",
+    "generator_phase.baseline.network": "name",
+}
+"""Settings of a model that a string may stand for, and the field that it is."""
 
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
 
@@ -171,14 +189,13 @@ def _plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def settings_of(kind: type[_Settings], given: Any, *, name: str, short: str | None = None) -> _Settings:
+def settings_of(kind: type[_Settings], given: Any, *, name: str) -> _Settings:
     """Settings as an object, where a checkpoint of a script holds them as plain values.
 
     Args:
         kind: A frozen dataclass of settings.
-        given: One of these, or a mapping of its fields.
-        name: Of the argument, for messages.
-        short: The field that a string, or a network, stands for.
+        given: One of these, a mapping of its fields, or where `SHORT` has it a string or a network for one of them.
+        name: Of the argument.
 
     Raises:
         TypeError: It is neither.
@@ -187,6 +204,6 @@ def settings_of(kind: type[_Settings], given: Any, *, name: str, short: str | No
         return given
     if isinstance(given, Mapping):
         return kind(**given)
-    if short is not None and isinstance(given, (str, nn.Module)):
-        return kind(**{short: given})
+    if name in SHORT and isinstance(given, (str, nn.Module)):
+        return kind(**{SHORT[name]: given})
     raise TypeError(f"{name} must be {kind.__name__}(...), got {given!r}")

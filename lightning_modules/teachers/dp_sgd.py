@@ -102,7 +102,7 @@ class DPSGDTeacher(Teacher):
         check_number("noise_multiplier", noise_multiplier, above=0, null="calibration to target_epsilon")
         if not 0 < delta < 1:
             raise ValueError(f"delta must lie between 0 and 1, got {delta}")
-        self.clipping = settings_of(Clipping, clipping, name="clipping", short="mode")
+        self.clipping = settings_of(Clipping, clipping, name="clipping")
         shift = self.clipping.views.shift
         if self.clipping.views.count and shift >= min(image_shape[1:]):
             raise ValueError(f"clipping.views.shift must be below the sides of images {image_shape}, got {shift}")
