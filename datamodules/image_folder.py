@@ -17,6 +17,7 @@ from datamodules.pictures import (
     Preparation,
     pictures_below,
     pictures_of,
+    sizes_and_channels,
     subfolders,
 )
 from datamodules.splits import id_fraction, ids_of_names
@@ -34,7 +35,8 @@ class ImageFolder(PictureDataModule):
     path in `root`. Folders below a class's are searched as well. Pictures of any size become squares; see
     `Preparation`.
 
-    When the object is built folders are listed, and no picture is opened. A record's id is a hash of its path, so that
+    When the object is built folders are listed. Pictures for testing, which are public, tell size and channels where
+    these are not given; private ones are not opened. A record's id is a hash of its path, so that
     a picture that is renamed is another record. Whatever is measured or shown of the test pictures is published, so
     they must not belong to anyone who is to be protected.
     """
@@ -46,9 +48,10 @@ class ImageFolder(PictureDataModule):
         self,
         *,
         root: str | os.PathLike[str],
-        size: int = 64,
-        channels: Literal[1, 3] = 3,
+        size: int | None = None,
+        channels: Literal[1, 3] | None = None,
         resize: Literal["crop", "stretch"] = "crop",
+        bits: int = 16,
         test_fraction: float | None = None,
         name: str | None = None,
         num_records: int | None = None,
@@ -59,9 +62,10 @@ class ImageFolder(PictureDataModule):
 
         Args:
             root: The folder.
-            size: Height and width of the images.
-            channels: 1 makes them grey, 3 colour.
+            size: Height and width of the images. Default: that of the test pictures, if they have one size.
+            channels: 1 makes them grey, 3 colour. Default: 3 where one of the test pictures is in colour.
             resize: `crop` cuts out the middle as a square, `stretch` squeezes all of a picture into one.
+            bits: Bits that the content of 16-bit pictures fills, 12 of many radiographs.
             test_fraction: Share of the pictures that are for testing, where there are no folders `train` and `test`.
             name: By which the private data are known, in results and in their ledger; by default the folder's own. Two
                 folders of the same pictures need the same one.
@@ -83,7 +87,9 @@ class ImageFolder(PictureDataModule):
         self.num_classes = len(self.class_names)
         self.num_records = self._bound(place, num_records)
         self.states_bound = num_records is not None
-        preparation = Preparation(size=size, channels=channels, resize=resize)
+        if size is None or channels is None:
+            size, channels = self._size_and_channels(place, size, channels)
+        preparation = Preparation(size=size, channels=channels, resize=resize, bits=bits)
         super().__init__(preparation=preparation, cache=cache, root=place, **settings)
 
     @property
@@ -106,10 +112,31 @@ class ImageFolder(PictureDataModule):
                 raise self.missing_data([f"{part}/"], folder=self.root)
             return pictures_of(self._folders(folder), relative_to=folder)
         everything = pictures_of(self._folders(self.root), relative_to=self.root)
-        assert self.test_fraction is not None
-        ids = ids_of_names([picture.name for picture in everything])
-        is_test = (id_fraction(ids, purpose="folder-test") < self.test_fraction).tolist()
+        is_test = self._is_test([picture.name for picture in everything])
         return [picture for picture, test in zip(everything, is_test, strict=True) if test == (part == "test")]
+
+    def _is_test(self, names: Sequence[str]) -> list[bool]:
+        assert self.test_fraction is not None
+        found: list[bool] = (id_fraction(ids_of_names(names), purpose="folder-test") < self.test_fraction).tolist()
+        return found
+
+    def _size_and_channels(
+        self, place: Path, size: int | None, channels: Literal[1, 3] | None
+    ) -> tuple[int, Literal[1, 3]]:
+        """What is not given is that of the test pictures: to open private ones would be an unaccounted query."""
+        files = pictures_below(place if self._layout == "classes" else place / "test")
+        if self._layout == "classes":
+            is_test = self._is_test([file.relative_to(place).as_posix() for file in files])
+            files = [file for file, test in zip(files, is_test, strict=True) if test]
+        sizes, found = sizes_and_channels(files)
+        if not files or (size is None and len(sizes) > 1):
+            most = ", ".join(f"{number} of {width} x {height}" for (width, height), number in sizes.most_common(3))
+            found_none = f"{place} has no test pictures to take the shape from: set size and channels"
+            raise ValueError(
+                (f"{place} has test pictures of {len(sizes)} sizes ({most}): set size" if files else found_none)
+                + " (--data.size 64, with the SyntheticSteps data module --data.dataset.size)"
+            )
+        return min(next(iter(sizes))) if size is None else size, channels or found
 
     def _folders(self, folder: Path) -> list[tuple[int, Path]]:
         official = self._official
@@ -124,9 +151,14 @@ class ImageFolder(PictureDataModule):
         if self.test_fraction is None:
             if has_parts:
                 return "parts"
+            if place.resolve().name in _PARTS:
+                raise ValueError(
+                    f"root {place} is one of the parts: you probably meant the folder above, {place.resolve().parent}"
+                )
             raise ValueError(
-                f"{place} has no folders train and test ({_some(found)}): set test_fraction to test on a share of the "
-                "pictures, or sort them into train/CLASS and test/CLASS"
+                f"{place} has no folders train and test ({_some(found)}): sort them into train/CLASS, "
+                "which are private, and test/CLASS, which are public. To train a teacher, test_fraction divides them "
+                "(--data.test_fraction 0.2)"
             )
         if not 0 < self.test_fraction < 1:
             raise ValueError(f"test_fraction must lie between 0 and 1, both excluded, got {self.test_fraction}")

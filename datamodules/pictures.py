@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +25,16 @@ from datamodules.files import reading
 from datamodules.images import ImageDataset
 from datamodules.splits import ids_of_names
 
-__all__ = ["SUFFIXES", "Picture", "PictureDataModule", "Preparation", "pictures_below", "pictures_of", "subfolders"]
+__all__ = [
+    "SUFFIXES",
+    "Picture",
+    "PictureDataModule",
+    "Preparation",
+    "pictures_below",
+    "pictures_of",
+    "sizes_and_channels",
+    "subfolders",
+]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 """Endings of names, in lower case, that count as pictures."""
@@ -48,12 +58,14 @@ class Preparation:
         channels: 1 or 3.
         resize: `crop` cuts out the middle as a square, `stretch` squeezes all of it into one.
         crop: Side of the square that is cut out, in pixels of the file; None is the shorter side.
+        bits: Bits that the content of 16-bit pictures fills, 12 of many radiographs; the lowest are dropped.
     """
 
     size: int
     channels: int
     resize: Literal["crop", "stretch"] = "crop"
     crop: int | None = None
+    bits: int = 16
 
     def __post_init__(self) -> None:
         require_at_least(1, size=self.size)
@@ -61,6 +73,8 @@ class Preparation:
             raise ValueError(f"channels must be 1 (grey) or 3 (colour), got {self.channels!r}")
         if self.resize not in ("crop", "stretch"):
             raise ValueError(f"resize must be 'crop' or 'stretch', got {self.resize!r}")
+        if not 8 <= self.bits <= 16:
+            raise ValueError(f"bits must lie between 8 and 16, got {self.bits}")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -79,7 +93,7 @@ class Preparation:
                     # A JPEG may be decoded at an 8th to a half of its size, where twice what is needed is left.
                     picture.draft(picture.mode, (2 * self.size, 2 * self.size))
                 upright = ImageOps.exif_transpose(picture)
-                image = self._squared(_eight_bits(upright).convert("L" if self.channels == 1 else "RGB"))
+                image = self._squared(_eight_bits(upright, self.bits).convert("L" if self.channels == 1 else "RGB"))
                 pixels: Pixels = np.asarray(image, dtype=np.uint8)
                 return pixels[None] if self.channels == 1 else pixels.transpose(2, 0, 1)
         except (OSError, SyntaxError, EOFError, ValueError, Image.DecompressionBombError) as error:
@@ -195,15 +209,21 @@ def _digest(files: Sequence[Path], prepare: Preparation) -> str:
     return digest.hexdigest()
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
+def _eight_bits(image: Image.Image, bits: int) -> Image.Image:
     """The image with pixels of at most a byte; Pillow would clip deeper ones to white.
 
     Raises:
         ValueError: Pixels of 32 bits, which have no common range.
     """
     if image.mode.startswith("I;16"):
-        array = np.asarray(image).astype(np.uint16) >> 8
-        return Image.fromarray(array.astype(np.uint8))
+        array = np.asarray(image).astype(np.uint16)
+        if bits == 16 and 256 <= array.max() < 4096:
+            warnings.warn(
+                "a 16-bit picture has no pixel of 4,096 or more and becomes almost black: if the content fills 12 "
+                "bits, as radiographs' often does, set bits 12",
+                stacklevel=2,
+            )
+        return Image.fromarray((array >> (bits - 8)).clip(max=255).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError(f"pixels of mode {image.mode!r} have no known range: save it with 8 or 16 bits")
     return image
@@ -224,6 +244,25 @@ def pictures_below(folder: Path) -> list[Path]:
             Path(where, name) for name in files if not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES
         ]
     return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
+
+
+def sizes_and_channels(files: Sequence[Path], *, count: int = 1000) -> tuple[Counter[tuple[int, int]], Literal[1, 3]]:
+    """The sizes (width, height) of up to `count` pictures with their numbers, and 3 where one of them is in colour.
+
+    Raises:
+        ValueError: A file is not a picture.
+    """
+    sizes: Counter[tuple[int, int]] = Counter()
+    channels: Literal[1, 3] = 1
+    for path in files[:: max(1, len(files) // count)]:
+        try:
+            with Image.open(path) as picture:
+                sizes[picture.size] += 1
+                grey = picture.mode in ("1", "L", "LA", "I", "F") or picture.mode.startswith("I;16")
+                channels = channels if grey else 3
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise ValueError(f"{path} cannot be read as a picture ({error}): take it out or get it anew") from error
+    return sizes, channels
 
 
 class Picture(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support.data_files import picture, write_folders
 
 from datamodules import ImageDataset, ImageFolder, MissingDataError
@@ -43,6 +44,22 @@ def test_what_a_model_needs_is_known_before_a_picture_is_opened(place: Path) -> 
     assert (data.class_names, data.name, data.private_data) == (("ants", "bees"), "insects", "insects/train")
     with pytest.raises(ValueError, match="cannot be read as a picture"):
         data.setup("test")
+
+
+def test_the_shape_is_that_of_the_test_pictures(parted: Path) -> None:
+    for path in (parted / "train").rglob("*.png"):
+        path.write_bytes(b"private, and not opened")
+    data = ImageFolder(root=parted)
+    (size,) = {Image.open(path).size for path in (parted / "test").rglob("*.png")}
+    assert data.image_shape == (1, min(size), min(size))
+    assert ImageFolder(root=parted, size=8).image_shape == (1, 8, 8)
+    picture(np.zeros((5, 7, 3), np.uint8), parted / "test" / "ants" / "other.png")
+    assert ImageFolder(root=parted, size=8).image_shape == (3, 8, 8)
+    with pytest.raises(ValueError, match=r"2 sizes \(20 of .*, 1 of 7 x 5\): set size \(--data.size 64"):
+        ImageFolder(root=parted)
+    shutil.rmtree(parted / "test")
+    with pytest.raises(ValueError, match="has no test pictures to take the shape from: set size and channels"):
+        ImageFolder(root=parted, size=8)
 
 
 def test_folders_for_training_and_testing(parted: Path) -> None:
@@ -129,7 +146,7 @@ def test_any_sizes_kinds_and_depths(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, r"has no folders train and test \(its folders are ants, bees\): set test_fraction"),
+        ({}, r"has no folders train and test \(its folders are ants, bees\): sort them into train/CLASS"),
         ({"test_fraction": 0.0}, "test_fraction must lie between 0 and 1, both excluded, got 0.0"),
         ({"test_fraction": 0.2, "channels": 4}, "channels must be 1"),
         ({"test_fraction": 0.2, "size": 0}, "size must be"),
@@ -155,6 +172,8 @@ def test_folders_of_no_use_are_refused(parted: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"root .*nowhere is no folder: give the one that holds your pictures"):
         ImageFolder(root=tmp_path / "nowhere")
     (tmp_path / "one" / "train" / "ants").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"root .*train is one of the parts: you probably meant .*insects$"):
+        ImageFolder(root=parted / "train")
     with pytest.raises(ValueError, match=r"at least 2 \(its folders are ants\)"):
         ImageFolder(root=tmp_path / "one")
 
@@ -170,4 +189,4 @@ def test_ids_do_not_depend_on_where_the_folder_lies(
     monkeypatch.chdir(place)
     assert ImageFolder(root=".", test_fraction=0.2).private_data == "insects/train"
     with pytest.raises(ValueError, match="has no pictures for its test part: add some, or change test_fraction"):
-        ImageFolder(root=place, test_fraction=1e-9, size=8).setup("test")
+        ImageFolder(root=place, test_fraction=1e-9, size=8, channels=1).setup("test")

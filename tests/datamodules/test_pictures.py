@@ -51,6 +51,10 @@ def test_sixteen_bits_are_not_clipped(tmp_path: Path) -> None:
     deep = ramp(8, 8).astype(np.uint16) * 257
     got = Preparation(size=8, channels=1)(picture(deep, tmp_path / "a.png"))
     assert np.array_equal(got[0], ramp(8, 8))
+    picture(deep >> 4, tmp_path / "dark.png")
+    with pytest.warns(UserWarning, match="becomes almost black: .* set bits 12"):
+        assert Preparation(size=8, channels=1)(tmp_path / "dark.png").max() < 16
+    assert np.array_equal(Preparation(size=8, channels=1, bits=12)(tmp_path / "dark.png")[0], ramp(8, 8))
     floats = tmp_path / "a.tif"
     Image.fromarray(ramp(8, 8).astype(np.float32)).save(floats)
     with pytest.raises(ValueError, match=r"a\.tif cannot be read as a picture \(pixels of mode 'F'"):
@@ -77,6 +81,7 @@ def test_what_is_no_picture_is_named(tmp_path: Path, content: bytes) -> None:
     [
         ({"size": 0}, "size must be an integer of at least 1, got 0"),
         ({"channels": 2}, r"channels must be 1 \(grey\) or 3 \(colour\), got 2"),
+        ({"bits": 7}, "bits must lie between 8 and 16, got 7"),
         ({"resize": "pad"}, "resize must be 'crop' or 'stretch', got 'pad'"),
     ],
 )
