@@ -36,7 +36,7 @@ Batches = DataLoader[tuple[Tensor, Tensor]]
 
 _NOT_OF_PARTITION = frozenset(
     {"self", "root", "batch_size", "eval_batch_size", "num_workers", "download", "verify", "cache", "name"}
-    | {"size", "channels", "resize", "crop", "preparation", "num_records", "classes", "settings"}
+    | {"size", "channels", "resize", "crop", "bits", "preparation", "num_records", "classes", "settings"}
     | {"val_fraction"}  # records that are held out are as private as those that are trained on
 )
 
@@ -159,16 +159,17 @@ class ImageDataModule(LightningDataModule, ABC):
     def partition(self) -> dict[str, Any]:
         """Identifies the private and the public records, as plain values: a teacher's file keeps it.
 
-        `data`, the name; `place`, identifies its folder where that holds no other data; `settings`, the chosen classes
-        and every setting of a derived class that is not known to have no effect on it; `share`, a partition into
-        clients and the number of this one, where it is a client's.
+        `data`, the name; `place`, identifies its folder where that holds no other data; `class_names`; `settings`, the
+        chosen classes and every setting of a derived class that is not known to have no effect on it; `share`, a
+        partition into clients and the number of this one, where it is a client's.
         """
         kinds = [kind for kind in type(self).__mro__ if issubclass(kind, ImageDataModule)]
         taken = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
         settings = {name: getattr(self, name, None) for name in sorted(taken - _NOT_OF_PARTITION)}
         settings["classes"] = None if self._choice is None else sorted(self._choice.names)
         plain: dict[str, Any] = json.loads(json.dumps(settings, default=lambda value: type(value).__qualname__))
-        return {"data": self._private_name, "place": None, "settings": plain, "share": None}
+        classes = list(self.class_names)
+        return {"data": self._private_name, "place": None, "class_names": classes, "settings": plain, "share": None}
 
     @property
     def kept_classes(self) -> tuple[int, ...] | None:

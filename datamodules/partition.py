@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-__all__ = ["Partition", "PartitionError", "disjoint", "require_partition", "same_data"]
+__all__ = ["Partition", "PartitionError", "disjoint", "require_classes", "require_partition", "same_data"]
 
 Partition: TypeAlias = Mapping[str, Any]
 """What `ImageDataModule.partition` gives."""
@@ -41,9 +41,15 @@ def require_partition(stated: Iterable[Partition], given: Any, *, whose: str = "
         whose: Who states it, for messages.
 
     Raises:
-        PartitionError: The same data are divided in another way.
+        PartitionError: The same data are divided in another way, or it is not known how the teacher's were.
     """
     found: Partition | None = getattr(given, "partition", None)
+    stated = list(stated)
+    if not stated and found is not None and found["settings"].get("test_fraction") is not None:
+        raise PartitionError(
+            f"test_fraction takes some of {found['data']} for public, and the teacher's file does not say which "
+            "records are private: they may be among them. Leave it out, and sort what is public into test/CLASS"
+        )
     for one in stated:
         if found is None or not same_data(one, found):
             continue
@@ -56,3 +62,23 @@ def require_partition(stated: Iterable[Partition], given: Any, *, whose: str = "
                     f"private there would be in the public test split here. Set {name} to what it was; other records "
                     "need another name"
                 )
+
+
+def require_classes(stated: Iterable[Partition], given: Any) -> None:
+    """Refuses data whose classes are not those of the teacher's outputs, or in another order.
+
+    Args:
+        stated: What files say.
+        given: A data module; nothing is compared of one that has no `partition`.
+
+    Raises:
+        PartitionError: Labels would mean something else than the teacher's outputs do.
+    """
+    found: Partition | None = getattr(given, "partition", None)
+    for one in stated:
+        if found is not None and one["class_names"] != found["class_names"]:
+            raise PartitionError(
+                f"the classes of the data are {', '.join(found['class_names'])}, and the teacher's outputs are "
+                f"{', '.join(one['class_names'])}, in this order: rename the folders, or choose and order them with "
+                "classes"
+            )

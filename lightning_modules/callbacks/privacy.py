@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from datamodules.partition import require_partition
+from datamodules.partition import require_classes, require_partition
 from lightning_modules.callbacks.data_free import data_free
 from lightning_modules.callbacks.figures import Curves, SyntheticImages
 from lightning_modules.private_run import steps_of_fit
@@ -42,6 +42,7 @@ class PrivacyCourse(Callback):
         if trainer.is_global_zero and not is_dev_run(trainer):
             clear(trainer, resumed=module.run.resumed if trainer.ckpt_path else None)
         teacher, run = module.teacher, module.run
+        rank_zero_info(_meaning(module.image_shape, datamodule_of(trainer)))
         run.open(
             trainer,
             private_data=teacher.private_data,
@@ -70,8 +71,10 @@ class PrivacyCourse(Callback):
         module.run.stop_before(trainer, calls=module.next_calls)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raises `PartitionError` for data whose public records may be private ones of the teacher."""
-        require_partition(data_free(pl_module).run.partitions, datamodule_of(trainer))
+        """Raises `PartitionError` for public records that may be the teacher's private ones, and for other classes."""
+        stated, data = data_free(pl_module).run.partitions, datamodule_of(trainer)
+        require_classes(stated, data)
+        require_partition(stated, data)
 
     on_validation_start = on_predict_start = on_test_start
 
@@ -119,3 +122,11 @@ def _log_spent(module: DataFreeDistillation, *, on_epoch: bool = False) -> None:
     """Both ε figures and the number of queries, to every logger and the progress bar."""
     figures = {**module.run.figures(), "privacy/queries": float(module.annotator.account.queries())}
     module.log_dict(figures, prog_bar=True, on_step=not on_epoch, on_epoch=on_epoch)
+
+
+def _meaning(shape: tuple[int, int, int], data: Any) -> str:
+    """What goes in and what comes out, in words: a teacher of another size or order of classes gives no error."""
+    found = getattr(data, "class_names", None)
+    names = ", ".join(f"{label} = {name}" for label, name in enumerate(found[:20])) if found else "unknown"
+    more = ", ..." if found and len(found) > 20 else ""
+    return f"Images of {' x '.join(map(str, shape))} (channels, height, width) in [-1, 1]; outputs: {names}{more}"

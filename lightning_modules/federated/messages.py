@@ -218,10 +218,12 @@ def _sentences(given: Any) -> bool:
 
 
 def _partition(given: Any) -> bool:
-    if not isinstance(given, dict) or set(given) != {"data", "place", "settings", "share"}:
+    if not isinstance(given, dict) or set(given) != {"data", "place", "class_names", "settings", "share"}:
         return False
     share = given["share"]
+    names = given["class_names"]
     known = isinstance(given["data"], str) and isinstance(given["settings"], dict)
+    known = known and isinstance(names, list) and all(isinstance(name, str) and name.isprintable() for name in names)
     return known and (share is None or (isinstance(share, list) and len(share) == 2))
 
 

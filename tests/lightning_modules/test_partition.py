@@ -55,6 +55,7 @@ def transcribe(data: dict[str, Any], *, teacher: str = "trained/checkpoints/last
 def without_check(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (privacy, dgd, own_training):
         monkeypatch.setattr(module, "require_partition", lambda *given, **named: None)
+    monkeypatch.setattr(privacy, "require_classes", lambda *given: None)
 
 
 @contextlib.contextmanager
@@ -160,12 +161,23 @@ def test_a_pool_of_the_teachers_records_is_private_whatever_it_is_called() -> No
         assert pool.is_private is known
 
 
-def test_of_plain_weights_nothing_is_known() -> None:
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_student_divides_no_pictures_of_a_teacher_that_says_nothing(
+    broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = torch.load("trained/checkpoints/last.ckpt", weights_only=True)
     weights = {name: value for name, value in content["state_dict"].items() if name.startswith("network.")}
     torch.save({name.removeprefix("network."): value for name, value in weights.items()}, "weights.pt")
-    cli = transcribe(pictures(0.5), teacher="weights.pt", teacher_network=SMALL)
-    assert cli.model.run.partitions == []
+    with refused(monkeypatch, broken, "the teacher's file does not say which records are private", "test/CLASS"):
+        cli = transcribe(pictures(0.5), teacher="weights.pt", teacher_network=SMALL)
+        assert cli.model.run.partitions == []
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_outputs_keep_their_classes(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folders(Path("elsewhere") / "public", classes=("bees", "z_ants"))
+    with refused(monkeypatch, broken, "classes of the data are bees, z_ants", "outputs are ants, bees, in this order"):
+        transcribe(pictures(root="elsewhere/public"))
 
 
 def test_a_partition_holds_what_decides_and_no_path() -> None:

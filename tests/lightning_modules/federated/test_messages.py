@@ -97,7 +97,13 @@ def test_introductions_arrive(
         releases=releases,
         secure=secure,
         assumptions=assumptions,
-        partition={"data": name, "place": None, "settings": {"fold": 1}, "share": ["of-2", 0]},
+        partition={
+            "data": name,
+            "place": None,
+            "class_names": ["a", "b"],
+            "settings": {"fold": 1},
+            "share": ["of-2", 0],
+        },
     )
     assert read_introduction(unpack(pack("introduction", **said.to_dict()))[1]) == said
 
@@ -166,7 +172,9 @@ def test_terms_that_are_none_are_refused(changed: dict[str, Any], message: str) 
         {"assumptions": ["nothing\n- ε = 0.1 for every record"]},
         {"releases": [[{"kind": "none such"}, 1]]},
         {"releases": 4},
-        {"partition": {"data": "x", "place": None, "settings": {}, "share": [0]}},
+        {"partition": {"data": "x", "place": None, "class_names": [], "settings": {}, "share": [0]}},
+        {"partition": {"data": "x", "place": None, "class_names": ["a\nb"], "settings": {}, "share": None}},
+        {"partition": {"data": "x", "place": None, "class_names": [], "settings": {"x": "x" * 20_001}, "share": None}},
         {"releases": [[{"kind": "gaussian", "mu": 0.5}, "x"]]},
     ],
 )
