@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from datetime import timedelta
 from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
+
+from lightning_modules.private_run import steps_of_fit
 
 __all__ = ["ProgressLines", "ShortProgressBar", "progress"]
 
@@ -21,6 +25,7 @@ _SHORT = {
     "ensemble/teachers_done": "teachers",
     "ensemble/mean_accuracy": "mean",
 }
+_CLAIM = "privacy/epsilon_published"  # infinite where no paper claims anything
 _LEFT_OUT = ("v_num", "privacy/queries")
 
 
@@ -41,16 +46,17 @@ class ShortProgressBar(RichProgressBar):
 
 
 class ProgressLines(ProgressBar):
-    """One line now and then: epoch, step, the logged figures.
+    """A line every few seconds: epoch, step, steps per second, the time left, the logged figures.
 
     Args:
         seconds: Between two lines at least; the last epoch always has one.
     """
 
-    def __init__(self, *, seconds: float = 20.0) -> None:
+    def __init__(self, *, seconds: float = 10.0) -> None:
         super().__init__()
         self.seconds = seconds
-        self._said = time.monotonic()
+        self._said = self._began = time.monotonic()
+        self._steps_before = 0
         self._enabled = True
 
     def disable(self) -> None:
@@ -61,23 +67,42 @@ class ProgressLines(ProgressBar):
         """Inverse of `disable`."""
         self._enabled = True
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begins to count: the rate is of this fit's own steps."""
+        self._said = self._began = time.monotonic()
+        self._steps_before = trainer.fit_loop.total_batch_idx + 1
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Writes a line if the last one is long enough ago, without figures: an epoch's ε is behind the step."""
+        if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            self._say(trainer)
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes a line if the last one is long enough ago."""
+        """Writes a line with the figures if the last one is long enough ago, and at the end of the last epoch."""
         epochs = trainer.max_epochs
-        last = epochs is not None and trainer.current_epoch + 1 >= epochs
-        if not self._enabled or not (last or time.monotonic() - self._said >= self.seconds):
-            return
-        self._said = time.monotonic()
         figures = ", ".join(
             f"{name} {value:.3g}" if isinstance(value, (int, float)) else f"{name} {value}"
             for name, value in _short(self.get_metrics(trainer, pl_module)).items()
         )
-        whole = "" if epochs in (None, -1) else f"/{epochs}"
+        self._say(trainer, f": {figures}", due=epochs is not None and trainer.current_epoch + 1 >= epochs)
+
+    def _say(self, trainer: Trainer, figures: str = "", *, due: bool = False) -> None:
+        now = time.monotonic()
+        if not self._enabled or not (due or now - self._said >= self.seconds):
+            return
+        self._said = now
+        epochs, steps, step = trainer.max_epochs, steps_of_fit(trainer), trainer.fit_loop.total_batch_idx + 1
+        rate = (step - self._steps_before) / max(now - self._began, 1e-9)
+        left = "" if steps is None or not rate else f", {timedelta(seconds=round((steps - step) / rate))} left"
         print(
-            f"epoch {trainer.current_epoch + 1}{whole}, step {trainer.fit_loop.total_batch_idx + 1}: {figures}",
+            f"epoch {trainer.current_epoch + 1}{'' if epochs in (None, -1) else f'/{epochs}'}, "
+            f"step {step}{'' if steps is None else f'/{steps}'}, {rate:.3g} steps/s{left}{figures}",
             flush=True,
         )
 
 
 def _short(metrics: dict[str, Any]) -> dict[str, Any]:
-    return {_SHORT.get(name, name): value for name, value in metrics.items() if name not in _LEFT_OUT}
+    claimed = {name: value for name, value in metrics.items() if name != _CLAIM or float(value) < math.inf}
+    return {_SHORT.get(name, name): value for name, value in claimed.items() if name not in _LEFT_OUT}

@@ -24,7 +24,7 @@ def epochs(model: dict[str, Any], data: dict[str, Any], capsys: pytest.CaptureFi
         "data": data,
     }
     made = fit(config).model
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ") and ": " in line]
     return [
         float(figure) for figure in re.findall(r"ε (?:record|of labels) ([\d.e+]+)\b(?!inf)", "\n".join(lines))
     ], made
