@@ -76,13 +76,16 @@ def prior_for(dataset: str) -> dict[str, Any]:
     return {"class_path": PRIORS[dataset]} if dataset in PRIORS else json.loads(json.dumps(GENERAL))
 
 
-def configuration(options: argparse.Namespace, *, bounded: Training | None, network: Any) -> dict[str, Any]:
+def configuration(
+    options: argparse.Namespace, *, bounded: Training | None, network: Any, shape: tuple[int, int, int] | None = None
+) -> dict[str, Any]:
     """The configuration of `fit` that the options stand for.
 
     Args:
         options: Of the command.
         bounded: The teacher's training, where it was by DP-SGD.
         network: Its architecture as its checkpoint has it, where it does.
+        shape: Of its images, where its checkpoint has it: a folder of pictures is made into such.
 
     Raises:
         ValueError: Steps or a batch size below 1.
@@ -91,6 +94,8 @@ def configuration(options: argparse.Namespace, *, bounded: Training | None, netw
     per_epoch = math.gcd(steps, _STEPS_PER_EPOCH) if steps >= _STEPS_PER_EPOCH else steps
     name, _, place = options.data.partition(":")
     dataset: dict[str, Any] = {"class_path": name, **({"init_args": {"root": place}} if place else {})}
+    if shape is not None and name.rpartition(".")[2] == "ImageFolder":
+        dataset["init_args"] = {**dataset.get("init_args", {}), "channels": shape[0], "size": shape[1]}
     prior = {"class_path": options.prior} if options.prior else prior_for(name.rpartition(".")[2])
     training = {
         "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}},
@@ -134,8 +139,8 @@ def configuration(options: argparse.Namespace, *, bounded: Training | None, netw
     }
 
 
-def bounded_training(path: Path) -> tuple[Training | None, Any]:
-    """A teacher's training where its file says that it was by DP-SGD, and the architecture that the file names.
+def facts_of(path: Path) -> tuple[Training | None, Any, tuple[int, int, int] | None]:
+    """A teacher's training where its file says that it was by DP-SGD, and the architecture and shape that it names.
 
     A training whose noise can be drawn again bounds nothing, and is none.
 
@@ -146,14 +151,17 @@ def bounded_training(path: Path) -> tuple[Training | None, Any]:
         raise TeacherError(f"--teacher must be a file with a classifier's weights, and {path} is not there")
     content = None if is_onnx(path) else read_file(path)
     stated = content.get("training") if isinstance(content, dict) else None
+    settings = content.get("hyper_parameters") if isinstance(content, dict) else None
+    given = settings.get("image_shape") if isinstance(settings, Mapping) else None
+    shape = None if given is None else (int(given[0]), int(given[1]), int(given[2]))
     if not isinstance(content, dict) or not isinstance(stated, Mapping):
-        return None, None
+        return None, None, shape
     try:
         training = Training.from_dict(stated)
     except ValueError as error:
         raise TeacherError(f"teacher {path}: {error}") from error
     bounded = bool(training.releases) and all(release.bounded for release in training.releases or ())
-    return (training if bounded else None), _safe_network(content)
+    return (training if bounded else None), _safe_network(content), shape
 
 
 def _safe_network(content: Mapping[str, Any]) -> Any:
@@ -194,8 +202,8 @@ def distill(
         raise ValueError(f"distill takes options alone, and {wrong[0]} is none; see LightningCLI distill --help")
     to = Path(options.to)
     check_options(to, onnx=options.onnx, synthetic_images=options.synthetic_images, force=options.force)
-    training, network = bounded_training(Path(options.teacher))
-    config = configuration(options, bounded=training, network=network)
+    training, network, shape = facts_of(Path(options.teacher))
+    config = configuration(options, bounded=training, network=network, shape=shape)
     line = [f"--config={json.dumps(config)}", *settings]
     rank_zero_info(_announcement(config, training, delta=options.delta))
     if training is None or options.dry_run:
@@ -256,7 +264,7 @@ def _announcement(config: Mapping[str, Any], training: Training | None, *, delta
         f"Run folder: {config['trainer']['default_root_dir']}; the same command goes on in it.",
     ]
     if training is not None:
-        assert training.releases is not None  # by `bounded_training`
+        assert training.releases is not None  # by `facts_of`
         epsilon = compose(dict(training.releases), delta).epsilon
         lines.append(
             f"The teacher was trained by DP-SGD. Its ε = {round_up(epsilon)} at δ = {delta:g} holds for every training "
