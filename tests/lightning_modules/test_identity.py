@@ -19,7 +19,7 @@ import pytest
 import torch
 from lightning import Trainer
 from support.dp_teachers import PLAIN_SGD, SMALL, private_teacher, teacher_by_dp_sgd, train
-from support.runs import checkpoint, distil
+from support.runs import checkpoint, distil, interrupted
 
 from datamodules import Digits, PoissonSampled, SyntheticSteps
 from lightning_modules import DPDFD, DPSGDTeacher, Teacher
@@ -247,7 +247,7 @@ def test_a_student_that_was_stopped_does_not_shed_its_plan_by_more_noise() -> No
     """By the command line; every annotator and setting: `tests/privacy/test_plan.py`."""
     settings = {"release": "per_sample_full", "noise_multiplier": 30.0, "scope": "run"}
     model = {"teacher": f"private/{LAST}", "images": "prior"}
-    distil("run", "--trainer.max_steps=2", model=model, annotator=settings, steps=2, epochs=2)
+    interrupted(DPDFD, 2, lambda: distil("run", model=model, annotator=settings, steps=2, epochs=2))
     before, release = stated("run"), 8**0.5 * 2 / 30
     assert before["epsilon"] == compose({Gaussian(release): 4}, 1e-5).epsilon
     assert before["epsilon_spent"] == compose({Gaussian(release): 2}, 1e-5).epsilon
