@@ -14,6 +14,7 @@ import torch
 from lightning import LightningModule, Trainer
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
+from torchmetrics.functional.classification import multiclass_calibration_error
 from torchmetrics.utilities import dim_zero_cat
 
 from lightning_modules.networks.batchnorm import evaluating
@@ -160,15 +161,29 @@ def auroc_name(beside: str) -> str:
 
 @torch.no_grad()
 def measured_on(classify: Any, loader: Any, device: torch.device, *, auroc: bool = False) -> dict[str, float]:
-    """Accuracy of a network, or of any function from images to logits, and on request the area under its ROC curves."""
-    hits = total = 0
+    """What a network, or any function from images to logits, is worth on labelled images.
+
+    Returns:
+        `accuracy`; `calibration_error`, the expected one of 15 bins; `largest_share`, the share of images
+        that are given the most frequent class: 1 of a network that has collapsed; on request the area under ROC curves.
+    """
+    given: list[Tensor] = []
+    right: list[Tensor] = []
     area: AreaUnderCurve | None = None
     with evaluating(classify) if isinstance(classify, nn.Module) else nullcontext():
         for images, labels in loader:
             logits = classify(images.to(device)).cpu()
-            hits += int((logits.argmax(dim=1) == labels).sum())
-            total += len(labels)
+            given.append(logits.float())
+            right.append(labels)
             if auroc:
                 area = area or AreaUnderCurve(logits.shape[1])
                 area.add(logits, labels)
-    return {"accuracy": hits / total, **({} if area is None else {AUROC: float(area.compute())})}
+    outputs, targets = torch.cat(given), torch.cat(right)
+    chosen, classes = outputs.argmax(dim=1), outputs.shape[1]
+    error = multiclass_calibration_error(outputs.softmax(dim=1), targets, num_classes=classes)
+    return {
+        "accuracy": int((chosen == targets).sum()) / len(targets),
+        "calibration_error": round(float(error), 6),
+        "largest_share": int(chosen.bincount().max()) / len(targets),
+        **({} if area is None else {AUROC: float(area.compute())}),
+    }

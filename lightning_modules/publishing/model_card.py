@@ -189,6 +189,12 @@ def _accuracy(run: FinishedRun) -> str:
     return (
         f"**{100 * float(run.record['accuracy']):.2f} %** of the images of {run.data}, on {part}, at the last step of "
         "the fit: no checkpoint was chosen by it within the run. The test split is public by assumption."
+        + (
+            f" Expected calibration error: {100 * run.record['calibration_error']:.1f} points."
+            if "calibration_error" in run.record
+            else ""
+        )
+        + (" **It has collapsed: it gives one class to every image.**" if run.record.get("largest_share") == 1 else "")
     )
 
 

@@ -33,6 +33,10 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
     """
     accuracy = f"{100 * record['accuracy']:.2f} % of the test split"
     lines = [f"{role(record)}, {record['dataset']}: {accuracy} after {record['steps']:,} steps"]
+    if record.get("largest_share") == 1:
+        lines.append(
+            "COLLAPSED: it gives one class to every test image, and its accuracy is that class's share of them"
+        )
     asked = folder / "private" / "uncharged_queries.json"
     if asked.is_file():
         measured = json.loads(asked.read_text(encoding="utf-8")).get("teacher_accuracy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from support.runs import QUIET, distil
 
 from lightning_modules.cli import main
-from lightning_modules.evaluation import AreaUnderCurve
+from lightning_modules.evaluation import AreaUnderCurve, measured_on
 
 
 def area_of(answers: torch.Tensor, labels: torch.Tensor, *, pieces: int = 3) -> float:
@@ -32,6 +33,18 @@ def test_it_is_scikit_learn_s_one_against_the_rest(classes: int, scale: float) -
     expected = roc_auc_score(labels, shares[:, 1]) if classes == 2 else roc_auc_score(labels, shares, multi_class="ovr")
     assert area_of(logits, labels) == pytest.approx(expected, abs=1e-6)
     assert 0.6 < expected < 0.95
+
+
+def test_a_collapsed_network_and_a_calibrated_one_are_told_apart() -> None:
+    labels = torch.tensor([0, 0, 0, 1])
+    certain, calibrated = torch.tensor([[9.0, -9.0]] * 4), torch.tensor([[math.log(3.0), 0.0]] * 4)
+    for logits, error in ((certain, 0.25), (calibrated, 0.0)):
+        found = measured_on(lambda images, given=logits: given, [(torch.zeros(4, 1), labels)], torch.device("cpu"))
+        assert found == pytest.approx({"accuracy": 0.75, "largest_share": 1.0, "calibration_error": error}, abs=1e-5)
+    assert (
+        measured_on(lambda _: torch.eye(2)[labels], [(torch.zeros(4, 1), labels)], torch.device("cpu"))["largest_share"]
+        == 0.75
+    )
 
 
 def test_confident_answers_keep_their_order() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,8 @@ def test_what_must_stay_private_is_not_offered_for_publication(tmp_path: Path) -
     unbounded = outcome({**private, "method": "DPDFD"}, folder=tmp_path, checkpoint=checkpoint)
     assert unbounded.endswith("--to DIR --unprotected")  # the export asks for it
     text = outcome(private, folder=tmp_path, checkpoint=checkpoint)
+    collapsed = outcome({**private, "largest_share": 1.0}, folder=tmp_path, checkpoint=checkpoint)
+    assert "COLLAPSED" in collapsed and "COLLAPSED" not in text
     assert "must stay private" in text and "export" not in text
     text = outcome(bounded, folder=tmp_path, checkpoint=checkpoint)
     assert "record-level ε: 2 at δ = 1e-05" in text and "export" in text and "stay private" not in text
@@ -78,7 +81,9 @@ def test_lines_where_nobody_watches_and_a_bar_on_a_terminal(
     run = fit(config)
     assert isinstance(run.trainer.progress_bar_callback, ProgressLines)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
-    assert len(lines) == 1 and lines[0].startswith("epoch 3/3, step 3: ε record ")  # the two before took no time
+    assert len(lines) == 1 and re.match(
+        r"epoch 3/3, step 3/3, [\d.e+]+ steps/s, 0:00:00 left: ε record ", lines[0]
+    )  # the two before took no time
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert isinstance(progress(), ShortProgressBar)
 
