@@ -101,7 +101,7 @@ class PrivacyAccount:
     def epsilon(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
         """Record-level ε at δ of `counts`, by default of everything spent so far; `inf` where nothing bounds it."""
         return compose(
-            self._covering(self.spent(scope=scope) if counts is None else counts)[0], self.budget.delta
+            self.covering(self.spent(scope=scope) if counts is None else counts)[0], self.budget.delta
         ).epsilon
 
     def epsilon_label(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
@@ -143,12 +143,12 @@ class PrivacyAccount:
 
     def neighbours(self, *, counts: Mapping[Charge, int] | None = None) -> tuple[Unit, Relation]:
         """Unit and neighbouring relation of the record-level ε of `counts`."""
-        releases, _ = self._covering(self.spent() if counts is None else counts)
+        releases, _ = self.covering(self.spent() if counts is None else counts)
         return common_neighbours((release.unit, release.relation) for release in releases)
 
     def rests_on_teachers(self, *, counts: Mapping[Charge, int] | None = None) -> set[str]:
         """Trainings whose own bound is smaller than that of their charges, so that ε rests on it."""
-        return self._covering(self.spent() if counts is None else counts)[1]
+        return self.covering(self.spent() if counts is None else counts)[1]
 
     def _trained(self, training: str | None) -> Counter[Release] | None:
         """What bounds everything computed from a training; None where nothing does."""
@@ -162,7 +162,7 @@ class PrivacyAccount:
                 grouped.setdefault(charge.training, Counter())[charge.release] += count
         return grouped
 
-    def _covering(self, counts: Mapping[Charge, int]) -> tuple[Counter[Release], set[str]]:
+    def covering(self, counts: Mapping[Charge, int]) -> tuple[Counter[Release], set[str]]:
         """Releases that cover `counts`, and the trainings counted in it by their own bound.
 
         For each training the smaller of the two ways to argue; trainings compose.
@@ -184,16 +184,22 @@ class PrivacyAccount:
 
     def epsilon_published(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
         """ε that the papers' own theorems give at δ: claims, not bounds. `inf` where no theorem covers the charges."""
-        claims: Counter[Claim] = Counter()
-        for charge, count in (self.counts(scope=scope) if counts is None else counts).items():
-            if charge.claim is None:
-                return math.inf
-            claims[charge.claim] += count
-        return published_epsilon(claims, self.budget.delta)
+        charges = self.counts(scope=scope) if counts is None else counts
+        if any(charge.claim is None for charge in charges):
+            return math.inf
+        return published_epsilon(self.claims(charges), self.budget.delta)
+
+    def claims(self, counts: Mapping[Charge, int] | None = None) -> Counter[Claim]:
+        """What the papers' theorems are told of `counts`, by default of the charges in the account's scope."""
+        found: Counter[Claim] = Counter()
+        for charge, count in (self.counts() if counts is None else counts).items():
+            if charge.claim is not None:
+                found[charge.claim] += count
+        return found
 
     def unbounded(self, *, counts: Mapping[Charge, int] | None = None) -> list[str]:
         """Why no record-level ε holds for `counts`, by default for everything spent so far; empty where one does."""
-        releases, _ = self._covering(self.spent() if counts is None else counts)
+        releases, _ = self.covering(self.spent() if counts is None else counts)
         charged = {_reason(release) for release in releases if not release.bounded}
         return sorted(charged)
 

@@ -46,9 +46,9 @@ _NOISE_CHANGED = (
 
 
 _SAME_PERSON = (
-    "a person, or an image that occurs in the data more than once: epsilon is for one record. Several records of one "
-    "person, near-duplicates of an image, and the same images under the name of another data set, which has another "
-    "ledger, reveal as much as all of them together"
+    "a person or patient, or an image that occurs more than once: epsilon is for one record, which is one image. "
+    "Several records of one person, near-duplicates of an image, and the same images under the name of another data "
+    "set, which has another ledger, reveal as much as all of them together"
 )
 
 
@@ -172,6 +172,10 @@ class Guarantee:
         teacher_epsilon: Record-level ε of the teacher's own training, at which the teacher itself may be published;
             `inf` where nothing bounds that training.
         labels: The guarantee for labels, where a method protects only labels.
+        epsilon_of_run: What the run by itself costs, with the training of its teacher.
+        releases: What ε composes: releases, as `Release.to_dict` gives them, and how many there are of each. None
+            where ε is held by a target and not by their number.
+        claims: The same of the paper's figure, by `Claim.to_dict`.
     """
 
     epsilon: float
@@ -196,6 +200,9 @@ class Guarantee:
     queries_of_run: int = 0
     teacher_epsilon: float = math.inf
     labels: LabelStatement | None = None
+    epsilon_of_run: float = math.inf
+    releases: Sequence[tuple[Mapping[str, Any], int]] | None = None
+    claims: Sequence[tuple[Mapping[str, Any], int]] = field(default_factory=tuple)
 
     @classmethod
     def of(
@@ -211,6 +218,7 @@ class Guarantee:
         num_records: int | None = None,
         epsilon: float | None = None,
         spent: float | None = None,
+        of_run: Mapping[Charge, int] | None = None,
         uncharged_queries: Sequence[str] = (),
         assumptions: Sequence[str] = (),
         not_covered: Sequence[str] = (),
@@ -231,6 +239,7 @@ class Guarantee:
             num_records: N, where it is known that δ lies below 1/N.
             epsilon: A bound on `covered`, where one better than their composition is known.
             spent: Record-level ε of the releases made so far; None: of what the account was charged.
+            of_run: Those of `covered` that are of this run; None: all.
             uncharged_queries: Unaccounted queries of this run to private data or models, in words.
             assumptions: What else must be true.
             not_covered: What else is not covered.
@@ -281,7 +290,9 @@ class Guarantee:
             _SAME_PERSON,
             "releases that the ledger does not record, such as those of a copy of a teacher used elsewhere",
         ]
-        stated = account.epsilon(counts=covered) if epsilon is None else epsilon
+        claimed = account.epsilon_published()
+        composed = account.epsilon(counts=covered)
+        stated = composed if epsilon is None else epsilon
         # Of the charges, not of a setting: other runs in the ledger may protect single records.
         unit, relation = account.neighbours(counts=covered)
         if account.budget.scope == "run" or account.epsilon_of_ledger() > stated:
@@ -307,11 +318,14 @@ class Guarantee:
             trainings=len(account.ledger.trained()),
             training=account.training or "",
             queries=account.queries(),
-            claimed_epsilon=account.epsilon_published(),
+            claimed_epsilon=claimed,
             claimed_source=words.published_source,
             run=account.ledger.run,
             queries_of_run=account.queries(scope="run"),
             teacher_epsilon=teacher_epsilon,
+            epsilon_of_run=min(stated, composed if of_run is None else account.epsilon(counts=of_run)),
+            releases=_listed(account.covering(covered)[0]) if stated == composed else None,
+            claims=() if math.isinf(claimed) else _listed(account.claims()),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -319,6 +333,7 @@ class Guarantee:
         values = asdict(self)
         values.pop("labels")
         beside = {} if self.labels is None else {"label_guarantee": self.labels.to_dict()}
+        claims = values.pop("claims")
         claim = {"epsilon": values.pop("claimed_epsilon"), "source": values.pop("claimed_source")}
         values = {key: json_number(value) if isinstance(value, float) else value for key, value in values.items()}
         if not self.claimed_source:
@@ -330,6 +345,7 @@ class Guarantee:
                 "epsilon": json_number(claim["epsilon"]),
                 "delta": self.delta,
                 "source": claim["source"],
+                "claims": claims,
                 "status": "a claim of the paper, not a guarantee: it bounds no record of the private data",
             },
         }
@@ -350,9 +366,10 @@ class Guarantee:
             f"| private data | {self.private_data} |",
             f"| covers | {', '.join(self.artefacts)} |",
             f"| released | {self.mechanism} |",
-            f"| teacher queries | {self.queries} |",
+            f"| teacher queries | {self.queries_of_run} by this run, {self.queries} by all that ε covers |",
             f"| derived from | {self.source} |",
             f"| ε of the releases made so far | {_figure(self.epsilon_spent)} |",
+            f"| ε of this run by itself, with its teacher's training | {_figure(self.epsilon_of_run)} |",
             f"| ε of everything in the data's ledger ({_count(self.trainings, 'training')} of teachers, "
             f"{_count(self.runs, 'run')} on them) together | {_figure(self.epsilon_all_runs)} |",
             f"| identity of the teacher's training | {self.training or 'not known'} |",
@@ -412,7 +429,13 @@ class Guarantee:
                 "give)."
             )
         of_records = "" if self.level == "record" else " It holds for a single record as well."
-        return f"{level} ε = {round_up(self.epsilon)} at δ = {self.delta:g}.{of_records}"
+        own = round_up(self.epsilon_of_run)
+        of_others = (
+            f" This run by itself costs {own}; the rest is what else the ledger of {self.private_data} holds."
+            if own != round_up(self.epsilon)
+            else ""
+        )
+        return f"{level} ε = {round_up(self.epsilon)} at δ = {self.delta:g}.{of_records}{of_others}"
 
     def write(self, folder: str | Path) -> tuple[Path, Path]:
         """Writes `guarantee.json` and `guarantee.md`, each atomically; returns both paths."""
@@ -438,6 +461,10 @@ def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:
         "the teacher itself, which has a guarantee of its own: it was trained by DP-SGD and may be published at its "
         f"ε = {round_up(epsilon)} (δ = {delta:g}), under the assumptions stated there{together if covers_it else ''}"
     )
+
+
+def _listed(counted: Mapping[Any, int]) -> tuple[tuple[Mapping[str, Any], int], ...]:
+    return tuple((one.to_dict(), count) for one, count in counted.items() if count)
 
 
 def _figure(value: float) -> str:

@@ -24,6 +24,7 @@ from lightning_modules.publishing.model_card import CARD, card_name, model_card
 from lightning_modules.publishing.run import FinishedRun, read_run
 from lightning_modules.publishing.snippet import SNIPPET, snippet
 from lightning_modules.runtime.runs import versions
+from privacy.exported import GUARANTEE, checksums
 
 __all__ = ["Exported", "check_options", "export_run"]
 
@@ -113,7 +114,7 @@ def export_run(
     with staged(target, force=force) as folder:
         (folder / WEIGHTS).write_bytes(weights_of(run.network))
         _write_json(folder / CONFIG, _description(run))
-        _write_json(folder / "guarantee.json", run.guarantee)
+        _write_json(folder / GUARANTEE, run.guarantee)
         (folder / "guarantee.md").write_text(run.page, encoding="utf-8")
         loaded = load_as(folder, run.architecture)  # its class was built a moment ago
         shape = run.image_shape
@@ -129,6 +130,7 @@ def export_run(
         files = sorted(path.name for path in folder.iterdir())
         card = model_card(run, name=card_name(target), license_name=license_name, files=files)
         (folder / CARD).write_text(card, encoding="utf-8")
+        _write_json(folder / GUARANTEE, {**run.guarantee, "files": checksums(folder)})
     assert IMAGES in files or not synthetic_images
     return Exported(folder=target, run=run, differences=differences)
 
@@ -142,7 +144,7 @@ def _description(run: FinishedRun) -> dict[str, Any]:
         "num_classes": run.num_classes,
         "image_shape": list(run.image_shape),
         "class_names": list(run.class_names),
-        "preprocessing": PREPROCESSING,
+        "preprocessing": {**PREPROCESSING, **run.pictures},
         "outputs": "logits",
         "role": run.role,
         "method": run.method,

@@ -46,6 +46,7 @@ class FinishedRun:
         num_classes: c.
         image_shape: (C, H, W).
         class_names: One for each class.
+        pictures: How the run's data made images of picture files: `resize` and `bits` of `Preparation`.
         role: `student` or `teacher`.
         method: Class that trained it.
         guarantee: `guarantee.json` of the run.
@@ -62,6 +63,7 @@ class FinishedRun:
     num_classes: int
     image_shape: tuple[int, int, int]
     class_names: tuple[str, ...]
+    pictures: Mapping[str, Any]
     role: str
     method: str
     guarantee: Mapping[str, Any]
@@ -125,12 +127,14 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
         num_classes=num_classes,
         image_shape=image_shape,
     )
+    class_names, pictures = _of_data(noted_by_run(content).get("data"), num_classes, named=named)
     return FinishedRun(
         network=_filled(spec, content, role=role, num_classes=num_classes, image_shape=image_shape),
         architecture=spec,
         num_classes=num_classes,
         image_shape=image_shape,
-        class_names=_class_names(noted_by_run(content).get("data"), num_classes, named=named),
+        class_names=class_names,
+        pictures=pictures,
         role=role,
         method=str(settings.get("_class_path", "DPSGDTeacher" if role == "teacher" else "a script")).rsplit(".", 1)[-1],
         guarantee=guarantee,
@@ -332,20 +336,22 @@ def _filled(
     return built.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
 
 
-def _class_names(spec: Any, num_classes: int, *, named: Collection[str]) -> tuple[str, ...]:
-    """Those of the data where they are known without a file, else numbers."""
-    names: Any = None
+def _of_data(spec: Any, num_classes: int, *, named: Collection[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Class names, where they are known without a file, else numbers; and how pictures become images."""
+    data: Any = None
     try:
         require_known_code(spec, named=named)
         parser = ArgumentParser(exit_on_error=False)
         parser.add_subclass_arguments(LightningDataModule, "data")
         data = parser.instantiate_classes(parser.parse_object({"data": spec})).data
-        names = getattr(data, "class_names", None) or getattr(getattr(data, "dataset", None), "class_names", None)
     except Exception:  # whatever a data module wants that is not here
-        names = None
+        data = None
+    names = getattr(data, "class_names", None) or getattr(getattr(data, "dataset", None), "class_names", None)
     if names is None or len(names) != num_classes:
-        return tuple(str(label) for label in range(num_classes))
-    return tuple(str(name) for name in names)
+        names = range(num_classes)
+    prepare = getattr(getattr(data, "dataset", data), "preparation", None)
+    pictures = {"resize": getattr(prepare, "resize", "crop"), "bits": getattr(prepare, "bits", 16)}
+    return tuple(str(name) for name in names), pictures
 
 
 def _record(

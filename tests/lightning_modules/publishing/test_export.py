@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from PIL import Image
+from support.data_files import picture
 from support.ensembles import ensemble_file
 from support.runs import configuration, distil, fit, leaks, teacher_weights
 from torchvision.datasets import ImageFolder
@@ -26,6 +29,7 @@ from lightning_modules.cli import main
 from lightning_modules.networks import SmallCNN
 from lightning_modules.publishing import ExportError, export, formats
 from lightning_modules.runtime.runs import LOCK
+from privacy.exported import AlteredError
 from privacy.guarantee import MEANINGFUL_EPSILON
 
 ALONE = """
@@ -101,6 +105,57 @@ def test_it_loads_with_this_package_and_where_it_cannot_be_imported(runs: Path) 
     # The mutant: another student is no closer than this.
     with torch.no_grad():
         assert not torch.allclose(torch.tensor(given["onnx"]), student("bounded")(images), atol=1e-2)
+
+
+def test_whoever_receives_it_can_check_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_export("bounded")
+    main(["verify", str(folder)])
+    assert re.search(r"record-level ε = [\d.]+ at δ = 1e-05 is what \d+ releases compose to", capsys.readouterr().out)
+    whole = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    stated = json.loads(whole[folder / "guarantee.json"])
+
+    def refused(message: str) -> None:
+        with pytest.raises(AlteredError, match=message):
+            main(["verify", str(folder)])
+        for path, content in whole.items():
+            path.write_bytes(content)
+
+    for name in ("student.safetensors", "config.json", "README.md", "guarantee.md"):
+        (folder / name).write_bytes(whole[folder / name][:-1])
+        refused(f"{name} was altered")
+    (folder / "config.json").unlink()
+    refused("config.json is missing")
+    for changed, message in (
+        ({"epsilon": stated["guarantee"]["epsilon"] / 2}, "its releases compose to"),
+        ({"releases": [[stated["guarantee"]["releases"][0][0], 1]]}, "compose"),
+        ({"unit": "one client: all records"}, "the unit is 'one client"),
+        ({"delta": 2}, "delta must lie between 0 and 1"),
+        ({"delta": None}, "cannot be read as the guarantee of an export"),
+    ):
+        text = json.dumps({**stated, "guarantee": {**stated["guarantee"], **changed}})
+        (folder / "guarantee.json").write_text(text)
+        refused(message)
+    claim = {**stated["published_claim"], "epsilon": 1e-9}
+    (folder / "guarantee.json").write_text(json.dumps({**stated, "published_claim": claim}))
+    refused("the published epsilon is 1e-09, and its theorem gives")
+
+
+def test_an_exported_student_predicts_pictures(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_export("bounded")
+    draw = np.random.default_rng(0)
+    for name in ("a.png", "deep/b.png"):
+        picture(draw.integers(0, 256, (8, 8), dtype=np.uint8), Path("new") / name)
+    main(["predict", str(folder), "--images", "new", "--to", "said.csv"])
+    rows = [line.split(",") for line in Path("said.csv").read_text().splitlines()]
+    assert rows[0][:4] == ["index", "file", "class", "class_name"] and [row[1] for row in rows[1:]] == [
+        "a.png",
+        "deep/b.png",
+    ]
+    pixels = torch.from_numpy(np.array(Image.open("new/deep/b.png"))).float()[None, None] / 127.5 - 1
+    expected = load_student(folder)(pixels).softmax(dim=1)[0]
+    assert [float(value) for value in rows[2][4:]] == pytest.approx(expected.tolist(), abs=1e-5)
+    with pytest.raises(ValueError, match=r"--images .*empty holds no pictures"):
+        main(["predict", str(folder), "--images", str(Path("empty"))])
 
 
 def test_nothing_but_the_student_leaves(runs: Path) -> None:

@@ -1,0 +1,27 @@
+"""`LightningCLI verify FOLDER`: whether an exported folder is as it was exported, and its ε what its releases cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning_modules.cli.parsers import OptionParser
+from privacy.exported import check_export
+
+__all__ = ["verify"]
+
+
+def verify(args: Sequence[str]) -> None:
+    """The command `verify FOLDER`.
+
+    Args:
+        args: What follows the command.
+
+    Raises:
+        AlteredError: The folder is not as it was exported; with what is altered.
+    """
+    parser = OptionParser(prog="LightningCLI verify", description=__doc__)
+    parser.add_argument("folder", metavar="FOLDER", help="A folder that `export` or `distill` has written.")
+    for line in check_export(Path(parser.parse_args(list(args)).folder)):
+        print(line)
+    print("Nothing in it contradicts what it states. Its maker and its assumptions remain a matter of trust.")
