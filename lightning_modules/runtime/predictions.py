@@ -18,7 +18,7 @@ from lightning_modules.runtime.processes import processes_of
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of, folder_of_checkpoint, run_folder
 from privacy.files import write_atomically
 
-__all__ = ["PredictionWriter", "images_of", "prediction_callbacks"]
+__all__ = ["PredictionWriter", "images_of", "prediction_callbacks", "table"]
 
 _UNDEFINED = LightningDataModule.predict_dataloader
 _PRIVATE = (
@@ -89,7 +89,7 @@ class PredictionWriter(BasePredictionWriter):
             return
         private = not _may_be_shown(pl_module)
         path = Path(self.path) if self.path else _folder(trainer) / ("private" if private else "") / "predictions.csv"
-        write_atomically(path, _table(sorted(rows), named_by=self._named_by, class_names=_class_names(trainer, rows)))
+        write_atomically(path, table(sorted(rows), named_by=self._named_by, class_names=_class_names(trainer, rows)))
         rank_zero_info(f"{len(rows):,} predictions: {path}" + (f"\n{_PRIVATE}." if private else ""))
 
 
@@ -143,7 +143,8 @@ def _class_names(trainer: Trainer, rows: Sequence[tuple[int, str, list[float]]])
     return list(names) if names is not None and len(names) == count else [str(label) for label in range(count)]
 
 
-def _table(rows: Sequence[tuple[int, str, list[float]]], *, named_by: str, class_names: Sequence[str]) -> str:
+def table(rows: Sequence[tuple[int, str, list[float]]], *, named_by: str, class_names: Sequence[str]) -> str:
+    """CSV of rows of a number, a file's name or nothing, and probabilities (c)."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     with_files = any(file for _, file, _ in rows)

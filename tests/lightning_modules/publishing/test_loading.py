@@ -138,7 +138,7 @@ def test_nested_classes_are_looked_at_too() -> None:
         # What this package imports and calls by name, without the class that is known to.
         "theirs.touch",
         {"name": "lightning_modules.networks.network.Network", "arguments": {"name": "theirs.touch"}},
-        {"name": "lightning_modules.networks.names.named_object", "arguments": {"name": "theirs.py:touch"}},
+        {"name": "lightning_modules.runtime.names.named_object", "arguments": {"name": "theirs.py:touch"}},
         # Texts that the parser takes for a function, for a class, and for settings, escaped or not.
         {"name": "torchvision.models.resnet.ResNet", "arguments": {"norm_layer": "theirs.touch"}},
         {"name": "SmallCNN", "arguments": {"prior": '{"class_path": "theirs.touch"}'}},
