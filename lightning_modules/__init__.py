@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from lightning_modules.base import DataFreeDistillation
-from lightning_modules.baselines import FedAvg, FedDistillation
-from lightning_modules.dgd import DGD
-from lightning_modules.direct_training import DirectTraining
-from lightning_modules.distillation import Distillation
-from lightning_modules.dpdfd import DPDFD
-from lightning_modules.dpsd import DPSD
-from lightning_modules.feddpsd import FedDPSD
-from lightning_modules.labeldp import LabelDP
-from lightning_modules.publishing import load_student
-from lightning_modules.student import StudentConfig
-from lightning_modules.teachers import DPSGDTeacher, Teacher, TeacherEnsemble
-from lightning_modules.teachers.config import TeacherConfig
-from lightning_modules.teachers.record_clipping import Clipping
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_modules.base import DataFreeDistillation
+    from lightning_modules.baselines import FedAvg, FedDistillation
+    from lightning_modules.dgd import DGD
+    from lightning_modules.direct_training import DirectTraining
+    from lightning_modules.distillation import Distillation
+    from lightning_modules.dpdfd import DPDFD
+    from lightning_modules.dpsd import DPSD
+    from lightning_modules.feddpsd import FedDPSD
+    from lightning_modules.labeldp import LabelDP
+    from lightning_modules.publishing import load_student
+    from lightning_modules.student import StudentConfig
+    from lightning_modules.teachers import DPSGDTeacher, Teacher, TeacherEnsemble
+    from lightning_modules.teachers.config import TeacherConfig
+    from lightning_modules.teachers.record_clipping import Clipping
 
 __all__ = [
     "DGD",
@@ -36,3 +40,28 @@ __all__ = [
     "TeacherEnsemble",
     "load_student",
 ]
+
+# Lightning takes seconds to import: the command line's help, and its answer to a mistyped command, do without.
+_PLACES = {
+    "base": ("DataFreeDistillation",),
+    "baselines": ("FedAvg", "FedDistillation"),
+    "dgd": ("DGD",),
+    "direct_training": ("DirectTraining",),
+    "distillation": ("Distillation",),
+    "dpdfd": ("DPDFD",),
+    "dpsd": ("DPSD",),
+    "feddpsd": ("FedDPSD",),
+    "labeldp": ("LabelDP",),
+    "publishing": ("load_student",),
+    "student": ("StudentConfig",),
+    "teachers": ("DPSGDTeacher", "Teacher", "TeacherEnsemble"),
+    "teachers.config": ("TeacherConfig",),
+    "teachers.record_clipping": ("Clipping",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _PLACES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lightning_modules.cli.errors import expected, message_of
-from lightning_modules.networks.names import nearest
-from lightning_modules.runtime.outcome import exit_status
+from lightning_modules.runtime.names import nearest
+from lightning_modules.runtime.paths import find_configs
 from lightning_modules.runtime.quiet import quiet
-from lightning_modules.runtime.runs import first_process
-from privacy.processes import failed_everywhere
 
 if TYPE_CHECKING:
     from lightning_modules.cli.fit import TranscriptionCLI
@@ -26,7 +24,7 @@ FIT = {
     "fit": "train a teacher or a student",
     "validate": "measure a checkpoint on the validation images",
     "test": "measure a checkpoint on the test split",
-    "predict": "write a checkpoint's predictions as a table",
+    "predict": "write predictions as a table: a checkpoint's, or, by predict FOLDER, an exported student's",
 }
 """Commands of Lightning's own CLI."""
 
@@ -38,6 +36,7 @@ COMMANDS = {
     "sweep": ("sweeps.runner.sweep", "follow a W&B sweep file without a server"),
     "tables": ("sweeps.runner.tables", "run and render the papers' tables"),
     "render": ("sweeps.runner.documents", "write results into documents"),
+    "verify": ("lightning_modules.cli.verify", "check a folder that somebody hands on against its guarantee"),
     "ledger": ("lightning_modules.cli.ledger", "show what was spent on private data"),
     "audit": ("lightning_modules.cli.audit", "bound epsilon from below by training with a planted record"),
     "client": ("lightning_modules.cli.client", "answer a federation's server from where the data are"),
@@ -53,8 +52,10 @@ def run(args: Sequence[str]) -> TranscriptionCLI | None:
         ValueError: The command does not exist.
     """
     command = next((argument for argument in args if not argument.startswith("-")), None)
-    if command in COMMANDS:
-        module, _ = COMMANDS[command]
+    of_export = [*args[:1]] == ["predict"] and len(args) > 1 and not args[1].startswith("-")
+    if command in COMMANDS or of_export:
+        assert command is not None
+        module, _ = COMMANDS.get(command, ("lightning_modules.cli.predict", ""))
         function = getattr(importlib.import_module(module), command)
         # What commands that make fits need of this module, which they do not import.
         offered = {"run": run, "build": lambda rest: _fit_cli(rest, run=False)}
@@ -63,6 +64,7 @@ def run(args: Sequence[str]) -> TranscriptionCLI | None:
         return None
     if command is None or command not in FIT:
         _help(command, asked="--help" in args or "-h" in args)
+    find_configs(args)  # refuses a file that is not there, before what takes seconds to import
     return _fit_cli(args, run=True)
 
 
@@ -105,11 +107,20 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
             raise
         sys.exit(_last_words(error))
     except (KeyboardInterrupt, SystemExit) as error:
+        if type(error) is SystemExit and error.__context__ is None:
+            raise
+        from lightning_modules.runtime.outcome import exit_status
+
         sys.exit(exit_status(error))
     return None
 
 
 def _last_words(error: Exception) -> str | int:
+    if "torch" not in sys.modules:
+        return f"error: {error}"
+    from lightning_modules.runtime.runs import first_process
+    from privacy.processes import failed_everywhere
+
     # One of several processes speaks for all.
     if failed_everywhere(error) and not first_process():
         return 1

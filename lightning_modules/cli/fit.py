@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 # Importing makes the short class names of the configuration files known.
 import privacy.annotators  # noqa: F401
+from lightning_modules import *  # noqa: F403
 from lightning_modules.callbacks.config import SaveConfig
 from lightning_modules.callbacks.data_free import is_data_free
 from lightning_modules.callbacks.failures import NoLonelyCheckpoint

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from lightning_modules.networks.names import nearest
+from lightning_modules.runtime.names import nearest
 
 __all__ = ["OptionParser", "explain"]
 

@@ -15,7 +15,7 @@ import torch
 from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 
-from lightning_modules.networks.names import look_in_current_folder, named_object, nearest
+from lightning_modules.runtime.names import look_in_current_folder, named_object, nearest
 
 __all__ = ["Network", "build_network", "check_network"]
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from lightning_modules.runtime.names import nearest
+
 __all__ = ["find_config", "find_configs"]
 
 
@@ -20,11 +22,23 @@ def find_config(path: str) -> str:
 
 
 def find_configs(args: Sequence[str]) -> list[str]:
-    """Command-line arguments with the values of `--config` looked up by `find_config`."""
+    """Command-line arguments with the values of `--config` looked up by `find_config`.
+
+    Raises:
+        ValueError: A file that does not exist.
+    """
     found = list(args)
     for position, argument in enumerate(found):
         if argument in ("--config", "-c") and position + 1 < len(found):
-            found[position + 1] = find_config(found[position + 1])
+            found[position + 1] = _existing(found[position + 1])
         elif argument.startswith("--config="):
-            found[position] = "--config=" + find_config(argument.removeprefix("--config="))
+            found[position] = "--config=" + _existing(argument.removeprefix("--config="))
     return found
+
+
+def _existing(path: str) -> str:
+    place = Path(find_config(path)) if path.endswith((".yaml", ".yml", ".json")) and "{" not in path else None
+    if place is None or place.is_file():
+        return str(place or path)
+    others = [one.stem for one in place.parent.glob(f"*{place.suffix}")]
+    raise ValueError(f"--config {path}: there is no such file{nearest(place.stem, others)}")

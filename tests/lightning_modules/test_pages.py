@@ -97,8 +97,7 @@ CHOSEN = (
 )
 
 
-def test_the_page_that_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRANSCRIPTION_LEDGERS")
+def test_the_page_that_chooses(folder: Path) -> None:
     small_sweeps(folder, *CHOSEN)
     found = commands(DOCS / "choosing.md")
     assert [arguments[0] for arguments in found].count("export") == 4 and found[-1][0] == "audit"

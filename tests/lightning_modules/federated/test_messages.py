@@ -174,7 +174,6 @@ def test_terms_that_are_none_are_refused(changed: dict[str, Any], message: str) 
         {"releases": 4},
         {"partition": {"data": "x", "place": None, "class_names": [], "settings": {}, "share": [0]}},
         {"partition": {"data": "x", "place": None, "class_names": ["a\nb"], "settings": {}, "share": None}},
-        {"partition": {"data": "x", "place": None, "class_names": [], "settings": {"x": "x" * 20_001}, "share": None}},
         {"releases": [[{"kind": "gaussian", "mu": 0.5}, "x"]]},
     ],
 )

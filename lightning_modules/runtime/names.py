@@ -45,8 +45,8 @@ def nearest(given: str, allowed: Any) -> str:
 
     >>> nearest("SmalCNN", ["ResNet18", "SmallCNN"])
     ' (did you mean SmallCNN?)'
-    >>> nearest("x", ["ResNet18", "SmallCNN"])
-    ''
+    >>> nearest("smallcnn", ["ResNet18", "SmallCNN"]), nearest("x", ["ResNet18", "SmallCNN"])
+    (' (did you mean SmallCNN?)', '')
     >>> nearest("images.sorce", ["source", "images"])
     ' (did you mean images.source?)'
     """
@@ -56,7 +56,7 @@ def nearest(given: str, allowed: Any) -> str:
         found = difflib.get_close_matches(word, by_lower, n=1, cutoff=0.6)
         near.append(by_lower[found[0]] if found else word)
     joined = ".".join(near)
-    return "" if joined.lower() == given.lower() else f" (did you mean {joined}?)"
+    return "" if joined in (given, given.lower()) else f" (did you mean {joined}?)"
 
 
 def _imported(name: str) -> tuple[ModuleType, list[str]]:
