@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -213,12 +214,21 @@ def _training_of(
         raise TeacherError(f"teacher {file}: {error}") from error
 
 
+_SIZES = re.compile(r"Size\(\[(\d+)[^]]*]\) from checkpoint, the shape in current model is torch\.Size\(\[(\d+)")
+
+
 @contextmanager
 def _fits(file: Path, network: nn.Module, *, num_classes: int, image_shape: tuple[int, int, int]) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         listed = " ".join(str(error).split())  # torch lists weights in lines of their own
+        outputs = {(int(own), int(built)) for own, built in _SIZES.findall(listed)}
+        if len(outputs) == 1 and (pair := outputs.pop())[1] == num_classes != pair[0]:
+            raise TeacherError(
+                f"teacher {file} tells {pair[0]} classes apart, and the data have {num_classes}: give the data of its "
+                "classes, or choose them with classes"
+            ) from error
         raise TeacherError(
             f"the weights in teacher {file} do not fit the architecture {type(network).__name__} with "
             f"num_classes={num_classes} and image_shape={image_shape}: {listed}. Set model.teacher.network, or take "

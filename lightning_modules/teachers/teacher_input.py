@@ -33,13 +33,13 @@ class TeacherInput:
     """
 
     range: list[float] | None = None
-    mean: list[float] | None = None
-    std: list[float] | None = None
+    mean: float | list[float] | None = None
+    std: float | list[float] | None = None
     size: int | list[int] | None = None
     channels: int | None = None
 
     def __post_init__(self) -> None:
-        mean, std = self.mean or [], self.std or []
+        mean, std = _listed(self.mean), _listed(self.std)
         if self.range is not None and (mean or std):
             raise ValueError("teacher.input takes either range, or mean and std, got both")
         ends = [-math.inf, *(self.range or [0, 1]), math.inf]
@@ -66,7 +66,7 @@ class TeacherInput:
         if self.channels not in (None, channels) and channels not in (1, 3):
             raise ValueError(f"teacher.input.channels={self.channels} needs images of 1 or 3 channels, got {channels}")
         channels = self.channels or channels
-        if self.mean is not None and len(self.mean) not in (1, channels):
+        if len(_listed(self.mean)) not in (0, 1, channels):
             raise ValueError(f"teacher.input.mean must be one number or one for each channel, got {self.mean}")
         if isinstance(self.size, list):
             return channels, self.size[0], self.size[-1]
@@ -85,7 +85,7 @@ class TeacherInput:
             low, high = self.range
             images = low + (images + 1) * ((high - low) / 2)
         elif self.mean is not None and self.std is not None:
-            mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
+            mean, std = (images.new_tensor(_listed(values)).view(1, -1, 1, 1) for values in (self.mean, self.std))
             images = ((images + 1) / 2 - mean) / std
         return images
 
@@ -109,3 +109,7 @@ class AdaptedTeacher(nn.Module):
         """Logits (N, c) of images (N, C, H, W) in [-1, 1]: log-probabilities are logits as well."""
         outputs: torch.Tensor = self.network(self.takes(images))
         return outputs.clamp_min(_LEAST_PROBABILITY).log() if self.outputs == "probabilities" else outputs
+
+
+def _listed(given: float | list[float] | None) -> list[float]:
+    return [] if given is None else given if isinstance(given, list) else [given]

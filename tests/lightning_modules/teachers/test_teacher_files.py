@@ -89,6 +89,9 @@ def test_every_wrapping_gives_the_same_network(network: nn.Module, wrapping: str
 
 
 def test_weights_that_do_not_fit_are_named(network: nn.Module) -> None:
+    torch.save(SmallCNN(**{**SHAPE, "num_classes": 4}).state_dict(), "weights.pt")
+    with pytest.raises(TeacherError, match="tells 4 classes apart, and the data have 10: give the data"):
+        load()
     weights = prefixed(network.state_dict(), "model.")
     torch.save({"state_dict": {name: value for name, value in weights.items() if "head" not in name}}, "weights.pt")
     with pytest.raises(TeacherError, match=r"(?s)do not fit the architecture SmallCNN.*model\."):
@@ -210,7 +213,7 @@ def test_a_checkpoint_knows_its_architecture_and_its_data(folder: Path) -> None:
     assert teacher.private_data == "Digits/train" and teacher.num_records == 1435
     for given, shape, message in (
         (TwoConvNet, {}, r"(?s)do not fit the architecture TwoConvNet.*model\.teacher\.network"),
-        (None, {"num_classes": 2}, r"(?s)num_classes=2 .*size mismatch"),
+        (None, {"num_classes": 2}, r"tells 10 classes apart, and the data have 2"),
         (None, {"image_shape": (1, 2, 2)}, "cannot be built"),
     ):
         with pytest.raises(TeacherError, match=message):

@@ -32,7 +32,7 @@ def test_ranges_and_normalisation_are_torchvisions() -> None:
     expected = v2.Normalize(**IMAGENET)(pixels)
     assert torch.allclose(TeacherInput(**IMAGENET)(ours(pixels)), expected, atol=1e-5)
     assert torch.allclose(
-        TeacherInput(mean=[0.5], std=[0.25])(ours(pixels)), v2.Normalize([0.5] * 3, [0.25] * 3)(pixels), atol=1e-5
+        TeacherInput(mean=0.5, std=0.25)(ours(pixels)), v2.Normalize([0.5] * 3, [0.25] * 3)(pixels), atol=1e-5
     )
 
 
