@@ -19,6 +19,7 @@ from datamodules.pictures import (
     pictures_of,
     sizes_and_channels,
     subfolders,
+    warn_of_dark,
 )
 from datamodules.splits import id_fraction, ids_of_names
 
@@ -103,7 +104,10 @@ class ImageFolder(PictureDataModule):
         pictures = self._pictures(part)
         if not pictures:
             raise ValueError(f"{self.root} has no pictures for its {part} part: add some, or change test_fraction")
-        return self.records_of(pictures, name=f"{self.name}-{part}")
+        records = self.records_of(pictures, name=f"{self.name}-{part}")
+        if part == "test" and self.preparation.bits == 16:
+            warn_of_dark([picture.file for picture in pictures[:20]])
+        return records
 
     def _pictures(self, part: Part) -> list[Picture]:
         if self._layout == "parts":
@@ -124,7 +128,8 @@ class ImageFolder(PictureDataModule):
         self, place: Path, size: int | None, channels: Literal[1, 3] | None
     ) -> tuple[int, Literal[1, 3]]:
         """What is not given is that of the test pictures: to open private ones would be an unaccounted query."""
-        files = pictures_below(place if self._layout == "classes" else place / "test")
+        root = place if self._layout == "classes" else place / "test"
+        files = [file for name in self._official for file in pictures_below(root / name)]
         if self._layout == "classes":
             is_test = self._is_test([file.relative_to(place).as_posix() for file in files])
             files = [file for file, test in zip(files, is_test, strict=True) if test]

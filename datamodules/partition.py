@@ -76,7 +76,7 @@ def require_classes(stated: Iterable[Partition], given: Any) -> None:
     """
     found: Partition | None = getattr(given, "partition", None)
     for one in stated:
-        if found is not None and one["class_names"] != found["class_names"]:
+        if found is not None and one.get("class_names") not in (None, found["class_names"]):
             raise PartitionError(
                 f"the classes of the data are {', '.join(found['class_names'])}, and the teacher's outputs are "
                 f"{', '.join(one['class_names'])}, in this order: rename the folders, or choose and order them with "

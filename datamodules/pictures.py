@@ -34,6 +34,7 @@ __all__ = [
     "pictures_of",
     "sizes_and_channels",
     "subfolders",
+    "warn_of_dark",
 ]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
@@ -217,12 +218,6 @@ def _eight_bits(image: Image.Image, bits: int) -> Image.Image:
     """
     if image.mode.startswith("I;16"):
         array = np.asarray(image).astype(np.uint16)
-        if bits == 16 and 256 <= array.max() < 4096:
-            warnings.warn(
-                "a 16-bit picture has no pixel of 4,096 or more and becomes almost black: if the content fills 12 "
-                "bits, as radiographs' often does, set bits 12",
-                stacklevel=2,
-            )
         return Image.fromarray((array >> (bits - 8)).clip(max=255).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError(f"pixels of mode {image.mode!r} have no known range: save it with 8 or 16 bits")
@@ -246,15 +241,15 @@ def pictures_below(folder: Path) -> list[Path]:
     return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
 
 
-def sizes_and_channels(files: Sequence[Path], *, count: int = 1000) -> tuple[Counter[tuple[int, int]], Literal[1, 3]]:
-    """The sizes (width, height) of up to `count` pictures with their numbers, and 3 where one of them is in colour.
+def sizes_and_channels(files: Sequence[Path], *, count: int = 999) -> tuple[Counter[tuple[int, int]], Literal[1, 3]]:
+    """Sizes (width, height) of up to `count` pictures with their numbers, and 3 where one of them is in colour.
 
     Raises:
         ValueError: A file is not a picture.
     """
     sizes: Counter[tuple[int, int]] = Counter()
     channels: Literal[1, 3] = 1
-    for path in files[:: max(1, len(files) // count)]:
+    for path in files[:: -(-len(files) // count) or 1]:
         try:
             with Image.open(path) as picture:
                 sizes[picture.size] += 1
@@ -263,6 +258,19 @@ def sizes_and_channels(files: Sequence[Path], *, count: int = 1000) -> tuple[Cou
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise ValueError(f"{path} cannot be read as a picture ({error}): take it out or get it anew") from error
     return sizes, channels
+
+
+def warn_of_dark(files: Sequence[Path]) -> None:
+    """Warns of 16-bit pictures whose content has fewer bits; for public ones, since a warning tells of a picture."""
+    for path in files:
+        with Image.open(path) as picture:
+            if picture.mode.startswith("I;16") and 256 <= np.asarray(picture).max() < 4096:
+                warnings.warn(
+                    f"{path} has 16 bits and no pixel of 4,096 or more, and becomes almost black: if the content fills "
+                    "12 bits, as that of radiographs often does, set bits 12",
+                    stacklevel=2,
+                )
+                return
 
 
 class Picture(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,7 +62,14 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _PLACES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    if name in __all__:
+        # All of them: the command line knows classes by their short names once they are imported.
+        modules = {module: importlib.import_module(f"{__name__}.{module}") for module in _PLACES}
+        return next(getattr(modules[module], name) for module, names in _PLACES.items() if name in names)
+    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

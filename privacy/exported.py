@@ -6,16 +6,19 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from privacy.accounting.composition import compose
 from privacy.events.base import release_from_dict
 from privacy.formatting import round_up
-from privacy.neighbours import Unit, common_neighbours
+from privacy.guarantee import Guarantee
 from privacy.published.claims import claim_from_dict, published_epsilon
 
 __all__ = ["GUARANTEE", "AlteredError", "check_export", "checksums"]
+
+_Counted = TypeVar("_Counted")
 
 GUARANTEE = "guarantee.json"
 
@@ -25,8 +28,15 @@ class AlteredError(ValueError):
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a folder by its relative path, but for `guarantee.json`, which holds them."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / GUARANTEE)
+    """SHA-256 of every file of a folder by its relative path, but for `guarantee.json`, which holds them.
+
+    Raises:
+        AlteredError: A link: what it leads to may change after the check.
+    """
+    found = sorted(folder.rglob("*"))
+    if links := [path for path in found if path.is_symlink()]:
+        raise AlteredError(f"{links[0]} is a link, and no export holds one")
+    files = [path for path in found if path.is_file() and path != folder / GUARANTEE]
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -40,39 +50,49 @@ def check_export(folder: Path) -> list[str]:
         AlteredError: What is altered, missing or added, or a figure that cannot be true.
     """
     try:
-        content = json.loads((folder / GUARANTEE).read_text(encoding="utf-8"))
-        stated, claim, files = content["guarantee"], content["published_claim"], content["files"]
-        delta = float(stated["delta"])
-        releases = stated["releases"]
-        found = [] if releases is None else [(release_from_dict(one), int(count)) for one, count in releases]
-        epsilons = {name: float(stated[name]) for name in ("epsilon", "epsilon_of_run", "teacher_epsilon")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        text = (folder / GUARANTEE).read_text(encoding="utf-8")
+        content = json.loads(text, object_pairs_hook=_unique)
+        wrong, said = _files(folder, content["files"]), _figures(content)
+        guarantee = Guarantee.from_dict(content)
+        wrong += [text for text in said if text.startswith(GUARANTEE)]
+        if (folder / "guarantee.md").is_file() and (folder / "guarantee.md").read_text() != guarantee.to_markdown():
+            wrong.append(f"guarantee.md does not say what {GUARANTEE} says")
+    except AlteredError:
+        raise
+    except Exception as error:  # whatever a text that nobody has written in this form leads to
         raise AlteredError(f"{folder / GUARANTEE} cannot be read as the guarantee of an export ({error!r})") from error
-    wrong = _files(folder, files)
-    if not 0 < delta < 1:
-        wrong.append(f"{GUARANTEE}: delta must lie between 0 and 1, and is {delta}")
-    said = [f"{len(files)} files are as they were exported (SHA-256)"]
-    if releases is None:
-        said.append(f"ε = {round_up(epsilons['epsilon'])} was NOT recomputed: it is a target")
-    elif not wrong:
-        bound = compose(Counter(dict(found)), delta).epsilon
-        if not _same(bound, epsilons["epsilon"]):
-            wrong.append(f"{GUARANTEE}: epsilon is {epsilons['epsilon']}, and its releases compose to {bound}")
-        unit, _ = common_neighbours((one.unit, one.relation) for one, _ in found)
-        if (unit is Unit.CLIENT) != stated["unit"].startswith("one client"):
-            wrong.append(f"{GUARANTEE}: the unit is '{stated['unit']}', and that of its releases is {unit.value}")
-        said.append(
-            f"record-level ε = {round_up(bound)} at δ = {delta:g} is what {sum(count for _, count in found):,} "
-            f"releases compose to; unit: {stated['unit']}; neighbours: {stated['relation']}"
-        )
-    if claim is not None and not wrong:
-        claims = Counter({claim_from_dict(one): int(count) for one, count in claim["claims"]})
-        figure = published_epsilon(claims, delta) if claims else math.inf
-        if not _same(figure, float(claim["epsilon"])):
-            wrong.append(f"{GUARANTEE}: the published epsilon is {claim['epsilon']}, and its theorem gives {figure}")
-        said.append(f"published ε = {round_up(figure)} is what {claim['source']} gives; it bounds no record")
     if wrong:
         raise AlteredError(f"{folder} is not as it was exported:\n" + "\n".join(f"- {text}" for text in wrong))
+    return [f"{len(content['files'])} files are as they were exported (SHA-256)", *said]
+
+
+def _figures(content: Mapping[str, Any]) -> list[str]:
+    """What the figures rest on, in words; what is wrong begins with the file's name."""
+    stated, claim = content["guarantee"], content["published_claim"]
+    delta, epsilon = float(stated["delta"]), float(stated["epsilon"])
+    if not 0 < delta < 1:
+        return [f"{GUARANTEE}: delta must lie between 0 and 1, and is {delta}"]
+    releases = _counted([(release_from_dict(one), count) for one, count in stated["releases"]])
+    bound = compose(releases, delta).epsilon
+    said = [
+        f"record-level ε = {round_up(bound)} at δ = {delta:g} is what {sum(releases.values()):,} releases compose to; "
+        f"unit: {stated['unit']}; neighbours: {stated['relation']}"
+    ]
+    target = stated["target"]
+    if not (_same(bound, epsilon) if target is None else float(target) == epsilon < bound):
+        said.append(f"{GUARANTEE}: epsilon is {epsilon}, and its releases compose to {bound}")
+    elif target is not None:
+        said.append(
+            f"ε = {round_up(epsilon)} is stated: a target that is said to have held all releases. NOT recomputed"
+        )
+    if not 0 <= float(stated["epsilon_of_run"]) <= epsilon <= float(stated["epsilon_all_runs"]):
+        said.append(f"{GUARANTEE}: epsilon_of_run, epsilon and epsilon_all_runs must be above 0 and in this order")
+    if claim is not None:
+        claims = _counted([(claim_from_dict(one), count) for one, count in claim["claims"]])
+        figure = published_epsilon(claims, delta) if claims else math.inf
+        if not _same(figure, float(claim["epsilon"])):
+            said.append(f"{GUARANTEE}: the published epsilon is {claim['epsilon']}, and its theorem gives {figure}")
+        said.append(f"published ε = {round_up(figure)} is what {claim['source']} gives; it bounds no record")
     return said
 
 
@@ -81,6 +101,20 @@ def _files(folder: Path, stated: Mapping[str, str]) -> list[str]:
     wrong = [f"{name} is missing" for name in stated if name not in found]
     wrong += [f"{name} was altered" for name, digest in stated.items() if found.get(name, digest) != digest]
     return wrong + [f"{name} was added" for name in found if name not in stated]
+
+
+def _counted(listed: Sequence[tuple[_Counted, Any]]) -> Counter[_Counted]:
+    """Numbers by what is counted, each listed once."""
+    counts = dict(listed)
+    if len(counts) < len(listed) or not all(type(count) is int and count > 0 for count in counts.values()):
+        raise ValueError("releases and claims must be listed once each, with whole numbers of 1 or more")
+    return Counter(counts)
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a name stands twice")
+    return dict(pairs)
 
 
 def _same(first: float, second: float) -> bool:

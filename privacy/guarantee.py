@@ -84,6 +84,9 @@ _DP_SGD_ASSUMPTION = (
 )
 
 
+_OF_LABELS = ("epsilon", "epsilon_spent")
+
+
 @dataclass(frozen=True)
 class LabelStatement:
     """The guarantee for labels where nothing bounds a record: a separate statement, never the record-level one.
@@ -172,9 +175,10 @@ class Guarantee:
         teacher_epsilon: Record-level ε of the teacher's own training, at which the teacher itself may be published;
             `inf` where nothing bounds that training.
         labels: The guarantee for labels, where a method protects only labels.
-        epsilon_of_run: What the run by itself costs, with the training of its teacher.
-        releases: What ε composes: releases, as `Release.to_dict` gives them, and how many there are of each. None
-            where ε is held by a target and not by their number.
+        epsilon_of_run: What the run by itself costs, with the training of its teacher: what holds if neither it nor its
+            settings were chosen by what other runs on the data gave.
+        releases: What ε composes: releases, as `Release.to_dict` gives them, and how many there are of each.
+        target: The target that holds ε below what the releases compose to; None where nothing does.
         claims: The same of the paper's figure, by `Claim.to_dict`.
     """
 
@@ -201,7 +205,8 @@ class Guarantee:
     teacher_epsilon: float = math.inf
     labels: LabelStatement | None = None
     epsilon_of_run: float = math.inf
-    releases: Sequence[tuple[Mapping[str, Any], int]] | None = None
+    releases: Sequence[tuple[Mapping[str, Any], int]] = ()
+    target: float | None = None
     claims: Sequence[tuple[Mapping[str, Any], int]] = field(default_factory=tuple)
 
     @classmethod
@@ -324,7 +329,8 @@ class Guarantee:
             queries_of_run=account.queries(scope="run"),
             teacher_epsilon=teacher_epsilon,
             epsilon_of_run=min(stated, composed if of_run is None else account.epsilon(counts=of_run)),
-            releases=_listed(account.covering(covered)[0]) if stated == composed else None,
+            releases=_listed(account.covering(covered)[0]),
+            target=stated if stated < composed else None,
             claims=() if math.isinf(claimed) else _listed(account.claims()),
         )
 
@@ -350,6 +356,21 @@ class Guarantee:
             },
         }
 
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Guarantee:
+        """Inverse of `to_dict`."""
+        claim, labels = content["published_claim"], content.get("label_guarantee")
+        values: dict[str, Any] = {
+            name: math.inf if value == "inf" else value for name, value in content["guarantee"].items()
+        }
+        return cls(
+            **values,
+            claimed_epsilon=math.inf if claim is None else float(claim["epsilon"]),
+            claimed_source="" if claim is None else claim["source"],
+            claims=() if claim is None else claim["claims"],
+            labels=labels and LabelStatement(**{**labels, **{key: float(labels[key]) for key in _OF_LABELS}}),
+        )
+
     def to_markdown(self) -> str:
         """The same as a page, for deciding whether the artefacts may be published."""
         lines = [
@@ -369,7 +390,8 @@ class Guarantee:
             f"| teacher queries | {self.queries_of_run} by this run, {self.queries} by all that ε covers |",
             f"| derived from | {self.source} |",
             f"| ε of the releases made so far | {_figure(self.epsilon_spent)} |",
-            f"| ε of this run by itself, with its teacher's training | {_figure(self.epsilon_of_run)} |",
+            f"| ε of this run by itself, if nothing about it was chosen by what others gave | "
+            f"{_figure(self.epsilon_of_run)} |",
             f"| ε of everything in the data's ledger ({_count(self.trainings, 'training')} of teachers, "
             f"{_count(self.runs, 'run')} on them) together | {_figure(self.epsilon_all_runs)} |",
             f"| identity of the teacher's training | {self.training or 'not known'} |",
@@ -431,7 +453,8 @@ class Guarantee:
         of_records = "" if self.level == "record" else " It holds for a single record as well."
         own = round_up(self.epsilon_of_run)
         of_others = (
-            f" This run by itself costs {own}; the rest is what else the ledger of {self.private_data} holds."
+            f" This run by itself costs {own}, if nothing about it was chosen by what other runs gave; the rest is "
+            f"what else the ledger of {self.private_data} holds."
             if own != round_up(self.epsilon)
             else ""
         )

@@ -38,6 +38,12 @@ class PrivacyCourse(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Removes an earlier fit's statements, opens the ledger, and refuses a budget in which no step fits."""
         module = data_free(pl_module)
+        if trainer.max_steps not in (None, -1) and not is_dev_run(trainer):
+            raise ValueError(
+                f"trainer.max_steps must be left out, got {trainer.max_steps}: Lightning counts the updates of every "
+                "network in it, and what is charged beforehand is all epochs. Set trainer.max_epochs and "
+                "data.steps_per_epoch"
+            )
         self.on_test_start(trainer, pl_module)
         if trainer.is_global_zero and not is_dev_run(trainer):
             clear(trainer, resumed=module.run.resumed if trainer.ckpt_path else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -142,7 +143,7 @@ class LocalClients(ClientConnection):
             for index, given in enumerate(every)
         ]
         # In a function, see `PrivateTeacher`.
-        self._configs: Callable[[], list[TeacherConfig]] = lambda: configs
+        self._configs: Callable[[], list[TeacherConfig]] = partial(list, configs)
         self.names = names
         self.target_epsilon = target_epsilon
         self.noise = noise

@@ -127,7 +127,7 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
         num_classes=num_classes,
         image_shape=image_shape,
     )
-    class_names, pictures = _of_data(noted_by_run(content).get("data"), num_classes, named=named)
+    class_names, pictures = _of_data(noted_by_run(content).get("data"), _partition(content), num_classes, named=named)
     return FinishedRun(
         network=_filled(spec, content, role=role, num_classes=num_classes, image_shape=image_shape),
         architecture=spec,
@@ -336,8 +336,16 @@ def _filled(
     return built.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
 
 
-def _of_data(spec: Any, num_classes: int, *, named: Collection[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Class names, where they are known without a file, else numbers; and how pictures become images."""
+def _partition(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the checkpoint says of the teacher's data; empty where it does not."""
+    stated = content.get("distillation", {}).get("partitions") or [(content.get("training") or {}).get("partition")]
+    return stated[0] or {}
+
+
+def _of_data(
+    spec: Any, partition: Mapping[str, Any], num_classes: int, *, named: Collection[str]
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Class names, of the data or else of the teacher's, or numbers; and how pictures become images."""
     data: Any = None
     try:
         require_known_code(spec, named=named)
@@ -347,11 +355,13 @@ def _of_data(spec: Any, num_classes: int, *, named: Collection[str]) -> tuple[tu
     except Exception:  # whatever a data module wants that is not here
         data = None
     names = getattr(data, "class_names", None) or getattr(getattr(data, "dataset", None), "class_names", None)
+    names = names or partition.get("class_names")
     if names is None or len(names) != num_classes:
         names = range(num_classes)
-    prepare = getattr(getattr(data, "dataset", data), "preparation", None)
-    pictures = {"resize": getattr(prepare, "resize", "crop"), "bits": getattr(prepare, "bits", 16)}
-    return tuple(str(name) for name in names), pictures
+    given = dict(spec.get("init_args") or {}) if isinstance(spec, Mapping) else {}
+    inner = given.get("dataset")
+    given |= dict(inner.get("init_args") or {}) if isinstance(inner, Mapping) else {}
+    return tuple(str(name) for name in names), {"resize": given.get("resize", "crop"), "bits": given.get("bits", 16)}
 
 
 def _record(

@@ -19,17 +19,11 @@ def check_trainer_settings(settings: Any, *, automatic_optimization: bool, data_
         data_free: Whether it is a method that queries a teacher. Teachers check their own precision.
 
     Raises:
-        ValueError: A precision, a number of steps, an accumulation or a clipping that the model cannot be trained with.
+        ValueError: A precision, an accumulation or a clipping that the model cannot be trained with.
     """
     precision = settings.get("precision")
     if data_free and precision is not None and str(precision) not in PRECISIONS:
         raise ValueError(f"trainer.precision must be one of {', '.join(PRECISIONS)}, got {precision}")
-    steps = settings.get("max_steps")
-    if data_free and steps not in (None, -1):
-        raise ValueError(
-            f"trainer.max_steps must be left out, got {steps}: Lightning counts the updates of every network in it, "
-            "and what is charged beforehand is all epochs. Set trainer.max_epochs and data.steps_per_epoch"
-        )
     if automatic_optimization:
         return
     batches = settings.get("accumulate_grad_batches")

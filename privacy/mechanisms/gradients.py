@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -68,6 +69,10 @@ class GradientMechanism:
     def noise_std(self, batch_size: int, noise_multiplier: float) -> float:
         """Standard deviation of the noise on each coordinate of what is noised, in units of C."""
         return noise_multiplier / batch_size if self.divided else noise_multiplier
+
+    def __reduce__(self) -> Any:
+        """By its name: functions have none to be pickled by."""
+        return GRADIENT_MECHANISMS.__getitem__, (next(key for key, one in GRADIENT_MECHANISMS.items() if one is self),)
 
 
 GRADIENT_MECHANISMS: dict[str, GradientMechanism] = {

@@ -73,6 +73,11 @@ def test_other_runs(tmp_path: Path) -> None:
     assert after.epsilon_all_runs > 20
     assert after.runs == 2
     assert any("other runs and teachers from the same private data" in text for text in after.not_covered)
+    # Of the run alone: what one call costs, in either scope; the plan counts, too.
+    assert after.epsilon_of_run == after.epsilon
+    of_all = statement(together, planned=200)
+    assert of_all.epsilon_of_run == pytest.approx(28.838725, abs=5e-6) and of_all.epsilon > of_all.epsilon_of_run
+    assert Guarantee.from_dict(json.loads(json.dumps(of_all.to_dict()))).to_markdown() == of_all.to_markdown()
     alone.close()
     whole = statement(together)
     assert whole.epsilon == whole.epsilon_all_runs == after.epsilon_all_runs

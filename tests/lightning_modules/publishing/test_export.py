@@ -128,13 +128,22 @@ def test_whoever_receives_it_can_check_it(runs: Path, capsys: pytest.CaptureFixt
     for changed, message in (
         ({"epsilon": stated["guarantee"]["epsilon"] / 2}, "its releases compose to"),
         ({"releases": [[stated["guarantee"]["releases"][0][0], 1]]}, "compose"),
-        ({"unit": "one client: all records"}, "the unit is 'one client"),
+        ({"releases": stated["guarantee"]["releases"] * 2}, "must be listed once each"),
+        ({"unit": "one client: all records"}, "guarantee.md does not say what guarantee.json says"),
+        ({"target": stated["guarantee"]["epsilon"] / 2}, "guarantee.md|its releases compose"),
+        ({"epsilon_of_run": -1.0}, "epsilon_of_run, epsilon and epsilon_all_runs"),
+        ({"epsilon": math.nan}, "its releases compose to"),
         ({"delta": 2}, "delta must lie between 0 and 1"),
         ({"delta": None}, "cannot be read as the guarantee of an export"),
     ):
         text = json.dumps({**stated, "guarantee": {**stated["guarantee"], **changed}})
         (folder / "guarantee.json").write_text(text)
         refused(message)
+    (folder / "guarantee.json").write_text(json.dumps(stated).replace('"delta"', '"delta": 0.1, "delta"', 1))
+    refused("a name stands twice")
+    (folder / "link").symlink_to(folder / "config.json")
+    refused("link is a link")
+    (folder / "link").unlink()
     claim = {**stated["published_claim"], "epsilon": 1e-9}
     (folder / "guarantee.json").write_text(json.dumps({**stated, "published_claim": claim}))
     refused("the published epsilon is 1e-09, and its theorem gives")
