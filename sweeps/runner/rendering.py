@@ -141,6 +141,7 @@ def _section(spec: Spec, preset: str, rows: Sequence[Row], results: Path) -> lis
         for row, error in failures
     ]
     lines += [""] if failures else []
+    lines += ["±: the standard deviation over seeds.", ""] if any(row.std is not None for row in rows) else []
     return [*lines, _provenance(spec, preset, [record for row in rows for record in row.records]), ""]
 
 
