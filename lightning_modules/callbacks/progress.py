@@ -70,12 +70,15 @@ class ProgressLines(ProgressBar):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins to count: the rate is of this fit's own steps."""
         self._said = self._began = time.monotonic()
-        self._steps_before = trainer.fit_loop.total_batch_idx + 1
+        self._steps_before = -1
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Writes a line if the last one is long enough ago, without figures: an epoch's ε is behind the step."""
+        if self._steps_before < 0:  # what is made once, such as features and answers, is no step's time
+            self._began, self._steps_before = time.monotonic(), trainer.fit_loop.total_batch_idx + 1
+            return
         if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._say(trainer)
 
@@ -95,7 +98,7 @@ class ProgressLines(ProgressBar):
         self._said = now
         epochs, steps, step = trainer.max_epochs, steps_of_fit(trainer), trainer.fit_loop.total_batch_idx + 1
         rate = (step - self._steps_before) / max(now - self._began, 1e-9)
-        left = "" if steps is None or not rate else f", {timedelta(seconds=round((steps - step) / rate))} left"
+        left = "" if steps is None or not rate > 0 else f", {timedelta(seconds=round((steps - step) / rate))} left"
         print(
             f"epoch {trainer.current_epoch + 1}{'' if epochs in (None, -1) else f'/{epochs}'}, "
             f"step {step}{'' if steps is None else f'/{steps}'}, {rate:.3g} steps/s{left}{figures}",

@@ -194,7 +194,11 @@ def _accuracy(run: FinishedRun) -> str:
             if "calibration_error" in run.record
             else ""
         )
-        + (" **It has collapsed: it gives one class to every image.**" if run.record.get("largest_share") == 1 else "")
+        + (
+            " **It has collapsed: it gives nearly all images one class.**"
+            if run.record.get("largest_share", 0) >= 0.99
+            else ""
+        )
     )
 
 

@@ -33,9 +33,9 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
     """
     accuracy = f"{100 * record['accuracy']:.2f} % of the test split"
     lines = [f"{role(record)}, {record['dataset']}: {accuracy} after {record['steps']:,} steps"]
-    if record.get("largest_share") == 1:
+    if (share := record.get("largest_share", 0)) >= 0.99:
         lines.append(
-            "COLLAPSED: it gives one class to every test image, and its accuracy is that class's share of them"
+            f"COLLAPSED: it gives one class to {100 * share:.1f} % of the test images, and has learnt nothing else"
         )
     asked = folder / "private" / "uncharged_queries.json"
     if asked.is_file():
