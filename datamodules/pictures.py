@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -88,17 +89,14 @@ class Preparation:
         Raises:
             ValueError: It is not a picture, is damaged, or holds pixels whose range is not known.
         """
-        try:
-            with Image.open(path) as picture:
-                if self.crop is None:
-                    # A JPEG may be decoded at an 8th to a half of its size, where twice what is needed is left.
-                    picture.draft(picture.mode, (2 * self.size, 2 * self.size))
-                upright = ImageOps.exif_transpose(picture)
-                image = self._squared(_eight_bits(upright, self.bits).convert("L" if self.channels == 1 else "RGB"))
-                pixels: Pixels = np.asarray(image, dtype=np.uint8)
-                return pixels[None] if self.channels == 1 else pixels.transpose(2, 0, 1)
-        except (OSError, SyntaxError, EOFError, ValueError, Image.DecompressionBombError) as error:
-            raise ValueError(f"{path} cannot be read as a picture ({error}): take it out or get it anew") from error
+        with _opened(path) as picture:
+            if self.crop is None:
+                # A JPEG may be decoded at an 8th to a half of its size, where twice what is needed is left.
+                picture.draft(picture.mode, (2 * self.size, 2 * self.size))
+            upright = ImageOps.exif_transpose(picture)
+            image = self._squared(_eight_bits(upright, self.bits).convert("L" if self.channels == 1 else "RGB"))
+            pixels: Pixels = np.asarray(image, dtype=np.uint8)
+            return pixels[None] if self.channels == 1 else pixels.transpose(2, 0, 1)
 
     def _squared(self, image: Image.Image) -> Image.Image:
         if self.resize == "crop" or self.crop is not None:
@@ -210,6 +208,15 @@ def _digest(files: Sequence[Path], prepare: Preparation) -> str:
     return digest.hexdigest()
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    try:
+        with Image.open(path) as picture:
+            yield picture
+    except (OSError, SyntaxError, EOFError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path} cannot be read as a picture ({error}): take it out or get it anew") from error
+
+
 def _eight_bits(image: Image.Image, bits: int) -> Image.Image:
     """The image with pixels of at most a byte; Pillow would clip deeper ones to white.
 
@@ -250,20 +257,17 @@ def sizes_and_channels(files: Sequence[Path], *, count: int = 999) -> tuple[Coun
     sizes: Counter[tuple[int, int]] = Counter()
     channels: Literal[1, 3] = 1
     for path in files[:: -(-len(files) // count) or 1]:
-        try:
-            with Image.open(path) as picture:
-                sizes[picture.size] += 1
-                grey = picture.mode in ("1", "L", "LA", "I", "F") or picture.mode.startswith("I;16")
-                channels = channels if grey else 3
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise ValueError(f"{path} cannot be read as a picture ({error}): take it out or get it anew") from error
+        with _opened(path) as picture:
+            sizes[picture.size] += 1
+            grey = picture.mode in ("1", "L", "LA", "I", "F") or picture.mode.startswith("I;16")
+            channels = channels if grey else 3
     return sizes, channels
 
 
 def warn_of_dark(files: Sequence[Path]) -> None:
     """Warns of 16-bit pictures whose content has fewer bits; for public ones, since a warning tells of a picture."""
     for path in files:
-        with Image.open(path) as picture:
+        with _opened(path) as picture:
             if picture.mode.startswith("I;16") and 256 <= np.asarray(picture).max() < 4096:
                 warnings.warn(
                     f"{path} has 16 bits and no pixel of 4,096 or more, and becomes almost black: if the content fills "

@@ -55,7 +55,9 @@ def check_export(folder: Path) -> list[str]:
         wrong, said = _files(folder, content["files"]), _figures(content)
         guarantee = Guarantee.from_dict(content)
         wrong += [text for text in said if text.startswith(GUARANTEE)]
-        if (folder / "guarantee.md").is_file() and (folder / "guarantee.md").read_text() != guarantee.to_markdown():
+        if (folder / "guarantee.md").is_file() and (folder / "guarantee.md").read_text(
+            encoding="utf-8"
+        ) != guarantee.to_markdown():
             wrong.append(f"guarantee.md does not say what {GUARANTEE} says")
     except AlteredError:
         raise

@@ -84,9 +84,6 @@ _DP_SGD_ASSUMPTION = (
 )
 
 
-_OF_LABELS = ("epsilon", "epsilon_spent")
-
-
 @dataclass(frozen=True)
 class LabelStatement:
     """The guarantee for labels where nothing bounds a record: a separate statement, never the record-level one.
@@ -360,15 +357,12 @@ class Guarantee:
     def from_dict(cls, content: Mapping[str, Any]) -> Guarantee:
         """Inverse of `to_dict`."""
         claim, labels = content["published_claim"], content.get("label_guarantee")
-        values: dict[str, Any] = {
-            name: math.inf if value == "inf" else value for name, value in content["guarantee"].items()
-        }
         return cls(
-            **values,
+            **_numbers(content["guarantee"]),
             claimed_epsilon=math.inf if claim is None else float(claim["epsilon"]),
             claimed_source="" if claim is None else claim["source"],
             claims=() if claim is None else claim["claims"],
-            labels=labels and LabelStatement(**{**labels, **{key: float(labels[key]) for key in _OF_LABELS}}),
+            labels=labels and LabelStatement(**_numbers(labels)),
         )
 
     def to_markdown(self) -> str:
@@ -484,6 +478,10 @@ def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:
         "the teacher itself, which has a guarantee of its own: it was trained by DP-SGD and may be published at its "
         f"ε = {round_up(epsilon)} (δ = {delta:g}), under the assumptions stated there{together if covers_it else ''}"
     )
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: math.inf if value == "inf" else value for name, value in values.items()}
 
 
 def _listed(counted: Mapping[Any, int]) -> tuple[tuple[Mapping[str, Any], int], ...]:

@@ -32,7 +32,9 @@ class SaveConfig(SaveConfigCallback):
         if stage == "fit":
             # Without the checkpoint it resumed from: `fit --config config.yaml` runs the whole fit again.
             begun = {**json.loads(self._text), "ckpt_path": None}
-            write_atomically(run_folder(trainer) / "config.yaml", yaml.safe_dump(begun, sort_keys=False))
+            write_atomically(
+                run_folder(trainer) / "config.yaml", yaml.safe_dump(begun, sort_keys=False, allow_unicode=True)
+            )
         for logger in trainer.loggers:
             logger.log_hyperparams(self.values)
 

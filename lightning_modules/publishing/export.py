@@ -114,7 +114,6 @@ def export_run(
     with staged(target, force=force) as folder:
         (folder / WEIGHTS).write_bytes(weights_of(run.network))
         _write_json(folder / CONFIG, _description(run))
-        _write_json(folder / GUARANTEE, run.guarantee)
         (folder / "guarantee.md").write_text(run.page, encoding="utf-8")
         loaded = load_as(folder, run.architecture)  # its class was built a moment ago
         shape = run.image_shape
@@ -127,7 +126,7 @@ def export_run(
             write_images(run, source, folder, count=synthetic_images)
         if (text := snippet(run.architecture, program=torch_export, onnx=onnx)) is not None:
             (folder / SNIPPET).write_text(text, encoding="utf-8")
-        files = sorted(path.name for path in folder.iterdir())
+        files = sorted([GUARANTEE, *(path.name for path in folder.iterdir())])
         card = model_card(run, name=card_name(target), license_name=license_name, files=files)
         (folder / CARD).write_text(card, encoding="utf-8")
         _write_json(folder / GUARANTEE, {**run.guarantee, "files": checksums(folder)})

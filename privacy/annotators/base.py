@@ -316,17 +316,16 @@ class Annotator(ABC):
             LedgerError: The ledger cannot be read: nothing can be said.
         """
         self.account.ledger.refresh()
-        own = self.account.counts(scope="run")
-        charges = {*own, *self._planned_charges(planned)}
+        own, planned_charges = self.account.counts(scope="run"), self._planned_charges(planned)
         return Guarantee.of(
             self.account,
             self.description(),
             artefacts=artefacts,
             covered=self.covering(planned),
             epsilon=self.covered_epsilon(planned),
-            of_run=own + unmade(self._planned_charges(planned), own),
+            of_run=own + unmade(planned_charges, own),
             planned=planned is not None and not planned.changed,
-            noise_changed=len({self._words_of(charge) for charge in charges if _noised(charge)}) > 1,
+            noise_changed=len({self._words_of(charge) for charge in {*own, *planned_charges} if _noised(charge)}) > 1,
             secure=self.noise.secure,
             num_records=self.num_records,
             uncharged_queries=uncharged_queries,
