@@ -43,29 +43,17 @@ __all__ = [
 ]
 
 # Lightning takes seconds to import: the command line's help, and its answer to a mistyped command, do without.
-_PLACES = {
-    "base": ("DataFreeDistillation",),
-    "baselines": ("FedAvg", "FedDistillation"),
-    "dgd": ("DGD",),
-    "direct_training": ("DirectTraining",),
-    "distillation": ("Distillation",),
-    "dpdfd": ("DPDFD",),
-    "dpsd": ("DPSD",),
-    "feddpsd": ("FedDPSD",),
-    "labeldp": ("LabelDP",),
-    "publishing": ("load_student",),
-    "student": ("StudentConfig",),
-    "teachers": ("DPSGDTeacher", "Teacher", "TeacherEnsemble"),
-    "teachers.config": ("TeacherConfig",),
-    "teachers.record_clipping": ("Clipping",),
-}
+_MODULES = (
+    *("base", "baselines", "dgd", "direct_training", "distillation", "dpdfd", "dpsd", "feddpsd", "labeldp"),
+    *("publishing", "student", "teachers", "teachers.config", "teachers.record_clipping"),
+)
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
         # All of them: the command line knows classes by their short names once they are imported.
-        modules = {module: importlib.import_module(f"{__name__}.{module}") for module in _PLACES}
-        return next(getattr(modules[module], name) for module, names in _PLACES.items() if name in names)
+        modules = [importlib.import_module(f"{__name__}.{module}") for module in _MODULES]
+        return next(vars(module)[name] for module in modules if name in vars(module))
     if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
