@@ -431,28 +431,35 @@ class Guarantee:
         return "client" if self.unit == _OF_CLIENT else "record"
 
     def headline(self) -> str:
-        """One sentence on what ε means here."""
+        """What ε means here, and what of it is this run's own."""
+        at = f"{self.level.capitalize()}-level ε = {round_up(self.epsilon)} at δ = {self.delta:g}"
         if math.isinf(self.epsilon):
-            return (
+            text = (
                 "Nothing bounds what these artefacts reveal about a single record of the private data "
                 "(record-level ε is infinite)."
             ) + ("" if self.labels is None else f" {self.labels.headline()}")
-        level = f"{self.level.capitalize()}-level"
-        if self.epsilon > MEANINGFUL_EPSILON:
-            return (
-                f"{level} ε = {round_up(self.epsilon)} at δ = {self.delta:g}: a bound so large that it protects "
-                f"no {self.level} in any meaningful sense (a ratio of e^ε between what two neighbouring data sets may "
-                "give)."
+        elif self.epsilon > MEANINGFUL_EPSILON:
+            text = (
+                f"{at}: a bound so large that it protects no {self.level} in any meaningful sense (a ratio of e^ε "
+                "between what two neighbouring data sets may give)."
             )
-        of_records = "" if self.level == "record" else " It holds for a single record as well."
-        own = round_up(self.epsilon_of_run)
-        of_others = (
-            f" This run by itself costs {own}, if nothing about it was chosen by what other runs gave; the rest is "
-            f"what else the ledger of {self.private_data} holds."
-            if own != round_up(self.epsilon)
-            else ""
+        else:
+            text = f"{at}." + ("" if self.level == "record" else " It holds for a single record as well.")
+        return f"{text} {self.of_others()}".rstrip()
+
+    def of_others(self) -> str:
+        """What this run costs by itself beside ε, or what all else in the ledger adds; empty where nothing does."""
+        stated, own, everything = map(round_up, (self.epsilon, self.epsilon_of_run, self.epsilon_all_runs))
+        if own != stated:
+            return (
+                f"This run by itself costs {own}, if nothing about it was chosen by what other runs gave; the rest is "
+                f"what else the ledger of {self.private_data} holds."
+            )
+        return (
+            ""
+            if everything == stated
+            else f"Together with all else in the ledger of {self.private_data}: {everything}."
         )
-        return f"{level} ε = {round_up(self.epsilon)} at δ = {self.delta:g}.{of_records}{of_others}"
 
     def write(self, folder: str | Path) -> tuple[Path, Path]:
         """Writes `guarantee.json` and `guarantee.md`, each atomically; returns both paths."""

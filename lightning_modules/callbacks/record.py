@@ -91,6 +91,7 @@ class ResultRecord(Callback):
                 "epsilon_record": json_number(guarantee.epsilon),
                 "epsilon_published": json_number(guarantee.claimed_epsilon),
                 "published_claim": guarantee.claimed_source,
+                **_whose(guarantee),
                 "delta": account.budget.delta,
                 "unit": guarantee.unit,
                 "run": guarantee.run,
@@ -121,7 +122,7 @@ class ResultRecord(Callback):
                 **claim,
                 "delta": 0.0 if bound is None else bound.delta,
                 "unit": "one training record",
-                **({} if bound is None else {"run": bound.run}),
+                **({} if bound is None else {"run": bound.run, **_whose(bound)}),
                 "steps": trainer.global_step,
             }
         seed = torch.initial_seed() if not is_data_free(pl_module) else pl_module.draw_seed
@@ -151,6 +152,15 @@ class ResultRecord(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
         self._seconds_before = float(state_dict["seconds"])
+
+
+def _whose(guarantee: Guarantee) -> dict[str, Any]:
+    """The record-level ε of the run alone and of all that the ledger holds, and in words which of them is stated."""
+    return {
+        "epsilon_of_run": json_number(guarantee.epsilon_of_run),
+        "epsilon_all_runs": json_number(guarantee.epsilon_all_runs),
+        "statement": guarantee.headline(),
+    }
 
 
 def _of_labels(labels: LabelStatement, bound: Guarantee) -> dict[str, Any]:

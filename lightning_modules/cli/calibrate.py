@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -17,9 +19,11 @@ from privacy.account import Accounting
 from privacy.accounting.calibration import Calibration, calibrate_count, calibrate_noise
 from privacy.accounting.composition import compose
 from privacy.annotators import Annotator
+from privacy.formatting import round_up
+from privacy.ledger import Ledger
 from privacy.published.claims import published_epsilon
 
-__all__ = ["calibrate", "calibration_table", "planned_cost", "planned_epsilon"]
+__all__ = ["calibrate", "calibration_table", "cost_in_ledger", "planned_cost", "planned_epsilon"]
 
 TARGETS = (0.1, 1.0, 2.0, 5.0, 10.0)
 ACCOUNTINGS: tuple[Accounting, ...] = ("record", "published")
@@ -101,7 +105,14 @@ def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> 
     console = Console(width=118)
     for line in planned_cost(cli):
         console.print(line, highlight=False)
+    teacher = cli.model.teacher_config.path
+    if Path(str(teacher)).is_file():
+        console.print(cost_in_ledger(cli), highlight=False)
+    else:
+        console.print(f"{teacher} is not there: what the ledger of its data holds is not counted.", highlight=False)
     annotator, calls = cli.model.annotator, _planned_calls(cli)
+    if not hasattr(annotator, annotator.noise_setting):
+        return
     chosen = options.targets or ([annotator.budget.target_epsilon] if annotator.budget.target_epsilon else TARGETS)
     console.print(calibration_table(annotator, calls=calls, targets=chosen))
 
@@ -123,9 +134,35 @@ def planned_cost(cli: Any) -> list[str]:
     return [
         f"{words.mechanism}.",
         f"Unit: {words.unit}; relation: {words.relation}; δ = {annotator.budget.delta:g}.",
-        f"As configured, {calls:,} calls: record-level ε = {record:.6g} (a bound); published ε = {published:.6g} "
-        f"({_claim(words.published_source)}).",
+        f"As configured, {calls:,} calls: record-level ε = {round_up(record)} (a bound); "
+        f"{_claim(published, words.published_source)}.",
     ]
+
+
+def cost_in_ledger(cli: Any) -> str:
+    """What is planned with this teacher, by itself and with all that the ledger of its data holds, which is only read.
+
+    Args:
+        cli: See `planned_cost`.
+
+    Raises:
+        TeacherError: The teacher's file is missing, or holds nothing of use.
+        LedgerError: The ledger cannot be read.
+    """
+    teacher, given = cli.model.read_teacher(), cli.model.annotator
+    annotator = copy.copy(given)
+    annotator.budget = replace(given.budget, ledger=None)  # in memory
+    annotator.open(private_data=teacher.private_data, num_records=teacher.num_records, training=teacher.training)
+    account, planned = annotator.account, annotator.price(_planned_calls(cli))
+    own = account.epsilon(counts=planned)
+    file = Path(given.budget.ledger or teacher.ledger)
+    if file.is_file():
+        account.ledger.absorb(Ledger(path=file, private_data=teacher.private_data, run=account.ledger.run))
+    account.ledger.restore(planned)
+    return (
+        f"Of this teacher: record-level ε = {round_up(own)} by this run; with all else in the ledger {file}: "
+        f"{round_up(account.epsilon_of_ledger())}."
+    )
 
 
 def planned_epsilon(cli: Any) -> float:
@@ -144,5 +181,7 @@ def _planned_calls(cli: Any) -> int:
     return calls
 
 
-def _claim(source: str) -> str:
-    return f"a claim of {source}, which bounds no record" if source else "no theorem of the papers is about it"
+def _claim(epsilon: float, source: str) -> str:
+    if not source:
+        return "no theorem of the papers is about it"
+    return f"published ε = {epsilon:.6g} (a claim of {source}, which bounds no record)"

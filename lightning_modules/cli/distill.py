@@ -14,7 +14,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 
 from datamodules.base import require_at_least
-from lightning_modules.cli.calibrate import planned_cost, planned_epsilon
+from lightning_modules.cli.calibrate import cost_in_ledger, planned_cost, planned_epsilon
 from lightning_modules.cli.export import add_export_options, export_settings, say_exported
 from lightning_modules.cli.parsers import OptionParser
 from lightning_modules.networks import Network
@@ -212,7 +212,7 @@ def distill(
             rank_zero_info("\n".join(planned_cost(planned)))
             _require_exportable(planned_epsilon(planned), unprotected=options.unprotected)
         if options.dry_run:
-            _in_own_words(planned.model.read_teacher)
+            rank_zero_info(_in_own_words(lambda: cost_in_ledger(planned)))
             return
     try:
         cli = _in_own_words(lambda: run(["fit", *line, "--ckpt_path=last"]))

@@ -163,6 +163,8 @@ def _privacy(run: FinishedRun) -> str:
         else "none: no paper's theorem is about these releases"
     )
     lines += [
+        f"| ε of this run by itself, if nothing about it was chosen by what others gave | "
+        f"{_figure(float(stated['epsilon_of_run']))} |",
         f"| ε of everything in the data's ledger together | {_figure(float(stated['epsilon_all_runs']))} |",
         f"| ε published by the method's paper (**a claim, not a guarantee**: it bounds no record) | {said} |",
         "",

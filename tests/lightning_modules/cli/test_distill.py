@@ -20,6 +20,7 @@ from lightning_modules.priors import __all__ as priors
 from lightning_modules.publishing import ExportError
 from lightning_modules.teachers.private_teacher import TeacherError
 from privacy.events import Release, SampledGaussian, Unbounded
+from privacy.formatting import round_up
 from privacy.identity import CheckpointError, Training
 
 DIGITS = ("--data", "Digits", "--to", "public", "--steps", "2", "--batch-size", "8")
@@ -111,6 +112,39 @@ def test_a_teacher_by_dp_sgd_bounds_its_student(folder: Path, caplog: pytest.Log
     # The control: of a teacher that was not, no such thing is said, nor given.
     distil("--teacher", "teachers/digits.ckpt", *DIGITS, "--force")
     assert json.loads(Path("public/guarantee.json").read_text())["guarantee"]["epsilon"] > 10
+
+
+def test_whose_epsilon_it_is_is_said_before_and_after(
+    folder: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A figure of all runs on the data stood everywhere, and none of the run itself."""
+    caplog.set_level(logging.INFO)
+    teacher = ("--teacher", "teachers/digits.ckpt", *DIGITS, "--noise-multiplier", "1e5")
+
+    def announced() -> tuple[str, str]:
+        caplog.clear()
+        distil(*teacher, "--to", "none", "--dry-run")
+        found = re.search(
+            r"ε = (\S+) by this run; with all else in the ledger \S+: (\S+)\.$", caplog.text, re.MULTILINE
+        )
+        assert found is not None
+        return found[1], found[2]
+
+    alone, together = announced()
+    assert alone == together  # the control: nothing else is in the ledger yet
+    for name in ("first", "second"):
+        distil(*teacher, "--folder", f"runs/{name}", "--to", name)
+        record = json.loads(Path(f"runs/{name}/result.json").read_text())
+        figures = [round_up(record[f"epsilon_{of}"]) for of in ("of_run", "record", "all_runs")]
+        assert figures == [alone, together, together] and ("by itself costs" in record["statement"]) == (
+            name != "first"
+        )
+        card = Path(name, "README.md").read_text()
+        assert f"by itself, if nothing about it was chosen by what others gave | {alone} |" in card
+        alone, together = announced()
+        assert float(alone) < float(together)
+    main(["calibrate", "--config", "sweeps/distillation_digits.yaml", "--model.teacher=teachers/digits.ckpt"])
+    assert "record-level ε = inf by this run" in capsys.readouterr().out  # of an annotator without noise
 
 
 @pytest.mark.parametrize(
