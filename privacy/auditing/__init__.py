@@ -12,6 +12,7 @@ from privacy.auditing.bounds import (
     clopper_pearson_interval,
     gaussian_audit_epsilon,
     gaussian_audit_mu,
+    one_run_epsilon,
 )
 from privacy.auditing.game import AuditResult, Method, Sampler, Score, audit, learnt_score
 
@@ -26,4 +27,5 @@ __all__ = [
     "gaussian_audit_epsilon",
     "gaussian_audit_mu",
     "learnt_score",
+    "one_run_epsilon",
 ]

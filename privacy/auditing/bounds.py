@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
-from scipy.special import betaincinv, ndtri
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import betaincinv, expit, ndtri
+from scipy.stats import binom
 
 from privacy.checks import check_count, check_delta
 from privacy.numerics.gaussian import gaussian_epsilon
@@ -81,6 +84,52 @@ def gaussian_audit_epsilon(
 ) -> float:
     """The lower bound of `gaussian_audit_mu` as an ε at `delta`; for Gaussian mechanisms **only**."""
     return gaussian_epsilon(gaussian_audit_mu(true_positives, false_positives, trials, confidence), check_delta(delta))
+
+
+def one_run_epsilon(correct: int, guesses: int, *, records: int, delta: float, confidence: float) -> float:
+    """A lower bound on ε from guesses about many records of one run (Steinke, Nasr and Jagielski 2023, Theorem 5.2).
+
+    Each record took part by a fair coin of its own, and the attacker, who has seen only what was released, guessed
+    `guesses` of the coins. Under (ε, 0)-DP it is right no more often than each time with probability e^ε / (1 + e^ε):
+    a Clopper-Pearson limit, though the guesses depend on one another. δ adds what the theorem says.
+
+    Args:
+        correct: Right guesses.
+        guesses: How many the attacker made, fixed before it saw anything.
+        records: How many coins there were.
+        delta: The claim's δ, [0, 1).
+        confidence: Probability in (0, 1) that the bound is valid.
+
+    Returns:
+        A lower bound, 0 where the guesses show nothing.
+
+    Raises:
+        ValueError: More right guesses than guesses or more guesses than records, or an invalid setting.
+
+    >>> round(one_run_epsilon(990, 1000, records=1000, delta=1e-5, confidence=0.95), 2)
+    4.06
+    """
+    delta = check_delta(delta, zero=True)
+    right = check_count("correct", correct)
+    made = check_count("guesses", guesses, minimum=max(1, right))
+    coins = check_count("records", records, minimum=made)
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence must be in (0, 1), got {confidence!r}")
+    steps = np.arange(1, right + 1)
+
+    def surplus(epsilon: float) -> float:
+        """Probability of so many right guesses at this ε, at most, less what is allowed."""
+        chance = float(expit(epsilon))
+        worst = 0.0
+        if delta and right:
+            worst = float((np.cumsum(binom.pmf(right - steps, made, chance)) / steps).max())
+        tail = float(binom.sf(right - 1, made, chance))
+        return tail + 2 * coins * delta * worst - (1 - confidence)
+
+    if surplus(0.0) >= 0.0:
+        return 0.0
+    # At an accuracy that rounds to 1 the tail is 1.
+    return float(brentq(surplus, 0.0, 40.0, xtol=1e-9)) - 1e-9
 
 
 def _log_ratio(numerator: float, denominator: float) -> float:

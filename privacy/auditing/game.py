@@ -24,6 +24,7 @@ Score: TypeAlias = Callable[[NDArray[Any]], NDArray[np.float64]]
 """From outputs of n rounds, shape (n, ...), to one number each, shape (n,)."""
 
 Method: TypeAlias = Literal["clopper_pearson", "gaussian"]
+"""Of `audit`; the bound of many records in one run, `one_run`, is that of `privacy.attacks`."""
 
 _CHUNK = 1000
 _MAX_THRESHOLDS = 256
@@ -33,6 +34,7 @@ _LARGEST = float(np.finfo(np.float64).max)
 _METHODS = {
     "clopper_pearson": "Clopper-Pearson limits, valid for any mechanism",
     "gaussian": "a bound that is valid for Gaussian mechanisms only",
+    "one_run": "a bound on guesses about many records of one run, valid for any mechanism",
 }
 
 
@@ -44,10 +46,10 @@ class AuditResult:
         epsilon_lower: No ε below this one holds at `delta`, at `confidence`. 0 shows nothing.
         delta: Of the bound and of the claim.
         confidence: Probability that the bound is valid.
-        method: `clopper_pearson` or `gaussian` (Gaussian mechanisms **only**).
-        trials: Rounds of either kind that the bound rests on.
-        hits: Rounds with the record in which the attacker said so.
-        alarms: Rounds without it in which the attacker said it was there.
+        method: `clopper_pearson`, `gaussian` (Gaussian mechanisms **only**) or `one_run`.
+        trials: Rounds of either kind that the bound rests on; of `one_run`, guesses.
+        hits: Rounds with the record in which the attacker said so; right guesses.
+        alarms: Rounds without it in which the attacker said it was there; wrong guesses.
         threshold: Score above which the attacker says that the record is there.
         claimed_epsilon: Upper bound that was claimed at `delta`, None where none was.
     """
@@ -76,6 +78,8 @@ class AuditResult:
         1000 rounds with the record and 1000 without it). The claim fails: it says that epsilon is at most 1.'
         """
         basis = f"{self.trials} rounds with the record and {self.trials} without it"
+        if self.method == "one_run":
+            basis = f"{self.hits} of {self.trials} guesses right"
         text = (
             f"epsilon is at least {self.epsilon_lower:.4g} at delta={self.delta:g}, "
             f"with {100 * self.confidence:.6g}% confidence ({_METHODS[self.method]}; {basis})."

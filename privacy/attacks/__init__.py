@@ -1,0 +1,37 @@
+"""What an attacker gets from a finished classifier: whose records it was trained on, and what they look like.
+
+Membership attacks give each record a score, and `AttackResult` says how well the scores tell members apart. Inversion
+attacks give images, and `InversionResult` says how much of the private classes is in them. Every attack stands beside
+the same attack on a model that has learnt its records by heart (`overfitted`): one that fails there proves nothing.
+An attack that fails is no proof of privacy in any case; see `privacy.auditing`.
+"""
+
+from __future__ import annotations
+
+from privacy.attacks.answers import Answers, Records, Shadows, answers_of, moved, train_shadows
+from privacy.attacks.label_only import label_only
+from privacy.attacks.lira import lira, lira_offline
+from privacy.attacks.loss_threshold import loss_threshold
+from privacy.attacks.membership import MEMBERSHIP, attack, attack_each
+from privacy.attacks.overfitted import overfitted
+from privacy.attacks.result import AttackResult
+from privacy.attacks.rmia import rmia
+
+__all__ = [
+    "MEMBERSHIP",
+    "Answers",
+    "AttackResult",
+    "Records",
+    "Shadows",
+    "answers_of",
+    "attack",
+    "attack_each",
+    "label_only",
+    "lira",
+    "lira_offline",
+    "loss_threshold",
+    "moved",
+    "overfitted",
+    "rmia",
+    "train_shadows",
+]

@@ -1,0 +1,173 @@
+"""What classifiers answer about records, asked once: all that a membership attack looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from privacy.checks import check_count
+
+__all__ = ["Answers", "Records", "Shadows", "Views", "answers_of", "moved", "train_shadows"]
+
+Views: TypeAlias = Callable[[Tensor], Tensor]
+"""Several queries an image: from images (N, C, H, W) to (Q, N, C, H, W), the images themselves first."""
+
+_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class Records:
+    """Labelled images.
+
+    Attributes:
+        images: (N, C, H, W) float32 in [-1, 1].
+        labels: (N,) int64.
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def at(self, rows: Tensor) -> Records:
+        """Those at positions (M,), or where a mask (N,) holds."""
+        return Records(self.images[rows], self.labels[rows])
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one model answers about N records, Q queries each.
+
+    Attributes:
+        confidences: (N, Q) float64, log(p / (1 - p)) of the probability p of the record's label.
+        correct: (N, Q) bool, whether the label has the largest output.
+    """
+
+    confidences: NDArray[np.float64]
+    correct: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Shadows:
+    """The same of K models, and on which records each was trained.
+
+    Attributes:
+        confidences: (K, N, Q) float64.
+        correct: (K, N, Q) bool.
+        members: (K, N) bool. Records of which no model has seen are the population: known to be no members.
+
+    Raises:
+        ValueError: Shapes that do not fit together.
+    """
+
+    confidences: NDArray[np.float64]
+    correct: NDArray[np.bool_]
+    members: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        shape = self.confidences.shape
+        if len(shape) != 3 or self.correct.shape != shape or self.members.shape != shape[:2]:
+            raise ValueError(
+                "shadows must have confidences and correct of one shape (K, N, Q), and members (K, N), got "
+                f"{shape}, {self.correct.shape} and {self.members.shape}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def answers(self, model: int) -> Answers:
+        """Those of one model."""
+        return Answers(self.confidences[model], self.correct[model])
+
+    def at(self, models: slice) -> Shadows:
+        """Some of the models."""
+        return Shadows(self.confidences[models], self.correct[models], self.members[models])
+
+    @staticmethod
+    def of(answers: list[Answers], members: NDArray[np.bool_]) -> Shadows:
+        """Puts together what models answered; `members` is (K, N)."""
+        return Shadows(
+            np.stack([one.confidences for one in answers]), np.stack([one.correct for one in answers]), members
+        )
+
+
+def moved(images: Tensor, *, by: float = 0.25) -> Tensor:
+    """The image, and the image moved by a quarter of a pixel each way: (N, C, H, W) to (5, N, C, H, W).
+
+    Whole pixels would be other images to a model that was trained without augmentation. Edges are repeated, pixels
+    interpolated.
+    """
+    height, width = images.shape[2:]
+    padded = F.pad(images, (1, 1, 1, 1), mode="replicate")
+    starts = [(0, 1), (2, 1), (1, 0), (1, 2)]
+    shifted = torch.stack([padded[..., top : top + height, left : left + width] for top, left in starts])
+    return torch.cat([images[None], torch.lerp(images[None], shifted, by)])
+
+
+@torch.no_grad()
+def answers_of(model: nn.Module, records: Records, *, views: Views = moved) -> Answers:
+    """Asks a model about records, in eval mode, on the device of its parameters.
+
+    Args:
+        model: (N, C, H, W) to logits (N, c).
+        records: The N records.
+        views: The queries.
+    """
+    was, device = model.training, next((value.device for value in model.parameters()), torch.device("cpu"))
+    model.eval()
+    confidences, correct = [], []
+    for start in range(0, len(records), _AT_ONCE):
+        part = records.at(torch.arange(start, min(start + _AT_ONCE, len(records))))
+        queries = views(part.images)
+        logits = model(queries.flatten(0, 1).to(device)).double().cpu().unflatten(0, queries.shape[:2])
+        own = part.labels.expand(len(queries), -1).unsqueeze(2)
+        others = logits.scatter(2, own, -torch.inf).logsumexp(dim=2)
+        confidences.append((logits.gather(2, own).squeeze(2) - others).T)
+        correct.append((logits.argmax(dim=2) == part.labels).T)
+    model.train(was)
+    # A network that answers with non-finite values fits nothing.
+    scaled = np.nan_to_num(torch.cat(confidences).numpy(), nan=-1e6, posinf=1e6, neginf=-1e6)
+    return Answers(scaled, torch.cat(correct).numpy())
+
+
+def train_shadows(
+    train: Callable[[Records], nn.Module],
+    records: Records,
+    *,
+    count: int,
+    seed: int = 0,
+    population: Records | None = None,
+    views: Views = moved,
+) -> Shadows:
+    """Trains models on random halves of the records, each record in each half by a fair coin, and asks all of them.
+
+    Args:
+        train: From records to a trained model: a teacher, or a student that was made of one.
+        records: What halves are taken of, N.
+        count: Number of models, K, at least 2.
+        seed: Of the coins.
+        population: Further records of the same kind that no model is trained on; they come last.
+        views: The queries.
+
+    Returns:
+        Of the records and the population.
+
+    Raises:
+        ValueError: Fewer than 2 models.
+    """
+    check_count("count", count, minimum=2)
+    coins = np.random.default_rng(seed).random((count, len(records))) < 0.5
+    asked, never = records, 0
+    if population is not None:
+        never = len(population)
+        asked = Records(torch.cat([records.images, population.images]), torch.cat([records.labels, population.labels]))
+    answers = [answers_of(train(records.at(torch.from_numpy(half))), asked, views=views) for half in coins]
+    return Shadows.of(answers, np.pad(coins, ((0, 0), (0, never))))

@@ -1,0 +1,26 @@
+"""Loss threshold (Yeom, Giacomelli, Fredrikson and Jha 2018, "Privacy risk in machine learning")."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privacy.attacks.answers import Answers, Shadows
+
+__all__ = ["loss_threshold"]
+
+
+def loss_threshold(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
+    """Members are those with a small loss.
+
+    Threat model: the attacker sees the model's probability for the record's label, and trains nothing. It compares a
+    record with other records and not with itself, so that a hard member looks like no member.
+
+    Args:
+        target: What the attacked model answers; only the first query, the image itself, counts.
+        shadows: Unused.
+
+    Returns:
+        (N,) minus the cross-entropy, larger for members.
+    """
+    return -np.logaddexp(0.0, -target.confidences[:, 0])

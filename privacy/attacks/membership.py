@@ -1,0 +1,98 @@
+"""A membership attack on one model, or on several in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from privacy.attacks.answers import Answers, Records, Shadows, Views, answers_of, moved
+from privacy.attacks.label_only import label_only
+from privacy.attacks.lira import lira, lira_offline
+from privacy.attacks.loss_threshold import loss_threshold
+from privacy.attacks.result import AttackResult
+from privacy.attacks.rmia import rmia
+
+__all__ = ["MEMBERSHIP", "MembershipAttack", "attack", "attack_each"]
+
+MembershipAttack: TypeAlias = Callable[[Answers, Shadows], NDArray[np.float64]]
+"""From what the attacked model answers and what shadow models do to one score a record, larger for members."""
+
+MEMBERSHIP: Mapping[str, MembershipAttack] = {
+    "loss": loss_threshold,
+    "lira": lira,
+    "lira-offline": lira_offline,
+    "rmia": rmia,
+    "label-only": label_only,
+}
+"""By the names of the command line."""
+
+
+def attack(
+    model: nn.Module,
+    records: Records,
+    members: NDArray[np.bool_],
+    *,
+    shadows: Shadows,
+    method: MembershipAttack = lira_offline,
+    views: Views = moved,
+) -> AttackResult:
+    """Attacks one model.
+
+    Args:
+        model: (N, C, H, W) to logits (N, c).
+        records: Those that the shadow models were asked about, in the same order.
+        members: (N,), which of them the model was trained on: only for the result.
+        shadows: What shadow models answer.
+        method: The attack; `lira` and others that need models with the record have none for the population.
+        views: The queries that the shadow models were asked.
+
+    Returns:
+        How well it did.
+
+    Raises:
+        ValueError: Not the records of the shadow models, or members alone, or none.
+    """
+    if shadows.members.shape[1] != len(records) or np.shape(members) != (len(records),):
+        raise ValueError(
+            f"members must be ({len(records)},) and shadows must be of the same records, got {np.shape(members)} and "
+            f"{shadows.members.shape[1]} records"
+        )
+    scores = method(answers_of(model, records, views=views), shadows)
+    return AttackResult(scores[None], np.asarray(members, dtype=np.bool_)[None])
+
+
+def attack_each(
+    models: Shadows,
+    *,
+    targets: int,
+    method: MembershipAttack = lira,
+    counted: NDArray[np.bool_] | None = None,
+) -> AttackResult:
+    """Attacks the first models, each by means of those that come after all targets.
+
+    No target is another one's shadow: given the shadows, the targets are independent, and `AttackResult.audited` is
+    valid for all of them together.
+
+    Args:
+        models: What targets and shadows answer.
+        targets: How many are attacked; two at least are left.
+        method: The attack.
+        counted: (N,), the records that the result is of; None: all.
+
+    Returns:
+        Of the records that one shadow at least has seen and two have not, all targets together.
+
+    Raises:
+        ValueError: Too few models are left.
+    """
+    if not 1 <= targets <= len(models) - 2:
+        raise ValueError(f"targets must be from 1 to {len(models) - 2}, as 2 shadows are needed, got {targets}")
+    shadows = models.at(slice(targets, None))
+    seen = shadows.members.sum(axis=0)
+    kept = (seen >= 1) & (seen <= len(shadows) - 2) & (True if counted is None else counted)
+    scores = np.stack([method(models.answers(index), shadows)[kept] for index in range(targets)])
+    return AttackResult(scores, models.members[:targets, kept], coins=True)

@@ -1,0 +1,146 @@
+"""What a membership attack reached: the ROC, what it comes to, and the ε that it refutes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+from sklearn.metrics import roc_curve
+
+from privacy.auditing.bounds import one_run_epsilon
+from privacy.auditing.game import AuditResult
+
+__all__ = ["AttackResult"]
+
+_LEAST_GUESSES = 8
+_NONMEMBERS = 10
+"""A rate of false alarms is read off where so many times its inverse are no members: 10,000 for 0.1 %."""
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """Scores of records in attacked models.
+
+    Attributes:
+        scores: (T, N) of N records in T models, larger where the attack believes in membership.
+        members: (T, N), whether it was so.
+        coins: Each record was a member of each model by a fair coin of its own, and no model's coins were used for
+            another one's scores: what `audited` needs.
+
+    Raises:
+        ValueError: Shapes that differ, scores that are nan, members alone or none.
+    """
+
+    scores: NDArray[np.float64]
+    members: NDArray[np.bool_]
+    coins: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scores.ndim != 2 or self.scores.shape != self.members.shape:
+            raise ValueError(
+                f"scores and members must have one shape (T, N), got {self.scores.shape} and {self.members.shape}"
+            )
+        if np.isnan(self.scores).any():
+            raise ValueError("scores must be numbers, got nan: a record has too few shadow models of a kind")
+        if self.members.all() or not self.members.any():
+            raise ValueError("members must hold members and others, got only one of the two")
+
+    @property
+    def roc(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """False and true positive rates over all thresholds."""
+        false, true, _ = roc_curve(self.members.ravel(), self.scores.ravel())
+        return false, true
+
+    @property
+    def auc(self) -> float:
+        """Area under the ROC: the chance that a member's score is above another record's."""
+        return float(self._above[self.members].mean())
+
+    def auc_interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Interval of the AUC over records (DeLong, DeLong and Clarke-Pearson 1988).
+
+        What a record has in several models counts as one cluster; the models are taken as they are.
+        """
+        auc, inside = self.auc, self.members
+        apart = np.where(inside, self._above, 1 - self._below) - auc
+        shares = apart / np.where(inside, inside.sum(), (~inside).sum())
+        half = float(ndtri(0.5 + confidence / 2)) * math.sqrt(float((shares.sum(axis=0) ** 2).sum()))
+        return max(0.0, auc - half), min(1.0, auc + half)
+
+    def tpr_at(self, fpr: float) -> float | None:
+        """True positive rate at a false positive rate; None where there are too few non-members to tell."""
+        others = np.sort(self.scores[~self.members])[::-1]
+        if len(others) * fpr < _NONMEMBERS * (1 - 1e-9):
+            return None
+        return float((self.scores[self.members] > others[math.floor(len(others) * fpr + 1e-9)]).mean())
+
+    def audited(self, *, delta: float, confidence: float = 0.95, claimed_epsilon: float | None = None) -> AuditResult:
+        """A lower bound on record-level ε, add-or-remove of one record (Steinke, Nasr and Jagielski 2023).
+
+        The attacker guesses about the records with the largest scores, or the largest and the smallest, and says
+        nothing about the others. Each number of guesses in a list that is fixed by the number of records has its share
+        of 1 - `confidence`, so that the best of them may be chosen.
+
+        Args:
+            delta: Of the claim, [0, 1).
+            confidence: Probability that the bound is valid, (0, 1).
+            claimed_epsilon: Claimed upper bound at `delta`, for the verdict.
+
+        Raises:
+            ValueError: Members were not drawn by coins, or a setting is outside its range.
+        """
+        if not self.coins:
+            raise ValueError("members must have been drawn by fair coins for a bound on epsilon")
+        right = self.members.ravel()[np.argsort(-self.scores.ravel(), kind="stable")]
+        most = len(right) // 2
+        sizes = [most >> step for step in range(max(1, most.bit_length())) if most >> step >= _LEAST_GUESSES] or [most]
+        share = 1 - (1 - confidence) / (2 * len(sizes))
+        found = []
+        for size in sizes:
+            hits, rejections = int(right[:size].sum()), int((~right[-size:]).sum())
+            for guesses, correct in ((size, hits), (2 * size, hits + rejections)):
+                bound = one_run_epsilon(correct, guesses, records=len(right), delta=delta, confidence=share)
+                found.append((bound, guesses, correct))
+        epsilon, guesses, correct = max(found)
+        return AuditResult(
+            epsilon_lower=epsilon,
+            delta=delta,
+            confidence=confidence,
+            method="one_run",
+            trials=guesses,
+            hits=correct,
+            alarms=guesses - correct,
+            claimed_epsilon=claimed_epsilon,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, without the scores."""
+        return {
+            "models": len(self.members),
+            "members": int(self.members.sum()),
+            "non_members": int((~self.members).sum()),
+            "auc": self.auc,
+            "auc_interval": list(self.auc_interval()),
+            "tpr_at_0.1%": self.tpr_at(0.001),
+            "tpr_at_1%": self.tpr_at(0.01),
+        }
+
+    @property
+    def _above(self) -> NDArray[np.float64]:
+        """Share of the non-members below each score, ties half."""
+        return _share_below(self.scores, self.scores[~self.members])
+
+    @property
+    def _below(self) -> NDArray[np.float64]:
+        """Share of the members below each score, ties half."""
+        return _share_below(self.scores, self.scores[self.members])
+
+
+def _share_below(scores: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
+    ordered = np.sort(others)
+    twice = np.searchsorted(ordered, scores, side="left") + np.searchsorted(ordered, scores, side="right")
+    return np.asarray(twice / (2 * len(ordered)))

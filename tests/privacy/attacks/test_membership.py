@@ -1,0 +1,159 @@
+"""Membership attacks on digits: by a stated margin on models that know their records by heart, and on no others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+from torch import nn
+
+from datamodules import Digits
+from privacy.attacks import (
+    MEMBERSHIP,
+    AttackResult,
+    Records,
+    Shadows,
+    answers_of,
+    attack,
+    attack_each,
+    lira,
+    lira_offline,
+    moved,
+    overfitted,
+    rmia,
+    train_shadows,
+)
+
+#: AUC that an attack reaches on the overfitted models, at the least.
+MARGIN = {"loss": 0.6, "lira": 0.7, "lira-offline": 0.7, "rmia": 0.7, "label-only": 0.6}
+TARGETS, SHADOWS = 3, 9
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Records, Records]:
+    """Records to train on, with a fifth of the labels wrong, and the population."""
+    data = Digits()
+    data.setup("fit")
+    images, labels = data.train_records.__getitems__(range(600))
+    wrong = torch.arange(600) % 5 == 0
+    labels = torch.where(wrong, (labels + 1) % 10, labels)
+    return Records(images[:400], labels[:400]), Records(images[400:], labels[400:])
+
+
+@pytest.fixture(scope="module")
+def models(digits: tuple[Records, Records]) -> Shadows:
+    records, population = digits
+    return train_shadows(
+        lambda half: overfitted(half, num_classes=10, hidden=64),
+        records,
+        count=TARGETS + SHADOWS,
+        population=population,
+    )
+
+
+@pytest.mark.parametrize("name", MEMBERSHIP)
+def test_an_attack_beats_chance_by_a_margin_on_overfitted_models(models: Shadows, name: str) -> None:
+    found = attack_each(models, targets=TARGETS, method=MEMBERSHIP[name])
+    low, high = found.auc_interval()
+    assert MARGIN[name] < low < found.auc < high
+    assert found.audited(delta=1e-5).epsilon_lower > 0
+
+
+@pytest.mark.parametrize("name", MEMBERSHIP)
+def test_and_not_on_models_that_never_saw_the_records(models: Shadows, name: str) -> None:
+    """The same answers, and members by other coins."""
+    coins = np.random.default_rng(1).random((TARGETS, models.members.shape[1])) < 0.5
+    coins &= models.members.any(axis=0)
+    unseen = Shadows(models.confidences, models.correct, np.concatenate([coins, models.members[TARGETS:]]))
+    found = attack_each(unseen, targets=TARGETS, method=MEMBERSHIP[name])
+    low, high = found.auc_interval(confidence=0.999)
+    assert low < 0.5 < high
+    assert found.audited(delta=1e-5, confidence=0.999).epsilon_lower == 0
+
+
+def test_one_model_is_attacked_by_itself(digits: tuple[Records, Records], models: Shadows) -> None:
+    records, population = digits
+    asked = Records(torch.cat([records.images, population.images]), torch.cat([records.labels, population.labels]))
+    members = np.arange(len(asked)) < len(records)
+    found = attack(overfitted(records, num_classes=10, hidden=64), asked, members, shadows=models, method=rmia)
+    assert found.auc > 0.7
+    with pytest.raises(ValueError, match="fair coins"):
+        found.audited(delta=1e-5)
+    with pytest.raises(ValueError, match="600 records"):
+        attack(overfitted(records, num_classes=10, steps=1), records, members[:400], shadows=models)
+
+
+def gaussian_world(distance: float, *, models: int, records: int, seed: int = 0) -> Shadows:
+    """Records whose confidences are Gaussian, of variance 1, and higher by `distance` where they were seen."""
+    rng = np.random.default_rng(seed)
+    members = rng.random((models, records)) < 0.5
+    confidences = rng.normal(0, 3, records) + distance * members + rng.normal(0, 1, (models, records))
+    return Shadows(confidences[..., None], confidences[..., None] > 0, members)
+
+
+@pytest.mark.parametrize("method", [lira, lira_offline])
+def test_lira_has_the_closed_form_roc_on_gaussians(method: Any) -> None:
+    """TPR = Phi(Phi^-1(FPR) + d) and AUC = Phi(d / sqrt 2); the mutant, the loss, is below."""
+    world = gaussian_world(1.0, models=420, records=1500)
+    found = attack_each(world, targets=20, method=method)
+    low, high = found.auc_interval(confidence=0.999)
+    assert low < ndtr(1 / math.sqrt(2)) < high and high - low < 0.02
+    fpr, tpr = found.roc
+    expected = ndtr(ndtri(fpr) + 1.0)
+    assert np.abs(tpr - expected).max() < 0.02
+    assert attack_each(world, targets=20, method=MEMBERSHIP["loss"]).auc_interval(confidence=0.999)[1] < low
+
+
+def test_the_audited_epsilon_is_below_that_of_randomized_response_and_near_it() -> None:
+    """An answer that says the coin with probability e/(1+e) is 1-DP; the mutant, with e²/(1+e²), is above."""
+    rng = np.random.default_rng(0)
+    coins = rng.random((4, 5000)) < 0.5
+
+    def answered(epsilon: float) -> AttackResult:
+        told = np.where(rng.random(coins.shape) < 1 / (1 + math.exp(-epsilon)), coins, ~coins)
+        return AttackResult(told.astype(np.float64), coins, coins=True)
+
+    found = answered(1.0).audited(delta=0.0, claimed_epsilon=1.0, confidence=0.999)
+    assert 0.8 < found.epsilon_lower < 1.0 and not found.fails
+    assert answered(2.0).audited(delta=1e-5, claimed_epsilon=1.0).fails
+    assert "guesses right" in found.statement
+
+
+def test_rates_are_read_off_where_there_are_enough_records() -> None:
+    scores = np.arange(4000.0)[None]
+    members = (np.arange(4000) % 4 == 0)[None]
+    found = AttackResult(scores, members)
+    assert found.tpr_at(0.001) is None and found.tpr_at(0.01) == pytest.approx(0.01, abs=0.002)
+    assert found.auc == pytest.approx(0.5, abs=0.001)
+    best = AttackResult(np.where(members, 1.0, 0.0), members)
+    assert best.auc == 1.0 and best.tpr_at(0.01) == 1.0 and best.auc_interval() == (1.0, 1.0)
+
+
+def test_queries_are_the_image_and_its_moves() -> None:
+    images = torch.arange(9.0).view(1, 1, 3, 3)
+    views = moved(images)
+    assert views.shape == (5, 1, 1, 3, 3) and torch.equal(views[0], images)
+    assert views[1, 0, 0, 1].tolist() == [2.25, 3.25, 4.25]
+    network = nn.Sequential(nn.Flatten(), nn.Linear(9, 3))
+    records = Records(images, torch.tensor([1]))
+    found = answers_of(network, records)
+    chance = network(images).softmax(dim=1)[0, 1].item()
+    assert found.confidences[0, 0] == pytest.approx(math.log(chance / (1 - chance)), rel=1e-4)
+
+
+def test_what_is_refused() -> None:
+    members = np.ones((1, 4), dtype=np.bool_)
+    nothing: NDArray[np.float64] = np.zeros((1, 4))
+    with pytest.raises(ValueError, match="only one of the two"):
+        AttackResult(nothing, members)
+    with pytest.raises(ValueError, match="one shape"):
+        AttackResult(nothing[0], members)
+    with pytest.raises(ValueError, match="targets must be from 1 to 1"):
+        attack_each(gaussian_world(1.0, models=3, records=10), targets=2)
+    with pytest.raises(ValueError, match="gamma must be at least 1"):
+        rmia(gaussian_world(1.0, models=3, records=10).answers(0), gaussian_world(1.0, models=3, records=10), gamma=0.5)
