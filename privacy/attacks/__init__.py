@@ -9,6 +9,11 @@ An attack that fails is no proof of privacy in any case; see `privacy.auditing`.
 from __future__ import annotations
 
 from privacy.attacks.answers import Answers, Records, Shadows, answers_of, moved, train_shadows
+from privacy.attacks.background_inversion import background_inversion
+from privacy.attacks.data_free_inversion import data_free_inversion
+from privacy.attacks.generative_inversion import generative_inversion
+from privacy.attacks.gradient_inversion import gradient_inversion
+from privacy.attacks.inversion import InversionResult, judged
 from privacy.attacks.label_only import label_only
 from privacy.attacks.lira import lira, lira_offline
 from privacy.attacks.loss_threshold import loss_threshold
@@ -21,11 +26,17 @@ __all__ = [
     "MEMBERSHIP",
     "Answers",
     "AttackResult",
+    "InversionResult",
     "Records",
     "Shadows",
     "answers_of",
     "attack",
     "attack_each",
+    "background_inversion",
+    "data_free_inversion",
+    "generative_inversion",
+    "gradient_inversion",
+    "judged",
     "label_only",
     "lira",
     "lira_offline",

@@ -1,0 +1,82 @@
+"""Generative inversion, GMI (Zhang et al. 2020, "The secret revealer")."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
+
+from privacy.attacks.answers import Records
+from privacy.attacks.drawing import Decoder, wanted_classes
+
+__all__ = ["generative_inversion"]
+
+_CODE = 64
+
+
+def generative_inversion(
+    model: nn.Module,
+    *,
+    background: Tensor,
+    num_classes: int,
+    per_class: int = 8,
+    steps: int = 400,
+    search: int = 200,
+    realism: float = 0.1,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Records:
+    """Learns to draw images like the attacker's own, and searches among those for what the model takes for the class.
+
+    Threat model: the attacker holds the published weights, and images: similar ones, or procedural ones.
+
+    Args:
+        model: (N, C, H, W) to logits (N, c), in eval mode.
+        background: (N, C, H, W) in [-1, 1], the attacker's images.
+        num_classes: c.
+        per_class: Images of each class, from different codes.
+        steps: Of the adversarial network's training (hinge loss, spectral norm).
+        search: Of Adam on the codes.
+        realism: Weight of the discriminator's judgement in the search.
+        batch_size: Images in each step of the training.
+        seed: Of weights, batches and codes.
+
+    Returns:
+        c · per_class images in [-1, 1] and the classes asked for.
+    """
+    labels = wanted_classes(num_classes, per_class)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(seed)
+        decoder = Decoder(size=_CODE, image_shape=(background.shape[1], *background.shape[2:]))
+        critic = _critic(background.shape[1])
+        ours = torch.optim.Adam(decoder.parameters(), lr=5e-4, betas=(0.5, 0.9))
+        theirs = torch.optim.Adam(critic.parameters(), lr=1e-3, betas=(0.5, 0.9))
+        for _ in range(steps):
+            real = background[torch.randint(len(background), (batch_size,))]
+            drawn = decoder(torch.randn(batch_size, _CODE))
+            theirs.zero_grad()
+            (F.relu(1 - critic(real)) + F.relu(1 + critic(drawn.detach()))).mean().backward()
+            theirs.step()
+            ours.zero_grad()
+            (-critic(drawn)).mean().backward()
+            ours.step()
+        for network in (decoder, critic):
+            network.eval().requires_grad_(False)
+        codes = torch.randn(len(labels), _CODE).requires_grad_()
+        optimizer = torch.optim.Adam([codes], lr=0.05)
+        for _ in range(search):
+            images = decoder(codes)
+            loss = F.cross_entropy(model(images), labels, reduction="sum") - realism * critic(images).sum()
+            (codes.grad,) = torch.autograd.grad(loss, codes)
+            optimizer.step()
+    with torch.no_grad():
+        return Records(decoder(codes), labels)
+
+
+def _critic(channels: int) -> nn.Module:
+    return nn.Sequential(
+        spectral_norm(nn.Conv2d(channels, 32, 3, stride=2, padding=1)), nn.LeakyReLU(0.2),
+        spectral_norm(nn.Conv2d(32, 64, 3, stride=2, padding=1)), nn.LeakyReLU(0.2),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), spectral_norm(nn.Linear(256, 1)),
+    )  # fmt: skip
