@@ -36,8 +36,8 @@ class ImageFolder(PictureDataModule):
     path in `root`. Folders below a class's are searched as well. Pictures of any size become squares; see
     `Preparation`.
 
-    When the object is built folders are listed. Pictures for testing, which are public, tell size and channels where
-    these are not given; private ones are not opened. A record's id is a hash of its path, so that
+    When the object is built folders are listed. Pictures in `test`, which are public, tell size and channels where
+    these are not given; no other is opened. A record's id is a hash of its path, so that
     a picture that is renamed is another record. Whatever is measured or shown of the test pictures is published, so
     they must not belong to anyone who is to be protected.
     """
@@ -63,8 +63,8 @@ class ImageFolder(PictureDataModule):
 
         Args:
             root: The folder.
-            size: Height and width of the images. Default: that of the test pictures, if they have one size.
-            channels: 1 makes them grey, 3 colour. Default: 3 where one of the test pictures is in colour.
+            size: Height and width of the images. Default: that of the pictures in `test`, if they have one size.
+            channels: 1 makes them grey, 3 colour. Default: 3 where one of the pictures in `test` is in colour.
             resize: `crop` cuts out the middle as a square, `stretch` squeezes all of a picture into one.
             bits: Bits that the content of 16-bit pictures fills, 12 of many radiographs.
             test_fraction: Share of the pictures that are for testing, where there are no folders `train` and `test`.
@@ -116,23 +116,21 @@ class ImageFolder(PictureDataModule):
                 raise self.missing_data([f"{part}/"], folder=self.root)
             return pictures_of(self._folders(folder), relative_to=folder)
         everything = pictures_of(self._folders(self.root), relative_to=self.root)
-        is_test = self._is_test([picture.name for picture in everything])
-        return [picture for picture, test in zip(everything, is_test, strict=True) if test == (part == "test")]
-
-    def _is_test(self, names: Sequence[str]) -> list[bool]:
         assert self.test_fraction is not None
-        found: list[bool] = (id_fraction(ids_of_names(names), purpose="folder-test") < self.test_fraction).tolist()
-        return found
+        fractions = id_fraction(ids_of_names([picture.name for picture in everything]), purpose="folder-test")
+        is_test = (fractions < self.test_fraction).tolist()
+        return [picture for picture, test in zip(everything, is_test, strict=True) if test == (part == "test")]
 
     def _size_and_channels(
         self, place: Path, size: int | None, channels: Literal[1, 3] | None
     ) -> tuple[int, Literal[1, 3]]:
         """What is not given is that of the test pictures: to open private ones would be an unaccounted query."""
-        root = place if self._layout == "classes" else place / "test"
-        files = [file for name in self._official for file in pictures_below(root / name)]
         if self._layout == "classes":
-            is_test = self._is_test([file.relative_to(place).as_posix() for file in files])
-            files = [file for file, test in zip(files, is_test, strict=True) if test]
+            raise ValueError(
+                "size and channels must be given with test_fraction: another one may have divided the pictures for a "
+                "teacher, so that none is known to be public (--data.size 64 --data.channels 3)"
+            )
+        files = [file for name in self._official for file in pictures_below(place / "test" / name)]
         sizes, found = sizes_and_channels(files)
         if not files or (size is None and len(sizes) > 1):
             most = ", ".join(f"{number} of {width} x {height}" for (width, height), number in sizes.most_common(3))

@@ -32,11 +32,11 @@ def disjoint(first: Partition, second: Partition) -> bool:
     return not same_data(first, second) or (same and bool(mine[1] != other[1]))
 
 
-def require_partition(stated: Iterable[Partition], given: Any, *, whose: str = "the teacher's file") -> None:
+def require_partition(stated: Iterable[Partition | None], given: Any, *, whose: str = "the teacher's file") -> None:
     """Refuses data whose public test split may hold records that are private according to what is stated.
 
     Args:
-        stated: What files say; none of a file that holds plain weights, with which nothing can be compared.
+        stated: What files say; None for one that holds plain weights, with which nothing can be compared.
         given: A data module; nothing is compared of one that has no `partition`.
         whose: Who states it, for messages.
 
@@ -44,14 +44,13 @@ def require_partition(stated: Iterable[Partition], given: Any, *, whose: str = "
         PartitionError: The same data are divided in another way, or it is not known how the teacher's were.
     """
     found: Partition | None = getattr(given, "partition", None)
-    stated = list(stated)
-    if not stated and found is not None and found["settings"].get("test_fraction") is not None:
-        raise PartitionError(
-            f"test_fraction takes some of {found['data']} for public, and the teacher's file does not say which "
-            "records are private: they may be among them. Leave it out, and sort what is public into test/CLASS"
-        )
     for one in stated:
-        if found is None or not same_data(one, found):
+        if one is None and found is not None and found["settings"].get("test_fraction") is not None:
+            raise PartitionError(
+                f"test_fraction takes some of {found['data']} for public, and the teacher's file does not say which "
+                "records are private: they may be among them. Leave it out, and sort what is public into test/CLASS"
+            )
+        if one is None or found is None or not same_data(one, found):
             continue
         before, now = one["settings"], found["settings"]
         for name in sorted({*before, *now}):
@@ -64,11 +63,11 @@ def require_partition(stated: Iterable[Partition], given: Any, *, whose: str = "
                 )
 
 
-def require_classes(stated: Iterable[Partition], given: Any) -> None:
+def require_classes(stated: Iterable[Partition | None], given: Any) -> None:
     """Refuses data whose classes are not those of the teacher's outputs, or in another order.
 
     Args:
-        stated: What files say.
+        stated: What files say, see `require_partition`.
         given: A data module; nothing is compared of one that has no `partition`.
 
     Raises:
@@ -76,7 +75,7 @@ def require_classes(stated: Iterable[Partition], given: Any) -> None:
     """
     found: Partition | None = getattr(given, "partition", None)
     for one in stated:
-        if found is not None and one.get("class_names") not in (None, found["class_names"]):
+        if one is not None and found is not None and one.get("class_names") not in (None, found["class_names"]):
             raise PartitionError(
                 f"the classes of the data are {', '.join(found['class_names'])}, and the teacher's outputs are "
                 f"{', '.join(one['class_names'])}, in this order: rename the folders, or choose and order them with "

@@ -33,7 +33,7 @@ class PrivateRun:
     Attributes:
         plan: All calls that the run plans to make to the annotator.
         uncharged_queries: Unaccounted accesses to private data, in words for the guarantee.
-        partitions: Which records are private: what a student is tested on is held to it.
+        partitions: Which records are private, of each teacher: what a student is tested on is held to it.
         resumed: Identity of the run that a checkpoint was taken from, where one is resumed.
     """
 
@@ -41,7 +41,7 @@ class PrivateRun:
         self.annotator = annotator
         self.plan = Plan()
         self.uncharged_queries: list[str] = []
-        self.partitions: list[Partition] = []
+        self.partitions: list[Partition | None] = []
         self._restored: Mapping[str, Any] | None = None
 
     @property
@@ -54,7 +54,7 @@ class PrivateRun:
         if query not in self.uncharged_queries:
             self.uncharged_queries.append(query)
 
-    def keep_partitions(self, partitions: Sequence[Partition]) -> None:
+    def keep_partitions(self, partitions: Sequence[Partition | None]) -> None:
         """Remembers which records are private, in checkpoints as well."""
         self.partitions += [one for one in partitions if one not in self.partitions]
 

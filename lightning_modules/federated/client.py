@@ -87,7 +87,7 @@ class FederatedClient:
             secure=self.noise is None or self.noise.secure,
             assumptions=tuple(self.teacher.assumptions),
             # The server does not learn where the records are stored.
-            partition=next(({**one, "place": None} for one in self.teacher.partitions), None),
+            partition=next(({**one, "place": None} for one in self.teacher.partitions if one), None),
         )
 
     def begin(self, terms: Terms, *, folder: Path | None = None) -> None:

@@ -53,7 +53,7 @@ class Federation(PrivateModel):
             path=None if ensemble is None else ensemble.path,
         )
         self._durable = durable
-        self._stated = tuple({**one.partition, "share": None} for one in introductions if one.partition)
+        self._stated = tuple(one.partition and {**one.partition, "share": None} for one in introductions)
         self.assumptions = _assumptions(introductions) if ensemble is None else ensemble.assumptions
 
     @property
@@ -64,9 +64,9 @@ class Federation(PrivateModel):
         return ledger_file(self.private_data) if self._durable else None
 
     @property
-    def partitions(self) -> tuple[Partition, ...]:
+    def partitions(self) -> tuple[Partition | None, ...]:
         """Of all clients."""
-        return self._stated or super().partitions
+        return self._stated if any(self._stated) else super().partitions
 
     @property
     def num_teachers(self) -> int:

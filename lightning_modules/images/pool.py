@@ -52,7 +52,7 @@ class PoolSource(ImageSource):
         self.pixels = torch.empty(0, *image_shape)
         self.is_private = False
 
-    def open(self, *, private: set[str | None], partitions: Sequence[Partition] = (), queries: int = 1) -> None:
+    def open(self, *, private: set[str | None], partitions: Sequence[Partition | None] = (), queries: int = 1) -> None:
         """Reads the images.
 
         Args:
@@ -72,8 +72,8 @@ class PoolSource(ImageSource):
             raise ValueError(
                 f"query_phase.queries must be at most the {len(records)} images of the pool, got {queries}"
             )
-        known = self.pool.private_data in private or any(same_data(one, self.pool.partition) for one in partitions)
-        self.is_private = self.part == "train" and known
+        same = any(one and same_data(one, self.pool.partition) for one in partitions)
+        self.is_private = self.part == "train" and (same or self.pool.private_data in private)
 
     def images(self, step: int, latents: torch.Tensor | None, draws: Draws) -> torch.Tensor:
         positions = torch.randint(len(self.pixels), (self.rows,), generator=draws.stream(step, "pool"))

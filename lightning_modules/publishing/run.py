@@ -339,7 +339,7 @@ def _filled(
 def _partition(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the checkpoint says of the teacher's data; empty where it does not."""
     stated = content.get("distillation", {}).get("partitions") or [(content.get("training") or {}).get("partition")]
-    return stated[0] or {}
+    return next(filter(None, stated), {})
 
 
 def _of_data(

@@ -64,10 +64,9 @@ class PrivateModel(ABC):
         self._admitted: tuple[Annotator, str | None] | None = None
 
     @property
-    def partitions(self) -> tuple[Partition, ...]:
-        """Which records its file says are private; none where it holds plain weights, of which nothing is known."""
-        stated = self.training.partition if isinstance(self.training, Training) else None
-        return () if stated is None else (stated,)
+    def partitions(self) -> tuple[Partition | None, ...]:
+        """Which records its file says are private; None where it holds plain weights, of which nothing is known."""
+        return (self.training.partition if isinstance(self.training, Training) else None,)
 
     @property
     @abstractmethod

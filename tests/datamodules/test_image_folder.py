@@ -148,11 +148,15 @@ def test_any_sizes_kinds_and_depths(tmp_path: Path) -> None:
     [
         ({}, r"has no folders train and test \(its folders are ants, bees\): sort them into train/CLASS"),
         ({"test_fraction": 0.0}, "test_fraction must lie between 0 and 1, both excluded, got 0.0"),
-        ({"test_fraction": 0.2, "channels": 4}, "channels must be 1"),
-        ({"test_fraction": 0.2, "size": 0}, "size must be"),
+        ({"test_fraction": 0.2, "channels": 1}, "size and channels must be given with test_fraction"),
+        ({"test_fraction": 0.2, "size": 8, "channels": 4}, "channels must be 1"),
+        ({"test_fraction": 0.2, "size": 0, "channels": 1}, "size must be"),
         ({"test_fraction": 0.2, "num_records": 0}, "num_records must be an integer of at least 1"),
-        ({"test_fraction": 0.2, "cache": ""}, "cache must be"),
-        ({"test_fraction": 0.2, "classes": ["ants", "wasps"]}, r"insects's classes \(ants, bees\), got 'wasps'"),
+        ({"test_fraction": 0.2, "size": 8, "channels": 1, "cache": ""}, "cache must be"),
+        (
+            {"test_fraction": 0.2, "size": 8, "channels": 1, "classes": ["ants", "wasps"]},
+            r"insects's classes \(ants, bees\), got 'wasps'",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(place: Path, settings: dict[str, Any], message: str) -> None:
@@ -185,8 +189,8 @@ def test_ids_do_not_depend_on_where_the_folder_lies(
     after = opened(shutil.copytree(place, tmp_path / "elsewhere" / "insects"), test_fraction=0.3)
     assert torch.equal(before.train_records.ids, after.train_records.ids)
     assert before.private_data == after.private_data == "insects/train"
-    assert ImageFolder(root=place, test_fraction=0.2, name="ours").private_data == "ours/train"
+    assert ImageFolder(root=place, size=8, channels=1, test_fraction=0.2, name="ours").private_data == "ours/train"
     monkeypatch.chdir(place)
-    assert ImageFolder(root=".", test_fraction=0.2).private_data == "insects/train"
+    assert ImageFolder(root=".", size=8, channels=1, test_fraction=0.2).private_data == "insects/train"
     with pytest.raises(ValueError, match="has no pictures for its test part: add some, or change test_fraction"):
         ImageFolder(root=place, test_fraction=1e-9, size=8, channels=1).setup("test")

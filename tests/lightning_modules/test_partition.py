@@ -46,8 +46,12 @@ def teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_teacher()
 
 
-def transcribe(data: dict[str, Any], *, teacher: str = "trained/checkpoints/last.ckpt", **model: Any) -> Any:
-    config = configuration("run", model={"teacher": teacher, **model}, steps=1)
+def transcribe(
+    data: dict[str, Any], *, teacher: str = "trained/checkpoints/last.ckpt", class_path: str = "DPDFD", **model: Any
+) -> Any:
+    config = configuration("run", class_path=class_path, model={"teacher": teacher, **model}, steps=1)
+    if class_path == "FedDPSD":
+        del config["model"]["init_args"]["teacher"]
     config["data"]["init_args"]["dataset"] = data
     return fit(config)
 
@@ -161,16 +165,26 @@ def test_a_pool_of_the_teachers_records_is_private_whatever_it_is_called() -> No
         assert pool.is_private is known
 
 
-@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize(("broken", "several"), [(False, False), (True, False), (False, True), (True, True)])
 def test_a_student_divides_no_pictures_of_a_teacher_that_says_nothing(
-    broken: bool, monkeypatch: pytest.MonkeyPatch
+    broken: bool, several: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = torch.load("trained/checkpoints/last.ckpt", weights_only=True)
     weights = {name: value for name, value in content["state_dict"].items() if name.startswith("network.")}
     torch.save({name.removeprefix("network."): value for name, value in weights.items()}, "weights.pt")
     with refused(monkeypatch, broken, "the teacher's file does not say which records are private", "test/CLASS"):
-        cli = transcribe(pictures(0.5), teacher="weights.pt", teacher_network=SMALL)
-        assert cli.model.run.partitions == []
+        if several:  # of two clients one has a teacher that says it, of other pictures
+            files = ["trained/checkpoints/last.ckpt", "weights.pt"]
+            clients = {"teachers": files, "names": ["north", "south"], "teacher_network": SMALL}
+            write_folders(Path("elsewhere") / "beetles")
+            cli = transcribe(
+                pictures(0.5, root="elsewhere/beetles"),
+                class_path="FedDPSD",
+                clients={"class_path": "LocalClients", "init_args": clients},
+            )
+        else:
+            cli = transcribe(pictures(0.5), teacher="weights.pt", teacher_network=SMALL)
+        assert None in cli.model.run.partitions
 
 
 @pytest.mark.parametrize("broken", [False, True])
