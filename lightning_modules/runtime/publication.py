@@ -11,16 +11,17 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from lightning import Trainer
+from lightning import Callback, LightningModule, Trainer
 from torch import nn
 
 from lightning_modules.runtime.runs import run_folder
 from privacy.files import write_atomically
 from privacy.guarantee import Guarantee
 
-__all__ = ["clear", "private_folder", "public_folder", "publish"]
+__all__ = ["PageOfInterrupted", "clear", "private_folder", "public_folder", "publish"]
 
 
 def public_folder(trainer: Trainer) -> Path:
@@ -80,3 +81,16 @@ def publish(folder: Path, guarantee: Guarantee, networks: Mapping[str, nn.Module
         buffer = io.BytesIO()
         torch.save(state, buffer)
         write_atomically(folder / f"{name}.pt", buffer.getvalue())
+
+
+class PageOfInterrupted(Callback):
+    """Writes the guarantee of a fit that ends by an error or an interruption: what was charged stays charged.
+
+    For a module with `is_charged`, and with `write_guarantee()`, which it calls itself when a fit ends.
+    """
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Writes it."""
+        module: Any = pl_module
+        if trainer.is_global_zero and module.is_charged:
+            module.write_guarantee()

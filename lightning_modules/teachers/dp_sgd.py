@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from lightning import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -19,7 +20,7 @@ from lightning_modules.evaluation import refuse_selection
 from lightning_modules.networks import Network
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import check_strategy, processes_of
-from lightning_modules.runtime.publication import clear, public_folder, publish
+from lightning_modules.runtime.publication import PageOfInterrupted, clear, public_folder, publish
 from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.setting_checks import check_number
 from lightning_modules.teachers.clipped_network import ClippedNetwork
@@ -295,9 +296,23 @@ class DPSGDTeacher(Teacher):
             found.append(f"the frequencies of the classes, {frequencies}, are public")
         return found
 
+    def configure_callbacks(self) -> list[Callback]:
+        """What writes predictions, and the page of a fit that is interrupted."""
+        return [*super().configure_callbacks(), PageOfInterrupted()]
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether its steps are in the ledger."""
+        return self.own_training.is_open and bool(self.releases)
+
     def on_fit_end(self) -> None:
-        """Writes the guarantee, and what it covers, beside the results."""
+        """See `write_guarantee`."""
         by_all(self.processes, self.clipped.refuse_written_state)
+        self.write_guarantee()
+
+    def write_guarantee(self) -> None:
+        """Writes the guarantee, and what it covers, beside the results."""
+        self.clipped.refuse_written_state()
         if self.trainer.is_global_zero and not is_dev_run(self.trainer):
             guarantee = self.guarantee()
             _, page = guarantee.write(folder := public_folder(self.trainer))

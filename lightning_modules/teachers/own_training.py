@@ -60,6 +60,11 @@ class OwnTraining:
             raise RuntimeError("the ledger of a training is opened by register()")
         return self._ledger
 
+    @property
+    def is_open(self) -> bool:
+        """Whether `register` has been called, or `branch`."""
+        return self._ledger is not None
+
     def begin(self, module: LightningModule) -> None:
         """Takes a new identity where a fit begins, or keeps that of the checkpoint.
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import checkpoint, fit, trainer_settings
+from support.runs import checkpoint, fit, interrupted, trainer_settings
 from support.short_names import nested
 
 from lightning_modules import DirectTraining
+from lightning_modules.runtime.publication import PageOfInterrupted
 from privacy import LedgerError
 from privacy.annotators import DirectLabelAnnotator
 
@@ -129,6 +130,17 @@ def test_an_interrupted_run_is_charged_for_its_whole_plan() -> None:
     assert guarantee.labels is not None
     assert guarantee.labels.epsilon > guarantee.labels.epsilon_spent
     assert guarantee.labels.epsilon == model.annotator.epsilon_label(model.run.plan.covered)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_an_error_leaves_the_page_of_what_was_charged(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if broken:
+        monkeypatch.delattr(PageOfInterrupted, "on_exception")
+    interrupted(DirectTraining, 2, lambda: trained(configuration()))
+    assert bool(list(Path("run").rglob("public/guarantee.json"))) is not broken
+    if not broken:
+        labels = written("run", "guarantee.json")["label_guarantee"]
+        assert labels["epsilon"] > labels["epsilon_spent"] > 0
 
 
 def test_going_on_keeps_the_charges(poisson: bool = True) -> None:

@@ -12,6 +12,8 @@ from support.dp_teachers import trainer_settings
 from support.runs import fit
 
 from datamodules.image_folder import ImageFolder
+from lightning_modules import DPSGDTeacher
+from lightning_modules.runtime.publication import PageOfInterrupted
 
 SMALL = {"name": "SmallCNN", "arguments": {"width": 2, "hidden": 4, "norm": "group"}}
 
@@ -55,6 +57,25 @@ def test_a_bound_on_n_is_all_that_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         assert "Poisson samples at rate 0.2" in some["mechanism"]
         page = Path("run_some/public/guarantee.md").read_text()
         assert "near-duplicates of an image" in page.split("It does not cover:")[1]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_an_error_leaves_the_page_of_the_whole_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pictures("some", 12)
+    whole = stated("some")["epsilon"]
+    if broken:
+        monkeypatch.delattr(PageOfInterrupted, "on_exception")
+    monkeypatch.setattr(DPSGDTeacher, "on_train_batch_end", lambda *_: (_ for _ in ()).throw(InterruptedError))
+    with pytest.raises(InterruptedError):
+        fit(settings("some", default_root_dir="interrupted"))
+    page = Path("interrupted/public/guarantee.json")
+    assert page.is_file() is not broken
+    if not broken:
+        found = json.loads(page.read_text())["guarantee"]
+        assert found["epsilon"] == whole > found["epsilon_spent"]
 
 
 def test_nothing_is_trained_before_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
