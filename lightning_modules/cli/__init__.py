@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lightning_modules.cli.errors import expected, message_of
 from lightning_modules.runtime.names import nearest
-from lightning_modules.runtime.paths import find_configs
+from lightning_modules.runtime.paths import check_paths
 from lightning_modules.runtime.quiet import quiet
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def run(args: Sequence[str]) -> TranscriptionCLI | None:
     """
     command = next((argument for argument in args if not argument.startswith("-")), None)
     of_export = [*args[:1]] == ["predict"] and len(args) > 1 and not args[1].startswith("-")
+    check_paths(args)
     if command in COMMANDS or of_export:
         assert command is not None
         module, _ = COMMANDS.get(command, ("lightning_modules.cli.predict", ""))
@@ -64,7 +65,6 @@ def run(args: Sequence[str]) -> TranscriptionCLI | None:
         return None
     if command is None or command not in FIT:
         _help(command, asked="--help" in args or "-h" in args)
-    find_configs(args)  # refuses a file that is not there, before what takes seconds to import
     return _fit_cli(args, run=True)
 
 

@@ -145,10 +145,8 @@ def facts_of(path: Path) -> tuple[Training | None, Any, tuple[int, int, int] | N
     A training whose noise can be drawn again bounds nothing, and is none.
 
     Raises:
-        TeacherError: The file is not there, or cannot be read without running third-party code.
+        TeacherError: The file cannot be read without running third-party code.
     """
-    if not path.is_file():
-        raise TeacherError(f"--teacher must be a file with a classifier's weights, and {path} is not there")
     content = None if is_onnx(path) else read_file(path)
     stated = content.get("training") if isinstance(content, dict) else None
     settings = content.get("hyper_parameters") if isinstance(content, dict) else None

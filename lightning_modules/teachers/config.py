@@ -16,7 +16,7 @@ from lightning_modules.networks import Network, build_network
 from lightning_modules.networks.named_code import require_known_code
 from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.runtime.hyperparameters import settings_of
-from lightning_modules.runtime.paths import find_config
+from lightning_modules.runtime.paths import wrong_with_teacher
 from lightning_modules.setting_checks import check_choice
 from lightning_modules.teachers.checks import TeacherChecks
 from lightning_modules.teachers.files import TeacherError, fitted_weights, is_onnx, read_file, weights_in
@@ -114,8 +114,8 @@ class TeacherConfig:
         teacher: str | nn.Module | PrivateModel = self.held().path
         if not isinstance(teacher, PrivateModel):
             file = Path(str(teacher))
-            if not file.is_file():
-                raise TeacherError(f"teacher checkpoint {file} does not exist. {_recipe(file)}")
+            if wrong := wrong_with_teacher(file):
+                raise TeacherError(wrong)
             content = None if is_onnx(file) else read_file(file)
             teacher = read(file, content, num_classes=num_classes, image_shape=image_shape)
         teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
@@ -234,14 +234,6 @@ def _fits(file: Path, network: nn.Module, *, num_classes: int, image_shape: tupl
             f"num_classes={num_classes} and image_shape={image_shape}: {listed}. Set model.teacher.network, or take "
             "the data set that it was trained on"
         ) from error
-
-
-def _recipe(file: Path) -> str:
-    """How a missing teacher is made."""
-    name = f"dp_teacher_{file.stem[:-3]}.yaml" if file.stem.endswith("_dp") else f"teacher_{file.stem}.yaml"
-    made = (one for one in (f"sweeps/{name}", f"sweeps/methods/{name}") if Path(find_config(one)).is_file())
-    recipe = next(made, "sweeps/teacher_<dataset>.yaml (sweeps/methods has those of ensembles)")
-    return f"Make it with `LightningCLI fit --config {recipe}`, or set --model.teacher to your own file"
 
 
 def _stated_network(spec: Any, file: Path) -> Network:

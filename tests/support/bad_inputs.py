@@ -46,6 +46,11 @@ def _broken_yaml() -> None:
     Path("broken.yaml").write_text("model: {class_path: DPDFD\ntrainer: 3\n")
 
 
+def _pointer() -> None:
+    Path("pointer.ckpt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12\n")
+    Path("pointed.yaml").write_text("model: {init_args: {teacher: pointer.ckpt}}\n")
+
+
 MNIST = ("fit", "--config", "sweeps/teacher_mnist.yaml", "--trainer.max_epochs=1")
 DPSD = ("fit", "--config", "sweeps/methods/dpsd_digits.yaml", "--trainer.max_epochs=1")
 ANNOTATOR, BUDGET = "--model.annotator", "--model.annotator.budget"
@@ -102,9 +107,17 @@ BAD: list[Bad] = [
      "model.images.source must be one of 'generator'"),
     ("a configuration that is missing", ("fit", "--config", "sweeps/missing.yaml"), None,
      "--config sweeps/missing.yaml: there is no such file"),
+    ("a configuration spelt wrong", ("fit", "--config", "sweeps/dpdfd_digts.yaml"), None,
+     "(did you mean sweeps/dpdfd_digits.yaml?)"),
     ("a configuration that is not YAML", ("fit", "--config", "broken.yaml"), _broken_yaml, "Problems parsing config"),
     ("a teacher that is missing", (*FIT, "--model.teacher=teachers/missing.ckpt"), None,
      "teacher checkpoint teachers/missing.ckpt does not exist"),
+    ("a teacher spelt wrong", (*FIT, "--model.teacher=teachers/digts.ckpt"), None,
+     "(did you mean teachers/digits.ckpt?). Make it with"),
+    ("a teacher that is text", (*FIT, "--model.teacher=broken.yaml"), _broken_yaml,
+     "teacher broken.yaml is no checkpoint but a text file"),
+    ("a teacher that was not fetched", (*FIT, "--config=pointed.yaml"), _pointer,
+     "teacher pointer.ckpt is no checkpoint but a Git LFS pointer: run `git lfs pull`"),
     ("a teacher's file cut short", (*FIT, "--model.teacher=teachers/half.ckpt"), _truncate,
      "teacher teachers/half.ckpt cannot be read as plain weights (PytorchStreamReader"),
     ("a teacher of another network", (*FIT, "--model.teacher=teachers/other.pt", "--model.teacher.network=SmallCNN"),
@@ -115,6 +128,6 @@ BAD: list[Bad] = [
     ("a run's folder that is a file", (*FIT, "--trainer.default_root_dir=occupied"), _occupied,
      "the run's folder occupied cannot be written (File exists)"),
     ("a run to export that is missing", ("export", "runs/missing", "--to", "public"), None,
-     "RUN must be a run's folder or a checkpoint of one"),
+     "export runs/missing: there is no such file or folder"),
 ]
 # fmt: on

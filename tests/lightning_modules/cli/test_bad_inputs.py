@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -51,6 +53,36 @@ def test_debug_shows_the_traceback_that_is_left_out_otherwise(
         main()
 
 
+MISTYPED = """
+import sys
+from lightning_modules.cli import main
+sys.argv = ["LightningCLI", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    assert str(end.code).startswith("error: "), end.code
+sys.exit(f"imported {found}" if (found := {"torch", "lightning", "jsonargparse"} & {*sys.modules}) else 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "broken"),
+    [
+        (("fti",), False), (("fti",), True), (("pipeline", "none.yaml"), False), (("verify", "none"), False),
+        ((*FIT, "--model.teacher", "none.pt"), False),
+    ],
+)  # fmt: skip
+def test_a_mistyped_name_is_told_before_anything_heavy_is_imported(
+    tmp_path: Path, arguments: tuple[str, ...], broken: bool
+) -> None:
+    program = f"import jsonargparse\n{MISTYPED}" if broken else MISTYPED
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stderr == ("imported {'jsonargparse'}\n" if broken else "")
+
+
 def test_a_good_input_is_not_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the same command without a bad value."""
     monkeypatch.setattr(sys, "argv", ["LightningCLI", *FIT, "--data.steps_per_epoch=1", "--data.batch_size=8"])
@@ -65,7 +97,7 @@ def test_a_good_input_is_not_refused(folder: Path, monkeypatch: pytest.MonkeyPat
         ("ledger", "show", "ledgers/x.jsonl", "--del", "1"),
         ("priors", "--ou", "here"),
         ("tables", "list", "--fo"),
-        ("export", "run", "--unprot"),
+        ("export", ".", "--unprot"),
         ("calibrate", "--config", "sweeps/dpdfd_digits.yaml", "--targ", "1"),
     ],
     ids=lambda arguments: arguments[0],

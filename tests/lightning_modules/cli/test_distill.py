@@ -150,7 +150,7 @@ def test_whose_epsilon_it_is_is_said_before_and_after(
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        (("--teacher", "none.pt", *DIGITS), TeacherError, "--teacher must be a file .* none.pt is not there"),
+        (("--teacher", "none.pt", *DIGITS), ValueError, "teacher checkpoint none.pt does not exist"),
         (("--teacher", "teachers/digits.ckpt", *DIGITS, "--steps", "0"), ValueError, "steps must be .* at least 1"),
         (("--teacher", "teachers/digits.ckpt", *DIGITS, "--delta", "2"), ValueError, "delta must be in"),
         (("--teacher", "teachers/digits.ckpt", *DIGITS, "more"), ValueError, "more is none"),

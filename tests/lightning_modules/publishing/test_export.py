@@ -374,7 +374,6 @@ def accessed(run: str) -> None:
         ("dp", lambda: edited("dp", run="ab" * 16), "is of run abab"),
         ("bounded", lambda: Path("bounded/checkpoints/last.ckpt").write_bytes(b"PK"), "cannot be read"),
         ("bounded", lambda: Path("bounded/checkpoints/last.ckpt").unlink(), "holds no checkpoint"),
-        ("nowhere", lambda: None, "is not there"),
         (".", lambda: None, "holds several runs or one"),
     ],
 )

@@ -140,7 +140,7 @@ def test_what_is_no_file_of_weights(network: nn.Module) -> None:
     torch.save({"ensemble": {}}, "many.ckpt")
     Path("folder").mkdir()
     for file, message in (
-        ("text.ckpt", "cannot be read as plain weights"),
+        ("text.ckpt", "is no checkpoint but a text file"),
         ("cut.safetensors", r"cut\.safetensors cannot be read as safetensors"),
         ("none.ckpt", "holds no weights: expected a state_dict.*it has a"),
         ("many.ckpt", "holds an ensemble, and this method takes one teacher"),
