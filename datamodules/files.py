@@ -46,10 +46,12 @@ def reading(path: Path, what: str) -> Iterator[None]:
     """Names the file whatever a parser makes of a damaged one.
 
     Raises:
-        ValueError: The block raised an error.
+        ValueError: The block raised an error, other than of names that do not exist: that is a bug of the reader.
     """
     try:
         yield
+    except (AttributeError, ImportError, NameError):
+        raise
     except Exception as error:
         raise ValueError(f"{path} is damaged or no {what} ({error}): delete it and get it anew") from error
 

@@ -13,9 +13,16 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
+def _number(name: str, value: float) -> float:
+    """`value` as a float; a truth value, which Python would count as 0 or 1, is none."""
+    if isinstance(value, bool):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
 def check_delta(delta: float, *, zero: bool = False) -> float:
     """Returns `delta` if it is a failure probability in (0, 1), or in [0, 1) where `zero` is allowed."""
-    value = float(delta)
+    value = _number("delta", delta)
     if not (0.0 < value < 1.0 or (zero and value == 0.0)):
         bracket = "[" if zero else "("
         raise ValueError(f"delta must be in {bracket}0, 1), got {delta!r}")
@@ -24,7 +31,7 @@ def check_delta(delta: float, *, zero: bool = False) -> float:
 
 def check_nonnegative(name: str, value: float, *, infinite: bool = False) -> float:
     """Returns `value` as a float if it is at least zero, and finite unless `infinite` is allowed."""
-    number = float(value)
+    number = _number(name, value)
     if not number >= 0.0 or (math.isinf(number) and not infinite):
         raise ValueError(f"{name} must be at least 0{'' if infinite else ' and finite'}, got {value!r}")
     return number
@@ -32,7 +39,7 @@ def check_nonnegative(name: str, value: float, *, infinite: bool = False) -> flo
 
 def check_positive(name: str, value: float, *, infinite: bool = False) -> float:
     """Returns `value` as a float if it is above zero, and finite unless `infinite` is allowed."""
-    number = float(value)
+    number = _number(name, value)
     if not number > 0.0 or (math.isinf(number) and not infinite):
         raise ValueError(f"{name} must be above 0{'' if infinite else ' and finite'}, got {value!r}")
     return number
@@ -40,7 +47,7 @@ def check_positive(name: str, value: float, *, infinite: bool = False) -> float:
 
 def check_count(name: str, value: int, *, minimum: int = 0) -> int:
     """Returns `value` as an int if it is a whole number of at least `minimum`."""
-    number = float(value)
+    number = _number(name, value)
     if not math.isfinite(number) or number != math.floor(number) or number < minimum:
         raise ValueError(f"{name} must be a whole number of at least {minimum}, got {value!r}")
     return int(value)
@@ -48,7 +55,7 @@ def check_count(name: str, value: int, *, minimum: int = 0) -> int:
 
 def check_probability(name: str, value: float) -> float:
     """Returns `value` as a float if it lies in [0, 1]."""
-    number = float(value)
+    number = _number(name, value)
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"{name} must be in [0, 1], got {value!r}")
     return number

@@ -115,7 +115,10 @@ class DPSGDTeacher(Teacher):
         self.clipped = ClippedNetwork(self.network, self.clipping, self.criterion)
         if problems := ModuleValidator.validate(self.network):
             raise ValueError(
-                f"model.network: DP-SGD needs each record by itself: {problems[0]}. Take GroupNorm or no norm"
+                "model.network: BatchNorm mixes the records of a batch, and DP-SGD needs each record by itself. Take "
+                "GroupNorm (of SmallCNN: --model.network.arguments.norm group), or fixed features (LinearOnFeatures)"
+                if "BatchNorm" in str(problems[0])
+                else f"model.network: DP-SGD needs each record by itself: {problems[0]}. Take GroupNorm or no norm"
             )
         self.noise = noise or SystemNoise()
         self.steps = PlannedSteps(

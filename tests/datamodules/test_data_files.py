@@ -54,6 +54,7 @@ from datamodules import (
     MissingExtraError,
     Shards,
     SyntheticSteps,
+    svhn,
 )
 from datamodules.splits import id_fraction, ids_of_names
 
@@ -528,6 +529,14 @@ def test_people_may_share_a_shard_where_they_are_known(copied: Callable[[str], P
     assert not people[0] & people[1] and len(people[0] | people[1]) == 20
     (root / "celeba" / "identity_CelebA.txt").unlink()
     assert celeba(root).train_records.identities is None
+
+
+def test_a_bug_of_a_reader_is_not_called_a_damaged_file(
+    copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(svhn, "loadmat", lambda *_, **__: None.content)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        SVHN(root=copied("SVHN"), verify=False).setup("test")
 
 
 # --- COVIDx and ImageNet ---

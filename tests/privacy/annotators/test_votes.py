@@ -271,6 +271,7 @@ def test_latent_noise_has_the_papers_scale_and_stays_in_the_decoders_range() -> 
     [
         ({"mechanism": "majority"}, "mechanism must be one of"),
         ({"scale": 0.0}, "scale must be above 0"),
+        ({"scale": True}, "scale must be a number, got True"),
         ({"threshold": 3.0}, "only mechanism='confident'"),
         ({"mechanism": "confident"}, "threshold must be a finite number"),
         ({"mechanism": "confident", "threshold": 3.0}, "threshold_scale must be above 0"),
