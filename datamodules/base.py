@@ -65,7 +65,8 @@ class ImageDataModule(LightningDataModule, ABC):
     Attributes:
         num_classes: c. Known when the object is built, without opening an image, as are the three that follow.
         image_shape: (channels, height, width).
-        num_records: public size N of the private (official training) part, or a bound on it; a sound δ is below 1/N.
+        num_records: public size N of the private (official training) part, or a bound on it, below one over which a
+            sound δ lies; None where neither is known, which every guarantee then says.
         class_names: one name per class.
         class_aliases: other names of the classes, which `classes` takes as well; empty where there are none.
         name: by which results are known; by default the class's.
@@ -81,7 +82,7 @@ class ImageDataModule(LightningDataModule, ABC):
 
     num_classes: int
     image_shape: tuple[int, int, int]
-    num_records: int
+    num_records: int | None
     class_names: tuple[str, ...]
     class_aliases: tuple[str, ...] = ()
     name: str
@@ -210,7 +211,7 @@ class ImageDataModule(LightningDataModule, ABC):
             ValueError: It holds more records than are stated.
         """
         records = self.records("train")
-        if len(records) > self.num_records:
+        if self.num_records is not None and len(records) > self.num_records:
             raise ValueError(
                 f"num_records of {self.name} is {self.num_records}, and its private part holds {len(records)} "
                 "records: delta would be held against too few. State the true number"

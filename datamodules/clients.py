@@ -80,6 +80,10 @@ class ClientPartition:
                 f"dataset.classes must be null where records are shared out to clients by class, got {dataset.name}: "
                 "a client would have other records for each choice of classes"
             )
+        if dataset.num_records is None:
+            raise ValueError(
+                f"dataset.num_records must be given for clients, and {dataset.name} has no private records"
+            )
         return cls(
             num_classes=dataset.num_classes,
             num_clients=require_at_least(1, num_clients=num_clients),

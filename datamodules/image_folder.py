@@ -71,7 +71,7 @@ class ImageFolder(PictureDataModule):
             name: By which the private data are known, in results and in their ledger; by default the folder's own. Two
                 folders of the same pictures need the same one.
             num_records: A bound on the number of private records, public. Default: how many pictures there are now,
-                which by itself reveals whether one was added.
+                which by itself reveals whether one was added; not known where the private ones are not at hand.
             cache: Whether decoded pictures are kept beside them in `.decoded`, or the folder where they are. They are
                 as private as the pictures.
             settings: As for every data set.
@@ -186,12 +186,12 @@ class ImageFolder(PictureDataModule):
         self._official = classes
         return classes
 
-    def _bound(self, place: Path, stated: int | None) -> int:
+    def _bound(self, place: Path, stated: int | None) -> int | None:
         if stated is not None:
             return require_at_least(1, num_records=stated)
         private = place if self._layout == "classes" else place / "train"
         if not private.is_dir():
-            raise ValueError(f"{private} is not here: state how many private records there are at most (num_records)")
+            return None
         return sum(len(pictures_below(private / name)) for name in self._official)
 
 

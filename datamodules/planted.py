@@ -57,7 +57,7 @@ class Planted(DerivedDataset):
             )
         self.present = present
         self.kind = kind
-        self.num_records = dataset.num_records + 1
+        self.num_records = dataset.num_records and dataset.num_records + 1
 
     @property
     def private_data(self) -> str:

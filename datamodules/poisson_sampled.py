@@ -176,7 +176,8 @@ class PoissonSampled(WrappedDataset):
         are smaller than `batch_size`.
         """
         dataset = self.dataset
-        return self.batch_size / (dataset.num_records if dataset.states_bound else len(dataset.train_records))
+        bound = dataset.num_records if dataset.states_bound else None
+        return self.batch_size / (bound or len(dataset.train_records))
 
     def number_records(self) -> None:
         """See `ImageDataModule.number_records`."""

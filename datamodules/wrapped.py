@@ -81,7 +81,7 @@ class WrappedDataset(LightningDataModule):
     name: str
     num_classes: int
     image_shape: tuple[int, int, int]
-    num_records: int
+    num_records: int | None
     class_names: tuple[str, ...]
     metrics: tuple[str, ...]
 

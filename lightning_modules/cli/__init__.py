@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lightning_modules.cli.errors import expected, message_of
 from lightning_modules.runtime.names import nearest
-from lightning_modules.runtime.paths import check_paths
+from lightning_modules.runtime.paths import check_paths, of_run
 from lightning_modules.runtime.quiet import quiet
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ __all__ = ["COMMANDS", "main", "run"]
 
 FIT = {
     "fit": "train a teacher or a student",
-    "validate": "measure a checkpoint on the validation images",
-    "test": "measure a checkpoint on the test split",
-    "predict": "write predictions as a table: a checkpoint's, or, by predict FOLDER, an exported student's",
+    "validate": "measure a run's checkpoint on the validation images: validate RUN [options]",
+    "test": "measure a run's checkpoint on the test split: test RUN [options]",
+    "predict": "write predictions as a table: predict RUN, or predict FOLDER of an exported student",
 }
 """Commands of Lightning's own CLI."""
 
@@ -51,9 +51,10 @@ def run(args: Sequence[str]) -> TranscriptionCLI | None:
     Raises:
         ValueError: The command does not exist.
     """
+    check_paths(args)
+    args = of_run(args)
     command = next((argument for argument in args if not argument.startswith("-")), None)
     of_export = [*args[:1]] == ["predict"] and len(args) > 1 and not args[1].startswith("-")
-    check_paths(args)
     if command in COMMANDS or of_export:
         assert command is not None
         module, _ = COMMANDS.get(command, ("lightning_modules.cli.predict", ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any, NoReturn
@@ -128,7 +128,8 @@ class TranscriptionCLI(LightningCLI):
         built = {"hyper_parameters": {"class_path": class_path, **trained}}
         require_known_checkpoint(built, where=str(path), named=list(texts_in(config.as_dict())))
         settings = {"class_path": class_path, "dict_kwargs": trained}
-        self.config = self.parser.parse_object({command: {"model": settings}}, self.config)
+        content = {"model": settings, "data": _shaped(now.get("data"), trained.get("image_shape"))}
+        self.config = self.parser.parse_object({command: content}, self.config)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Fills in the logger, the checkpoint and the result record where the configuration leaves them open."""
@@ -233,6 +234,19 @@ def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _shaped(data: Any, shape: Sequence[int] | None) -> Any:
+    """Settings of data whose pictures, where they leave size and channels open, become such as were trained on."""
+    if not isinstance(data, Mapping):
+        return data
+    given = dict(data.get("init_args") or {})
+    if "dataset" in given:
+        given["dataset"] = _shaped(given["dataset"], shape)
+    elif shape is not None and str(data["class_path"]).endswith(".ImageFolder"):
+        taken = {"size": shape[1], "channels": shape[0]}
+        given |= {name: value for name, value in taken.items() if given.get(name) is None}
+    return {**data, "init_args": given}
 
 
 def _last_checkpoints(config: Any) -> list[Path]:

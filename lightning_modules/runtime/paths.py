@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
-__all__ = ["check_paths", "find_config", "find_configs", "wrong_with_teacher"]
+__all__ = ["check_paths", "find_config", "find_configs", "of_run", "wrong_with_teacher"]
 
 _CONFIG = ("--config", "-c")
 #: Options with a teacher's file, by command.
 _TEACHERS = {"fit": ("--model.teacher", "--model.teacher.path"), "distill": ("--teacher",)}
 #: Commands whose first argument is a file or a folder.
-_OF_A_PATH = ("export", "pipeline", "predict", "sweep", "verify")
+_OF_A_PATH = ("export", "pipeline", "predict", "sweep", "test", "validate", "verify")
 _LFS = b"version https://git-lfs"
 
 
@@ -55,6 +55,27 @@ def check_paths(args: Sequence[str]) -> None:
         for _, value in _values(args, _TEACHERS.get(command, ())):
             if value != "null" and "{" not in value and (wrong := wrong_with_teacher(Path(value))):
                 raise ValueError(wrong)
+
+
+def of_run(args: Sequence[str]) -> list[str]:
+    """Arguments with `--config` and `--ckpt_path` in place of RUN, a run's folder or a checkpoint inside it.
+
+    Raises:
+        ValueError: `test` or `validate` of another folder or file; `predict` may be of an exported one.
+    """
+    command, given, *rest = [*args, "-", "-"][: max(2, len(args))]
+    if command not in ("test", "validate", "predict") or given.startswith("-"):
+        return list(args)
+    checkpoint = Path(given) if Path(given).is_file() else Path(given, "checkpoints", "last.ckpt")
+    config = checkpoint.resolve().parent.parent / "config.yaml"
+    if checkpoint.is_file() and config.is_file():
+        return [command, "--config", str(config), "--ckpt_path", str(checkpoint), *rest]
+    if command == "predict":
+        return list(args)
+    raise ValueError(
+        f"{command} {given}: there is no checkpoint of a run with its config.yaml. Give the run's folder, such as "
+        "runs/dpdfd_digits/version_0, or --config and --ckpt_path"
+    )
 
 
 def wrong_with_teacher(file: Path) -> str | None:

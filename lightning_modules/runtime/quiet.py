@@ -30,6 +30,7 @@ _WARNED = (
     ".*does not have many workers",
     "The number of training",
     r"Be aware that when using `ckpt_path`, callbacks",  # of a fit, which test and predict have no use for
+    "The dirpath has changed from",  # as it does for test and predict
     r"Checkpoint directory .* exists and is not empty",
     r"Experiment logs directory .* exists and is not empty",
     r"Found \d+ module\(s\) in eval mode at the start of training",  # of a frozen encoder, which stays in it

@@ -6,20 +6,24 @@ import copy
 import json
 import os
 import random
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
+from support.data_files import picture, write_folders
 from support.dp_teachers import PLAIN_SGD, SMALL, trainer_settings
 from support.ensembles import ensemble_file
 from support.runs import QUIET, configuration, fit
 
 from lightning_modules.cli import main
 from lightning_modules.cli.resuming import read_checkpoint
+from lightning_modules.networks import SmallCNN
 from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO
 from privacy.identity import CheckpointError
 
@@ -216,6 +220,28 @@ def test_what_is_measured_is_named_and_is_what_was_trained(tested: Path) -> None
     assert measured is not None
     record = json.loads(Path("run/result.json").read_text())
     assert float(measured.trainer.callback_metrics["test/accuracy"]) == pytest.approx(record["accuracy"], abs=1e-6)
+
+
+def test_a_run_is_measured_by_its_folder_where_its_training_pictures_are_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part, count in (("train", 40), ("test", 10)):
+        write_folders(Path("pictures", part), count=count)
+    torch.save(SmallCNN(num_classes=2, image_shape=(1, 24, 24)).state_dict(), "teacher.pt")
+    config = configuration(steps=1, model={"teacher": "teacher.pt", "teacher_network": "SmallCNN"})
+    config["data"]["init_args"]["dataset"] = {"class_path": "ImageFolder", "init_args": {"root": "pictures"}}
+    fit(config)
+    shutil.rmtree("pictures/train")
+    picture(np.zeros((30, 40), np.uint8), Path("pictures/test/ants/another_size.png"))
+    for command in ("test", "validate", "predict"):
+        done = main([command, "run", *QUIET])
+        assert done is not None and len(done.datamodule.dataset.test_records) == 21
+        assert done.datamodule.image_shape == (1, 24, 24) and done.datamodule.num_records is None
+    with pytest.raises(ValueError, match="pictures: there is no checkpoint of a run"):
+        main(["test", "pictures"])
+    monkeypatch.setattr("lightning_modules.cli.fit._shaped", lambda data, _: data)
+    with pytest.raises(ValueError, match="has test pictures of 2 sizes"):
+        main(["test", "run/checkpoints/last.ckpt", *QUIET])
 
 
 def test_a_checkpoint_of_other_weights_is_refused(tested: Path) -> None:
