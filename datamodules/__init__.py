@@ -13,9 +13,9 @@ from datamodules.imagenet import ImageNet
 from datamodules.images import ImageDataset
 from datamodules.medmnist import MedMNIST
 from datamodules.mnist import MNIST, FashionMNIST
-from datamodules.planted import Planted
 from datamodules.poisson_sampled import PoissonBatches, PoissonSampled
 from datamodules.radiography import COVIDx
+from datamodules.shadowed import Shadowed
 from datamodules.shards import ShardedRecords, Shards, shard_of
 from datamodules.svhn import SVHN
 from datamodules.synthetic_steps import SyntheticSteps
@@ -38,9 +38,9 @@ __all__ = [
     "MedMNIST",
     "MissingDataError",
     "MissingExtraError",
-    "Planted",
     "PoissonBatches",
     "PoissonSampled",
+    "Shadowed",
     "ShardedRecords",
     "Shards",
     "SyntheticSteps",

@@ -38,7 +38,7 @@ COMMANDS = {
     "render": ("sweeps.runner.documents", "write results into documents"),
     "verify": ("lightning_modules.cli.verify", "check a folder that somebody hands on against its guarantee"),
     "ledger": ("lightning_modules.cli.ledger", "show what was spent on private data"),
-    "audit": ("lightning_modules.cli.audit", "bound epsilon from below by training with a planted record"),
+    "attack": ("lightning_modules.cli.attack", "show what an attacker gets from a run's model"),
     "client": ("lightning_modules.cli.client", "answer a federation's server from where the data are"),
     "priors": ("lightning_modules.cli.priors", "draw pictures of what each image prior draws"),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from privacy.attacks.answers import Answers, Records, Shadows, answers_of, moved, train_shadows
 from privacy.attacks.background_inversion import background_inversion
+from privacy.attacks.copied import copied, passes_gradients
 from privacy.attacks.data_free_inversion import data_free_inversion
 from privacy.attacks.generative_inversion import generative_inversion
 from privacy.attacks.gradient_inversion import gradient_inversion
@@ -33,6 +34,7 @@ __all__ = [
     "attack",
     "attack_each",
     "background_inversion",
+    "copied",
     "data_free_inversion",
     "generative_inversion",
     "gradient_inversion",
@@ -43,6 +45,7 @@ __all__ = [
     "loss_threshold",
     "moved",
     "overfitted",
+    "passes_gradients",
     "rmia",
     "train_shadows",
 ]

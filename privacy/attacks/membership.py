@@ -70,8 +70,8 @@ def attack_each(
     *,
     targets: int,
     method: MembershipAttack = lira,
-    counted: NDArray[np.bool_] | None = None,
-) -> AttackResult:
+    kinds: NDArray[np.str_] | None = None,
+) -> dict[str, AttackResult]:
     """Attacks the first models, each by means of those that come after all targets.
 
     No target is another one's shadow: given the shadows, the targets are independent, and `AttackResult.audited` is
@@ -81,10 +81,11 @@ def attack_each(
         models: What targets and shadows answer.
         targets: How many are attacked; two at least are left.
         method: The attack.
-        counted: (N,), the records that the result is of; None: all.
+        kinds: (N,), of what kind each record is; None: all are of the kind `record`.
 
     Returns:
-        Of the records that one shadow at least has seen and two have not, all targets together.
+        Of each kind, of the records that one shadow at least has seen and two have not; all targets together. Kinds
+        that no model has seen are left out: they are the population.
 
     Raises:
         ValueError: Too few models are left.
@@ -93,6 +94,11 @@ def attack_each(
         raise ValueError(f"targets must be from 1 to {len(models) - 2}, as 2 shadows are needed, got {targets}")
     shadows = models.at(slice(targets, None))
     seen = shadows.members.sum(axis=0)
-    kept = (seen >= 1) & (seen <= len(shadows) - 2) & (True if counted is None else counted)
-    scores = np.stack([method(models.answers(index), shadows)[kept] for index in range(targets)])
-    return AttackResult(scores, models.members[:targets, kept], coins=True)
+    kept = (seen >= 1) & (seen <= len(shadows) - 2)
+    scores = np.stack([method(models.answers(index), shadows) for index in range(targets)])
+    groups = np.full(len(kept), "record") if kinds is None else kinds
+    return {
+        str(kind): AttackResult(scores[:, taken], models.members[:targets, taken], coins=True)
+        for kind in dict.fromkeys(groups)
+        if (taken := kept & (groups == kind)).any()
+    }

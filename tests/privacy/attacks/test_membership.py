@@ -58,7 +58,7 @@ def models(digits: tuple[Records, Records]) -> Shadows:
 
 @pytest.mark.parametrize("name", MEMBERSHIP)
 def test_an_attack_beats_chance_by_a_margin_on_overfitted_models(models: Shadows, name: str) -> None:
-    found = attack_each(models, targets=TARGETS, method=MEMBERSHIP[name])
+    found = attack_each(models, targets=TARGETS, method=MEMBERSHIP[name])["record"]
     low, high = found.auc_interval()
     assert MARGIN[name] < low < found.auc < high
     assert found.audited(delta=1e-5).epsilon_lower > 0
@@ -70,7 +70,7 @@ def test_and_not_on_models_that_never_saw_the_records(models: Shadows, name: str
     coins = np.random.default_rng(1).random((TARGETS, models.members.shape[1])) < 0.5
     coins &= models.members.any(axis=0)
     unseen = Shadows(models.confidences, models.correct, np.concatenate([coins, models.members[TARGETS:]]))
-    found = attack_each(unseen, targets=TARGETS, method=MEMBERSHIP[name])
+    found = attack_each(unseen, targets=TARGETS, method=MEMBERSHIP[name])["record"]
     low, high = found.auc_interval(confidence=0.999)
     assert low < 0.5 < high
     assert found.audited(delta=1e-5, confidence=0.999).epsilon_lower == 0
@@ -100,13 +100,14 @@ def gaussian_world(distance: float, *, models: int, records: int, seed: int = 0)
 def test_lira_has_the_closed_form_roc_on_gaussians(method: Any) -> None:
     """TPR = Phi(Phi^-1(FPR) + d) and AUC = Phi(d / sqrt 2); the mutant, the loss, is below."""
     world = gaussian_world(1.0, models=420, records=1500)
-    found = attack_each(world, targets=20, method=method)
+    found = attack_each(world, targets=20, method=method)["record"]
     low, high = found.auc_interval(confidence=0.999)
     assert low < ndtr(1 / math.sqrt(2)) < high and high - low < 0.02
     fpr, tpr = found.roc
     expected = ndtr(ndtri(fpr) + 1.0)
     assert np.abs(tpr - expected).max() < 0.02
-    assert attack_each(world, targets=20, method=MEMBERSHIP["loss"]).auc_interval(confidence=0.999)[1] < low
+    mutant = attack_each(world, targets=20, method=MEMBERSHIP["loss"])["record"]
+    assert mutant.auc_interval(confidence=0.999)[1] < low
 
 
 def test_the_audited_epsilon_is_below_that_of_randomized_response_and_near_it() -> None:

@@ -1,0 +1,105 @@
+"""A data set of whose private records a coin keeps each, with planted canaries: what a shadow model is trained on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from datamodules.base import ImageDataModule, Part, require_at_least
+from datamodules.images import ImageDataset
+from datamodules.splits import id_fraction
+from datamodules.wrapped import DerivedDataset
+
+__all__ = ["Shadowed"]
+
+_FIRST_ID = -3
+
+
+class Shadowed(DerivedDataset):
+    """Another data set, of whose private part about half is kept, and to which about half of the canaries are added.
+
+    Each record has a fair coin of its own in each shadow, by its id. Everything else is as in the wrapped data set, its
+    name as well. Canaries are made only of public data: the first half of them are images of the public test part with
+    the label after the right one (`mislabelled`), the others random black and white pixels with a random label
+    (`noise`), which no data set holds.
+
+    Attributes:
+        num_records: That of the wrapped data set and the canaries, whatever the coins say.
+    """
+
+    def __init__(self, *, dataset: ImageDataModule, number: int, canaries: int = 0) -> None:
+        """Wraps a data set; no file is touched.
+
+        Args:
+            dataset: The private data set.
+            number: Which shadow, from 0: decides the coins.
+            canaries: How many are planted in all shadows together; each is in half of them.
+
+        Raises:
+            ValueError: A setting is outside its range.
+        """
+        super().__init__(dataset=dataset)
+        self.number = require_at_least(0, number=number)
+        self.num_canaries = require_at_least(0, canaries=canaries)
+        self.num_records = dataset.num_records and dataset.num_records + canaries
+
+    @property
+    def private_data(self) -> str:
+        """That of the wrapped data set."""
+        return self.dataset.private_data
+
+    def members(self, ids: Tensor) -> Tensor:
+        """Which records this shadow is trained on, (N,) bool, by their ids (N,): those with heads.
+
+        Of records that are held out for validation, whatever it says, none is.
+        """
+        return id_fraction(ids, purpose=f"shadow-{self.number}") < 0.5
+
+    def canaries(self) -> ImageDataset:
+        """Returns all canaries, mislabelled ones first. Reads the public test part.
+
+        Raises:
+            ValueError: Too few test images.
+        """
+        count, mislabelled = self.num_canaries, self.num_canaries // 2
+        test = self.dataset.records("test")
+        if len(test) < mislabelled:
+            raise ValueError(f"canaries must be at most {2 * len(test)}, twice the test images, got {count}")
+        first = test.at(torch.argsort(test.ids)[:mislabelled])
+        draw = torch.Generator().manual_seed(0)
+        noise = torch.randint(2, (count - mislabelled, *self.image_shape), generator=draw, dtype=torch.uint8)
+        drawn = torch.randint(self.num_classes, (len(noise),), generator=draw)
+        return ImageDataset(
+            images=torch.cat([first.images, noise * test.peak]),
+            labels=torch.cat([(first.labels + 1) % self.num_classes, drawn]),
+            ids=self._canary_ids(),
+            peak=test.peak,
+        )
+
+    def read(self, part: Part) -> ImageDataset:
+        """Reads the wrapped data set's part; of the private one what the coins keep, canaries last.
+
+        Raises:
+            ValueError: A record of the data set has a canary's id.
+        """
+        records = self.dataset.records(part)
+        if part != "train":
+            return records
+        planted = self.canaries() if self.num_canaries else records.at(torch.arange(0))
+        if bool(torch.isin(records.ids, planted.ids).any()):
+            raise ValueError(f"canaries must have ids that no record of {self.name} has, and -3 and below are taken")
+        kept, added = (part.select(self.members(part.ids)) for part in (records, planted))
+        return ImageDataset(
+            images=torch.cat([kept.images, added.images]),
+            labels=torch.cat([kept.labels, added.labels]),
+            ids=torch.cat([kept.ids, added.ids]),
+            peak=records.peak,
+            # A canary is of no other person.
+            identities=None if kept.identities is None else torch.cat([kept.identities, added.ids]),
+        )
+
+    def _canary_ids(self) -> Tensor:
+        """Ids below every ordinary one that are not held out for validation."""
+        candidates = _FIRST_ID - torch.arange(20 + round(2 * self.num_canaries / (1 - self.val_fraction)))
+        held_out = id_fraction(candidates, purpose="validation") < self.val_fraction
+        return candidates[~held_out][: self.num_canaries]

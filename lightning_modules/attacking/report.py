@@ -1,0 +1,236 @@
+"""The report of an attack: a page and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from torchvision.utils import make_grid
+
+from privacy.attacks import AttackResult, InversionResult, Records
+from privacy.auditing import AuditResult
+from privacy.formatting import round_up
+
+__all__ = ["CONTROL", "Inverted", "Leak", "figure", "page"]
+
+CONTROL = "control"
+"""A network that knows its records by heart."""
+_NAMES = {"record": "average", "mislabelled": "mislabelled canaries", "noise": "noise canaries"}
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What one membership attack found out about one kind of record in one kind of model.
+
+    Attributes:
+        model: `control`, the role of shadow models, or `this run`.
+        kind: Of the records: `record`, `mislabelled` or `noise`.
+        attack: Its name.
+        result: What it reached.
+        audited: The bound on ε that it gives; None where members were not drawn by coins.
+    """
+
+    model: str
+    kind: str
+    attack: str
+    result: AttackResult
+    audited: AuditResult | None
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is of the control and no better than chance."""
+        return self.model == CONTROL and self.result.auc_interval()[0] <= 0.5
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        audited = None if self.audited is None else self.audited.to_dict()
+        return {
+            "model": self.model,
+            "records": self.kind,
+            "attack": self.attack,
+            **self.result.to_dict(),
+            "audited": audited,
+        }
+
+
+@dataclass(frozen=True)
+class Inverted:
+    """What one inversion attack drew of one model.
+
+    Attributes:
+        model: `control` or `this run`.
+        attack: Its name.
+        drawn: The images and the classes asked for.
+        result: How they were judged.
+    """
+
+    model: str
+    attack: str
+    drawn: Records
+    result: InversionResult
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is of the control and shows its classes less than twice as often as chance."""
+        return self.model == CONTROL and self.result.accuracy < 2 / len(self.drawn.labels.unique())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"model": self.model, "attack": self.attack, **self.result.to_dict()}
+
+
+def page(facts: Mapping[str, Any], leaks: Sequence[Leak], inverted: Sequence[Inverted]) -> str:
+    """The report in Markdown.
+
+    Args:
+        facts: `run`, `shadows`, `targets`, `epsilon`, `published` and `judge`, an accuracy, where known.
+        leaks: Membership attacks.
+        inverted: Inversion attacks.
+    """
+    lines = [
+        f"# What an attacker gets from {facts['run']}",
+        "",
+        "Private, like the data: it was made by looking at them, which no guarantee counts. An attack that fails "
+        "proves nothing, since a better one may exist; a refuted ε above the claimed one refutes the claim.",
+        "",
+        f"Claimed: record-level ε = {_epsilon(facts['epsilon'])}"
+        + (f", as published ε = {_epsilon(facts['published'])}." if facts["published"] is not None else "."),
+    ]
+    if leaks:
+        lines += [
+            "",
+            "## Was this record in the training data?",
+            "",
+            f"{facts['shadows']} times the whole recipe was carried out, teacher included, on a random half of the "
+            f"records; {facts['targets']} of the resulting models were attacked by means of the others. Canaries are "
+            "planted records: public images with a wrong label, and noise. *Control*: dense networks that know their "
+            "records by heart. *ε refuted*: no ε below it holds, with 95 % confidence for all shadows' rows together. "
+            "*This run*: its own model, whose training records are told from held-out ones.",
+            "",
+            "| model | records | attack | AUC | TPR at 1 % FPR | TPR at 0.1 % FPR | ε refuted | ε claimed |",
+            "|---|---|---|---:|---:|---:|---:|---:|",
+            *(_leak_row(leak) for leak in leaks),
+        ]
+    if inverted:
+        lines += [
+            "",
+            "## What do the private images look like?",
+            "",
+            "*Recognised*: share of the images that an independent classifier "
+            f"({100 * facts['judge']:.0f} % right on real test images) takes for the class asked for. *Distances*: in "
+            "its features, median to the nearest training image and to the nearest of as many test images. *Nearer*: "
+            "share nearer to the training images. Where a model passes no gradients, the attacker inverts a copy, "
+            "learnt from its answers.",
+            "",
+            "| model | attack | recognised | distance to training | to test images | nearer | inception score |",
+            "|---|---|---:|---:|---:|---:|---:|",
+            *(_inverted_row(one) for one in inverted),
+        ]
+    broken = [one.attack for one in leaks if one.broken] + [one.attack for one in inverted if one.broken]
+    lines += [f"\n**{name} fails on the control: it is broken here and says nothing.**" for name in broken]
+    lines += ["", "![ROC curves, bounds on ε and inverted images](attack.png)", ""]
+    return "\n".join(lines)
+
+
+def _leak_row(leak: Leak) -> str:
+    result, audited = leak.result, leak.audited
+    low, high = result.auc_interval()
+    rates = [result.tpr_at(rate) for rate in (0.01, 0.001)]
+    claimed = "–" if audited is None or audited.claimed_epsilon is None else _epsilon(audited.claimed_epsilon)
+    refuted = "–" if audited is None else f"{audited.epsilon_lower:.2f}" + (" **fails**" if audited.fails else "")
+    cells = [
+        leak.model,
+        _NAMES[leak.kind],
+        leak.attack,
+        f"{result.auc:.3f} [{low:.3f}, {high:.3f}]",
+        *("–" if rate is None else f"{100 * rate:.2f} %" for rate in rates),
+        refuted,
+        claimed,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _inverted_row(one: Inverted) -> str:
+    result = one.result
+    cells = [
+        one.model,
+        one.attack,
+        f"{100 * result.accuracy:.0f} %",
+        f"{result.distance_train:.2f}",
+        f"{result.distance_test:.2f}",
+        f"{100 * result.nearer:.0f} %",
+        f"{result.inception_score:.2f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _epsilon(value: float) -> str:
+    return round_up(value) if np.isfinite(value) else "inf"
+
+
+def figure(leaks: Sequence[Leak], inverted: Sequence[Inverted]) -> Figure:
+    """ROC curves of average records on log axes, ε claimed against refuted, and inverted images, a class a column."""
+    attacks = list(dict.fromkeys(one.attack for one in inverted))
+    models = list(dict.fromkeys(one.model for one in inverted))
+    heights = [4.0] * bool(leaks) + [1.4] * len(models)
+    drawn = plt.figure(figsize=(max(9.0, 3.2 * len(attacks)), sum(heights)), layout="constrained")
+    rows = list(drawn.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
+    if leaks:
+        roc, bounds = rows.pop(0).subplots(1, 2)
+        _draw_roc(roc, [leak for leak in leaks if leak.kind == "record"])
+        _draw_bounds(bounds, [leak for leak in leaks if leak.audited is not None and leak.model != CONTROL])
+    for row, model in zip(rows, models, strict=True):
+        panels = row.subplots(1, len(attacks), squeeze=False)[0]
+        for panel, one in zip(panels, (one for one in inverted if one.model == model), strict=True):
+            _draw_images(panel, one)
+    return drawn
+
+
+def _draw_roc(axes: Any, leaks: Sequence[Leak]) -> None:
+    models, attacks = (
+        list(dict.fromkeys(names)) for names in zip(*((one.model, one.attack) for one in leaks), strict=True)
+    )
+    styles = ("-", "--", ":", "-.", (0, (1, 4)))
+    for leak in leaks:
+        false, true = leak.result.roc
+        axes.plot(
+            false,
+            true,
+            linestyle=styles[attacks.index(leak.attack) % 5],
+            color=f"C{models.index(leak.model)}",
+            linewidth=1,
+        )
+    for number, name in enumerate(models):
+        axes.plot([], [], color=f"C{number}", label=name)
+    for number, name in enumerate(attacks):
+        axes.plot([], [], color="0.3", linestyle=styles[number % 5], label=name)
+    axes.plot([1e-4, 1], [1e-4, 1], color="0.7", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1.05))
+    axes.set(xlabel="false positive rate", ylabel="true positive rate", title="membership, average records")
+    axes.legend(fontsize=7)
+
+
+def _draw_bounds(axes: Any, leaks: Sequence[Leak]) -> None:
+    largest: dict[str, float] = {}
+    for leak in leaks:
+        assert leak.audited is not None
+        name = f"{leak.model}, {_NAMES[leak.kind]}"
+        largest[name] = max(largest.get(name, 0.0), leak.audited.epsilon_lower)
+    axes.barh(list(largest), list(largest.values()), color="C0")
+    for claim in {leak.audited.claimed_epsilon for leak in leaks if leak.audited} - {None}:
+        axes.axvline(claim, color="C3", linewidth=1)
+    axes.invert_yaxis()
+    axes.set(xlabel="ε", title="refuted by the best attack (bars), claimed (line)")
+
+
+def _draw_images(axes: Any, one: Inverted) -> None:
+    classes = len(one.drawn.labels.unique())
+    by_class = one.drawn.images.unflatten(0, (classes, -1)).transpose(0, 1)[:4].flatten(0, 1)
+    grid = make_grid((by_class.clamp(-1, 1) + 1) / 2, nrow=classes, padding=1)
+    axes.imshow(grid.permute(1, 2, 0).numpy(), interpolation="nearest")
+    axes.set_title(f"{one.model}, {one.attack}: {100 * one.result.accuracy:.0f} % recognised", fontsize=8)
+    axes.axis("off")

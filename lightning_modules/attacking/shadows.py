@@ -1,0 +1,298 @@
+"""Shadow pipelines: a run's recipe, its teacher's included, on random halves of the private records.
+
+Each has the run's own seed, which is no secret: its first weights, and a student's images, are the run's as well.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from functools import cached_property
+from gc import collect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from datamodules.images import ImageDataset
+from datamodules.shadowed import Shadowed
+from datamodules.splits import id_fraction
+from lightning_modules.runtime.paths import find_config
+from lightning_modules.runtime.runs import commit, folder_of_checkpoint, versions
+from privacy.attacks import Answers, Records, Shadows, answers_of
+from privacy.files import write_atomically
+from privacy.identity import LEDGERS
+from sweeps.runner.fit import hashed
+from sweeps.runner.queue import Store, duration
+
+__all__ = ["Asked", "AttackError", "Pipelines", "recipe_of"]
+
+LEFT_OUT = ("ModelCheckpoint", "ResultRecord", "ProgressBar", "ModelSummary")
+"""Ends of the names of callbacks that write where the configuration says, which would be one file for all runs, or that
+fill the screen."""
+_SHADOWED = f"{Shadowed.__module__}.{Shadowed.__name__}"
+
+
+class AttackError(ValueError):
+    """A run that cannot be attacked, or settings with which there is nothing to learn."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The records that models are asked about: private ones, canaries, and the population.
+
+    Attributes:
+        records: All of them, in this order.
+        ids: (N,), their ids.
+        kinds: (N,), of each: `record`, `mislabelled`, `noise` or `held out`.
+    """
+
+    records: Records
+    ids: Tensor
+    kinds: np.ndarray[Any, np.dtype[np.str_]]
+
+    @staticmethod
+    def of(data: Shadowed, *, records: int) -> Asked:
+        """Takes a share of the private records, by their ids, and as many that no training has seen."""
+        data.dataset.setup("fit")
+        private, held_out = (
+            part.at(torch.argsort(id_fraction(part.ids, purpose="asked"))[:records])
+            for part in (data.dataset.train_records, data.dataset.validation_records)
+        )
+        canaries = data.canaries()
+        parts: list[ImageDataset] = [private, canaries, held_out]
+        images, labels = zip(*(part.__getitems__(range(len(part))) for part in parts), strict=True)
+        half = len(canaries) // 2
+        counts = [len(private), half, len(canaries) - half, len(held_out)]
+        return Asked(
+            Records(torch.cat(images), torch.cat(labels)),
+            torch.cat([part.ids for part in parts]),
+            np.repeat(np.array(["record", "mislabelled", "noise", "held out"]), counts),
+        )
+
+
+@dataclass(frozen=True)
+class Pipelines:
+    """Shadow pipelines of one recipe.
+
+    Attributes:
+        recipe: Configurations of the fits by role, in order: a teacher, and a student of it; or one of them.
+        canaries: How many are planted.
+        asked: How many private records models are asked about.
+        folder: Where everything is kept. It is private.
+    """
+
+    recipe: Mapping[str, Mapping[str, Any]]
+    canaries: int
+    asked: int
+    folder: Path
+
+    @cached_property
+    def store(self) -> Store:
+        """Its shadows: those of other settings, or of other code, are elsewhere."""
+        content = [dict(self.recipe), self.canaries, self.asked, commit(), versions()]
+        return Store(self.folder / hashed(content)[:16])
+
+    def shadowed(self, number: int) -> dict[str, Any]:
+        """Configuration of the fit on private data, for one shadow."""
+        config: dict[str, Any] = json.loads(json.dumps(next(iter(self.recipe.values()))))
+        data = config["data"]
+        inside = data.get("init_args") or {}
+        wrapped = inside.get("dataset", data)
+        shadow = {
+            "class_path": _SHADOWED,
+            "init_args": {"dataset": wrapped, "number": number, "canaries": self.canaries},
+        }
+        if "dataset" in inside:
+            inside["dataset"] = shadow
+        else:
+            config["data"] = shadow
+        return config
+
+    def train(self, count: int, run: Callable[[list[str]], Any], asked: Asked) -> None:
+        """Makes those of the first shadows that are not there yet, and asks each.
+
+        Args:
+            count: How many shadows there are in all.
+            run: Takes the arguments of one command, and returns what holds the fitted `model` and its `datamodule`.
+            asked: What they are asked about.
+        """
+        began, made = time.monotonic(), 0
+        for number in range(count):
+            with self.store.claim(f"shadow-{number:05d}") as claim:
+                missing = [role for role in self.recipe if self.store.done(_name(role, number)) is None]
+                if not claim or not missing:
+                    continue
+                for role in missing:
+                    self._make(role, number, run, asked)
+                    collect()  # see sweeps.runner.queue
+                for role in self.recipe:  # weights are of no more use
+                    shutil.rmtree(self.store.folder(_name(role, number)) / "checkpoints", ignore_errors=True)
+            made += 1
+            left = duration((time.monotonic() - began) / made * (count - number - 1))
+            print(f"[attack] shadow {number + 1} of {count}, about {left} to go", flush=True)
+
+    def _make(self, role: str, number: int, run: Callable[[list[str]], Any], asked: Asked) -> None:
+        name, first = _name(role, number), next(iter(self.recipe))
+        folder, teacher = self.store.folder(name), self.store.folder(_name(first, number))
+        # What a shadow that was killed has left is not gone on with: it begins from nothing.
+        shutil.rmtree(folder, ignore_errors=True)
+        config = self.shadowed(number) if role == first else self.recipe[role]
+        # Not in the folder itself, which loggers expect to be empty when a fit begins.
+        file = write_atomically(self.store.root / "given" / f"{name}.json", json.dumps(config))
+        line = ["fit", "--config", str(file), f"--trainer.default_root_dir={folder}"]
+        if role != first:
+            line.append(f"--model.teacher.path={teacher}/checkpoints/last.ckpt")
+        with _ledgers(teacher / "ledgers"), _silence():
+            cli = run(line)
+        answers = answers_of(cli.model, asked.records)
+        np.savez(folder / "answers.npz", confidences=answers.confidences, correct=answers.correct)
+        self.store.finish(name, claim=claim_of(folder), accuracy=_accuracy(folder))
+
+    def answers(self, role: str, count: int, asked: Asked) -> Shadows:
+        """What all shadows of one role answer.
+
+        Raises:
+            AttackError: Some are not finished: another process has them.
+        """
+        self.notes(role, count)
+        found = []
+        for number in range(count):
+            with np.load(self.store.folder(_name(role, number)) / "answers.npz") as held:
+                found.append(Answers(held["confidences"], held["correct"]))
+        members = np.stack([self._members(number, asked) for number in range(count)])
+        return Shadows.of(found, members)
+
+    def _members(self, number: int, asked: Asked) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        heads = (id_fraction(asked.ids, purpose=f"shadow-{number}") < 0.5).numpy()
+        return np.asarray(heads & (asked.kinds != "held out"))
+
+    def notes(self, role: str, count: int) -> list[dict[str, Any]]:
+        """What was noted of each shadow of one role.
+
+        Raises:
+            AttackError: Some are not finished: another process has them.
+        """
+        found = [self.store.done(_name(role, number)) for number in range(count)]
+        if missing := found.count(None):
+            raise AttackError(f"{missing} shadow(s) are still made by another process: the same command goes on")
+        return [note for note in found if note is not None]
+
+    def claim(self, role: str, count: int) -> dict[str, Any] | None:
+        """The record-level claim that all shadows of one role satisfy; None where one of them has none.
+
+        Raises:
+            AttackError: Claims about different things.
+        """
+        claims = [note["claim"] for note in self.notes(role, count)]
+        stated: list[dict[str, Any]] = [claim for claim in claims if claim is not None]
+        if len(stated) < len(claims):
+            return None
+        for name in ("delta", "unit", "relation"):
+            if len({str(claim[name]) for claim in stated}) > 1:
+                raise AttackError(f"the shadows' claims differ in {name}: they are no runs of one mechanism")
+        return max(stated, key=lambda claim: float(claim["epsilon"]))
+
+
+def recipe_of(run: Path, *, teacher: str | None) -> dict[str, dict[str, Any]]:
+    """Configurations of the fits that a run comes from, by role, without what writes elsewhere.
+
+    Args:
+        run: Folder of a finished fit.
+        teacher: Folder or configuration file of its teacher's fit, where the teacher's checkpoint lies outside of it.
+
+    Raises:
+        AttackError: Not such a folder, or a teacher that cannot be trained again from what is known.
+    """
+    config = _prepared(run)
+    path = (config["model"].get("init_args") or {}).get("teacher")
+    if path is None:
+        return {"model": config}
+    file = Path(path["path"] if isinstance(path, Mapping) else path)
+    place = Path(teacher) if teacher is not None else folder_of_checkpoint(file)
+    if place is None:
+        raise AttackError(
+            f"how the teacher {file} was trained is not known, as it does not lie in its run's folder: add --teacher "
+            "with the folder or the configuration file of its fit"
+        )
+    return {"teacher": _prepared(place), "student": config}
+
+
+def _prepared(place: Path) -> dict[str, Any]:
+    file = place / "config.yaml" if place.is_dir() else Path(find_config(str(place)))
+    if not file.is_file():
+        raise AttackError(f"RUN must be the folder of a fit, with its config.yaml, and {file} is not there")
+    config: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if not config.get("data") or not config.get("model"):
+        raise AttackError(f"{file} names no model and no data")
+    config = {name: config[name] for name in ("seed_everything", "trainer", "model", "data") if name in config}
+    trainer = config.setdefault("trainer", {})
+    for name in ("logger", "default_root_dir"):
+        trainer.pop(name, None)
+    given = trainer.pop("callbacks", None) or []
+    callbacks = [_spec(callback) for callback in (given if isinstance(given, list) else [given])]
+    trainer["callbacks"] = [entry for entry in callbacks if not entry["class_path"].endswith(LEFT_OUT)] or None
+    trainer |= {"enable_progress_bar": False, "enable_model_summary": False}
+    config["data"], config["model"] = _spec(config["data"]), _spec(config["model"])
+    inside = config["data"].get("init_args") or {}
+    if "dataset" in inside:
+        inside["dataset"] = _spec(inside["dataset"])
+    return config
+
+
+def _spec(value: Any) -> dict[str, Any]:
+    return {"class_path": value} if isinstance(value, str) else dict(value)
+
+
+def _name(role: str, number: int) -> str:
+    return f"{role}-{number:05d}"
+
+
+@contextmanager
+def _ledgers(folder: Path) -> Iterator[None]:
+    """Ledgers of this shadow only: a student must not be charged for the teachers of others."""
+    before = os.environ.get(LEDGERS)
+    os.environ[LEDGERS] = str(folder.resolve())
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[LEDGERS]
+        else:
+            os.environ[LEDGERS] = before
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """What a fit says to its user, such as how to publish it, is not meant for those of a shadow."""
+    logging.disable(logging.WARNING)
+    try:
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def claim_of(folder: Path) -> dict[str, Any] | None:
+    """The record-level guarantee that a run has written; None where it has none."""
+    found: Sequence[Path] = sorted(folder.rglob("guarantee.json"))
+    if not found:
+        return None
+    guarantee = json.loads(found[0].read_text(encoding="utf-8"))["guarantee"]
+    return {name: guarantee[name] for name in ("epsilon", "delta", "unit", "relation")}
+
+
+def _accuracy(folder: Path) -> float | None:
+    file = folder / "result.json"
+    return float(json.loads(file.read_text(encoding="utf-8"))["accuracy"]) if file.is_file() else None

@@ -1,0 +1,242 @@
+"""`LightningCLI attack RUN`: what an attacker gets from a run's model, and from others of its recipe.
+
+A research command: it trains on the private data again and again and looks at every model. What it writes, RUN/attack,
+is as private as the data, is charged to no ledger, and never part of an export. Membership is attacked in shadow
+pipelines: the run's whole recipe, its teacher's training included, on random halves of the private records, with
+planted canaries. Inversion is attacked in the run's own model.
+
+Choose the number of shadows beforehand: adding shadows until a claim fails invalidates the confidence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from datamodules.shadowed import Shadowed
+from lightning_modules import priors
+from lightning_modules.attacking.report import CONTROL, Inverted, Leak, figure, page
+from lightning_modules.attacking.shadows import Asked, AttackError, Pipelines, recipe_of
+from lightning_modules.cli.distill import PRIORS
+from lightning_modules.cli.parsers import OptionParser
+from lightning_modules.networks.memory import feature_memory
+from lightning_modules.runtime.figures import save_figure
+from lightning_modules.runtime.runs import commit, versions
+from privacy.attacks import (
+    MEMBERSHIP,
+    AttackResult,
+    Records,
+    answers_of,
+    attack_each,
+    background_inversion,
+    copied,
+    data_free_inversion,
+    generative_inversion,
+    gradient_inversion,
+    judged,
+    overfitted,
+    passes_gradients,
+    train_shadows,
+)
+from privacy.files import write_atomically
+
+__all__ = ["attack"]
+
+INVERSION = "inversion"
+_LEAST_SHADOWS = 8
+_CONTROLS, _CONTROL_RECORDS = 16, 500
+_BACKGROUND, _JUDGED = 1000, 2000
+
+
+def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Callable[[Sequence[str]], Any]) -> None:
+    """The command `attack RUN [--attacks NAME ...] [--shadows N]`.
+
+    Args:
+        args: What follows it.
+        run: Takes the arguments of one command, and returns what holds the fitted `model` and its `datamodule`.
+        build: Turns the arguments of `fit` into the model and the data without running anything.
+
+    Raises:
+        AttackError: A run that cannot be attacked, or settings with which there is nothing to learn.
+    """
+    options = _parser().parse_args(list(args))
+    if options.shadows < _LEAST_SHADOWS:
+        raise AttackError(f"--shadows must be at least {_LEAST_SHADOWS}, got {options.shadows}")
+    if options.records < 2 or options.canaries < 0:
+        raise AttackError(f"--records must be at least 2 and --canaries 0, got {options.records}, {options.canaries}")
+    place = Path(options.run)
+    pipelines = Pipelines(
+        recipe=recipe_of(place, teacher=options.teacher),
+        canaries=options.canaries,
+        asked=options.records,
+        folder=place / "attack",
+    )
+    data = _data_of(_built(build, pipelines.shadowed(0), pipelines.folder / "given.json"))
+    asked = Asked.of(data, records=options.records)
+    role = list(pipelines.recipe)[-1]
+    model = _model_of(place, _built(build, pipelines.recipe[role], pipelines.folder / "given.json"))
+    membership = [name for name in options.attacks if name != INVERSION]
+    guarantee = _guarantee(place)
+    facts = {"run": place.name, "shadows": options.shadows, "targets": options.shadows // 4, **guarantee, "judge": None}
+    leaks: list[Leak] = []
+    with feature_memory():
+        if membership:
+            pipelines.train(options.shadows, run, asked)
+            leaks = [*_control(asked, data.num_classes, membership)]
+            for name in pipelines.recipe:
+                leaks += _of_shadows(pipelines, name, asked, membership, options.shadows)
+            leaks += _of_run(model, pipelines, asked, membership, options.shadows)
+        inverted = _inverted(model, data, asked, facts) if INVERSION in options.attacks else []
+    content = {
+        **facts,
+        "leaks": [leak.to_dict() for leak in leaks],
+        "inversions": [one.to_dict() for one in inverted],
+        "recipe": pipelines.recipe,
+        "commit": commit(),
+        "versions": versions(),
+    }
+    save_figure(figure(leaks, inverted), pipelines.folder / "attack.png")
+    write_atomically(pipelines.folder / "attack.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    text = page(facts, leaks, inverted)
+    print(f"{text}\nPrivate, like everything beside it: {write_atomically(pipelines.folder / 'attack.md', text)}")
+    if failed := [leak for leak in leaks if leak.audited is not None and leak.audited.fails]:
+        sys.exit(f"error: the claim fails for the {failed[0].model}, by {failed[0].attack}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OptionParser(prog="LightningCLI attack", description=__doc__)
+    names = [*MEMBERSHIP, INVERSION]
+    parser.add_argument("run", metavar="RUN", help="A run's folder (runs/NAME/version_0). The data must be there.")
+    parser.add_argument("--attacks", nargs="+", choices=names, default=names, help="Default: all.")
+    parser.add_argument("--shadows", type=int, default=64, help="How often the recipe is carried out; at least 8.")
+    parser.add_argument("--records", type=int, default=2000, help="Private records that the attacks are measured on.")
+    parser.add_argument("--canaries", type=int, default=64, help="Planted records; half mislabelled, half noise.")
+    parser.add_argument("--teacher", default=None, metavar="RUN", help="Folder or configuration of the teacher's fit.")
+    return parser
+
+
+def _built(build: Callable[[Sequence[str]], Any], config: Any, file: Path) -> Any:
+    return build([f"--config={write_atomically(file, json.dumps(config))}"])
+
+
+def _data_of(cli: Any) -> Shadowed:
+    data = cli.datamodule
+    while not isinstance(data, Shadowed):
+        data = data.dataset
+    return data
+
+
+def _model_of(place: Path, cli: Any) -> nn.Module:
+    """The run's model with its weights.
+
+    Raises:
+        AttackError: It has no checkpoint, or one that does not fit.
+    """
+    file = place / "checkpoints" / "last.ckpt"
+    if not file.is_file():
+        raise AttackError(f"RUN must hold checkpoints/last.ckpt, and {file} is not there")
+    model: nn.Module = cli.model
+    try:
+        model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True)["state_dict"])
+    except Exception as error:
+        raise AttackError(f"{file} does not load: {type(error).__name__}: {str(error)[:200]}") from error
+    return model.eval().requires_grad_(False)
+
+
+def _guarantee(place: Path) -> dict[str, float | None]:
+    """Record-level and published ε that the run states."""
+    file = place / "public" / "guarantee.json"
+    if not file.is_file():
+        return {"epsilon": math.inf, "published": None}
+    stated = json.loads(file.read_text(encoding="utf-8"))
+    claim = stated.get("published_claim")
+    return {
+        "epsilon": float(stated["guarantee"]["epsilon"]),
+        "published": None if claim is None else float(claim["epsilon"]),
+    }
+
+
+def _control(asked: Asked, num_classes: int, names: Sequence[str]) -> list[Leak]:
+    """The same attacks on networks that know some of the records by heart."""
+    rows = [np.flatnonzero(asked.kinds == kind)[:_CONTROL_RECORDS] for kind in ("record", "held out")]
+    records, population = (asked.records.at(torch.from_numpy(part)) for part in rows)
+    models = train_shadows(
+        lambda half: overfitted(half, num_classes=num_classes), records, count=_CONTROLS, population=population
+    )
+    found = {name: attack_each(models, targets=_CONTROLS // 4, method=MEMBERSHIP[name])["record"] for name in names}
+    return [Leak(CONTROL, "record", name, result, result.audited(delta=0.0)) for name, result in found.items()]
+
+
+def _of_shadows(pipelines: Pipelines, role: str, asked: Asked, names: Sequence[str], count: int) -> list[Leak]:
+    answers, claim = pipelines.answers(role, count, asked), pipelines.claim(role, count)
+    # Other neighbours than one record more or less are not what is audited.
+    comparable = claim is not None and str(claim["relation"]).startswith("add-or-remove")
+    epsilon = float(claim["epsilon"]) if claim is not None and comparable else math.inf
+    delta = 1e-5 if claim is None else float(claim["delta"])
+    # All of them hold together: kinds of records, attacks and roles.
+    confidence = 1 - 0.05 / (3 * len(names) * len(pipelines.recipe))
+    leaks = []
+    for name in names:
+        results = attack_each(answers, targets=count // 4, method=MEMBERSHIP[name], kinds=asked.kinds)
+        for kind, result in results.items():
+            claimed = epsilon if math.isfinite(epsilon) else None
+            audited = result.audited(delta=delta, confidence=confidence, claimed_epsilon=claimed)
+            leaks.append(Leak(role, kind, name, result, audited))
+    return leaks
+
+
+def _of_run(model: nn.Module, pipelines: Pipelines, asked: Asked, names: Sequence[str], count: int) -> list[Leak]:
+    """The run's own model: its training records against those that were held out, which no shadow has seen either."""
+    shadows = pipelines.answers(list(pipelines.recipe)[-1], count, asked)
+    own, known = answers_of(model, asked.records), (~shadows.members).sum(axis=0) >= 2
+    rows = known & np.isin(asked.kinds, ("record", "held out"))
+    members = (asked.kinds == "record")[rows]
+    leaks = []
+    for name in names:
+        offline = "lira-offline" if name == "lira" else name  # the other would need shadows that saw what was held out
+        if offline != name and offline in names:
+            continue
+        scores = MEMBERSHIP[offline](own, shadows)[rows]
+        leaks.append(Leak("this run", "record", offline, AttackResult(scores[None], members[None]), None))
+    return leaks
+
+
+def _inverted(model: nn.Module, data: Shadowed, asked: Asked, facts: dict[str, Any]) -> list[Inverted]:
+    classes, shape = data.num_classes, data.image_shape
+    private = asked.records.at(torch.from_numpy(asked.kinds == "record"))
+    test = data.dataset.records("test")
+    images, labels = test.__getitems__(range(min(len(test), 2 * _JUDGED)))
+    public, half = Records(images, labels), torch.arange(len(images)) % 2 == 0
+    judge = overfitted(public.at(half), num_classes=classes)
+    rest = public.at(~half)
+    with torch.no_grad():
+        facts["judge"] = float((judge(rest.images).argmax(dim=1) == rest.labels).double().mean())
+    prior = getattr(priors, PRIORS.get(data.name, "DeadLeavesPrior"))()
+    draw = torch.Generator().manual_seed(0)
+    background = prior.sample(_BACKGROUND, image_shape=shape, generator=draw, device=torch.device("cpu"))
+    control = overfitted(private.at(torch.arange(min(len(private), 1000))), num_classes=classes).requires_grad_(False)
+    found = []
+    for name, attacked in ((CONTROL, control), ("this run", model)):
+        print(f"[attack] inverting {name}", flush=True)
+        inner = attacked
+        if not passes_gradients(attacked, background[:2]):
+            inner = copied(attacked, background, num_classes=classes)
+        drawings = {
+            "gradient": gradient_inversion(inner, num_classes=classes, image_shape=shape),
+            "background": background_inversion(attacked, background=background, num_classes=classes),
+            "generative": generative_inversion(inner, background=background, num_classes=classes),
+            "data-free": data_free_inversion(inner, num_classes=classes, image_shape=shape),
+        }
+        for kind, drawn in drawings.items():
+            result = judged(drawn, judge=judge, train=private.images[:_JUDGED], test=rest.images)
+            found.append(Inverted(name, kind, drawn, result))
+    return found

@@ -1,0 +1,46 @@
+"""A copy of a model through which gradients pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["copied", "passes_gradients"]
+
+
+def passes_gradients(model: nn.Module, images: Tensor) -> bool:
+    """Whether logits of images (N, C, H, W) have a gradient with respect to them: fixed features may have none."""
+    with torch.enable_grad():
+        return bool(model(images.detach().clone().requires_grad_()).requires_grad)
+
+
+def copied(model: nn.Module, images: Tensor, *, num_classes: int, steps: int = 400, seed: int = 0) -> nn.Module:
+    """A small convolutional network that learns the model's answers on the attacker's images: model extraction.
+
+    Args:
+        model: (N, C, H, W) to logits (N, c), in eval mode.
+        images: (N, C, H, W).
+        num_classes: c.
+        steps: Of Adam, on 64 images each.
+        seed: Of weights and batches.
+
+    Returns:
+        The copy, in eval mode.
+    """
+    with torch.no_grad():
+        targets = torch.cat([model(part) for part in images.split(500)]).softmax(dim=1)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(seed)
+        network = nn.Sequential(
+            nn.Conv2d(images.shape[1], 32, 3, stride=2, padding=1), nn.ReLU(),
+            nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, num_classes),
+        )  # fmt: skip
+        optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
+        for _ in range(steps):
+            rows = torch.randint(len(images), (64,))
+            optimizer.zero_grad()
+            F.cross_entropy(network(images[rows]), targets[rows]).backward()
+            optimizer.step()
+    return network.eval().requires_grad_(False)

@@ -1,0 +1,205 @@
+"""The command `attack`: its shadows, its report, and that no shadow is made twice."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.runs import QUIET
+
+from datamodules import Digits, ImageDataModule, Shadowed
+from datamodules.splits import id_fraction
+from lightning_modules.attacking.shadows import Asked, AttackError, Pipelines, recipe_of
+from lightning_modules.cli import attack as command
+from lightning_modules.cli import main, run
+from lightning_modules.cli.fit import command_line
+from privacy.attacks import Records, overfitted
+
+NETWORK = {"name": "SmallCNN", "arguments": {"width": 2, "hidden": 4, "norm": "group", "activation": "tanh"}}
+TRAINER = {"max_epochs": 1, "accelerator": "cpu", "num_sanity_val_steps": 0, "limit_val_batches": 0}
+TEACHER: dict[str, Any] = {
+    "trainer": {**TRAINER, "callbacks": [{"class_path": "EMAWeightAveraging", "init_args": {"decay": 0.5}}]},
+    "model": {"class_path": "DPSGDTeacher", "init_args": {"network": NETWORK, "target_epsilon": 1.0}},
+    "data": {
+        "class_path": "PoissonSampled",
+        "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 16, "steps_per_epoch": 1},
+    },
+}
+STUDENT: dict[str, Any] = {
+    "trainer": TRAINER,
+    "model": {
+        "class_path": "Distillation",
+        "init_args": {"teacher": "t/checkpoints/last.ckpt", "student": {"network": NETWORK}, "pool_size": 8},
+    },
+    "data": {
+        "class_path": "SyntheticSteps",
+        "init_args": {"dataset": {"class_path": "Digits"}, "steps_per_epoch": 1, "batch_size": 8},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two finished runs, a teacher by DP-SGD in `t` and a student of it in `s`."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("TRANSCRIPTION_LEDGERS", str(folder / "ledgers"))
+        for name, config in (("t", TEACHER), ("s", STUDENT)):
+            Path(f"{name}.yaml").write_text(json.dumps(config))
+            main(["fit", "--config", f"{name}.yaml", "--trainer.default_root_dir", name, *QUIET])
+    return folder
+
+
+@pytest.fixture
+def runs(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a copy of them."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def attacked(*args: str, run: Any = run) -> dict[str, Any]:
+    """The content of `attack.json` after the command."""
+    command.attack(list(args), run=run, build=lambda rest: command_line(rest, run=False))
+    content: dict[str, Any] = json.loads((Path(args[0]) / "attack" / "attack.json").read_text())
+    return content
+
+
+def opened(data: ImageDataModule) -> ImageDataModule:
+    data.setup("fit")
+    data.setup("test")
+    return data
+
+
+def test_a_shadow_s_data_differ_by_coins_and_canaries_alone() -> None:
+    plain, shadow, other = (
+        opened(one) for one in (Digits(), *(Shadowed(dataset=Digits(), number=n, canaries=20) for n in (0, 1)))
+    )
+    assert isinstance(shadow, Shadowed) and isinstance(other, Shadowed)
+    assert torch.equal(shadow.test_records.ids, plain.test_records.ids)
+    ordinary = shadow.train_records.ids[shadow.train_records.ids >= 0]
+    assert torch.equal(ordinary, plain.train_records.ids[shadow.members(plain.train_records.ids)])
+    assert 0.4 < len(ordinary) / len(plain.train_records) < 0.6
+    canaries = shadow.canaries()
+    taken = shadow.members(canaries.ids)
+    assert torch.equal(shadow.train_records.ids[len(ordinary) :], canaries.ids[taken]) and 0 < taken.sum() < 20
+    assert torch.equal(other.canaries().images, canaries.images) and not torch.equal(other.members(canaries.ids), taken)
+    assert not (id_fraction(canaries.ids, purpose="validation") < shadow.val_fraction).any()
+    facts = ("name", "private_data", "num_classes", "image_shape", "partition")
+    assert [getattr(shadow, fact) for fact in facts] == [getattr(plain, fact) for fact in facts]
+    first = plain.test_records.at(torch.argsort(plain.test_records.ids)[:10])
+    assert torch.equal(canaries.images[:10], first.images)
+    assert torch.equal(canaries.labels[:10], (first.labels + 1) % 10)
+    assert set(canaries.images[10:].unique().tolist()) == {0, canaries.peak}
+
+
+def test_a_canary_s_id_is_no_other_record_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datamodules.shadowed._FIRST_ID", 100)
+    with pytest.raises(ValueError, match="ids that no record of Digits has"):
+        opened(Shadowed(dataset=Digits(), number=0, canaries=20))
+
+
+def test_a_shadow_of_the_real_command_line(runs: Path) -> None:
+    """A teacher by DP-SGD and a student of it, on a random half; nothing is written elsewhere, no ledger touched."""
+    ledgers = {path: path.read_bytes() for path in (runs / "ledgers").rglob("*") if path.is_file()}
+    pipelines = Pipelines(recipe=recipe_of(Path("s"), teacher=None), canaries=4, asked=20, folder=Path("s/attack"))
+    asked = Asked.of(Shadowed(dataset=Digits(), number=0, canaries=4), records=20)
+    pipelines.train(1, run, asked)
+    for role in ("teacher", "student"):
+        claim = pipelines.claim(role, 1)
+        assert claim is not None and 0.9 < claim["epsilon"] <= 1.0
+        assert claim["relation"] == "add-or-remove of one training record"
+        answers = pipelines.answers(role, 1, asked)
+        assert answers.confidences.shape == (1, 44, 5) and not answers.members[0, 24:].any()
+        assert not (pipelines.store.folder(f"{role}-00000") / "checkpoints").exists()
+    with pytest.raises(AttackError, match="still made by another process"):
+        pipelines.notes("teacher", 2)
+    assert {path.name for path in runs.iterdir()} == {"ledgers", "t", "s", "t.yaml", "s.yaml"}
+    assert {path: path.read_bytes() for path in (runs / "ledgers").rglob("*") if path.is_file()} == ledgers
+
+
+class Stub:
+    """In the place of a fit: a network that knows its records by heart, with a claim that it cannot keep."""
+
+    def __init__(self, *, fail_at: int | None = None) -> None:
+        self.made = 0
+        self.fail_at = fail_at
+
+    def __call__(self, line: list[str]) -> Any:
+        if self.made == self.fail_at:
+            raise KeyboardInterrupt
+        self.made += 1
+        config = json.loads(Path(line[line.index("--config") + 1]).read_text())
+        settings = config["data"]["init_args"]["dataset"]["init_args"]
+        folder = Path(next(part for part in line if part.startswith("--trainer.default_root_dir=")).split("=")[1])
+        folder.mkdir(parents=True)
+        claim = {"epsilon": 0.01, "delta": 1e-5, "unit": "one training record"}
+        claim["relation"] = "add-or-remove of one training record"
+        (folder / "guarantee.json").write_text(json.dumps({"guarantee": claim}))
+        data = opened(Shadowed(dataset=Digits(), number=settings["number"], canaries=settings["canaries"]))
+        records = Records(*data.train_records.__getitems__(range(len(data.train_records))))
+        return SimpleNamespace(model=overfitted(records, num_classes=10, hidden=64, steps=30))
+
+
+def test_a_killed_attack_goes_on_and_a_false_claim_fails(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_CONTROLS", 4)
+    line = ["t", "--attacks", "lira", "loss", "--shadows", "8", "--records", "700", "--canaries", "20"]
+    killed, after = Stub(fail_at=3), Stub()
+    with pytest.raises(KeyboardInterrupt):
+        attacked(*line, run=killed)
+    assert not Path("t/attack/attack.json").exists()
+    with pytest.raises(SystemExit, match="the claim fails for the model, by lira"):
+        attacked(*line, run=after)
+    assert (killed.made, after.made) == (3, 5)
+    content = json.loads(Path("t/attack/attack.json").read_text())
+    rows = [(one["model"], one["records"], one["attack"]) for one in content["leaks"]]
+    assert ("control", "record", "lira") in rows and ("model", "mislabelled", "loss") in rows
+    assert rows[-2:] == [("this run", "record", "lira-offline"), ("this run", "record", "loss")]
+    found = next(one for one in content["leaks"] if (one["model"], one["attack"]) == ("model", "lira"))
+    assert found["audited"]["fails"] and found["auc"] > 0.55
+    # The run's own model has a claim that holds, and it was trained for one step.
+    assert abs(content["leaks"][-2]["auc"] - 0.5) < 0.15
+    assert "**fails**" in Path("t/attack/attack.md").read_text() and Path("t/attack/attack.png").is_file()
+    assert "Private, like everything beside it" in capsys.readouterr().out
+
+
+def test_the_run_s_own_model_is_inverted(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_BACKGROUND", 60)
+    for name, short in (("background", {}), ("generative", {"search": 3}), ("data_free", {}), ("gradient", {})):
+        quick = functools.partial(getattr(command, f"{name}_inversion"), steps=3, **short)
+        monkeypatch.setattr(command, f"{name}_inversion", quick)
+    content = attacked("s", "--attacks", "inversion", "--records", "200")
+    assert [one["model"] for one in content["inversions"]] == ["control"] * 4 + ["this run"] * 4
+    assert not content["leaks"] and content["epsilon"] == pytest.approx(1.0, abs=0.1)
+    assert {path.name for path in Path("s/attack").iterdir()} == {
+        "attack.json",
+        "attack.md",
+        "attack.png",
+        "given.json",
+    }
+
+
+def test_what_is_refused(runs: Path) -> None:
+    Path("alone").mkdir()
+    config = json.loads(json.dumps(STUDENT))
+    config["model"]["init_args"]["teacher"] = "elsewhere.ckpt"
+    Path("alone/config.yaml").write_text(json.dumps(config))
+    for line, message in (
+        (["s", "--shadows", "7"], "--shadows must be at least 8, got 7"),
+        (["absent"], "absent is not there"),
+        (["alone"], "add --teacher"),
+    ):
+        with pytest.raises(AttackError, match=message):
+            attacked(*line)
+    torch.save({"state_dict": {}}, "s/checkpoints/last.ckpt")
+    with pytest.raises(AttackError, match="does not load"):
+        attacked("s", "--records", "20")
