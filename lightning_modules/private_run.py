@@ -127,9 +127,11 @@ class PrivateRun:
         self.plan = self.annotator.fix_plan(self.plan, wanted)
 
     def figures(self) -> dict[str, float]:
-        """Both ε as they stand, by their names in logs."""
+        """Both ε as they stand, by their names in logs; an infinite published one is no claim."""
         account = self.annotator.account
-        return {"privacy/epsilon": account.epsilon(), "privacy/epsilon_published": account.epsilon_published()}
+        published = account.epsilon_published()
+        claim = {"privacy/epsilon_published": published} if math.isfinite(published) else {}
+        return {"privacy/epsilon": account.epsilon(), **claim}
 
     def guarantee(self, *, artefacts: Sequence[str], assumptions: Sequence[str]) -> Guarantee:
         """Current guarantee for these artefacts."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from datetime import timedelta
@@ -25,7 +24,6 @@ _SHORT = {
     "ensemble/teachers_done": "teachers",
     "ensemble/mean_accuracy": "mean",
 }
-_CLAIM = "privacy/epsilon_published"  # infinite where no paper claims anything
 _LEFT_OUT = ("v_num", "privacy/queries")
 
 
@@ -107,5 +105,4 @@ class ProgressLines(ProgressBar):
 
 
 def _short(metrics: dict[str, Any]) -> dict[str, Any]:
-    claimed = {name: value for name, value in metrics.items() if name != _CLAIM or float(value) < math.inf}
-    return {_SHORT.get(name, name): value for name, value in claimed.items() if name not in _LEFT_OUT}
+    return {_SHORT.get(name, name): value for name, value in metrics.items() if name not in _LEFT_OUT}

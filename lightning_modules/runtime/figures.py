@@ -14,11 +14,16 @@ from torchvision.utils import make_grid
 matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from privacy.files import write_atomically
 
-__all__ = ["comparison", "image_grid", "run_curves", "save_figure"]
+__all__ = ["TOP", "accuracy_axis", "comparison", "image_grid", "run_curves", "save_figure"]
+
+TOP = 0.93
+"""Where an infinite ε is drawn, as a part of the panel's height."""
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
@@ -27,6 +32,13 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     figure.savefig(buffer, format="png", dpi=120, bbox_inches="tight")
     plt.close(figure)
     return write_atomically(path, buffer.getvalue())
+
+
+def accuracy_axis(axes: Axes, *, of: str = "test") -> None:
+    """Makes the vertical axis one of accuracies, which are between 0 and 1: in per cent, fitted to the data."""
+    axes.set_ylabel(f"student accuracy ({of})")
+    axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
+    axes.grid(alpha=0.3)
 
 
 def image_grid(images: torch.Tensor, *, title: str) -> Figure:
@@ -52,9 +64,8 @@ def run_curves(history: Sequence[Mapping[str, float]], *, title: str, of: str = 
     figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(6, 5.5))
     steps = [point["steps"] for point in history]
     top.plot(steps, [point["accuracy"] for point in history], marker="o", markersize=3, color="C0")
-    top.set_ylabel(f"student accuracy ({of})")
+    accuracy_axis(top, of=of)
     top.set_title(title, fontsize=10)
-    top.grid(alpha=0.3)
     for name, label, color in (
         ("epsilon", "record-level ε (a bound)", "C3"),
         ("epsilon_published", "published ε (the paper's claim)", "C2"),
@@ -62,8 +73,10 @@ def run_curves(history: Sequence[Mapping[str, float]], *, title: str, of: str = 
         points = [(point["steps"], point[name]) for point in history if 0 < point[name] < math.inf]
         if points:
             bottom.plot(*zip(*points, strict=True), marker="o", markersize=3, color=color, label=label)
-    if any(math.isinf(point["epsilon"]) for point in history):
-        bottom.plot([], [], color="C3", label="record-level ε: infinite")
+    if infinite := [point["steps"] for point in history if math.isinf(point["epsilon"])]:
+        where = bottom.get_xaxis_transform()
+        bottom.plot(infinite, [TOP] * len(infinite), "C3^", label="record-level ε: infinite", transform=where)
+        bottom.margins(y=0.2)  # below it
     bottom.set_yscale("log")
     bottom.set_ylabel("ε")
     bottom.set_xlabel("steps")
@@ -96,10 +109,8 @@ def comparison(
         steps = [point["steps"] for point in history]
         axes.plot(steps, [point["accuracy"] for point in history], marker="o", markersize=3, label=name)
     axes.set_xlabel("steps")
-    axes.set_ylabel("student accuracy (test)")
-    axes.set_ylim(0, 1)
+    accuracy_axis(axes)
     axes.set_title(title, fontsize=10)
-    axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.tight_layout()
     return figure

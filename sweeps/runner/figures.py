@@ -1,10 +1,11 @@
-"""Figures of a spec: accuracy over one of its axes, and below it both ε of every point."""
+"""Figures of a spec: accuracy over one of its axes, and below it both ε of every point; or over the ε reached."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import fill
 from typing import Any
 
 from matplotlib import pyplot as plt
@@ -12,16 +13,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from lightning_modules.runtime.figures import TOP, accuracy_axis
 from privacy.formatting import round_up
 from sweeps.runner.rows import Row
-from sweeps.runner.spec import Spec
+from sweeps.runner.spec import REACHED, Spec
 
 __all__ = ["figure_of"]
 
 RECORD = "record-level ε: a bound for every record"
 CLAIMED = "published ε: the paper's claim"
-TOP = 0.93
-"""Where an infinite ε is drawn, as a part of the panel's height."""
 
 
 @dataclass
@@ -47,39 +47,44 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
     """Accuracy over the axis `figure.x`, a line for each combination of the other axes, what the paper prints dashed.
 
     A panel below has the ε of each point, record-level and published. A paper that counts one label of the whole run,
-    or one row of one batch, draws its figure at one ε: what that leaves out grows along the axis.
+    or one row of one batch, draws its figure at one ε: what that leaves out grows along the axis. Over the ε that was
+    reached there is no panel, and no point of an infinite ε.
 
     Args:
         spec: The figure.
         rows: Its rows.
     """
     axis = spec.figure["x"]
+    along = spec.figure.get("along", axis)
+    infinite = 0
     lines: dict[str, _Line] = {}
     for row in rows:
         labels = dict(row.labels)
-        x = float(labels.pop(axis))
+        value = labels.pop(along, None)
+        x = row.largest(axis) if axis in REACHED else float(str(value))
         name = ", ".join(labels.values()) or "ours"
-        if row.mean is not None:
+        infinite += x == math.inf
+        if row.mean is not None and x is not None and x < math.inf:
             lines.setdefault(name, _Line()).add(x, row.mean, row.std or 0.0, row)
-        if row.printed is not None:
-            lines.setdefault(f"{name} (paper)", _Line(printed=True)).add(x, row.printed.accuracy)
+        if row.printed is not None and axis not in REACHED:
+            lines.setdefault(f"{name} (paper)", _Line(printed=True)).add(float(str(value)), row.printed.accuracy)
     figure, axes = plt.subplots(figsize=(6, 4))
     colors = {}
     for name, line in lines.items():
-        style = "--s" if line.printed else "-o"
-        drawn = axes.errorbar(line.x, line.mean, yerr=line.std, fmt=style, markersize=4, capsize=2, label=name)
+        style, spread = "--s" if line.printed else "-o", line.std if any(line.std) else None
+        drawn = axes.errorbar(line.x, line.mean, yerr=spread, fmt=style, markersize=4, capsize=2, label=name)
         colors[name] = drawn[0].get_color()
     if spec.figure.get("log"):
         axes.set_xscale("log")
-    axes.set_xlabel(str(spec.figure.get("label", axis)))
-    axes.set_ylabel("student accuracy (test)")
-    axes.set_ylim(0, 1)
-    axes.set_title(spec.title, fontsize=10)
-    axes.grid(alpha=0.3)
+    left_out = f"; {infinite} infinite, not shown" if infinite else ""
+    axes.set_xlabel(f"{spec.figure.get('label', REACHED.get(axis, axis))}{left_out}")
+    accuracy_axis(axes)
+    axes.set_title(fill(spec.title, 70), fontsize=10)
     if lines:
         axes.legend(fontsize=8)
     figure.tight_layout()
-    if measured := {name: line for name, line in lines.items() if not line.printed}:
+    measured = {name: line for name, line in lines.items() if not line.printed}
+    if measured and axis not in REACHED:
         _add_panel(figure, measured, colors)
     return figure
 
@@ -112,28 +117,33 @@ def _add_panel(figure: Figure, lines: Mapping[str, _Line], colors: Mapping[str, 
     panel.grid(alpha=0.3)
     for x, texts in seen.items():
         _write(panel, x, texts)
-    handles = [
-        Line2D([], [], color="0.3", linestyle="-", marker="o", markersize=3, linewidth=1, label=RECORD),
-        Line2D([], [], color="0.3", linestyle=":", marker="s", markersize=3, linewidth=1, label=CLAIMED),
-    ]
+    shown = {bound for texts in seen.values() for _, bound in texts.values()}
+    kinds = {
+        True: Line2D([], [], color="0.3", linestyle="-", marker="o", markersize=3, linewidth=1, label=RECORD),
+        False: Line2D([], [], color="0.3", linestyle=":", marker="s", markersize=3, linewidth=1, label=CLAIMED),
+    }
+    handles = [line for bound, line in kinds.items() if bound in shown]
     panel.legend(handles=handles, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=2, frameon=False)
     figure.tight_layout()
 
 
 def _write(panel: Axes, x: float, texts: Mapping[str, tuple[float, bool]]) -> None:
     """Writes the figures of one x beside their points: the highest that is finite above, the others below."""
-    highest = max((value for value, _ in texts.values() if math.isfinite(value)), default=None)
-    for text, (value, bound) in texts.items():
-        infinite = math.isinf(value)
-        offset, vertical = ((0, 3), "bottom") if value == highest else ((0, -4), "top")
+    panel.get_ylim()  # fits the axis to the data, which places depend on
+    lowest = math.inf
+    for text, (value, bound) in sorted(texts.items(), key=lambda item: item[1], reverse=True):
+        infinite, first = math.isinf(value), lowest == math.inf
+        y = panel.transData.transform((x, value))[1] * 72 / panel.figure.dpi  # in points
+        if not infinite:
+            lowest = y if first else min(y, lowest) - 7
         panel.annotate(
             text,
             (x, TOP if infinite else value),
             xycoords=panel.get_xaxis_transform() if infinite else "data",
-            xytext=(4, 0) if infinite else offset,
+            xytext=(4, 0) if infinite else (0, 3 if first else lowest - y + 3),
             textcoords="offset points",
             ha="left" if infinite else "center",
-            va="center" if infinite else vertical,
+            va="center" if infinite else "bottom" if first else "top",
             fontsize=6,
             fontweight="bold" if bound else "normal",
         )

@@ -80,7 +80,7 @@ class Fit:
         line = list(self.arguments)
         for config in self.config:
             line += ["--config", config]
-        line.append(f"--trainer.default_root_dir={folder}")
+        line += [f"--trainer.default_root_dir={folder}", "--trainer.enable_model_summary=false"]
         for name, value in sorted(self.set.items()):
             filled = _fill(value, places)
             line.append(f"--{name}={filled if isinstance(filled, str) else json.dumps(filled)}")

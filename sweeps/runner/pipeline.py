@@ -130,5 +130,5 @@ def claim(record: Mapping[str, Any]) -> str | None:
     """The published ε of a record, where there is a claim."""
     value = record["epsilon_published"]
     if not record.get("published_claim") or isinstance(value, str):
-        return value if record.get("published_claim") else None
+        return None
     return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"

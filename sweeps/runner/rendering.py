@@ -19,7 +19,7 @@ from sweeps.runner.spec import MEASURES, Spec, list_specs
 __all__ = ["page_of", "render_index", "render_table"]
 
 LEGEND = (
-    "*Paper*: as printed. *ε published*: the paper's claim for our runs. *ε record-level*: a bound for every single "
+    "*ε published*: the paper's claim for our runs. *ε record-level*: a bound for every single "
     "record. Of several seeds the largest ε is shown."
 )
 OF_LABELS = (
@@ -92,48 +92,51 @@ def _measured(spec: Spec, results: Path) -> dict[str, list[Row]]:
     }
 
 
-def page_of(spec: Spec, measured: Mapping[str, Sequence[Row]], *, results: Path) -> str:
+def page_of(spec: Spec, measured: Mapping[str, Sequence[Row]], *, results: Path, brief: bool = False) -> str:
     """A table's page: ours beside the paper's, competitors, footnotes and where figures come from.
 
     Args:
         spec: The table.
         measured: Rows of each preset.
         results: Where records are, also those of other tables.
+        brief: Leave out pictures, and what others print.
     """
     lines = [f"# {spec.title}", "", *([spec.note.strip(), ""] if spec.note.strip() else [])]
     for preset, rows in measured.items():
         lines += [f"## Preset `{preset}`", ""] if len(measured) > 1 else []
-        lines += _section(spec, preset, rows, results)
+        lines += _section(spec, preset, rows, results, brief=brief)
     if not measured:
         lines += [f"Nothing measured yet: `LightningCLI tables run {spec.name} --preset cpu`.", ""]
     return "\n".join(lines)
 
 
-def _section(spec: Spec, preset: str, rows: Sequence[Row], results: Path) -> list[str]:
+def _section(spec: Spec, preset: str, rows: Sequence[Row], results: Path, *, brief: bool) -> list[str]:
     notes = _Notes()
     axes = [axis for axis, _ in rows[0].labels]
     lines = [text + "\n" for text in [spec.preset(preset).note.strip()] if text]
-    if spec.kind == "figure":
+    if spec.kind == "figure" and not brief:
         lines += [f"![{spec.title}]({spec.name}/{preset}/figure.png)", ""]
     # ε of labels is shown only where it is all that is protected.
     of_labels = any(row.largest("epsilon_label") is not None for row in rows)
     shown = {"ε published": ("epsilon_published", _number), "ε record-level": ("epsilon_record", _bound)}
     shown |= {"ε of labels": ("epsilon_label", _number)} if of_labels else {}
     shown |= {"δ": ("delta", _number), "steps": ("steps", _number)}
-    heading = ["paper", "ours", *(MEASURES[name] for name in spec.measures), "seeds", *shown]
+    printed = any(row.printed is not None for row in rows)
+    heading = [*(["paper"] if printed else []), "ours", *(MEASURES[name] for name in spec.measures), "seeds", *shown]
     lines += [f"| {' | '.join([*axes, *heading])} |", "|" + "---|" * len(axes) + "---:|" * len(heading)]
     for row in rows:
-        paper = "–" if row.printed is None else _percent(row.printed.accuracy) + notes.marks(row.printed.notes)
+        found = row.printed
+        paper = ["–" if found is None else _percent(found.accuracy) + notes.marks(found.notes)] if printed else []
         measured = [_share(row.mean_of(name)) for name in spec.measures]
         largest = [show(row.largest(name)) for name, show in shown.values()]
-        cells = [*(value for _, value in row.labels), paper, _ours(row), *measured, str(len(row.records)), *largest]
+        cells = [*(value for _, value in row.labels), *paper, _ours(row), *measured, str(len(row.records)), *largest]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", f"{LEGEND} {OF_LABELS}" if of_labels else LEGEND, ""]
+    legend = [*(["*Paper*: as printed."] if printed else []), LEGEND, *([OF_LABELS] if of_labels else [])]
+    lines += ["", " ".join(legend), ""]
     if any(row.outdated for row in rows):
         lines += ["† Measured before its configuration last changed; the command below measures it again.", ""]
     lines += _comparisons(spec, preset, rows, results)
-    lines += _competitors(spec, rows, notes)
-    lines += _not_run(spec, rows, notes)
+    lines += [] if brief else _competitors(spec, rows, notes) + _not_run(spec, rows, notes)
     lines += notes.lines()
     failures = [(row, error) for row in rows for error in row.errors]
     lines += [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +55,9 @@ class Row:
         return fmean(float(value) for value in values if value is not None) if values and None not in values else None
 
     def largest(self, name: str) -> float | None:
-        """Largest value of a figure over seeds; infinite where any is."""
-        return max((float(record[name]) for record in self.records if record.get(name) is not None), default=None)
+        """Largest value of a figure over seeds; infinite where any is. An infinite published ε is no claim."""
+        found = [float(record[name]) for record in self.records if record.get(name) is not None]
+        return max((value for value in found if value < math.inf or name != "epsilon_published"), default=None)
 
 
 def read_rows(spec: Spec, preset: str, results: Path) -> list[Row]:

@@ -32,6 +32,11 @@ That is a pipeline. `config` is a file or a list, later files override earlier o
         set: {student: {trainer.max_epochs: 15}}
         seconds: {teacher: 60, student: 300}
 
+A figure has `figure: {x: AXIS}`, an axis of numbers; or, over the ε reached, `figure: {x: epsilon_record, along: AXIS}`
+(or `epsilon_published`), whose lines run along that axis: without it each point stands by itself.
+
+Without `presets` there is one, `full`, of the whole grid and the file's `seeds`.
+
 Axes named `dataset`, `epsilon`, `setting`, `method` or `unit` (what ε is claimed to protect) select the printed figure
 beside a cell, and no other axis does: `unprinted` names the points that would get another's. Only the last fit takes
 the cell's seed, and those named in `seeded`: other parents are made once, with the seed of their file.
@@ -64,8 +69,13 @@ OF_TABLES = {
 OF_PRESETS = {"seeds", "axes", "set", "seconds", "note", "exceptions", "skip"}
 MEASURES = {"teacher_accuracy": "teacher", "auroc": "AUC"}
 """Figures of a record beside its accuracy that a table may show, each with its heading."""
+REACHED = {"epsilon_record": "record-level ε", "epsilon_published": "published ε (a claim)"}
+"""ε of a record that a figure may have on its axis, each with its label."""
 QUIET = {"trainer.enable_progress_bar": False, "trainer.enable_model_summary": False}
-SMOKE = "Smoke test on scikit-learn's digits, far too short to learn: it shows that everything runs."
+SMOKE = (
+    "Smoke test on scikit-learn's digits, far too short to learn: accuracies near chance, 10 %, only show that "
+    "everything runs."
+)
 
 Patch = Mapping[str, Mapping[str, Any]]
 """What an axis value or a preset changes: fit name → parameter → value, where `config` names other files."""
@@ -124,7 +134,7 @@ class Spec:
         kind: `pipeline`, `table` or `figure`.
         table: The table's name in `sweeps/reported`, or None.
         method: The method's name there.
-        figure: For figures of a grid: `x` (an axis of numbers), `log` and `label`.
+        figure: For figures of a grid: `x`, `along`, `log` and `label`.
         compare_with: Rows of other tables to show with this one: `table`, `label`, and `cell`, labels to choose by.
     """
 
@@ -155,7 +165,7 @@ class Spec:
         file, where = _locate(str(path)), str(path)
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
         grid = isinstance(values, Mapping) and "axes" in values
-        needed = {"fits", "title", "presets"} if grid else {"fits"}
+        needed = {"fits", "title"} if grid else {"fits"}
         _only(values, OF_FITS | OF_TABLES if grid else OF_FITS, where, needed=needed)
         fits = _fits(values["fits"], where)
         title, kind = str(values.get("title", "")), values.get("kind", "table" if grid else "pipeline")
@@ -164,12 +174,15 @@ class Spec:
             raise RunnerError(f"{where}: kind must be figure or left out, got {kind!r}")
         if not grid:
             return cls(name=file.stem, title=title, kind=kind, folder=folder, fits=fits)
+        values = {"presets": {"full": {}}, **values}
         axes = {str(axis): _values(entry) for axis, entry in values["axes"].items()}
         _check_patches(axes, fits, where)
         figure = values.get("figure") or {}
-        _only(figure, {"x", "log", "label"}, f"{where}, figure")
-        if kind == "figure" and figure.get("x") not in axes:
-            raise RunnerError(f"{where}: figure.x must be one of the axes {sorted(axes)}, got {figure.get('x')!r}")
+        _only(figure, {"x", "log", "label", "along"}, f"{where}, figure")
+        if kind == "figure" and figure.get("x") not in {**axes, **REACHED}:
+            known = f"one of the axes {sorted(axes)} or of {sorted(REACHED)}"
+            raise RunnerError(f"{where}: figure.x must be {known}, got {figure.get('x')!r}")
+        _known([figure["along"]] if "along" in figure else [], axes, f"{where}, figure.along")
         paper, table = str(values.get("paper", "")), values.get("reported")
         if table is not None and not any((row.paper, row.table) == (paper, table) for row in reported()):
             raise RunnerError(f"{where}: sweeps/reported has no {table!r} of paper {paper!r}")
@@ -306,7 +319,7 @@ def _installed() -> list[str]:
 
 
 def _locate(path: str) -> Path:
-    for candidate in (path, f"sweeps/tables/{path}.yaml"):
+    for candidate in (path, f"{path}.yaml", f"sweeps/tables/{path}.yaml"):
         file = Path(find_config(candidate))
         if file.suffix == ".yaml" and file.is_file():
             return file

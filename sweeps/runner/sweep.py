@@ -7,7 +7,10 @@ expanded as `wandb agent` does it, by this process or by several (`--jobs`). Oth
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import itertools
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from lightning_modules.runtime.paths import find_config
+from privacy.files import write_atomically
 from sweeps.runner.fit import Fit, RunnerError
 from sweeps.runner.queue import Plan, Run, Store, Task, run_plan
 
@@ -37,12 +44,14 @@ class Sweep:
         parameters: Values of each parameter, by dotted name.
         command: With macros.
         program: What `${program}` stands for.
+        metric: Name of what runs are ranked by, a logged figure, and its `goal`.
     """
 
     name: str
     parameters: Mapping[str, Sequence[Any]]
     command: Sequence[str]
     program: str
+    metric: Mapping[str, str]
 
     @classmethod
     def read(cls, path: str | Path) -> Sweep:
@@ -64,6 +73,7 @@ class Sweep:
             parameters={name: _values(name, entry) for name, entry in values["parameters"].items()},
             command=[str(part) for part in values["command"]],
             program=str(values.get("program", "")),
+            metric=values.get("metric") or {},
         )
         found.arguments({})
         return found
@@ -137,9 +147,42 @@ def sweep(args: Sequence[str], *, run: Run) -> None:
         return
     say = partial(print, flush=True)
     progress = run_plan(plan, run, jobs=options.jobs, command=["sweep", *args], say=say)
+    if found.metric and progress.done:
+        _rank(found, plan)
     if progress.failed:
         first = next(iter(progress.failed.values()))
         sys.exit(f"error: {len(progress.failed)} of {len(tasks)} runs failed, the first one: {first}")
+
+
+def _rank(found: Sweep, plan: Plan) -> None:
+    """Prints the runs, the best first, and writes them into `ranking.csv`.
+
+    Raises:
+        RunnerError: No run has logged the metric.
+    """
+    metric = found.metric["name"]
+    varied = [name for name, values in found.parameters.items() if len(values) > 1]
+    logged = {name: (plan.current(name) or {}).get("metrics", {}) for name in plan.tasks}
+    if all(logged.values()) and not any(metric in one for one in logged.values()):
+        known = sorted({name for one in logged.values() for name in one})
+        raise RunnerError(f"metric.name must be a figure that runs log, one of {known}, got {metric!r}")
+    sign = -1 if found.metric.get("goal") == "maximize" else 1
+    rows = [
+        (logged[name].get(metric, math.nan), name, *(point[parameter] for parameter in varied))
+        for point in found.points()
+        for name in [found.task(point).name]
+    ]
+    rows.sort(key=lambda row: (math.isnan(row[0]), sign * row[0]))
+    heading = [metric, "run", *varied]
+    text = io.StringIO()
+    csv.writer(text).writerows([heading, *rows])
+    file = write_atomically(plan.store.root / "ranking.csv", text.getvalue())
+    table = Table(box=box.SIMPLE_HEAD, title=f"{found.name}: {file}")
+    for name in heading:
+        table.add_column(name.removeprefix("model."), overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row))
+    Console(width=118).print(table)
 
 
 def _refuse_private_selection(arguments: Sequence[str]) -> None:

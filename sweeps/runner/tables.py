@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.markdown import Markdown
+
 from privacy.files import write_atomically
 from sweeps.runner.queue import Plan, Progress, Run, Store, duration, estimate, run_plan
-from sweeps.runner.rendering import render_index, render_table
+from sweeps.runner.rendering import page_of, render_index, render_table
+from sweeps.runner.rows import read_rows
 from sweeps.runner.spec import Cell, Spec, list_specs
 
 __all__ = ["Turn", "in_order", "run_tables", "tables"]
@@ -103,7 +107,7 @@ def run_tables(
         for spec, cell in ended:
             _collect(spec, cell, plan, error=failed.get(cell.task.name), preset=preset, results=Path(results))
         for spec in {spec.name: spec for spec, _ in ended}.values():
-            say(f"[{plan.title}] {spec.name}: {render_table(spec, results=Path(results))}")
+            render_table(spec, results=Path(results))
 
     follow({})
     return run_plan(plan, run, until=until, jobs=jobs, command=command, say=say, after=follow)
@@ -160,10 +164,16 @@ def _parser() -> argparse.ArgumentParser:
         "Interrupted, the same command goes on.",
     )
     run.add_argument("names", nargs="*", help="Names or files; none are all that are installed.")
-    run.add_argument("--preset", default="smoke", help="smoke (digits), cpu, or paper (as printed).")
+    run.add_argument(
+        "--preset",
+        help="smoke (digits), cpu, or paper (as printed). Default: smoke, or the first of a file without it.",
+    )
     run.add_argument("--seeds", type=int, nargs="+", default=None, help="In place of the preset's.")
     run.add_argument("--folder", default="runs/tables", help="Where fits lie, shared by all tables.")
-    run.add_argument("--results", default=RESULTS, help="Where records and rendered tables go.")
+    run.add_argument(
+        "--results",
+        help=f"Where records and rendered tables go. Default: {RESULTS}, and of smoke tests `results` beside the fits.",
+    )
     run.add_argument("--jobs", type=int, default=1, help="Fits at a time, in as many processes.")
     run.add_argument("--dry-run", action="store_true", help="Show what would be run with its cost; run nothing.")
     run.add_argument(
@@ -196,8 +206,12 @@ def _specs(names: Sequence[str], preset: str) -> list[Spec]:
 
 def _run(options: argparse.Namespace, run: Run, args: Sequence[str]) -> None:
     until = time.time() + 3600 * options.hours
-    turns = in_order(_specs(options.names, options.preset), preset=options.preset, seeds=options.seeds)
-    results = Path(options.results)
+    specs = _specs(options.names, options.preset or "smoke")
+    if options.preset is None:
+        known = list(specs[0].presets)
+        options.preset = known[0] if known and "smoke" not in known else "smoke"
+    results = Path(options.results or (Path(options.folder, "results") if options.preset == "smoke" else RESULTS))
+    turns = in_order(specs, preset=options.preset, seeds=options.seeds)
     if options.dry_run:
         _dry_run(turns, options)
         return
@@ -212,6 +226,11 @@ def _run(options: argparse.Namespace, run: Run, args: Sequence[str]) -> None:
         until=until,
         say=lambda text: print(text, flush=True),
     )
+    console = Console(width=118)
+    for spec in specs if outcome.done else ():  # not by a process that helps with one fit
+        rows = {options.preset: read_rows(spec, options.preset, results)}
+        console.print(Markdown(page_of(spec, rows, results=results, brief=True)))
+        print(results / f"{spec.name}.md")
     if outcome.left:
         print(f"{outcome.left} fits are left that would not end in {options.hours:g} h: the same command goes on")
     if outcome.failed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
     return Spec.read("t.yaml")
 
 
-def row(size: int, variant: str, *seeds: tuple[float, float | str]) -> Row:
+def row(size: int, variant: str, *seeds: tuple[float | str, float | str]) -> Row:
     """A row of a record for each seed, given by its ε: published and record-level."""
     found = [{"accuracy": 0.5, "epsilon_published": claim, "epsilon_record": bound} for claim, bound in seeds]
     labels = (("size", str(size)), ("variant", variant))
@@ -64,6 +65,25 @@ def test_an_infinite_bound_is_said_and_no_line_hides_it(spec: Spec) -> None:
     colors = [container[0].get_color() for container in figure.axes[0].containers]  # type: ignore[index]
     (infinite,) = [line for line in figure.axes[1].lines if line.get_transform() != figure.axes[1].transData]
     assert infinite.get_color() == colors[1]
+
+
+def test_accuracy_is_in_per_cent_over_what_was_reached(spec: Spec) -> None:
+    over = replace(spec, figure={"x": "epsilon_record", "along": "size"})
+    rows = [row(1, "prior", (1.0, 27.0)), row(2, "prior", (1.0, 9.0)), row(3, "prior", (1.0, "inf")), row(1, "both")]
+    (axes,) = drawn(over, rows).axes
+    (line,) = axes.containers
+    assert list(line[0].get_xdata()) == [27.0, 9.0] and "1 infinite, not shown" in axes.get_xlabel()  # type: ignore[index]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["prior"]  # type: ignore[union-attr]
+    assert all(label.get_text().endswith(" %") for label in axes.get_yticklabels()) and axes.get_ylim()[1] < 0.6
+    # Without an axis that lines run along, each point of the grid stands by itself.
+    (axes,) = drawn(replace(spec, figure={"x": "epsilon_record"}), rows[:2]).axes
+    assert [list(one[0].get_xdata()) for one in axes.containers] == [[27.0], [9.0]]  # type: ignore[index]
+
+
+def test_what_claims_nothing_has_no_claim_and_no_legend_of_one(spec: Spec) -> None:
+    for claim, shown in ((1.0, {RECORD, CLAIMED}), ("inf", {RECORD})):
+        legend = drawn(spec, [row(1, "prior", (claim, 27.0))]).axes[1].get_legend()
+        assert {text.get_text() for text in legend.get_texts()} == shown  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("bound", [4.21e6, 1.0001, 0.64408, 27.01, 9.91e9])

@@ -53,7 +53,8 @@ def run(fits: Fits, *options: str) -> dict[str, Sequence[str]]:
 def test_command_lines(fits: Fits) -> None:
     asked = run(fits)
     assert list(asked) == ["teacher", "student", "other"]
-    assert asked["teacher"] == ["fit", "--config", "teacher.yaml", "--trainer.default_root_dir=out/teacher"]
+    of_runner = ["--trainer.default_root_dir=out/teacher", "--trainer.enable_model_summary=false"]
+    assert asked["teacher"] == ["fit", "--config", "teacher.yaml", *of_runner]
     assert asked["student"][-1] == "--model.teacher=out/teacher/checkpoints/last.ckpt"
     assert asked["other"][-2:] == ["--model.gradient_targets.gamma=2.0", "--model.images.prior=null"]
 

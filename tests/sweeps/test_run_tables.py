@@ -110,7 +110,7 @@ def test_what_was_interrupted_keeps_what_is_finished_and_the_same_command_goes_o
     with pytest.raises(KeyboardInterrupt):
         measured(specs, fits)
     assert ran(fits) == ALL[:3] and records("high") == ["1_seed0", "2_seed0"] and records("low") == ["2_seed0"]
-    assert "| 2 | – | 50.00 % | 1 |" in Path("results/tables/low.md").read_text()
+    assert "| 2 | 50.00 % | 1 |" in Path("results/tables/low.md").read_text()
     again = Fits()
     measured(specs, again)
     assert ran(again) == ALL[2:] and "ckpt_path" in again.asked[0]
@@ -168,7 +168,9 @@ def test_list_names_what_make_runs_and_no_other_preset_is_run(capsys: pytest.Cap
         main(["tables", "run", "--preset", "big", "--dry-run"])
 
 
-def test_a_small_table_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_table_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """DPDFD Fig. 2 through the command a user types: two cells, nothing more to do, and then data that are missing."""
     monkeypatch.chdir(tmp_path)
     values = yaml.safe_load(_locate("dpdfd-fig2").read_text())
@@ -176,9 +178,16 @@ def test_a_small_table_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     values["presets"]["cpu"]["axes"] = {"C": ["1e-3"], "dataset": ["MNIST"]}
     Path("dpdfd-fig2.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     main(["tables", "run", "dpdfd-fig2.yaml"])
-    text = Path("results/tables/dpdfd-fig2.md").read_text()
-    assert "| Digits | normalize | 1e-3 | – |" in text and "| Digits | clip | 1e-3 | – |" in text
-    for path in Path("results/tables/dpdfd-fig2/smoke/records").iterdir():
+    shown = capsys.readouterr()
+    said, _, table = shown.out.partition("DPDFD Fig. 2")
+    # Three lines of each fit and not what it says alone; then the table, once; nothing where git sees it.
+    assert len(said.strip().splitlines()) == 1 + 3 * 3 and "LightningCLI" not in said + shown.err
+    assert table.count(" normalize ") == table.count(" clip ") == 1 and "chance, 10 %, only show" in table
+    assert not Path("results").exists()
+    results = Path("runs/tables/results")
+    text = (results / "dpdfd-fig2.md").read_text()
+    assert "| Digits | normalize | 1e-3 | " in text and "| Digits | clip | 1e-3 | " in text
+    for path in (results / "dpdfd-fig2/smoke/records").iterdir():
         found = json.loads(path.read_text())
         assert found["method"] == "DPDFD" and found["steps"] == 10 and found["seed"] == 0
         assert found["epsilon_record"] > found["epsilon_published"] > 0
@@ -195,7 +204,7 @@ def test_a_small_table_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_two_processes_make_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     main(["tables", "run", "dpdfd-sigma", "--jobs", "2"])
-    assert len(list(Path("results/tables/dpdfd-sigma/smoke/records").iterdir())) == 3
-    assert "failed" not in Path("results/tables/dpdfd-sigma.md").read_text()
+    assert len(list(Path("runs/tables/results/dpdfd-sigma/smoke/records").iterdir())) == 3
+    assert "failed" not in Path("runs/tables/results/dpdfd-sigma.md").read_text()
     (ledger,) = Path().rglob("*.jsonl")  # all charges are in the ledger of whoever asked
     assert ledger.resolve().parent == Path(os.environ["TRANSCRIPTION_LEDGERS"]).resolve()

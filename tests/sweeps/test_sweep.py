@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import struct
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,10 +165,17 @@ def test_the_offline_runner_makes_each_run_once(folder: Path, capsys: pytest.Cap
         "method": "grid", "name": "tiny", "program": "LightningCLI",
         "command": ["${env}", "${program}", "fit", "--config", "base.json", "--trainer.logger=WandbLogger", "${args}"],
         "parameters": {"model.gradient_targets.dkd_beta": {"values": ["no number", 1.0]}},
+        "metric": {"name": "test_split/accuracy", "goal": "maximize"},
     }  # fmt: skip
-    Path("tiny.yaml").write_text(yaml.safe_dump(values))
+    Path("tiny.yaml").write_text(
+        yaml.safe_dump({**values, "metric": {"name": "test_split/accuracy", "goal": "maximize"}})
+    )
     with pytest.raises(SystemExit, match="1 of 2 runs failed"):
         main(["sweep", "tiny.yaml"])
+    heading, first, last = csv.reader(Path("runs/sweeps/tiny/ranking.csv").read_text().splitlines())
+    assert heading == ["test_split/accuracy", "run", "model.gradient_targets.dkd_beta"]
+    assert 0 <= float(first[0]) <= 1 and first[2] == "1.0" and (last[0], last[2]) == ("nan", "no number")
+    assert "gradient_targets.dkd_beta" in capsys.readouterr().out
     (done,) = Path("runs/sweeps/tiny").glob("*/done.json")
     assert list(done.parent.rglob("offline-run-*/run-*.wandb")) and list(done.parent.rglob("result.json"))
     before = done.stat().st_mtime_ns
@@ -199,6 +208,23 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     monkeypatch.setattr("sweeps.runner.queue.collect", lambda: None)
     Path("two.yaml").write_text(yaml.safe_dump(TWO))
     return Runs()
+
+
+@pytest.mark.parametrize("goal", ["maximize", "minimize", None])
+def test_the_best_comes_first(runs: Runs, goal: str | None) -> None:
+    def run(line: list[str]) -> SimpleNamespace:
+        gamma = float(line[3].removeprefix("--model.gamma="))
+        return SimpleNamespace(trainer=SimpleNamespace(callback_metrics={"val/accuracy": gamma / 4}))
+
+    metric = {"name": "val/accuracy", **({"goal": goal} if goal else {})}  # W&B's own default is to minimize
+    Path("two.yaml").write_text(yaml.safe_dump({**TWO, "metric": metric}))
+    sweep(["two.yaml"], run=run)
+    _, *rows = csv.reader(Path("runs/sweeps/two/ranking.csv").read_text().splitlines())
+    found = [(row[0], row[2]) for row in rows]
+    assert found == [("0.5", "2.0"), ("0.25", "1.0")][:: 1 if goal == "maximize" else -1]
+    Path("two.yaml").write_text(yaml.safe_dump({**TWO, "metric": {"name": "val/accurracy"}}))
+    with pytest.raises(RunnerError, match=r"metric\.name must be .*'val/accuracy'.*, got 'val/accurracy'"):
+        sweep(["two.yaml"], run=run)
 
 
 def swept(runs: Runs) -> list[list[str]]:

@@ -124,6 +124,17 @@ def test_a_combination_changes_what_its_values_do_not(spec: Spec) -> None:
     assert targets(exceptions=[of_all], presets=presets) == {**plain, ("MNIST", "1"): 9.0, ("MNIST", "10"): 8.0}
 
 
+def test_a_file_of_ones_own_needs_no_preset_and_is_found_by_its_name(spec: Spec) -> None:
+    own = {name: value for name, value in SPEC.items() if name not in ("presets", "paper", "reported", "method")}
+    written({**own, "seeds": [0, 1, 2]})
+    found = Spec.read("t")
+    assert [cell.seed for cell in found.cells("full")[:3]] == [0, 1, 2] and len(found.cells("full")) == 12
+    record(found, "full", {("MNIST", "1", seed): 0.9 + seed / 100 for seed in range(3)})
+    text = page(found, "full")
+    assert "| dataset | epsilon | ours | seeds |" in text and "*Paper*" not in text  # a column of nothing
+    assert "| MNIST | 1 | 91.00 ± 1.00 % | 3 |" in text and "±: the standard deviation" in text
+
+
 def test_cells_of_one_name_are_refused(spec: Spec) -> None:
     """Their records would be one file, the last to be written."""
     plus = {"dataset": {"PATE": None, "PATE+": None}, "epsilon": {"1": None}}
