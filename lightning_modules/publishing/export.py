@@ -121,7 +121,8 @@ def export_run(
         if torch_export:
             differences[PROGRAM] = write_program(run.network, folder, image_shape=shape)
         if onnx:
-            differences[ONNX] = write_onnx(run.network, folder, image_shape=shape)
+            carried = {"class_names": run.class_names, "image_shape": shape, "range": PREPROCESSING["range"]}
+            differences[ONNX] = write_onnx(run.network, folder, image_shape=shape, metadata=carried)
         if source is not None:
             write_images(run, source, folder, count=synthetic_images)
         if (text := snippet(run.architecture, program=torch_export, onnx=onnx)) is not None:

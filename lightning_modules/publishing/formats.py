@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
+import json
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -91,13 +92,16 @@ def require_onnx() -> None:
         )
 
 
-def write_onnx(network: nn.Module, folder: Path, *, image_shape: tuple[int, int, int]) -> float:
+def write_onnx(
+    network: nn.Module, folder: Path, *, image_shape: tuple[int, int, int], metadata: Mapping[str, Any] | None = None
+) -> float:
     """Writes `student.onnx`, `images` (N, C, H, W) to `logits` (N, c), and holds it against the network.
 
     Args:
         network: In eval mode, on the CPU.
         folder: Where to.
         image_shape: (C, H, W).
+        metadata: Plain values that the file carries, each as JSON.
 
     Returns:
         The largest difference of a logit.
@@ -125,6 +129,7 @@ def write_onnx(network: nn.Module, folder: Path, *, image_shape: tuple[int, int,
     finally:
         logger.setLevel(level)
     _forget_origin(made.model)
+    made.model.metadata_props.update({name: json.dumps(value) for name, value in (metadata or {}).items()})
     made.save(str(folder / ONNX))
     session = onnxruntime.InferenceSession(str(folder / ONNX), providers=["CPUExecutionProvider"])
 

@@ -261,6 +261,11 @@ def _loading(run: FinishedRun, files: list[str]) -> str:
             f"Without it, by the network's own class (`{SNIPPET}`):",
             "```python\nfrom load_student import load_student\n\nnetwork = load_student()\n```",
         ]
+    if SNIPPET not in files:
+        ways.append(
+            f"Nothing here loads without it: `{WEIGHTS}` holds weights alone, around which it builds the network. An "
+            "export with `--torch-export` or `--onnx` has a file that loads by itself."
+        )
     if PROGRAM in files or ONNX in files:
         ways.append(f"Each of them was held against the network itself when it was written: within {TOLERANCE:g}.")
     return "\n\n".join(ways)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from onnxruntime import InferenceSession
 from PIL import Image
 from support.data_files import picture
 from support.ensembles import ensemble_file
@@ -102,6 +103,11 @@ def test_it_loads_with_this_package_and_where_it_cannot_be_imported(runs: Path) 
     assert set(given) == {"program", "snippet", "onnx"}
     for logits in given.values():
         assert torch.allclose(torch.tensor(logits), expected, atol=1e-4)
+    carried = InferenceSession(str(folder / "student.onnx")).get_modelmeta().custom_metadata_map
+    names = [str(label) for label in range(10)]
+    assert {name: json.loads(text) for name, text in carried.items()} == {
+        "class_names": names, "image_shape": [1, 8, 8], "range": [-1.0, 1.0],
+    }  # fmt: skip
     # The mutant: another student is no closer than this.
     with torch.no_grad():
         assert not torch.allclose(torch.tensor(given["onnx"]), student("bounded")(images), atol=1e-2)
@@ -221,7 +227,8 @@ def test_the_card_of_a_bounded_student(runs: Path) -> None:
         *stated["not_covered"],
     ):
         assert part in text
-    assert "NOT PROTECTED" not in text and "torch.export" not in text and "onnx" not in text
+    assert "NOT PROTECTED" not in text and "torch.export" not in text and "onnxruntime" not in text
+    assert "Nothing here loads without it" in text
 
 
 def test_an_unbounded_student_needs_a_flag_and_its_card_begins_with_that(runs: Path) -> None:
