@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import get_loader, set_loader
+from jsonargparse import get_loader, set_loader, set_parsing_settings
 
 from lightning_modules.runtime.hyperparameters import SHORT
 from lightning_modules.runtime.paths import find_configs, wrong_with_teacher
@@ -81,6 +81,9 @@ def _load(text: str) -> Any:
         )
     return content
 
+
+# A network's arguments are plain values; the network's own parser builds what they stand for.
+set_parsing_settings(instantiate_subclass_spec_in_any=False)
 
 PARSER_MODE = "yaml_written_out"
 set_loader(PARSER_MODE, _load, exceptions=(yaml.YAMLError,))
