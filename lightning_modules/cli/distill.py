@@ -129,7 +129,7 @@ def configuration(
             "accelerator": "auto",
             "num_sanity_val_steps": 0,
             "default_root_dir": options.folder
-            or str(Path("runs") / f"distill_{name.lower()}_{Path(options.teacher).stem}"),
+            or str(Path("runs") / f"distill_{name.lower()}_{_name_of(Path(options.teacher))}"),
         },
         "model": {"class_path": method, "init_args": {**common, **special}},
         "data": {
@@ -137,6 +137,19 @@ def configuration(
             "init_args": {"dataset": dataset, "steps_per_epoch": per_epoch, "batch_size": options.batch_size},
         },
     }
+
+
+def _name_of(teacher: Path) -> str:
+    """The file's, or of `RUN/checkpoints/last.ckpt` the run's.
+
+    >>> _name_of(Path("weights.pt")), _name_of(Path("runs/teacher_digits/version_0/checkpoints/last.ckpt"))
+    ('weights', 'teacher_digits_version_0')
+    """
+    if teacher.stem != "last":
+        return teacher.stem
+    run = teacher.resolve().parent
+    run = run.parent if run.name == "checkpoints" else run
+    return f"{run.parent.name}_{run.name}" if run.name.startswith("version_") else run.name
 
 
 def facts_of(path: Path) -> tuple[Training | None, Any, tuple[int, int, int] | None]:
