@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from lightning_modules.runtime.quiet import quiet
+
 if TYPE_CHECKING:
     from lightning_modules.base import DataFreeDistillation
     from lightning_modules.baselines import FedAvg, FedDistillation
@@ -41,6 +43,8 @@ __all__ = [
     "TeacherEnsemble",
     "load_student",
 ]
+
+quiet()
 
 # Lightning takes seconds to import: the command line's help, and its answer to a mistyped command, do without.
 _MODULES = (

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from lightning_modules.cli.errors import expected, message_of
 from lightning_modules.runtime.names import nearest
 from lightning_modules.runtime.paths import check_paths, of_run
-from lightning_modules.runtime.quiet import quiet
 
 if TYPE_CHECKING:
     from lightning_modules.cli.fit import TranscriptionCLI
@@ -100,7 +99,6 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
     debug = len(given) < len(sys.argv) - 1
     if debug:
         os.environ["JSONARGPARSE_DEBUG"] = "true"  # its errors too are raised where they are found
-    quiet()
     try:
         run(given)
     except Exception as error:

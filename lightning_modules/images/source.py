@@ -42,7 +42,8 @@ class Images:
     Attributes:
         source: `generator`, `prior`, `both` (half of each batch), `refined` (images of the prior, changed by a small
             network that is trained in the generator's place), or `pool` (of `DGD`).
-        prior: Procedural images, for `prior`, `both` and `refined`. Default: `StrokePrior`.
+        prior: Procedural images, for `prior`, `both` and `refined`; a class stands for one with its defaults. Default:
+            `StrokePrior`.
         generator: The generator, see `Network`. Default: `DAFLGenerator`; for `refined` `Refiner`.
         reset_every: The generator, or the refiner, is reset to new random weights after every so many steps; null is
             never. A generator that is trained for long collapses to a few kinds of images, and a sequence of new ones
@@ -77,6 +78,9 @@ class Images:
     pool_part: Literal["test", "train"] = "test"
 
     def __post_init__(self) -> None:
+        given: Any = self.prior
+        if isinstance(given, type):  # as `StudentConfig(network=ResNet18)` is; its type stays the command line's
+            object.__setattr__(self, "prior", given())
         check_choice("images.source", self.source, get_args(_Source))
         check_whole_number("images.reset_every", self.reset_every, least=1, null="never")
         check_whole_number("images.generator_steps", self.generator_steps, least=1)

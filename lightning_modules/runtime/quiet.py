@@ -50,7 +50,7 @@ class _Filter(logging.Filter):
 
 
 def quiet() -> None:
-    """Called only by the command line: scripts keep all that Lightning says."""
+    """Called when the package is imported; warnings can be shown again by `warnings.simplefilter("default")`."""
     for name in _LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(one, _Filter) for one in logger.filters):

@@ -18,7 +18,6 @@ from support.runs import configuration, fit
 from lightning_modules.callbacks.progress import ProgressLines, ShortProgressBar, progress
 from lightning_modules.cli import main
 from lightning_modules.runtime.outcome import outcome
-from lightning_modules.runtime.quiet import quiet
 from lightning_modules.runtime.wandb_runs import describe_runs
 
 
@@ -89,7 +88,6 @@ def test_lines_where_nobody_watches_and_a_bar_on_a_terminal(
 
 
 def test_what_lightning_says_of_itself_is_left_out_and_what_matters_is_not(caplog: pytest.LogCaptureFixture) -> None:
-    quiet()
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     with caplog.at_level(logging.INFO):
         for text in ("GPU available: False, used: False", "Tip: For seamless cloud logging", "a figure that counts"):

@@ -38,8 +38,8 @@ def test_a_generator_has_the_statistics_of_the_prior(kind: Any) -> None:
 
 
 def test_each_channel_has_its_own_and_they_are_the_same_in_each_run() -> None:
-    prior = DeadLeavesPrior()
-    one, other = (_source((3, 16, 16), source="generator", prior=prior).generator for _ in range(2))
+    priors = (DeadLeavesPrior(), DeadLeavesPrior)  # a class stands for one with its defaults
+    one, other = (_source((3, 16, 16), source="generator", prior=prior).generator for prior in priors)
     assert isinstance(one, ScaledOutput) and isinstance(other, ScaledOutput)
     assert one.scale.shape == (3, 1, 1) and torch.equal(one.scale, other.scale) and torch.equal(one.shift, other.shift)
 
