@@ -30,6 +30,7 @@ from lightning_modules.cli.resuming import differences, find_checkpoint, flat, m
 from lightning_modules.networks.named_code import texts_in
 from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO, hyperparameters, noted_by_run
 from lightning_modules.runtime.hyperparameters import require_known_checkpoint
+from lightning_modules.runtime.names import look_in_current_folder
 from lightning_modules.runtime.outcome import how_to_resume, outcome, say_how_to_resume
 from lightning_modules.runtime.processes import (
     allow_tensor_cores,
@@ -270,6 +271,7 @@ def command_line(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
         args: The command first; without it where nothing is run.
         run: Whether to run it.
     """
+    look_in_current_folder()  # for a method, a data set or a prior of one's own, as for a network
     # In a separate context: jsonargparse leaves its last parser in the current one, and with it the model.
     return copy_context().run(
         TranscriptionCLI,

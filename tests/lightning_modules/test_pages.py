@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.datasets import load_digits
 from support.pages import DOCS, blocks, commands, run_command, small_sweeps
 from torch import nn
+
+from privacy import gaussian_epsilon
 
 NET = """
 from torch import nn
@@ -97,12 +104,15 @@ CHOSEN = (
 )
 
 
-def test_the_page_that_chooses(folder: Path) -> None:
+def test_the_page_that_chooses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small_sweeps(folder, *CHOSEN)
     found = commands(DOCS / "choosing.md")
     assert [arguments[0] for arguments in found].count("export") == 4 and found[-1][0] == "attack"
     for arguments in found[:-1]:
         run_command(arguments)
+    capsys.readouterr()
+    exec(compile(blocks(DOCS / "choosing.md", "python")[0], "choosing.md", "exec"), {})
+    assert capsys.readouterr().out.count(" ms per image") == 2
     # Each branch ends with what the page promises of it.
     assert abs(stated("my-teacher")["epsilon"] - 3) < 1e-3 and abs(stated("my-student")["epsilon"] - 3) < 1e-3
     assert 0 < stated("my-student-of-means")["epsilon"] <= 10
@@ -119,3 +129,57 @@ def test_the_attack_of_the_page_that_chooses(folder: Path, capsys: pytest.Captur
     run_command(next(one for one in found if one[0] == "fit" and "sweeps/dpdfd_digits.yaml" in one))
     run_command([*found[-1], "--shadows", "8", "--records", "100", "--attacks", "lira", "rmia"])
     assert "| student | average | lira |" in capsys.readouterr().out
+
+
+def saved(page: str, kind: str, *names: str) -> None:
+    """Writes the page's first blocks of code into files, as its reader does."""
+    for name, text in zip(names, blocks(DOCS / page, kind), strict=False):
+        Path(name).write_text(text, encoding="utf-8")
+
+
+def test_a_method_of_your_own(folder: Path) -> None:
+    saved("own_method.md", "python", "noisy_one_hot.py", "test_noisy_one_hot.py")
+    saved("own_method.md", "yaml", "noisy_one_hot.yaml")
+    assert len(Path("noisy_one_hot.py").read_text(encoding="utf-8").splitlines()) <= 60
+    for name, *options in commands(DOCS / "own_method.md"):
+        small = ["--trainer.max_epochs=1", "--data.steps_per_epoch=2", "--data.batch_size=8"] if name == "fit" else []
+        run_command([name, *options, *small])
+    assert stated("my-student")["epsilon"] == pytest.approx(gaussian_epsilon((2 * 2 * 8) ** 0.5, 1e-5))
+    runpy.run_path("test_noisy_one_hot.py")["test_the_price"]()
+
+
+def test_the_hospitals_tutorial(folder: Path, monkeypatch: pytest.MonkeyPatch, quick_whitening: None) -> None:
+    pixels, labels = load_digits(n_class=2, return_X_y=True)
+    pixels = np.kron(pixels.reshape(-1, 8, 8), np.ones((4, 4)))[:, 2:30, 2:30].astype(np.uint8) * 15
+    parts = {"train": slice(0, 64), "test": slice(64, 80)}
+    content = {f"{part}_images": pixels[rows] for part, rows in parts.items()}
+    np.savez("pneumoniamnist.npz", **content, **{f"{part}_labels": labels[rows, None] for part, rows in parts.items()})
+    saved("tutorial_hospital.md", "python", "pictures.py", "net.py", "train.py")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    for script in ("pictures.py", "train.py"):
+        runpy.run_path(script)
+    shutil.copytree("pictures/test", "new-pictures")
+    small = {
+        "fit": ["--trainer.max_epochs=1", "--data.batch_size=16"],
+        "distill": ["--steps", "2", "--batch-size", "8"],
+    }
+    for name, *options in commands(DOCS / "tutorial_hospital.md"):
+        pool = ["--model.pool_size=16"] if "last.ckpt" in " ".join(options) else []
+        run_command([name, *options, *small.get(name, []), *pool])
+    assert stated("my-student")["epsilon"] == pytest.approx(3, rel=1e-3)
+    assert stated("my-unprotected-student")["epsilon"] > 10  # of two steps of 8 images
+    assert len(Path("table.csv").read_text(encoding="utf-8").splitlines()) == 17
+    del sys.modules["net"]
+
+
+@pytest.mark.parametrize(("page", "table"), [("tutorial_researcher.md", "compare"), ("experiments.md", "sigma")])
+def test_comparisons(page: str, table: str, folder: Path) -> None:
+    small_sweeps(folder, "teacher_digits", "dpdfd_digits", "methods/dpsd_digits")
+    (text,) = blocks(DOCS / page, "yaml")
+    Path(f"{table}.yaml").write_text(text.replace("[0, 1, 2]", "[0]"), encoding="utf-8")
+    for arguments in commands(DOCS / page):
+        run_command(arguments)
+    rendered = Path(f"results/tables/{table}.md").read_text(encoding="utf-8")
+    rows = [line for line in rendered.splitlines() if line.startswith(("| DPDFD |", "| DPSD |")) and "%" in line]
+    assert len(rows) == {"compare": 2, "sigma": 6}[table]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +29,9 @@ if os.environ.get("ORACLE") != "required":
     pytest.importorskip("dp_accounting")
 import dp_accounting
 from dp_accounting.pld import privacy_loss_distribution as oracle
+from support.runs import QUIET
+
+from lightning_modules.cli import main
 
 DELTAS = [1e-8, 1e-5, 1e-3]
 DP_SGD = [(0.6, 256 / 60_000, 2344), (1.1, 0.01, 1000), (4.0, 0.5, 100), (0.4, 0.001, 50)]
@@ -135,3 +142,32 @@ def test_votes_with_the_true_sensitivity() -> None:
     assert agree(gaussian_votes_epsilon(40.0, 100, 1e-5), theirs, absolute=0.0)
     # Negative control: noise as for L2 = 1.
     assert not agree(gaussian_votes_epsilon(40.0 * math.sqrt(2), 100, 1e-5), theirs, absolute=0.0)
+
+
+def epsilon_of_export(content: Mapping[str, Any]) -> float:
+    """ε of a `guarantee.json`, from what docs/use_your_student.md says is in it and dp-accounting alone."""
+    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4)
+    for event, count in content["guarantee"]["releases"]:
+        noise = dp_accounting.GaussianDpEvent(1 / event["mu"] if "mu" in event else event["noise_multiplier"])
+        sampled = dp_accounting.PoissonSampledDpEvent(event["sample_rate"], noise) if "sample_rate" in event else noise
+        accountant.compose(sampled, count)
+    return float(accountant.get_epsilon(content["guarantee"]["delta"]))
+
+
+@pytest.mark.parametrize("run", ["dpsgdteacher_digits", "dpdfd_digits"])
+def test_an_exported_guarantee(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if run == "dpsgdteacher_digits":
+        main(["fit", "--config", "sweeps/dp_teacher_digits.yaml", "--trainer.max_epochs=1", *QUIET])
+    else:
+        main(["fit", "--config", "sweeps/teacher_digits.yaml", "--trainer.max_epochs=1", *QUIET])
+        small = ["--trainer.max_epochs=1", "--data.steps_per_epoch=2", "--model.annotator.release=per_sample_full"]
+        main(["fit", "--config", "sweeps/dpdfd_digits.yaml", *small, *QUIET])
+    main(["export", f"runs/{run}/version_0", "--to", "exported"])
+    main(["verify", "exported"])
+    content = json.loads(Path("exported/guarantee.json").read_text(encoding="utf-8"))
+    assert agree(content["guarantee"]["epsilon"], epsilon_of_export(content))
+    for event, _ in content["guarantee"]["releases"]:  # negative control: 1 % more noise, or less
+        name = "mu" if "mu" in event else "noise_multiplier"
+        event[name] *= 1.01
+    assert not agree(content["guarantee"]["epsilon"], epsilon_of_export(content))

@@ -53,6 +53,8 @@ def small_sweeps(folder: Path, *names: str) -> None:
     (folder / "sweeps").mkdir()
     for name in names:
         content = yaml.safe_load((DOCS.parent / "sweeps" / f"{name}.yaml").read_text(encoding="utf-8"))
+        if content["data"]["class_path"] == "SyntheticSteps":
+            content["data"]["init_args"].setdefault("steps_per_epoch", SMALL["steps_per_epoch"])
         file = folder / "sweeps" / f"{name}.yaml"
         file.parent.mkdir(exist_ok=True)
         file.write_text(yaml.safe_dump(_small(content)), encoding="utf-8")
