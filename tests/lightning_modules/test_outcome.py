@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import WandbLogger
-from support.runs import configuration, fit
+from support.data_files import picture
+from support.dp_teachers import SMALL
+from support.runs import configuration, fit, trainer_settings
 
 from lightning_modules.callbacks.progress import ProgressLines, ShortProgressBar, progress
 from lightning_modules.cli import main
@@ -50,6 +55,58 @@ def test_a_fit_ends_with_its_accuracy_and_the_commands_that_go_on(
     assert "--ckpt_path" in text and "LightningCLI export run --to DIR" in text and "its teacher" not in text
 
 
+CONSTANT = """
+import torch
+from torch import nn
+
+class Constant(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.logits = nn.Parameter(torch.eye(num_classes)[0])
+
+    def forward(self, images):
+        return self.logits.expand(len(images), -1)
+"""
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_collapsed_student_and_its_calibration_are_said_wherever_its_accuracy_is(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    Path("my.py").write_text(CONSTANT)
+    if broken:  # as it was: the accuracy alone
+        monkeypatch.setattr("lightning_modules.callbacks.record.measured_on", lambda *_, **__: {"accuracy": 0.1})
+    fit(configuration(steps=1, model={"student": {"name": "my.py:Constant"}, "images": "prior"}))
+    main(["export", "run", "--to", "out", "--network", "my.py:Constant", "--unprotected"])
+    written, card = json.loads(Path("run/result.json").read_text()), Path("out/README.md").read_text()
+    assert ("COLLAPSED: it gives one class to 100.0 % of the test images" in said_by_outcome(caplog)) is not broken
+    assert ("It has collapsed" in card and "Expected calibration error: " in card) is not broken
+    assert (written.get("largest_share") == 1 and 0 < written["calibration_error"] < 1) is not broken
+
+
+@pytest.mark.parametrize(("bits", "broken"), [(16, False), (16, True), (12, False)])
+def test_pictures_that_fill_twelve_of_sixteen_bits_are_not_black_without_a_word(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, bits: int, broken: bool
+) -> None:
+    draw = np.random.default_rng(0)
+    for part, label, number in itertools.product(("train", "test"), ("ants", "bees"), range(8)):
+        pixels = draw.integers(0, 4096, (8, 8), dtype=np.uint16)
+        picture(pixels, Path("pictures", part, label, f"{number}.png"))
+    if broken:
+        monkeypatch.setattr("datamodules.image_folder.warn_of_dark", lambda _: None)
+    config = {
+        "trainer": trainer_settings("run"),
+        "model": {"class_path": "Teacher", "init_args": {"network": SMALL}},
+        "data": {"class_path": "ImageFolder", "init_args": {"root": "pictures", "bits": bits, "val_fraction": 0.4}},
+    }
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        images = fit(config).datamodule.test_records.images
+    assert (int(images.max()) < 16) is (bits == 16) and (int(images.max()) > 240) is (bits == 12)
+    assert any("set bits 12" in str(one.message) for one in said) is (bits == 16 and not broken)
+
+
 def test_what_must_stay_private_is_not_offered_for_publication(tmp_path: Path) -> None:
     private = {"method": "Teacher", "dataset": "Digits", "accuracy": 0.5, "steps": 3, "epsilon_record": "inf"}
     bounded = {**private, "method": "DPSGDTeacher", "epsilon_record": 2.0, "delta": 1e-5}
@@ -57,8 +114,7 @@ def test_what_must_stay_private_is_not_offered_for_publication(tmp_path: Path) -
     unbounded = outcome({**private, "method": "DPDFD"}, folder=tmp_path, checkpoint=checkpoint)
     assert unbounded.endswith("--to DIR --unprotected")  # the export asks for it
     text = outcome(private, folder=tmp_path, checkpoint=checkpoint)
-    collapsed = outcome({**private, "largest_share": 1.0}, folder=tmp_path, checkpoint=checkpoint)
-    assert "COLLAPSED" in collapsed and "COLLAPSED" not in text
+    assert "COLLAPSED" not in text
     assert "must stay private" in text and "export" not in text
     text = outcome(bounded, folder=tmp_path, checkpoint=checkpoint)
     assert "record-level ε: 2 at δ = 1e-05" in text and "export" in text and "stay private" not in text
