@@ -35,6 +35,7 @@ class SaveConfig(SaveConfigCallback):
             write_atomically(
                 run_folder(trainer) / "config.yaml", yaml.safe_dump(begun, sort_keys=False, allow_unicode=True)
             )
+        pl_module._log_hyperparams = False  # Lightning would log the model's a second time, without its place
         for logger in trainer.loggers:
             logger.log_hyperparams(self.values)
 

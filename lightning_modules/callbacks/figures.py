@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ class Curves(Callback):
             figure = run_curves(self.history, title=title, of=of)
             save_figure(figure, _figures_folder(trainer, pl_module) / "curves.png")
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Draws what there is of a run that ends early."""
+        with suppress(OSError):  # the callback that saves a checkpoint comes later
+            self.on_fit_end(trainer, pl_module)
+
     def state_dict(self) -> dict[str, Any]:
         """The points, so that a resumed run draws one curve."""
         return {"history": self.history}
@@ -65,39 +71,37 @@ class Curves(Callback):
 
 
 class SyntheticImages(Callback):
-    """A grid of synthetic images at each validation, as PNG and to the loggers that take images.
+    """A grid of synthetic images, as PNG and to the loggers that take images: a generator's at each validation.
+
+    Others do not change, and are drawn when the fit ends.
 
     Args:
         count: Images in a grid.
-        every: Validations between two grids; the last state is always drawn when the fit ends.
     """
 
-    def __init__(self, *, count: int = 64, every: int = 5) -> None:
-        if count < 1 or every < 1:
-            raise ValueError(f"count and every must be 1 or more, got {count} and {every}")
+    def __init__(self, *, count: int = 64) -> None:
+        if count < 1:
+            raise ValueError(f"count must be 1 or more, got {count}")
         self.count = count
-        self.every = every
-        self.seen = 0
+        self._drawn = -1
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draws one where it is due."""
-        if trainer.sanity_checking or trainer.state.fn != "fit":
-            return
-        self.seen += 1
-        if self.seen % self.every == 0:
+        """Draws a generator's."""
+        if not trainer.sanity_checking and trainer.state.fn == "fit" and data_free(pl_module).generator is not None:
             self._draw(trainer, pl_module)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draws the last one."""
-        self._draw(trainer, pl_module)
+        if data_free(pl_module).steps_done != self._drawn:
+            self._draw(trainer, pl_module)
 
     def _draw(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if is_dev_run(trainer):
             return
         module = data_free(pl_module)
-        images = module.synthetic_grid(
-            self.count
-        )  # in every process: layers that see all processes' images wait for all
+        self._drawn = module.steps_done
+        # In every process: layers that see all processes' images wait for all.
+        images = module.synthetic_grid(self.count)
         if not trainer.is_global_zero or not len(images):
             return  # none that may be drawn
         figure = image_grid(images, title=f"synthetic images after {module.steps_done} steps")
@@ -113,7 +117,7 @@ def log_image(trainer: Trainer, images: torch.Tensor, path: Path, *, step: int) 
                 "synthetic", make_grid(images.float().cpu(), normalize=True, scale_each=True), step
             )
         elif isinstance(logger, WandbLogger):
-            logger.log_image(key="synthetic", images=[str(path)])
+            logger.log_image(key="synthetic", images=[str(path)], step=step)
 
 
 def _figures_folder(trainer: Trainer, module: LightningModule) -> Path:

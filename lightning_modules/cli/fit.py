@@ -40,7 +40,7 @@ from lightning_modules.runtime.processes import (
 )
 from lightning_modules.runtime.runs import RunFolderError, first_process, own_folder, run_folder, storage_failed
 from lightning_modules.runtime.trainer_settings import check_trainer_settings
-from lightning_modules.runtime.wandb_runs import describe_runs
+from lightning_modules.runtime.wandb_runs import describe_runs, name_by_epsilon
 from privacy.identity import CheckpointError
 
 __all__ = ["TranscriptionCLI", "command_line"]
@@ -199,6 +199,7 @@ class TranscriptionCLI(LightningCLI):
             recorder = next(one for one in self.trainer.callbacks if isinstance(one, ResultRecord))  # type: ignore[attr-defined]
             if (written := recorder.file_of(self.trainer)).is_file():
                 record = json.loads(written.read_text(encoding="utf-8"))
+                name_by_epsilon(self.trainer.loggers, float(record["epsilon_record"]))
                 saved = self._saved()
                 rank_zero_info(
                     outcome(record, folder=run_folder(self.trainer), checkpoint=Path(saved) if saved else None)

@@ -1,4 +1,4 @@
-"""What W&B shows of a run: name, group and tags by paper, data set and ε; and one W&B run for each fit of a process."""
+"""What W&B shows of a run: name, group and tags by method, data set and ε; and one run for each fit of a process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 from lightning import LightningModule
 from lightning.pytorch.loggers import Logger, WandbLogger
 
-__all__ = ["describe_runs", "end_wandb_run"]
+from privacy.formatting import round_up
+
+__all__ = ["describe_runs", "end_wandb_run", "name_by_epsilon"]
 
 LONGEST = 64
 """W&B refuses longer tags."""
@@ -42,6 +44,13 @@ def describe_runs(loggers: Iterable[Logger], *, model: LightningModule, dataset:
             logger._name = settings["name"]
 
 
+def name_by_epsilon(loggers: Iterable[Logger], epsilon: float) -> None:
+    """Adds the record-level ε that was reached to the names of those W&B runs that were given none."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger) and logger._name == logger._wandb_init.get("group"):
+            logger.experiment.name = f"{logger._name}-eps{round_up(epsilon, digits=3)}"
+
+
 def end_wandb_run() -> None:
     """Ends the W&B run of this process, if there is one: Lightning would let the next fit continue it."""
     wandb = sys.modules.get("wandb")
@@ -54,14 +63,10 @@ def _description(model: LightningModule, dataset: str) -> dict[str, Any]:
     annotator = getattr(model, "annotator", None)
     epsilon = getattr(getattr(annotator, "budget", model), "target_epsilon", None)
     budget = "none" if epsilon is None else f"{epsilon:g}"
-    tags = [f"method:{method}", f"dataset:{dataset}", f"epsilon:{budget}"]
+    tags = [f"method:{method}", f"dataset:{dataset}", f"target_epsilon:{budget}"]
     if epsilon is not None and annotator is not None:
         tags.append(f"accounting:{annotator.budget.accounting}")
     if paper:
         tags.insert(0, f"paper:{paper}")
     named = "-".join(dict.fromkeys(filter(None, [paper, method, dataset])))
-    return {
-        "name": f"{named}-eps{budget}",
-        "group": named,
-        "tags": [tag[:LONGEST] for tag in tags],
-    }
+    return {"name": named, "group": named, "tags": [tag[:LONGEST] for tag in tags]}

@@ -23,6 +23,7 @@ from support.runs import QUIET, configuration
 import sweeps
 from lightning_modules.cli import main
 from lightning_modules.runtime.wandb_runs import end_wandb_run
+from privacy.formatting import round_up
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.sweep import Sweep, sweep
 
@@ -105,10 +106,14 @@ def test_the_agent_runs_the_real_command_and_leaves_what_wandb_sync_accepts(mnis
     records = list(datastore(file))
     kinds = {record.WhichOneof("record_type") for record in records}
     assert {"run", "history", "exit"} <= kinds
-    run = next(record.run for record in records if record.WhichOneof("record_type") == "run")
-    assert run.display_name == "DPDFD-MNIST-eps1" and run.run_group == "DPDFD-MNIST"
-    assert set(run.tags) == {"paper:DPDFD", "method:DPDFD", "dataset:MNIST", "epsilon:1", "accounting:published"}
+    runs = [record.run for record in records if record.WhichOneof("record_type") == "run"]
+    reached = round_up(cli.model.guarantee().epsilon, digits=3)  # what it was told to reach stood there
+    names = ["DPDFD-MNIST", f"DPDFD-MNIST-eps{reached}"]
+    assert [run.display_name for run in runs] == names and {run.run_group for run in runs} == {"DPDFD-MNIST"}
+    tags = {"paper:DPDFD", "method:DPDFD", "dataset:MNIST", "target_epsilon:1", "accounting:published"}
+    assert set(runs[0].tags) == tags
     config = logged_config(records)
+    assert "annotator" not in config  # the model's settings stand under `model`, once
     assert config["model"]["init_args"]["annotator"]["init_args"]["noise_multiplier"] == 50.0
     assert (
         config["model"]["init_args"]["gradient_targets"]["gamma"] is None
