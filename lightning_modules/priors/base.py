@@ -132,6 +132,12 @@ class RandomRows:
         """The same rows, at most `size` at once; none of their numbers may have been taken."""
         return [RandomRows(piece) for piece in self._numbers.split(size)]
 
+    def only(self, chosen: Tensor) -> RandomRows:
+        """The rows at these positions (n,), from their next numbers on."""
+        rows = RandomRows(self._numbers[chosen])
+        rows._next = self._next
+        return rows
+
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         """(B, *shape), uniform between two values.
 

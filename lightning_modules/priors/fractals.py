@@ -52,13 +52,15 @@ class FractalPrior(RowPrior):
         channels, height, width = image_shape
         exponent = rows.uniform(1, low=self.exponent[0], high=self.exponent[1])[:, 0]
         image = tone(rows, power_law_noise(rows.normal(channels + 1, height, width), exponent))
-        drawn = rows.uniform(1) < self.fractal_probability
-        trace = _trace(rows, height, width)
-        ink = (trace * (1.5 + rows.uniform(1, 1))).clamp(0, 1) * drawn[:, :, None]
-        # Colour follows how often a place is visited, as in the usual pictures of fractals.
-        colours = palette(rows, trace.flatten(1), channels=channels).mT.unflatten(2, (height, width))
-        inked: Tensor = image * (1 - ink[:, None]) + colours * ink[:, None]
-        return 2 * inked - 1
+        drawn = (rows.uniform(1)[:, 0] < self.fractal_probability).nonzero()[:, 0]
+        if len(drawn):
+            rows = rows.only(drawn)
+            trace = _trace(rows, height, width)
+            ink = (trace * (1.5 + rows.uniform(1, 1))).clamp(0, 1)[:, None]
+            # Colour follows how often a place is visited, as in the usual pictures of fractals.
+            colours = palette(rows, trace.flatten(1), channels=channels).mT.unflatten(2, (height, width))
+            image[drawn] = image[drawn] * (1 - ink) + colours * ink
+        return 2 * image - 1
 
 
 def power_law_noise(white: Tensor, exponent: Tensor) -> Tensor:
@@ -95,14 +97,15 @@ def _trace(rows: RandomRows, height: int, width: int) -> Tensor:
     matrices = _rotation(turn) @ (stretch[..., None] * _rotation(back))
     choice = (rows.uniform(_WALKERS, _STEPS) * count[:, :, None]).long().clamp(max=_MAPS - 1)
     batch = torch.arange(len(choice), device=choice.device)[:, None]
-    point = torch.zeros(len(choice), _WALKERS, 2, device=choice.device)
+    # One row for each of a map's six numbers, which are then taken in one go: most of the time goes into this.
+    maps = torch.cat([matrices.flatten(2), shift], 2).flatten(0, 1).T.contiguous()
+    x, y = torch.zeros(2, len(choice), _WALKERS, device=choice.device)
     visited = []
-    for step in range(_STEPS):
-        chosen = choice[:, :, step]
-        point = (matrices[batch, chosen] @ point[..., None])[..., 0] + shift[batch, chosen]
-        if step >= _SETTLE:
-            visited.append(point)
-    path = torch.cat(visited, 1)
+    for chosen in (choice + batch[..., None] * _MAPS).unbind(2):
+        a, b, c, d, e, f = maps.index_select(1, chosen.flatten()).view(6, *x.shape)
+        x, y = a * x + b * y + e, c * x + d * y + f
+        visited.append(torch.stack([x, y], 2))
+    path = torch.cat(visited[_SETTLE:], 1)
     low, high = path.amin(1, keepdim=True), path.amax(1, keepdim=True)
     path = (path - low) / (high - low).amax(2, keepdim=True).clamp_min(1e-6)
     path = path + (1 - (path.amax(1, keepdim=True))) / 2  # centred along its shorter side

@@ -35,7 +35,7 @@ class MixturePrior(RowPrior):
         weights: relative frequencies, one per prior. Default: all alike.
         blend_probability: probability that an image is blended with another one of the mixture: half of the time as a
             weighted mean (mixup, Zhang et al. 2018), half of the time along a straight cut (after CutMix, Yun et al.
-            2019). Costs a second draw of the whole batch where it is not 0.
+            2019).
 
     Raises:
         ValueError: for a setting out of its range.
@@ -74,10 +74,13 @@ class MixturePrior(RowPrior):
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
         """See `RowPrior`."""
         images = self._drawn(rows, rows.own[: len(self.priors)], image_shape)
-        if not self.blend_probability:
-            return images
-        others = self._drawn(rows, rows.own[len(self.priors) :], image_shape)
-        return images + self._share(rows, image_shape) * (others - images)
+        blended = (rows.uniform(1)[:, 0] < self.blend_probability).nonzero()[:, 0]
+        if len(blended):
+            own = rows.own[len(self.priors) :]
+            rows = rows.only(blended)
+            others = self._drawn(rows, own, image_shape)
+            images[blended] += self._share(rows, image_shape) * (others - images[blended])
+        return images
 
     def _drawn(self, rows: RandomRows, own: Sequence[torch.Generator], image_shape: tuple[int, int, int]) -> Tensor:
         """One image of the mixture for each row, (B, C, H, W)."""
@@ -94,11 +97,10 @@ class MixturePrior(RowPrior):
 
     def _share(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
         """Share of the second image in each pixel, (B, 1, H, W)."""
-        blended, cut, amount, turn = rows.uniform(4)[:, :, None, None, None].unbind(1)
+        cut, amount, turn = rows.uniform(3)[:, :, None, None, None].unbind(1)
         _, height, width = image_shape
         y = ((torch.arange(height, device=cut.device) + 0.5) / height * 2 - 1)[:, None]
         x = ((torch.arange(width, device=cut.device) + 0.5) / width * 2 - 1)[None]
         line = torch.cos(2 * math.pi * turn) * x + torch.sin(2 * math.pi * turn) * y - 1.2 * (amount - 0.5)
         half = (line * min(height, width) / 2 + 0.5).clamp(0, 1)
-        share = torch.where(cut < 0.5, half, 0.2 + 0.6 * amount)
-        return share * (blended < self.blend_probability)
+        return torch.where(cut < 0.5, half, 0.2 + 0.6 * amount)

@@ -182,8 +182,8 @@ def run_allows_tf32() -> Iterator[None]:
 @pytest.mark.parametrize("prior", [FractalPrior(), RandomGeneratorPrior(), ShaderPrior(), MIXTURES[1]], ids=_name)
 def test_all_products_have_all_digits_where_a_run_allows_a_gpu_fewer(prior: ImagePrior) -> None:
     with Products() as products:
-        draw(prior, rows=2, shape=(3, 16, 16))
-    assert len(products.seen) > 4 and set(products.seen) == {("highest", False)}
+        draw(prior, rows=8, shape=(3, 16, 16))
+    assert len(products.seen) > 1 and set(products.seen) == {("highest", False)}
     # The notes show what a run allows, which is back after an error.
     with Products() as products, pytest.raises(RuntimeError, match="shapes cannot be multiplied"), full_float32():
         torch.ones(2, 2) @ torch.ones(3, 3)
