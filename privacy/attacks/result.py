@@ -118,7 +118,9 @@ class AttackResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, without the scores."""
+        """Plain values for JSON, without the scores; the ROC at 41 false positive rates from 0.01 % to 1."""
+        false, true = self.roc
+        grid = np.logspace(-4, 0, 41)
         return {
             "models": len(self.members),
             "members": int(self.members.sum()),
@@ -127,6 +129,7 @@ class AttackResult:
             "auc_interval": list(self.auc_interval()),
             "tpr_at_0.1%": self.tpr_at(0.001),
             "tpr_at_1%": self.tpr_at(0.01),
+            "roc": {"fpr": grid.tolist(), "tpr": np.interp(grid, false, true).tolist()},
         }
 
     @property
