@@ -176,6 +176,11 @@ tables: $(INSTALLED) ## every table and figure, most valuable and first seeds fi
 	$(RUN_TABLES)
 	$(if $(DRY_RUN),,$(TABLES) render)
 
+.PHONY: leaks
+leaks: $(INSTALLED) ## what an attacker gets, tables leaks and inversions (PIPELINE=sweeps/pipelines/leaks_digits.yaml SHADOWS=64)
+	$(BIN)/python -m benchmarks.leaks $(PIPELINE) --shadows $(or $(SHADOWS),64)
+	$(BIN)/LightningCLI render docs/attacks.md
+
 .PHONY: data
 data: ## where data sets are expected and how to get them
 	@echo "Digits come with scikit-learn: nothing to do (make demo uses them)."

@@ -48,6 +48,7 @@ from privacy.attacks import (
     train_shadows,
 )
 from privacy.files import write_atomically
+from privacy.formatting import json_number
 
 __all__ = ["attack"]
 
@@ -97,7 +98,7 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
             leaks += _of_run(model, pipelines, asked, membership, options.shadows)
         inverted = _inverted(model, data, asked, facts) if INVERSION in options.attacks else []
     content = {
-        **facts,
+        **{name: json_number(value) if isinstance(value, float) else value for name, value in facts.items()},
         "leaks": [leak.to_dict() for leak in leaks],
         "inversions": [one.to_dict() for one in inverted],
         "recipe": pipelines.recipe,

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import betaincinv, expit, ndtri
-from scipy.stats import binom
+from scipy.special import betainc, betaincinv, betaln, expit, ndtri, xlog1py, xlogy
 
 from privacy.checks import check_count, check_delta
 from privacy.numerics.gaussian import gaussian_epsilon
@@ -115,15 +114,18 @@ def one_run_epsilon(correct: int, guesses: int, *, records: int, delta: float, c
     coins = check_count("records", records, minimum=made)
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}")
-    steps = np.arange(1, right + 1)
+    if not right:
+        return 0.0
+    fewer = right - np.arange(1, right + 1)
+    weights = -betaln(fewer + 1, made - fewer + 1) - math.log(made + 1)
 
     def surplus(epsilon: float) -> float:
         """Probability of so many right guesses at this ε, at most, less what is allowed."""
         chance = float(expit(epsilon))
-        worst = 0.0
-        if delta and right:
-            worst = float((np.cumsum(binom.pmf(right - steps, made, chance)) / steps).max())
-        tail = float(binom.sf(right - 1, made, chance))
+        tail = float(betainc(right, made - right + 1, chance))
+        # Those of 1 to i fewer right guesses.
+        short = np.cumsum(np.exp(weights + xlogy(fewer, chance) + xlog1py(made - fewer, -chance)))
+        worst = float((short / (right - fewer)).max())
         return tail + 2 * coins * delta * worst - (1 - confidence)
 
     if surplus(0.0) >= 0.0:

@@ -21,12 +21,14 @@ from lightning_modules.callbacks.record import role
 from privacy.files import write_atomically
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.guarantee_tables import methods_table, papers_table
+from sweeps.runner.leaks import inversions_table, leaks_table
 from sweeps.runner.pipeline import bound, claim
 
 __all__ = ["render", "render_text", "results_table"]
 
 _TABLES = {"methods": methods_table, "papers": papers_table}
-_BLOCK = re.compile(r"(<!-- (results|privacy): ([\w ]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
+_OF_RECORDS = {"leaks": leaks_table, "inversions": inversions_table}
+_BLOCK = re.compile(r"(<!-- (results|privacy|leaks|inversions): ([\w ]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
 def results_table(names: Sequence[str], folder: Path) -> str:
@@ -71,7 +73,9 @@ def render_text(text: str, folder: Path) -> str:
 
     def body(block: re.Match[str]) -> str:
         head, kind, names, tail = block.groups()
-        return head + (_TABLES[names]() if kind == "privacy" else results_table(names.split(), folder)) + tail
+        if kind == "privacy":
+            return head + _TABLES[names]() + tail
+        return head + _OF_RECORDS.get(kind, results_table)(names.split(), folder) + tail
 
     return _BLOCK.sub(body, text)
 

@@ -1,0 +1,66 @@
+"""What an attacker gets from each fit of a pipeline: `python -m benchmarks.leaks`.
+
+Makes the fits, attacks the first one and those that are made of another, and writes results and figure. What is
+interrupted goes on. Only for public data: what it writes into `results/` would be private otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from lightning_modules.cli import main as command
+from lightning_modules.runtime.figures import save_figure
+from lightning_modules.runtime.runs import commit, hardware, versions
+from privacy.files import write_atomically
+from sweeps.runner.leaks import leaks_figure
+from sweeps.runner.spec import Spec
+
+__all__ = ["main"]
+
+
+def main(args: list[str] | None = None) -> None:
+    """Attack, and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pipeline", nargs="?", default="sweeps/pipelines/leaks_digits.yaml")
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    options, settings = parser.parse_known_args(args)  # the others are for `attack`
+    spec = Spec.read(options.pipeline)
+    command(["pipeline", options.pipeline])
+    runs = {}
+    for number, fit in enumerate(spec.fits.values()):
+        if number and not fit.parents:
+            continue
+        folder = spec.folder / fit.name
+        try:
+            command(["attack", str(folder), *settings])
+        except SystemExit as error:
+            print(error)  # a claim fails: the table says so
+        found = json.loads((folder / "attack" / "attack.json").read_text(encoding="utf-8"))
+        measured = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        runs[fit.name] = _kept(found, measured)
+    content = {
+        "pipeline": options.pipeline,
+        "data": measured["dataset"],
+        "shadows": found["shadows"],
+        "runs": runs,
+        "hardware": hardware(),
+        "versions": versions(),
+        "commit": commit(),
+    }
+    write_atomically(options.results / f"{spec.name}.json", json.dumps(content, indent=1) + "\n")
+    save_figure(leaks_figure(content), options.results / f"{spec.name}.png")
+
+
+def _kept(found: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "role": list(found["recipe"])[-1],
+        "accuracy": measured["accuracy"],
+        **{name: found[name] for name in ("epsilon", "published", "judge", "leaks", "inversions")},
+    }
+
+
+if __name__ == "__main__":
+    main()

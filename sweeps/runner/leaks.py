@@ -1,0 +1,123 @@
+"""What attackers got from the fits of a pipeline, as tables for documents and one figure for both questions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from privacy.formatting import short_figure
+from sweeps.runner.fit import RunnerError
+
+__all__ = ["inversions_table", "leaks_figure", "leaks_table", "read_leaks"]
+
+_KINDS = ("record", "mislabelled", "noise")
+_SHOWN = ("loss", "label-only", "rmia", "lira")
+_DRAWN = ("gradient", "data-free", "background", "generative")
+
+
+def read_leaks(name: str, folder: Path) -> dict[str, Any]:
+    """The record that `python -m benchmarks.leaks` has written.
+
+    Raises:
+        RunnerError: It is missing.
+    """
+    file = folder / f"{name}.json"
+    if not file.is_file():
+        raise RunnerError(f"a document names the record {file}, which does not exist")
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
+
+
+def leaks_table(names: Sequence[str], folder: Path) -> str:
+    """Membership as Markdown: for each model the AUC of each attack, and what the best refutes.
+
+    Args:
+        names: File names under `folder` without `.json`.
+        folder: Where the records are.
+    """
+    lines = [
+        f"| data | model | accuracy | {' | '.join(f'AUC, {name}' for name in _SHOWN)} | LiRA, TPR at 1 % FPR | "
+        "ε refuted: average, mislabelled, noise | ε record-level | ε published |",
+        f"|---|---|---:|{'---:|' * len(_SHOWN)}---:|---:|---:|---:|",
+    ]
+    contents = [read_leaks(name, folder) for name in names]
+    for content in contents:
+        for name, run in content["runs"].items():
+            lines.append(_leaks_row(content["data"], name, run))
+    return "\n".join([*lines, "", *(_provenance(content) for content in contents), ""])
+
+
+def _leaks_row(data: str, name: str, run: Mapping[str, Any]) -> str:
+    found = {(one["records"], one["attack"]): one for one in run["leaks"] if one["model"] == run["role"]}
+    refuted = [
+        max(one["audited"]["epsilon_lower"] for (kind, _), one in found.items() if kind == wanted) for wanted in _KINDS
+    ]
+    rate = found["record", "lira"]["tpr_at_1%"]
+    cells = [
+        data,
+        name.replace("_", " "),
+        f"{100 * run['accuracy']:.1f} %",
+        *(f"{found['record', attack]['auc']:.3f}" for attack in _SHOWN),
+        "–" if rate is None else f"{100 * rate:.1f} %",
+        ", ".join(f"{value:.2f}" for value in refuted),
+        _epsilon(run["epsilon"]),
+        "–" if run["published"] is None else _epsilon(run["published"]),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def inversions_table(names: Sequence[str], folder: Path) -> str:
+    """Inversion as Markdown: how much of what each attack drew is recognised, and is nearer to training images."""
+    lines = [
+        f"| data | model | {' | '.join(f'{name}: recognised, nearer' for name in _DRAWN)} |",
+        f"|---|---|{'---:|' * len(_DRAWN)}",
+    ]
+    contents = [read_leaks(name, folder) for name in names]
+    for content in contents:
+        runs = {"control": next(iter(content["runs"].values())), **content["runs"]}
+        for name, run in runs.items():
+            model = "control" if name == "control" else "this run"
+            found = {one["attack"]: one for one in run["inversions"] if one["model"] == model}
+            cells = [f"{100 * found[one]['accuracy']:.0f} %, {100 * found[one]['nearer']:.0f} %" for one in _DRAWN]
+            lines.append(f"| {content['data']} | {name.replace('_', ' ')} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *(_provenance(content) for content in contents), ""])
+
+
+def _provenance(content: Mapping[str, Any]) -> str:
+    return (
+        f"{content['data']}: {content['shadows']} shadows, {content['shadows'] // 4} of them attacked, of "
+        f"`{content['pipeline']}`; {content['hardware']}; commit {content['commit']}."
+    )
+
+
+def _epsilon(value: float | str) -> str:
+    return value if isinstance(value, str) else short_figure(value)
+
+
+def leaks_figure(content: Mapping[str, Any]) -> Figure:
+    """ROC of LiRA on average records, and the ε that is refuted beside the claims, each model a colour."""
+    figure, (roc, bounds) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for number, (name, run) in enumerate(content["runs"].items()):
+        found = [one for one in run["leaks"] if one["model"] == run["role"]]
+        curve = next(one["roc"] for one in found if (one["records"], one["attack"]) == ("record", "lira"))
+        roc.plot(curve["fpr"], curve["tpr"], color=f"C{number}", label=name.replace("_", " "), linewidth=1.2)
+        bounds.barh(number, max(one["audited"]["epsilon_lower"] for one in found), color=f"C{number}")
+        for value, mark in ((run["epsilon"], "D"), (run["published"], "x")):
+            if isinstance(value, float) and value < 1000:
+                bounds.plot(value, number, marker=mark, color="black", linestyle="none", clip_on=False)
+    roc.plot([1e-3, 1], [1e-3, 1], color="0.7", linewidth=0.8)
+    roc.set(xscale="log", yscale="log", xlim=(1e-3, 1), ylim=(1e-3, 1.05))
+    roc.set(
+        xlabel="false positive rate", ylabel="true positive rate", title=f"LiRA, {content['data']}, average records"
+    )
+    roc.legend(fontsize=7)
+    bounds.set_yticks(range(len(content["runs"])), [name.replace("_", " ") for name in content["runs"]])
+    bounds.invert_yaxis()
+    bounds.set_xscale("symlog", linthresh=1)
+    bounds.set(xlabel="ε", title="refuted by attack (bar), record-level bound (◆), published claim (×)")
+    return figure

@@ -1,0 +1,73 @@
+"""What attackers got, from records to tables and figure."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import leaks
+from sweeps.runner.documents import render_text
+from sweeps.runner.fit import RunnerError
+
+PIPELINE = """
+folder: runs/tiny
+fits:
+  teacher: {config: sweeps/teacher_digits.yaml}
+  ensemble: {config: sweeps/methods/ensemble_digits.yaml}
+  student: {config: sweeps/dpdfd_digits.yaml, set: {model.teacher: "{teacher}/checkpoints/last.ckpt"}}
+"""
+
+
+def attacked(role: str) -> dict[str, Any]:
+    """As `attack` writes it."""
+    audited = {"epsilon_lower": 1.25, "claimed_epsilon": None}
+    reached = {"auc": 0.75, "tpr_at_1%": 0.125, "roc": {"fpr": [0.001, 1.0], "tpr": [0.1, 1.0]}, "audited": audited}
+    rows = [
+        {"model": role, "records": kind, "attack": name, **reached}
+        for kind in ("record", "mislabelled", "noise")
+        for name in ("loss", "label-only", "rmia", "lira")
+    ]
+    drawn = [
+        {"model": model, "attack": name, "accuracy": 0.5, "nearer": 0.25}
+        for model in ("control", "this run")
+        for name in ("gradient", "data-free", "background", "generative")
+    ]
+    facts = {"shadows": 8, "epsilon": "inf", "published": 1.0, "judge": 0.9}
+    return {**facts, "recipe": {"teacher": {}, role: {}}, "leaks": rows, "inversions": drawn}
+
+
+def test_fits_are_attacked_and_tables_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(PIPELINE)
+    lines: list[list[str]] = []
+
+    def command(line: list[str]) -> None:
+        lines.append(line)
+        if line[0] == "attack":
+            folder = Path(line[1], "attack")
+            folder.mkdir(parents=True)
+            (folder / "attack.json").write_text(json.dumps(attacked(folder.parent.name)))
+            (folder.parent / "result.json").write_text(json.dumps({"accuracy": 0.875, "dataset": "Digits"}))
+            raise SystemExit("error: the claim fails")
+
+    monkeypatch.setattr(leaks, "command", command)
+    leaks.main(["tiny.yaml", "--results", "results", "--shadows", "8"])
+    # Not the ensemble, which only teaches.
+    attacks = [["attack", f"runs/tiny/{name}", "--shadows", "8"] for name in ("teacher", "student")]
+    assert lines == [["pipeline", "tiny.yaml"], *attacks]
+    assert Path("results/tiny.png").is_file()
+    page = "<!-- leaks: tiny -->\n<!-- end leaks -->\n<!-- inversions: tiny -->\n<!-- end inversions -->\n"
+    text = render_text(page, Path("results"))
+    row = "| Digits | student | 87.5 % | 0.750 | 0.750 | 0.750 | 0.750 | 12.5 % | 1.25, 1.25, 1.25 | inf | 1 |"
+    assert row in text and text.count("| 50 %, 25 % ") == 12
+    content = json.loads(Path("results/tiny.json").read_text())
+    changed = copy.deepcopy(content)
+    changed["runs"]["student"]["leaks"][0]["auc"] = 0.5
+    Path("results/tiny.json").write_text(json.dumps(changed))
+    assert row not in render_text(page, Path("results"))
+    with pytest.raises(RunnerError, match="does not exist"):
+        render_text(page.replace("tiny", "other"), Path("results"))
