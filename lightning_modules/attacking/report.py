@@ -41,6 +41,13 @@ class Leak:
     audited: AuditResult | None
 
     @property
+    def at_most(self) -> float | None:
+        """The largest ε that so many models and records could have refuted."""
+        if self.audited is None:
+            return None
+        return self.result.at_most(delta=self.audited.delta, confidence=self.audited.confidence)
+
+    @property
     def broken(self) -> bool:
         """Whether it is of the control and no better than chance."""
         return self.model == CONTROL and self.result.auc_interval()[0] <= 0.5
@@ -54,6 +61,7 @@ class Leak:
             "attack": self.attack,
             **self.result.to_dict(),
             "audited": audited,
+            "at_most": self.at_most,
         }
 
 
@@ -108,8 +116,9 @@ def page(facts: Mapping[str, Any], leaks: Sequence[Leak], inverted: Sequence[Inv
             f"{facts['shadows']} times the whole recipe was carried out, teacher included, on a random half of the "
             f"records; {facts['targets']} of the resulting models were attacked by means of the others. Canaries are "
             "planted records: public images with a wrong label, and noise. *Control*: dense networks that know their "
-            "records by heart. *ε refuted*: no ε below it holds, with 95 % confidence for all shadows' rows together. "
-            "*This run*: its own model, whose training records are told from held-out ones.",
+            "records by heart. *ε refuted*: no ε below it holds, with 95 % confidence for all shadows' rows together; "
+            "*of*: what so many models and records can refute at most. *This run*: its own model, whose training "
+            "records are told from held-out ones.",
             "",
             "| model | records | attack | AUC | TPR at 1 % FPR | TPR at 0.1 % FPR | ε refuted | ε claimed |",
             "|---|---|---|---:|---:|---:|---:|---:|",
@@ -141,7 +150,9 @@ def _leak_row(leak: Leak) -> str:
     low, high = result.auc_interval()
     rates = [result.tpr_at(rate) for rate in (0.01, 0.001)]
     claimed = "–" if audited is None or audited.claimed_epsilon is None else _epsilon(audited.claimed_epsilon)
-    refuted = "–" if audited is None else f"{audited.epsilon_lower:.2f}" + (" **fails**" if audited.fails else "")
+    refuted = "–"
+    if audited is not None:
+        refuted = f"{audited.epsilon_lower:.2f} of {leak.at_most:.2f}" + (" **fails**" if audited.fails else "")
     cells = [
         leak.model,
         _NAMES[leak.kind],

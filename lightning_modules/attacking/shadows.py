@@ -231,7 +231,7 @@ def recipe_of(run: Path, *, teacher: str | None) -> dict[str, dict[str, Any]]:
 def _prepared(place: Path) -> dict[str, Any]:
     file = place / "config.yaml" if place.is_dir() else Path(find_config(str(place)))
     if not file.is_file():
-        raise AttackError(f"RUN must be the folder of a fit, with its config.yaml, and {file} is not there")
+        raise AttackError(f"a fit's folder must hold its config.yaml, and {file} is not there")
     config: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not config.get("data") or not config.get("model"):
         raise AttackError(f"{file} names no model and no data")

@@ -75,6 +75,8 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
     if options.records < 2 or options.canaries < 0:
         raise AttackError(f"--records must be at least 2 and --canaries 0, got {options.records}, {options.canaries}")
     place = Path(options.run)
+    if not place.is_dir():
+        raise AttackError(f"RUN must be the folder of a fit, such as runs/dpdfd_digits/version_0, got {place}")
     pipelines = Pipelines(
         recipe=recipe_of(place, teacher=options.teacher),
         canaries=options.canaries,

@@ -85,7 +85,7 @@ def attack_each(
 
     Returns:
         Of each kind, of the records that one shadow at least has seen and two have not; all targets together. Kinds
-        that no model has seen are left out: they are the population.
+        without members, such as the population, are left out, and those without others.
 
     Raises:
         ValueError: Too few models are left.
@@ -100,5 +100,5 @@ def attack_each(
     return {
         str(kind): AttackResult(scores[:, taken], models.members[:targets, taken], coins=True)
         for kind in dict.fromkeys(groups)
-        if (taken := kept & (groups == kind)).any()
+        if len(np.unique(models.members[:targets, taken := kept & (groups == kind)])) == 2
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +117,11 @@ class AttackResult:
             alarms=guesses - correct,
             claimed_epsilon=claimed_epsilon,
         )
+
+    def at_most(self, *, delta: float, confidence: float = 0.95) -> float:
+        """The largest bound that `audited` could have given, where each score had told members from others."""
+        perfect = dataclasses.replace(self, scores=self.members.astype(np.float64))
+        return perfect.audited(delta=delta, confidence=confidence).epsilon_lower
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the scores; the ROC at 41 false positive rates from 0.01 % to 1."""

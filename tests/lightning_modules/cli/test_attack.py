@@ -195,7 +195,7 @@ def test_what_is_refused(runs: Path) -> None:
     Path("alone/config.yaml").write_text(json.dumps(config))
     for line, message in (
         (["s", "--shadows", "7"], "--shadows must be at least 8, got 7"),
-        (["absent"], "absent is not there"),
+        (["absent"], "RUN must be the folder of a fit"),
         (["alone"], "add --teacher"),
     ):
         with pytest.raises(AttackError, match=message):
