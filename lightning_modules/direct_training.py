@@ -20,7 +20,7 @@ from lightning_modules.losses.targets import Annotation, GradientTargets, LabelT
 from lightning_modules.networks import Network
 from lightning_modules.private_run import PrivateRun, state_of_run, steps_of_fit
 from lightning_modules.runtime.hyperparameters import settings_of
-from lightning_modules.runtime.publication import PageOfInterrupted, clear, public_folder, publish
+from lightning_modules.runtime.publication import TellOfErrors, clear, public_folder, publish
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
 from lightning_modules.setting_checks import check_choice
 from lightning_modules.teachers.teacher import Teacher
@@ -268,19 +268,15 @@ class DirectTraining(Teacher):
         return self.run.uncharged_queries
 
     def configure_callbacks(self) -> list[Callback]:
-        """What writes predictions, and the page of a fit that is interrupted."""
-        return [*super().configure_callbacks(), PageOfInterrupted()]
+        """What writes predictions, and tells of errors."""
+        return [*super().configure_callbacks(), TellOfErrors()]
 
-    @property
-    def is_charged(self) -> bool:
-        """Whether this run has released anything."""
-        return self.annotator.is_open and bool(self.annotator.account.counts(scope="run"))
+    def on_exception(self, exception: BaseException) -> None:
+        """As `on_fit_end`: what was released before an error stays released."""
+        if self.annotator.is_open and self.annotator.account.counts(scope="run"):
+            self.on_fit_end()
 
     def on_fit_end(self) -> None:
-        """See `write_guarantee`."""
-        self.write_guarantee()
-
-    def write_guarantee(self) -> None:
         """Settles the ledger and writes the guarantee beside the results."""
         self.annotator.close()
         if is_dev_run(self.trainer):

@@ -319,10 +319,6 @@ class FedDPSD(DataFreeDistillation):
         """Lets the clients settle their ledgers and write their guarantees."""
         self.clients.end()
 
-    def on_exception(self, exception: BaseException) -> None:
-        """As `on_fit_end`: what left a client before an error has left it."""
-        self.clients.end()
-
     def assumptions(self) -> list[str]:
         """Assumptions of this run's guarantee besides the annotator's."""
         noise = _TRUSTED if self.noise_by == "server" else _OWN_NOISE

@@ -54,7 +54,7 @@ def check_paths(args: Sequence[str]) -> None:
     if not {"--help", "-h", "--print_config"} & {*args}:
         for _, value in _values(args, _TEACHERS.get(command, ())):
             if value != "null" and "{" not in value and (wrong := wrong_with_teacher(Path(value))):
-                raise ValueError(wrong)
+                raise ValueError(wrong.replace("--model.teacher", "--teacher") if command == "distill" else wrong)
 
 
 def of_run(args: Sequence[str]) -> list[str]:

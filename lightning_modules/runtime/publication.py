@@ -21,7 +21,7 @@ from lightning_modules.runtime.runs import run_folder
 from privacy.files import write_atomically
 from privacy.guarantee import Guarantee
 
-__all__ = ["PageOfInterrupted", "clear", "private_folder", "public_folder", "publish"]
+__all__ = ["TellOfErrors", "clear", "private_folder", "public_folder", "publish"]
 
 
 def public_folder(trainer: Trainer) -> Path:
@@ -83,14 +83,10 @@ def publish(folder: Path, guarantee: Guarantee, networks: Mapping[str, nn.Module
         write_atomically(folder / f"{name}.pt", buffer.getvalue())
 
 
-class PageOfInterrupted(Callback):
-    """Writes the guarantee of a fit that ends by an error or an interruption: what was charged stays charged.
-
-    For a module with `is_charged`, and with `write_guarantee()`, which it calls itself when a fit ends.
-    """
+class TellOfErrors(Callback):
+    """Calls the module's `on_exception(exception)`, which writes its page: Lightning tells callbacks and data alone."""
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Writes it."""
+        """Tells it."""
         module: Any = pl_module
-        if trainer.is_global_zero and module.is_charged:
-            module.write_guarantee()
+        module.on_exception(exception)

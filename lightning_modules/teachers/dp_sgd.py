@@ -14,13 +14,14 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from opacus.validators import ModuleValidator
+from torch import nn
 
 from datamodules import PoissonSampled
 from lightning_modules.evaluation import refuse_selection
 from lightning_modules.networks import Network
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import check_strategy, processes_of
-from lightning_modules.runtime.publication import PageOfInterrupted, clear, public_folder, publish
+from lightning_modules.runtime.publication import TellOfErrors, clear, public_folder, publish
 from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.setting_checks import check_number
 from lightning_modules.teachers.clipped_network import ClippedNetwork
@@ -301,26 +302,25 @@ class DPSGDTeacher(Teacher):
         return found
 
     def configure_callbacks(self) -> list[Callback]:
-        """What writes predictions, and the page of a fit that is interrupted."""
-        return [*super().configure_callbacks(), PageOfInterrupted()]
-
-    @property
-    def is_charged(self) -> bool:
-        """Whether its steps are in the ledger."""
-        return self.own_training.is_open and bool(self.releases)
+        """What writes predictions, and tells of errors."""
+        return [*super().configure_callbacks(), TellOfErrors()]
 
     def on_fit_end(self) -> None:
-        """See `write_guarantee`."""
-        by_all(self.processes, self.clipped.refuse_written_state)
-        self.write_guarantee()
-
-    def write_guarantee(self) -> None:
         """Writes the guarantee, and what it covers, beside the results."""
-        self.clipped.refuse_written_state()
+        by_all(self.processes, self.clipped.refuse_written_state)
+        self._write({"teacher": self.network})
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Writes the guarantee once the steps are charged. No weights: resuming assumes that nobody has seen them."""
+        if self.own_training.is_open and self.releases:
+            self.clipped.refuse_written_state()
+            self._write({})
+
+    def _write(self, networks: Mapping[str, nn.Module]) -> None:
         if self.trainer.is_global_zero and not is_dev_run(self.trainer):
             guarantee = self.guarantee()
             _, page = guarantee.write(folder := public_folder(self.trainer))
-            publish(folder, guarantee, {"teacher": self.network})
+            publish(folder, guarantee, networks)
             rank_zero_info(f"\n{guarantee.headline()}\nThe whole statement: {page}")
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]

@@ -14,7 +14,7 @@ from support.runs import checkpoint, fit, interrupted, trainer_settings
 from support.short_names import nested
 
 from lightning_modules import DirectTraining
-from lightning_modules.runtime.publication import PageOfInterrupted
+from lightning_modules.runtime.publication import TellOfErrors
 from privacy import LedgerError
 from privacy.annotators import DirectLabelAnnotator
 
@@ -135,7 +135,7 @@ def test_an_interrupted_run_is_charged_for_its_whole_plan() -> None:
 @pytest.mark.parametrize("broken", [False, True])
 def test_an_error_leaves_the_page_of_what_was_charged(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if broken:
-        monkeypatch.delattr(PageOfInterrupted, "on_exception")
+        monkeypatch.delattr(TellOfErrors, "on_exception")
     interrupted(DirectTraining, 2, lambda: trained(configuration()))
     assert bool(list(Path("run").rglob("public/guarantee.json"))) is not broken
     if not broken:

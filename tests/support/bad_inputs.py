@@ -53,6 +53,8 @@ def _pointer() -> None:
 
 MNIST = ("fit", "--config", "sweeps/teacher_mnist.yaml", "--trainer.max_epochs=1")
 DPSD = ("fit", "--config", "sweeps/methods/dpsd_digits.yaml", "--trainer.max_epochs=1")
+DP_SGD = ("fit", "--config", "sweeps/dp_teacher_digits.yaml")
+DISTILL = ("distill", "--teacher=teachers/digits.ckpt", "--to=out")
 ANNOTATOR, BUDGET = "--model.annotator", "--model.annotator.budget"
 
 # fmt: off
@@ -122,6 +124,10 @@ BAD: list[Bad] = [
      "teacher teachers/half.ckpt cannot be read as plain weights (PytorchStreamReader"),
     ("a teacher of another network", (*FIT, "--model.teacher=teachers/other.pt", "--model.teacher.network=SmallCNN"),
      _other_architecture, "the weights in teacher teachers/other.pt do not fit the architecture SmallC"),
+    ("a network that DP-SGD cannot train", (*DP_SGD, "--model.network=ResNet18"), None,
+     "model.network: BatchNorm mixes the records of a batch"),
+    ("a part of a folder of pictures", (*DISTILL, "--data=ImageFolder:pictures/train"),
+     lambda: Path("pictures/train").mkdir(parents=True), "you probably meant the folder above, ./pictures"),
     ("data that are missing", MNIST, None, "MNIST: 2 file(s) missing in data/MNIST/raw:"),
     ("a data file cut short", MNIST, _truncated_images,
      "data/MNIST/raw/train-images-idx3-ubyte is damaged or no IDX file of bytes ("),

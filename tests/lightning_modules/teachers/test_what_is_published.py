@@ -13,7 +13,7 @@ from support.runs import fit
 
 from datamodules.image_folder import ImageFolder
 from lightning_modules import DPSGDTeacher
-from lightning_modules.runtime.publication import PageOfInterrupted
+from lightning_modules.runtime.publication import TellOfErrors
 
 SMALL = {"name": "SmallCNN", "arguments": {"width": 2, "hidden": 4, "norm": "group"}}
 
@@ -67,7 +67,7 @@ def test_an_error_leaves_the_page_of_the_whole_plan(
     pictures("some", 12)
     whole = stated("some")["epsilon"]
     if broken:
-        monkeypatch.delattr(PageOfInterrupted, "on_exception")
+        monkeypatch.delattr(TellOfErrors, "on_exception")
     monkeypatch.setattr(DPSGDTeacher, "on_train_batch_end", lambda *_: (_ for _ in ()).throw(InterruptedError))
     with pytest.raises(InterruptedError):
         fit(settings("some", default_root_dir="interrupted"))
@@ -76,6 +76,7 @@ def test_an_error_leaves_the_page_of_the_whole_plan(
     if not broken:
         found = json.loads(page.read_text())["guarantee"]
         assert found["epsilon"] == whole > found["epsilon_spent"]
+        assert not list(Path("interrupted/public").glob("*.pt"))
 
 
 def test_nothing_is_trained_before_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
