@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from lightning_modules.runtime.figures import save_figure
@@ -127,7 +128,7 @@ def _section(spec: Spec, preset: str, rows: Sequence[Row], results: Path, *, bri
     for row in rows:
         found = row.printed
         paper = ["–" if found is None else _percent(found.accuracy) + notes.marks(found.notes)] if printed else []
-        measured = [_share(row.mean_of(name)) for name in spec.measures]
+        measured = [_shares(row.values(name)) for name in spec.measures]
         largest = [show(row.largest(name)) for name, show in shown.values()]
         cells = [*(value for _, value in row.labels), *paper, _ours(row), *measured, str(len(row.records)), *largest]
         lines.append(f"| {' | '.join(cells)} |")
@@ -262,15 +263,16 @@ def _provenance(spec: Spec, preset: str, records: Sequence[Mapping[str, Any]]) -
 
 
 def _ours(row: Row) -> str:
-    if row.mean is None:
+    if not row.records:
         return "failed" if row.errors else "–"
-    values = [f"{100 * value:.2f}" for value in row.accuracies]
-    text = " / ".join(values) if row.std is None else f"{100 * row.mean:.2f} ± {100 * row.std:.2f}"
-    return f"{text} %{' †' if row.outdated else ''}"
+    return f"{_shares(row.values('accuracy'))}{' †' if row.outdated else ''}"
 
 
-def _share(value: float | None) -> str:
-    return "–" if value is None else _percent(value)
+def _shares(values: Sequence[float]) -> str:
+    """Each of two seeds; from three on mean and standard deviation."""
+    if len(values) > 2:
+        return f"{100 * fmean(values):.2f} ± {100 * stdev(values):.2f} %"
+    return f"{' / '.join(f'{100 * value:.2f}' for value in values)} %" if values else "–"
 
 
 def _percent(value: float) -> str:

@@ -35,24 +35,20 @@ class Row:
     outdated: bool = False
 
     @property
-    def accuracies(self) -> list[float]:
-        """Test accuracy at the last step of each seed, between 0 and 1."""
-        return [float(record["accuracy"]) for record in self.records]
-
-    @property
     def mean(self) -> float | None:
         """Mean accuracy over seeds."""
-        return self.mean_of("accuracy")
+        accuracies = self.values("accuracy")
+        return fmean(accuracies) if accuracies else None
 
     @property
     def std(self) -> float | None:
         """Sample standard deviation over seeds, from three seeds on: two are better shown as they are."""
-        return stdev(self.accuracies) if len(self.records) > 2 else None
+        return stdev(self.values("accuracy")) if len(self.records) > 2 else None
 
-    def mean_of(self, name: str) -> float | None:
-        """Mean over seeds of a figure; None where a record is without it."""
-        values = [record.get(name) for record in self.records]
-        return fmean(float(value) for value in values if value is not None) if values and None not in values else None
+    def values(self, name: str) -> list[float]:
+        """A figure of each seed, between 0 and 1, such as test accuracy; empty where a record is without it."""
+        found = [record.get(name) for record in self.records]
+        return [] if None in found else [float(str(value)) for value in found]
 
     def largest(self, name: str) -> float | None:
         """Largest value of a figure over seeds; infinite where any is. An infinite published ε is no claim."""
