@@ -455,11 +455,9 @@ class Guarantee:
                 f"This run by itself costs {own}, if nothing about it was chosen by what other runs gave; the rest is "
                 f"what else the ledger of {self.private_data} holds."
             )
-        return (
-            ""
-            if everything == stated
-            else f"Together with all else in the ledger of {self.private_data}: {everything}."
-        )
+        if everything != stated:
+            return f"Together with all else in the ledger of {self.private_data}: {everything}."
+        return ""
 
     def write(self, folder: str | Path) -> tuple[Path, Path]:
         """Writes `guarantee.json` and `guarantee.md`, each atomically; returns both paths."""

@@ -383,8 +383,12 @@ class _Course:
         while self.left:
             if BEGUN in os.environ and os.getppid() != self.parent:
                 sys.exit("error: the command that this process helps was killed")
-            if not self._go_on():
-                time.sleep(POLL_SECONDS)
+            try:
+                if not self._go_on():
+                    time.sleep(POLL_SECONDS)
+            except KeyboardInterrupt:
+                self.say(f"[{self.plan.title}] interrupted: the same command goes on")
+                raise
         return self.progress()
 
     def progress(self) -> Progress:

@@ -128,8 +128,10 @@ def interruption() -> SystemExit:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), interruption()])
 def test_an_interruption_ends_everything_and_the_next_run_goes_on_from_the_checkpoint(error: BaseException) -> None:
+    lines: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        made(fit(errors={"cell1": error}))
+        made(fit(errors={"cell1": error}), say=lines.append)
+    assert lines[-1].endswith("the same command goes on")
     assert ran() == ["teacher", "cell0", "cell1"] and not list(Path("store").glob("*/failed.json"))
     made()
     assert [(cell, resumed) for _, cell, _, resumed in said("begun")][:2] == [("cell1", "True"), ("cell2", "False")]
