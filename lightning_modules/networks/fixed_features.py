@@ -170,7 +170,7 @@ class WhitenedFeatures(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to features (N, F)."""
-        return remembered_features(self, images, lambda: self._computed(images))
+        return remembered_features(self, images, self._computed)
 
     def _computed(self, images: Tensor) -> Tensor:
         return self.scale * _whitened(self.before_whitening(images), self.mean, self.directions, self.gains)

@@ -69,10 +69,10 @@ def _values(module: nn.Module) -> dict[str, Tensor]:
 
 
 class FeatureMemory:
-    """Cached features of batches of images, keyed by the contents of extractor and images.
+    """Cached features of images, keyed by the contents of extractor and image.
 
-    An entry is known by the SHA-256 of the extractor's settings, weights and buffers and by that of the images, so that
-    it is never of another extractor or of other images. Features of private images are private: they stay in this
+    An entry is known by the SHA-256 of the extractor's settings, weights and buffers and by that of the image, so that
+    it is never of another extractor or of another image. Features of private images are private: they stay in this
     process's memory. Used only on the CPU, where computing them takes long.
 
     Args:
@@ -86,33 +86,38 @@ class FeatureMemory:
         self._digests: weakref.WeakKeyDictionary[nn.Module, tuple[object, str]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()  # features are computed by several threads
 
-    def of(self, extractor: nn.Module, images: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        """Features of `images`: what `compute` gives, or a copy of what it gave before.
+    def of(self, extractor: nn.Module, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """Features of `images`: of each what `compute` gives, or what it gave before.
 
         Args:
             extractor: Maps each image by itself, without gradients.
             images: (N, C, H, W).
-            compute: Called where nothing is remembered.
+            compute: Called on those images of which nothing is remembered.
         """
-        if images.device.type != "cpu" or images.requires_grad:
-            return compute()
-        key = self._key(extractor, images)
+        if images.device.type != "cpu" or images.requires_grad or not len(images):
+            return compute(images)
+        keys = self._keys(extractor, images)
         with self._lock:
-            found = self._entries.get(key)
-            if found is not None:
-                self._entries.move_to_end(key)
-        if found is not None:
-            return found.clone()  # a caller that writes into it changes no other fit
-        features = compute()
+            found = [self._entries.get(key) for key in keys]
+            for key, row in zip(keys, found, strict=True):
+                if row is not None:
+                    self._entries.move_to_end(key)
+        missing = [number for number, row in enumerate(found) if row is None]
+        if not missing:
+            return torch.stack([row for row in found if row is not None])
+        computed = compute(images if len(missing) == len(images) else images[missing])
         with self._lock:
-            if key not in self._entries:
-                self._entries[key] = features.clone()
-                self.held_bytes += features.nbytes
+            for number, row in zip(missing, computed, strict=True):
+                found[number] = row
+                if keys[number] not in self._entries:
+                    self._entries[keys[number]] = row.clone()
+                    self.held_bytes += row.nbytes
             while self.held_bytes > self.most_bytes:
                 self.held_bytes -= self._entries.popitem(last=False)[1].nbytes
-        return features
+        # A copy: a caller that writes into it changes no other fit.
+        return computed if len(missing) == len(images) else torch.stack([row for row in found if row is not None])
 
-    def _key(self, extractor: nn.Module, images: Tensor) -> bytes:
+    def _keys(self, extractor: nn.Module, images: Tensor) -> list[bytes]:
         values = [*extractor.parameters(), *extractor.buffers()]
         # A checkpoint that is loaded writes into them, which counts up their version.
         now = [(value.data_ptr(), value._version) for value in values]
@@ -121,9 +126,14 @@ class FeatureMemory:
             if known is None or known[0] != now:
                 known = self._digests[extractor] = (now, digest_of(extractor))
         precision = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-        key = hashlib.sha256(f"{known[1]} {precision} {images.dtype} {tuple(images.shape)} ".encode())
-        key.update(bytes_of(images))
-        return key.digest()
+        common = hashlib.sha256(f"{known[1]} {precision} {images.dtype} {tuple(images.shape[1:])} ".encode())
+        keys = []
+        content, size = bytes_of(images), images[0].nbytes
+        for start in range(0, len(images) * size, size):
+            key = common.copy()
+            key.update(content[start : start + size])
+            keys.append(key.digest())
+        return keys
 
 
 _memory: list[FeatureMemory] = []
@@ -140,9 +150,9 @@ def feature_memory(most_bytes: int = 4 * 2**30) -> Iterator[FeatureMemory]:
         _memory.remove(memory)
 
 
-def remembered_features(extractor: nn.Module, images: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+def remembered_features(extractor: nn.Module, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
     """See `FeatureMemory.of`; outside of `feature_memory` what `compute` gives."""
-    return _memory[-1].of(extractor, images, compute) if _memory else compute()
+    return _memory[-1].of(extractor, images, compute) if _memory else compute(images)
 
 
 _found: dict[tuple[object, ...], tuple[Tensor, ...]] = {}

@@ -43,12 +43,21 @@ def test_equal_extractors_compute_features_of_equal_images_once(computed: list[i
     assert computed == [5, 5]  # nothing is kept outside
 
 
+def test_of_images_in_another_batch_only_new_ones_are_computed(computed: list[int]) -> None:
+    one = extractor()
+    with feature_memory():
+        first = one(IMAGES[:3])
+        mixed = one(IMAGES[[4, 1, 3, 0]])
+        assert computed == [3, 2]
+        assert torch.equal(mixed[[1, 3]], first[[1, 0]]) and torch.allclose(mixed, extractor()(IMAGES[[4, 1, 3, 0]]))
+
+
 def wrong_images(one: WhitenedFeatures) -> torch.Tensor:
-    return one(IMAGES.flip(0))
+    return one(-IMAGES)
 
 
-def wrong_shape(one: WhitenedFeatures) -> torch.Tensor:
-    return one(IMAGES[:3])
+def turned_images(one: WhitenedFeatures) -> torch.Tensor:
+    return one(IMAGES.transpose(2, 3))
 
 
 def other_settings(one: WhitenedFeatures) -> torch.Tensor:
@@ -62,7 +71,7 @@ def other_buffers(one: WhitenedFeatures) -> torch.Tensor:
     return one(IMAGES)
 
 
-@pytest.mark.parametrize("other", [wrong_images, wrong_shape, other_settings, other_buffers])
+@pytest.mark.parametrize("other", [wrong_images, turned_images, other_settings, other_buffers])
 def test_what_differs_is_computed_anew(computed: list[int], other: Callable[[WhitenedFeatures], torch.Tensor]) -> None:
     with feature_memory():
         one = extractor()
