@@ -38,7 +38,7 @@ def main(args: list[str] | None = None) -> None:
             command(["attack", str(folder), *settings])
         except SystemExit as error:
             print(error)  # a claim fails: the table says so
-        found = json.loads((folder / "attack" / "attack.json").read_text(encoding="utf-8"))
+        found = json.loads((folder / "private" / "attack" / "attack.json").read_text(encoding="utf-8"))
         measured = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         runs[fit.name] = _kept(found, measured)
     content = {

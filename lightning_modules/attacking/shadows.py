@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
@@ -157,7 +157,7 @@ class Pipelines:
             cli = run(line)
         answers = answers_of(cli.model, asked.records)
         np.savez(folder / "answers.npz", confidences=answers.confidences, correct=answers.correct)
-        self.store.finish(name, claim=claim_of(folder), accuracy=_accuracy(folder))
+        self.store.finish(name, claim=_claim_of(folder))
 
     def answers(self, role: str, count: int, asked: Asked) -> Shadows:
         """What all shadows of one role answer.
@@ -284,15 +284,10 @@ def _silence() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def claim_of(folder: Path) -> dict[str, Any] | None:
+def _claim_of(folder: Path) -> dict[str, Any] | None:
     """The record-level guarantee that a run has written; None where it has none."""
-    found: Sequence[Path] = sorted(folder.rglob("guarantee.json"))
+    found = sorted(folder.rglob("guarantee.json"))
     if not found:
         return None
     guarantee = json.loads(found[0].read_text(encoding="utf-8"))["guarantee"]
     return {name: guarantee[name] for name in ("epsilon", "delta", "unit", "relation")}
-
-
-def _accuracy(folder: Path) -> float | None:
-    file = folder / "result.json"
-    return float(json.loads(file.read_text(encoding="utf-8"))["accuracy"]) if file.is_file() else None

@@ -1,9 +1,9 @@
 """`LightningCLI attack RUN`: what an attacker gets from a run's model, and from others of its recipe.
 
-A research command: it trains on the private data again and again and looks at every model. What it writes, RUN/attack,
-is as private as the data, is charged to no ledger, and never part of an export. Membership is attacked in shadow
-pipelines: the run's whole recipe, its teacher's training included, on random halves of the private records, with
-planted canaries. Inversion is attacked in the run's own model.
+A research command: it trains on the private data again and again and looks at every model. What it writes, in
+RUN/private/attack, is as private as the data, charged to no ledger, and never part of an export. Membership is attacked
+in shadow pipelines: the run's whole recipe, its teacher's training included, on random halves of the private records,
+with planted canaries. Inversion is attacked in the run's own model.
 
 Choose the number of shadows beforehand: adding shadows until a claim fails invalidates the confidence.
 """
@@ -81,7 +81,7 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
         recipe=recipe_of(place, teacher=options.teacher),
         canaries=options.canaries,
         asked=options.records,
-        folder=place / "attack",
+        folder=place / "private" / "attack",
     )
     data = _data_of(_built(build, pipelines.shadowed(0), pipelines.folder / "given.json"))
     asked = Asked.of(data, records=options.records)

@@ -48,10 +48,10 @@ def test_fits_are_attacked_and_tables_rendered(tmp_path: Path, monkeypatch: pyte
     def command(line: list[str]) -> None:
         lines.append(line)
         if line[0] == "attack":
-            folder = Path(line[1], "attack")
+            folder = Path(line[1], "private", "attack")
             folder.mkdir(parents=True)
-            (folder / "attack.json").write_text(json.dumps(attacked(folder.parent.name)))
-            (folder.parent / "result.json").write_text(json.dumps({"accuracy": 0.875, "dataset": "Digits"}))
+            (folder / "attack.json").write_text(json.dumps(attacked(folder.parents[1].name)))
+            (folder.parents[1] / "result.json").write_text(json.dumps({"accuracy": 0.875, "dataset": "Digits"}))
             raise SystemExit("error: the claim fails")
 
     monkeypatch.setattr(leaks, "command", command)

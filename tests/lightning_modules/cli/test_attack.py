@@ -68,7 +68,7 @@ def runs(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def attacked(*args: str, run: Any = run) -> dict[str, Any]:
     """The content of `attack.json` after the command."""
     command.attack(list(args), run=run, build=lambda rest: command_line(rest, run=False))
-    content: dict[str, Any] = json.loads((Path(args[0]) / "attack" / "attack.json").read_text())
+    content: dict[str, Any] = json.loads((Path(args[0]) / "private" / "attack" / "attack.json").read_text())
     return content
 
 
@@ -109,7 +109,9 @@ def test_a_canary_s_id_is_no_other_record_s(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_shadow_of_the_real_command_line(runs: Path) -> None:
     """A teacher by DP-SGD and a student of it, on a random half; nothing is written elsewhere, no ledger touched."""
     ledgers = {path: path.read_bytes() for path in (runs / "ledgers").rglob("*") if path.is_file()}
-    pipelines = Pipelines(recipe=recipe_of(Path("s"), teacher=None), canaries=4, asked=20, folder=Path("s/attack"))
+    pipelines = Pipelines(
+        recipe=recipe_of(Path("s"), teacher=None), canaries=4, asked=20, folder=Path("s/private/attack")
+    )
     asked = Asked.of(Shadowed(dataset=Digits(), number=0, canaries=4), records=20)
     pipelines.train(1, run, asked)
     for role in ("teacher", "student"):
@@ -156,11 +158,11 @@ def test_a_killed_attack_goes_on_and_a_false_claim_fails(
     killed, after = Stub(fail_at=3), Stub()
     with pytest.raises(KeyboardInterrupt):
         attacked(*line, run=killed)
-    assert not Path("t/attack/attack.json").exists()
+    assert not Path("t/private/attack/attack.json").exists()
     with pytest.raises(SystemExit, match="the claim fails for the model, by lira"):
         attacked(*line, run=after)
     assert (killed.made, after.made) == (3, 5)
-    content = json.loads(Path("t/attack/attack.json").read_text())
+    content = json.loads(Path("t/private/attack/attack.json").read_text())
     rows = [(one["model"], one["records"], one["attack"]) for one in content["leaks"]]
     assert ("control", "record", "lira") in rows and ("model", "mislabelled", "loss") in rows
     assert rows[-2:] == [("this run", "record", "lira-offline"), ("this run", "record", "loss")]
@@ -168,7 +170,9 @@ def test_a_killed_attack_goes_on_and_a_false_claim_fails(
     assert found["audited"]["fails"] and found["auc"] > 0.55
     # The run's own model has a claim that holds, and it was trained for one step.
     assert abs(content["leaks"][-2]["auc"] - 0.5) < 0.15
-    assert "**fails**" in Path("t/attack/attack.md").read_text() and Path("t/attack/attack.png").is_file()
+    assert (
+        "**fails**" in Path("t/private/attack/attack.md").read_text() and Path("t/private/attack/attack.png").is_file()
+    )
     assert "Private, like everything beside it" in capsys.readouterr().out
 
 
@@ -180,7 +184,7 @@ def test_the_run_s_own_model_is_inverted(runs: Path, monkeypatch: pytest.MonkeyP
     content = attacked("s", "--attacks", "inversion", "--records", "200")
     assert [one["model"] for one in content["inversions"]] == ["control"] * 4 + ["this run"] * 4
     assert not content["leaks"] and content["epsilon"] == pytest.approx(1.0, abs=0.1)
-    assert {path.name for path in Path("s/attack").iterdir()} == {
+    assert {path.name for path in Path("s/private/attack").iterdir()} == {
         "attack.json",
         "attack.md",
         "attack.png",
