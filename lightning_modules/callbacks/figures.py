@@ -58,8 +58,9 @@ class Curves(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Draws what there is of a run that ends early."""
-        with suppress(OSError):  # the callback that saves a checkpoint comes later
-            self.on_fit_end(trainer, pl_module)
+        if data_free(pl_module).annotator.is_open:
+            with suppress(OSError):  # the callback that saves a checkpoint comes later
+                self.on_fit_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         """The points, so that a resumed run draws one curve."""

@@ -129,7 +129,9 @@ class TranscriptionCLI(LightningCLI):
         built = {"hyper_parameters": {"class_path": class_path, **trained}}
         require_known_checkpoint(built, where=str(path), named=list(texts_in(config.as_dict())))
         settings = {"class_path": class_path, "dict_kwargs": trained}
-        content = {"model": settings, "data": _shaped(now.get("data"), trained.get("image_shape"))}
+        content = {"model": settings}
+        if now.get("data"):
+            content["data"] = _shaped(now["data"], trained.get("image_shape"))
         self.config = self.parser.parse_object({command: content}, self.config)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
