@@ -27,7 +27,7 @@ from lightning_modules.runtime.runs import (
 )
 from privacy.files import write_atomically
 from privacy.formatting import json_number
-from privacy.guarantee import Guarantee, LabelStatement
+from privacy.guarantee import Guarantee
 
 __all__ = ["ResultRecord", "role"]
 
@@ -81,22 +81,15 @@ class ResultRecord(Callback):
         }
         data.setup("test")
         loader = whole(data.test_dataloader())  # only this process measures
+        guarantee: Guarantee | None = None
+        uncharged: list[str] | None = None  # whatever is measured of a private model
         if is_data_free(pl_module):
+            network, seed, steps = pl_module.exportable_student, pl_module.draw_seed, pl_module.steps_done
+            guarantee, uncharged = pl_module.guarantee(), pl_module.run.uncharged_queries
             account = pl_module.annotator.account
-            guarantee = pl_module.guarantee()
             curves = next((callback for callback in callbacks_of(trainer) if isinstance(callback, Curves)), None)
             record |= {
-                **measured_on(pl_module.exportable_student, loader, pl_module.device, auroc=asks_for_auroc(trainer)),
-                "uncharged_accesses": list(pl_module.run.uncharged_queries),
-                "epsilon_record": json_number(guarantee.epsilon),
-                "epsilon_published": json_number(guarantee.claimed_epsilon),
-                "published_claim": guarantee.claimed_source,
-                **_whose(guarantee),
-                "delta": account.budget.delta,
-                "unit": guarantee.unit,
-                "run": guarantee.run,
                 "scope": account.budget.scope,
-                "steps": pl_module.steps_done,
                 "queries": account.queries(scope="run"),
                 "curve_metric": validation_metric(trainer),
                 "curve": [
@@ -105,28 +98,15 @@ class ResultRecord(Callback):
                 ],
             }
         else:
-            measured = measured_on(pl_module, loader, pl_module.device, auroc=asks_for_auroc(trainer))
-            # What has a guarantee may be measured on public images.
-            bound = pl_module.guarantee() if isinstance(pl_module, _Guaranteed) else None
-            epsilon = "inf" if bound is None else json_number(bound.epsilon)
-            uncharged = pl_module.uncharged_queries if isinstance(pl_module, _Guaranteed) else list(measured)
-            labels = None if bound is None else bound.labels
-            claim = {
-                "epsilon_published": epsilon,
-                **({} if labels is None or bound is None else _of_labels(labels, bound)),
-            }
-            record |= {
-                **measured,
-                "uncharged_accesses": list(uncharged),
-                "epsilon_record": epsilon,
-                **claim,
-                "delta": 0.0 if bound is None else bound.delta,
-                "unit": "one training record",
-                **({} if bound is None else {"run": bound.run, **_whose(bound)}),
-                "steps": trainer.global_step,
-            }
-        seed = torch.initial_seed() if not is_data_free(pl_module) else pl_module.draw_seed
+            network, seed, steps = pl_module, torch.initial_seed(), trainer.global_step
+            if isinstance(pl_module, _Guaranteed):  # and may be measured on public images
+                guarantee, uncharged = pl_module.guarantee(), pl_module.uncharged_queries
+        measured = measured_on(network, loader, pl_module.device, auroc=asks_for_auroc(trainer))
         record |= {
+            **measured,
+            "uncharged_accesses": list(measured if uncharged is None else uncharged),
+            **_stated(guarantee),
+            "steps": steps,
             "seed": seed,
             "hardware": hardware(),
             "versions": versions(),
@@ -154,21 +134,22 @@ class ResultRecord(Callback):
         self._seconds_before = float(state_dict["seconds"])
 
 
-def _whose(guarantee: Guarantee) -> dict[str, Any]:
-    """The record-level ε of the run alone and of all that the ledger holds, and in words which of them is stated."""
+def _stated(guarantee: Guarantee | None) -> dict[str, Any]:
+    """What holds of the run: its ε, whose it is (of the run alone, of all in the ledger), and the paper's claim."""
+    if guarantee is None:
+        return {"epsilon_record": "inf", "epsilon_published": "inf", "delta": 0.0, "unit": "one training record"}
+    labels = guarantee.labels
     return {
+        "epsilon_record": json_number(guarantee.epsilon),
         "epsilon_of_run": json_number(guarantee.epsilon_of_run),
         "epsilon_all_runs": json_number(guarantee.epsilon_all_runs),
         "statement": guarantee.headline(),
-    }
-
-
-def _of_labels(labels: LabelStatement, bound: Guarantee) -> dict[str, Any]:
-    """Additional fields of a record where only labels are protected."""
-    return {
-        "epsilon_label": json_number(labels.epsilon),
-        "epsilon_published": json_number(bound.claimed_epsilon),
-        "published_claim": bound.claimed_source,
+        **({} if labels is None else {"epsilon_label": json_number(labels.epsilon)}),
+        "epsilon_published": json_number(guarantee.claimed_epsilon),
+        "published_claim": guarantee.claimed_source,
+        "delta": guarantee.delta,
+        "unit": guarantee.unit,
+        "run": guarantee.run,
     }
 
 

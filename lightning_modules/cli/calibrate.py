@@ -20,7 +20,7 @@ from privacy.accounting.calibration import Calibration, calibrate_count, calibra
 from privacy.accounting.composition import compose
 from privacy.annotators import Annotator
 from privacy.formatting import round_up
-from privacy.ledger import Ledger
+from privacy.ledger import RECORDS, Ledger
 from privacy.published.claims import published_epsilon
 
 __all__ = ["calibrate", "calibration_table", "cost_in_ledger", "planned_cost", "planned_epsilon"]
@@ -129,13 +129,18 @@ def planned_cost(cli: Any) -> list[str]:
     if not isinstance(cli.model, DataFreeDistillation):
         raise ValueError(f"calibrate needs a model with an annotator, got {type(cli.model).__name__}")
     annotator, calls = cli.model.annotator, _planned_calls(cli)
-    words = annotator.describe()
+    words, reason = annotator.describe(), _without_noise(cli.model)
     record, published = (epsilon_of(annotator, calls, accounting) for accounting in ACCOUNTINGS)
     return [
         f"{words.mechanism}.",
         f"Unit: {words.unit}; relation: {words.relation}; δ = {annotator.budget.delta:g}.",
         f"As configured, {calls:,} calls: record-level ε = {round_up(record)} (a bound); "
         f"{_claim(published, words.published_source)}.",
+        *(
+            [f"It also uses a teacher without noise ({reason}), which nothing but that teacher's own training bounds."]
+            if reason
+            else []
+        ),
     ]
 
 
@@ -151,9 +156,13 @@ def cost_in_ledger(cli: Any) -> str:
     """
     teacher, given = cli.model.read_teacher(), cli.model.annotator
     annotator = copy.copy(given)
-    annotator.budget = replace(given.budget, ledger=None)  # in memory
+    annotator.budget = replace(given.budget, ledger=None, target_epsilon=None)  # in memory
     annotator.open(private_data=teacher.private_data, num_records=teacher.num_records, training=teacher.training)
-    account, planned = annotator.account, annotator.price(_planned_calls(cli))
+    if reason := _without_noise(cli.model):
+        of_another = None if cli.model.needs_gradients_of_teacher else RECORDS
+        annotator.charge_nonprivate_access(reason, training=of_another)
+    account = annotator.account
+    planned = annotator.price(_planned_calls(cli)) + account.counts(scope="run")
     own = account.epsilon(counts=planned)
     file = Path(given.budget.ledger or teacher.ledger)
     if file.is_file():
@@ -163,6 +172,12 @@ def cost_in_ledger(cli: Any) -> str:
         f"Of this teacher: record-level ε = {round_up(own)} by this run; with all else in the ledger {file}: "
         f"{round_up(account.epsilon_of_ledger())}."
     )
+
+
+def _without_noise(model: DataFreeDistillation) -> str | None:
+    """The setting by which a run uses a teacher without noise; None where it does not."""
+    baseline = getattr(getattr(model, "generator_phase", None), "baseline", None)
+    return model.needs_gradients_of_teacher or (None if baseline in (None, "student") else "generator_phase.baseline")
 
 
 def planned_epsilon(cli: Any) -> float:

@@ -114,16 +114,16 @@ def test_a_teacher_by_dp_sgd_bounds_its_student(folder: Path, caplog: pytest.Log
     assert json.loads(Path("public/guarantee.json").read_text())["guarantee"]["epsilon"] > 10
 
 
-def test_whose_epsilon_it_is_is_said_before_and_after(
-    folder: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_whose_epsilon_it_is_is_said_before_and_after(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A figure of all runs on the data stood everywhere, and none of the run itself."""
     caplog.set_level(logging.INFO)
     teacher = ("--teacher", "teachers/digits.ckpt", *DIGITS, "--noise-multiplier", "1e5")
 
     def announced() -> tuple[str, str]:
         caplog.clear()
+        before = [path.read_bytes() for path in Path("ledgers").iterdir()]
         distil(*teacher, "--to", "none", "--dry-run")
+        assert [path.read_bytes() for path in Path("ledgers").iterdir()] == before
         found = re.search(
             r"ε = (\S+) by this run; with all else in the ledger \S+: (\S+)\.$", caplog.text, re.MULTILINE
         )
@@ -143,8 +143,22 @@ def test_whose_epsilon_it_is_is_said_before_and_after(
         assert f"by itself, if nothing about it was chosen by what others gave | {alone} |" in card
         alone, together = announced()
         assert float(alone) < float(together)
-    main(["calibrate", "--config", "sweeps/distillation_digits.yaml", "--model.teacher=teachers/digits.ckpt"])
-    assert "record-level ε = inf by this run" in capsys.readouterr().out  # of an annotator without noise
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "unbounded"),
+    [
+        ("sweeps/distillation_digits.yaml", [], True),  # an annotator without noise
+        ("sweeps/methods/labeldp_digits.yaml", ["--model.images.source=generator"], True),
+        ("sweeps/methods/labeldp_digits.yaml", [], False),
+    ],
+)
+def test_what_no_noise_covers_is_in_the_planned_cost(
+    folder: Path, capsys: pytest.CaptureFixture[str], config: str, settings: list[str], unbounded: bool
+) -> None:
+    """A generator trained against the teacher itself was left out of it."""
+    main(["calibrate", "--config", config, "--model.teacher=teachers/digits.ckpt", "--targets", "1", *settings])
+    assert ("record-level ε = inf by this run" in capsys.readouterr().out) == unbounded
 
 
 @pytest.mark.parametrize(
