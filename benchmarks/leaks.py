@@ -55,6 +55,12 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _kept(found: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    """What tables and figure show: of many curves one."""
+    for leak in found["leaks"]:
+        if (leak["records"], leak["attack"]) != ("record", "lira"):
+            leak.pop("roc", None)
+        if leak["audited"] is not None:
+            leak["audited"] = {name: leak["audited"][name] for name in ("epsilon_lower", "delta", "confidence")}
     return {
         "role": list(found["recipe"])[-1],
         "accuracy": measured["accuracy"],

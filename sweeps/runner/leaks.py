@@ -83,6 +83,8 @@ def inversions_table(names: Sequence[str], folder: Path) -> str:
         for name, run in runs.items():
             model = "control" if name == "control" else "this run"
             found = {one["attack"]: one for one in run["inversions"] if one["model"] == model}
+            if not found:
+                continue  # only membership was attacked
             cells = [f"{100 * found[one]['accuracy']:.0f} %, {100 * found[one]['nearer']:.0f} %" for one in _DRAWN]
             lines.append(f"| {content['data']} | {name.replace('_', ' ')} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", *(_provenance(content) for content in contents), ""])

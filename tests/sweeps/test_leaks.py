@@ -24,7 +24,7 @@ fits:
 
 def attacked(role: str) -> dict[str, Any]:
     """As `attack` writes it."""
-    audited = {"epsilon_lower": 1.25, "claimed_epsilon": None}
+    audited = {"epsilon_lower": 1.25, "delta": 1e-5, "confidence": 0.998}
     reached = {"auc": 0.75, "tpr_at_1%": 0.125, "roc": {"fpr": [0.001, 1.0], "tpr": [0.1, 1.0]}, "audited": audited}
     rows = [
         {"model": role, "records": kind, "attack": name, **reached}
