@@ -5,10 +5,12 @@ None of it reads private data: only queries about an image cost privacy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
+from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 
@@ -42,8 +44,8 @@ class Images:
     Attributes:
         source: `generator`, `prior`, `both` (half of each batch), `refined` (images of the prior, changed by a small
             network that is trained in the generator's place), or `pool` (of `DGD`).
-        prior: Procedural images, for `prior`, `both` and `refined`; a class stands for one with its defaults. Default:
-            `StrokePrior`.
+        prior: Procedural images, for `prior`, `both` and `refined`; a class, or plain values (`class_path`,
+            `init_args`), stand for what they make. Default: `StrokePrior`.
         generator: The generator, see `Network`. Default: `DAFLGenerator`; for `refined` `Refiner`.
         reset_every: The generator, or the refiner, is reset to new random weights after every so many steps; null is
             never. A generator that is trained for long collapses to a few kinds of images, and a sequence of new ones
@@ -81,6 +83,11 @@ class Images:
         given: Any = self.prior
         if isinstance(given, type):  # as `StudentConfig(network=ResNet18)` is; its type stays the command line's
             object.__setattr__(self, "prior", given())
+        elif isinstance(given, Mapping):
+            parser = ArgumentParser(exit_on_error=False)
+            parser.add_subclass_arguments(ImagePrior, "prior")
+            made = parser.instantiate_classes(parser.parse_object({"prior": dict(given)}))
+            object.__setattr__(self, "prior", made.prior)
         check_choice("images.source", self.source, get_args(_Source))
         check_whole_number("images.reset_every", self.reset_every, least=1, null="never")
         check_whole_number("images.generator_steps", self.generator_steps, least=1)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_modules.cli.distill import prior_for
 from lightning_modules.images.source import Images, SyntheticSource
 from lightning_modules.networks import DAFLGenerator, Refiner, ScaledOutput
-from lightning_modules.priors import DeadLeavesPrior, StrokePrior
+from lightning_modules.priors import DeadLeavesPrior, MixturePrior, StrokePrior
 from lightning_modules.runtime.randomness import Draws
 
 GRAY = (1, 28, 28)
@@ -38,10 +39,17 @@ def test_a_generator_has_the_statistics_of_the_prior(kind: Any) -> None:
 
 
 def test_each_channel_has_its_own_and_they_are_the_same_in_each_run() -> None:
-    priors = (DeadLeavesPrior(), DeadLeavesPrior)  # a class stands for one with its defaults
-    one, other = (_source((3, 16, 16), source="generator", prior=prior).generator for prior in priors)
+    prior = DeadLeavesPrior()
+    one, other = (_source((3, 16, 16), source="generator", prior=prior).generator for _ in range(2))
     assert isinstance(one, ScaledOutput) and isinstance(other, ScaledOutput)
     assert one.scale.shape == (3, 1, 1) and torch.equal(one.scale, other.scale) and torch.equal(one.shift, other.shift)
+
+
+@pytest.mark.parametrize("name", ["MNIST", "ImageFolder"])
+def test_a_prior_is_given_by_its_class_or_as_distill_chooses_it(name: str) -> None:
+    assert isinstance(Images(source="prior", prior=StrokePrior).prior, StrokePrior)  # type: ignore[arg-type]
+    made = Images(source="prior", prior=prior_for(name)).prior  # type: ignore[arg-type]
+    assert isinstance(made, StrokePrior if name == "MNIST" else MixturePrior)
 
 
 def test_what_is_given_counts() -> None:
