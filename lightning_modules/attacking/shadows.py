@@ -5,13 +5,14 @@ Each has the run's own seed, which is no secret: its first weights, and a studen
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,8 @@ from torch import Tensor
 from datamodules.images import ImageDataset
 from datamodules.shadowed import Shadowed
 from datamodules.splits import id_fraction
+from lightning_modules.cli.resuming import flat
+from lightning_modules.networks.memory import bytes_of
 from lightning_modules.runtime.paths import find_config
 from lightning_modules.runtime.runs import commit, folder_of_checkpoint, versions
 from privacy.attacks import Answers, Records, Shadows, answers_of
@@ -40,6 +43,8 @@ __all__ = ["Asked", "AttackError", "Pipelines", "recipe_of"]
 LEFT_OUT = ("ModelCheckpoint", "ResultRecord", "ProgressBar", "ModelSummary")
 """Ends of the names of callbacks that write where the configuration says, which would be one file for all runs, or that
 fill the screen."""
+_HELD = ("teacher", "teachers", "baseline", "clients")
+"""Settings that give a fit models which were trained before."""
 _SHADOWED = f"{Shadowed.__module__}.{Shadowed.__name__}"
 
 
@@ -60,6 +65,14 @@ class Asked:
     records: Records
     ids: Tensor
     kinds: np.ndarray[Any, np.dtype[np.str_]]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the records."""
+        content = hashlib.sha256()
+        for values in (self.ids, self.records.labels, self.records.images):
+            content.update(bytes_of(values))
+        return content.hexdigest()
 
     @staticmethod
     def of(data: Shadowed, *, records: int) -> Asked:
@@ -88,18 +101,18 @@ class Pipelines:
     Attributes:
         recipe: Configurations of the fits by role, in order: a teacher, and a student of it; or one of them.
         canaries: How many are planted.
-        asked: How many private records models are asked about.
         folder: Where everything is kept. It is private.
+        asked: Digest of the records that models are asked about.
     """
 
     recipe: Mapping[str, Mapping[str, Any]]
     canaries: int
-    asked: int
     folder: Path
+    asked: str = ""
 
     @cached_property
     def store(self) -> Store:
-        """Its shadows: those of other settings, or of other code, are elsewhere."""
+        """Its shadows: those of other settings, other records or other code are elsewhere."""
         content = [dict(self.recipe), self.canaries, self.asked, commit(), versions()]
         return Store(self.folder / hashed(content)[:16])
 
@@ -170,12 +183,12 @@ class Pipelines:
         for number in range(count):
             with np.load(self.store.folder(_name(role, number)) / "answers.npz") as held:
                 found.append(Answers(held["confidences"], held["correct"]))
-        members = np.stack([self._members(number, asked) for number in range(count)])
-        return Shadows.of(found, members)
+        return Shadows.of(found, self.coins(count, asked) & (asked.kinds != "held out"))
 
-    def _members(self, number: int, asked: Asked) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        heads = (id_fraction(asked.ids, purpose=f"shadow-{number}") < 0.5).numpy()
-        return np.asarray(heads & (asked.kinds != "held out"))
+    def coins(self, count: int, asked: Asked) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Those of each shadow and record, (K, N): heads of a record that is not held out make it a member."""
+        heads = [id_fraction(asked.ids, purpose=f"shadow-{number}") < 0.5 for number in range(count)]
+        return np.asarray(torch.stack(heads).numpy())
 
     def notes(self, role: str, count: int) -> list[dict[str, Any]]:
         """What was noted of each shadow of one role.
@@ -216,6 +229,7 @@ def recipe_of(run: Path, *, teacher: str | None) -> dict[str, dict[str, Any]]:
     """
     config = _prepared(run)
     path = (config["model"].get("init_args") or {}).get("teacher")
+    _require_retrained(config, but=("teacher", "teacher.path"))
     if path is None:
         return {"model": config}
     file = Path(path["path"] if isinstance(path, Mapping) else path)
@@ -225,7 +239,20 @@ def recipe_of(run: Path, *, teacher: str | None) -> dict[str, dict[str, Any]]:
             f"how the teacher {file} was trained is not known, as it does not lie in its run's folder: add --teacher "
             "with the folder or the configuration file of its fit"
         )
-    return {"teacher": _prepared(place), "student": config}
+    trained = _prepared(place)
+    _require_retrained(trained)
+    return {"teacher": trained, "student": config}
+
+
+def _require_retrained(config: Mapping[str, Any], *, but: Sequence[str] = ()) -> None:
+    """Refuses a fit that holds other finished models: those have seen all records, whatever a shadow's coins say."""
+    for name, value in flat(config["model"].get("init_args") or {}).items():
+        holds = name.removesuffix(".path").rpartition(".")[2] in _HELD and value not in (None, "student")
+        if holds and name not in but:
+            raise AttackError(
+                f"model.{name}={value!r} was trained on the private records before: shadows can repeat a fit on them "
+                "and a student of it, and no chain of more, no baseline of DGD and no federation"
+            )
 
 
 def _prepared(place: Path) -> dict[str, Any]:
@@ -243,7 +270,8 @@ def _prepared(place: Path) -> dict[str, Any]:
     callbacks = [_spec(callback) for callback in (given if isinstance(given, list) else [given])]
     trainer["callbacks"] = [entry for entry in callbacks if not entry["class_path"].endswith(LEFT_OUT)] or None
     trainer |= {"enable_progress_bar": False, "enable_model_summary": False}
-    config["data"], config["model"] = _spec(config["data"]), _spec(config["model"])
+    # Not the run's own ledger, which a budget may name.
+    config["data"], config["model"] = _spec(config["data"]), _without_ledger(_spec(config["model"]))
     inside = config["data"].get("init_args") or {}
     if "dataset" in inside:
         inside["dataset"] = _spec(inside["dataset"])
@@ -252,6 +280,11 @@ def _prepared(place: Path) -> dict[str, Any]:
 
 def _spec(value: Any) -> dict[str, Any]:
     return {"class_path": value} if isinstance(value, str) else dict(value)
+
+
+def _without_ledger(settings: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in settings.items() if name != "ledger"}
+    return {name: _without_ledger(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
 def _name(role: str, number: int) -> str:
@@ -285,9 +318,10 @@ def _silence() -> Iterator[None]:
 
 
 def _claim_of(folder: Path) -> dict[str, Any] | None:
-    """The record-level guarantee that a run has written; None where it has none."""
+    """The record-level guarantee of a run by itself; None where it has none."""
     found = sorted(folder.rglob("guarantee.json"))
     if not found:
         return None
     guarantee = json.loads(found[0].read_text(encoding="utf-8"))["guarantee"]
-    return {name: guarantee[name] for name in ("epsilon", "delta", "unit", "relation")}
+    # The ledger also counts a student that was killed and made again.
+    return {"epsilon": guarantee["epsilon_of_run"], **{name: guarantee[name] for name in ("delta", "unit", "relation")}}

@@ -107,7 +107,7 @@ def page_of(spec: Spec, measured: Mapping[str, Sequence[Row]], *, results: Path,
         lines += [f"## Preset `{preset}`", ""] if len(measured) > 1 else []
         lines += _section(spec, preset, rows, results, brief=brief)
     if not measured:
-        lines += [f"Nothing measured yet: `LightningCLI tables run {spec.name} --preset cpu`.", ""]
+        lines += [f"Nothing measured yet: `LightningCLI tables run {spec.command} --preset cpu`.", ""]
     return "\n".join(lines)
 
 
@@ -250,7 +250,7 @@ def _methods(spec: Spec, rows: Sequence[Row]) -> set[str | None]:
 
 
 def _provenance(spec: Spec, preset: str, records: Sequence[Mapping[str, Any]]) -> str:
-    again = f"Again: `LightningCLI tables run {spec.name} --preset {preset}`."
+    again = f"Again: `LightningCLI tables run {spec.command} --preset {preset}`."
     if not records:
         return f"Preset `{preset}`. {again}"
     seconds = sum(float(record["wall_seconds"]) for record in records)

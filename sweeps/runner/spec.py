@@ -131,6 +131,7 @@ class Spec:
 
     Attributes:
         name: File name without its ending; `make table-<name>` or `make figure-<name>`.
+        command: What `LightningCLI tables run` calls it: its name where it is installed, or its file.
         kind: `pipeline`, `table` or `figure`.
         table: The table's name in `sweeps/reported`, or None.
         method: The method's name there.
@@ -139,6 +140,7 @@ class Spec:
     """
 
     name: str
+    command: str
     title: str
     kind: str
     folder: Path
@@ -173,7 +175,7 @@ class Spec:
         if kind not in (("table", "figure") if grid else ("pipeline", "figure")):
             raise RunnerError(f"{where}: kind must be figure or left out, got {kind!r}")
         if not grid:
-            return cls(name=file.stem, title=title, kind=kind, folder=folder, fits=fits)
+            return cls(name=file.stem, command=where, title=title, kind=kind, folder=folder, fits=fits)
         values = {"presets": {"full": {}}, **values}
         axes = {str(axis): _values(entry) for axis, entry in values["axes"].items()}
         _check_patches(axes, fits, where)
@@ -194,6 +196,7 @@ class Spec:
             _only(entry, {"table", "label", "cell"}, f"{where}, compare_with", needed={"table", "label"})
         return cls(
             name=file.stem,
+            command=file.stem if file.stem in _installed() else where,
             title=title,
             kind=kind,
             folder=folder,
@@ -232,7 +235,7 @@ class Spec:
             RunnerError: It is a table, or refers to a fit before it.
         """
         if self.presets:
-            raise RunnerError(f"{self.name} is a table: LightningCLI tables run {self.name}")
+            raise RunnerError(f"{self.name} is a table: LightningCLI tables run {self.command}")
         return self._tasks(self.fits, {"pipeline": self.name}, by_digest=False)
 
     def cells(self, preset: str, *, seeds: Sequence[int] | None = None) -> list[Cell]:

@@ -183,3 +183,4 @@ def test_experiments(page: str, folder: Path) -> None:
     if page == "tutorial_researcher.md":
         rendered = Path("results/tables/compare.md").read_text(encoding="utf-8")
         assert rendered.count("| DPDFD | ") == rendered.count("| DPSD | ") == 3
+        assert "Again: `LightningCLI tables run compare.yaml " in rendered

@@ -9,9 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from support.runs import QUIET
+from torch import nn
 
 from datamodules import Digits, ImageDataModule, Shadowed
 from datamodules.splits import id_fraction
@@ -19,7 +22,8 @@ from lightning_modules.attacking.shadows import Asked, AttackError, Pipelines, r
 from lightning_modules.cli import attack as command
 from lightning_modules.cli import main, run
 from lightning_modules.cli.fit import command_line
-from privacy.attacks import Records, overfitted
+from privacy.attacks import Answers, Records, Shadows, overfitted
+from privacy.mechanisms.description import MechanismDescription
 
 NETWORK = {"name": "SmallCNN", "arguments": {"width": 2, "hidden": 4, "norm": "group", "activation": "tanh"}}
 TRAINER = {"max_epochs": 1, "accelerator": "cpu", "num_sanity_val_steps": 0, "limit_val_batches": 0}
@@ -109,10 +113,14 @@ def test_a_canary_s_id_is_no_other_record_s(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_shadow_of_the_real_command_line(runs: Path) -> None:
     """A teacher by DP-SGD and a student of it, on a random half; nothing is written elsewhere, no ledger touched."""
     ledgers = {path: path.read_bytes() for path in (runs / "ledgers").rglob("*") if path.is_file()}
-    pipelines = Pipelines(
-        recipe=recipe_of(Path("s"), teacher=None), canaries=4, asked=20, folder=Path("s/private/attack")
-    )
+    config = yaml.safe_load(Path("s/config.yaml").read_text())
+    budget = {"ledger": "ledgers/named.jsonl"}
+    config["model"]["init_args"]["annotator"] = {"class_path": "ResponseAnnotator", "init_args": {"budget": budget}}
+    Path("s/config.yaml").write_text(yaml.safe_dump(config))
     asked = Asked.of(Shadowed(dataset=Digits(), number=0, canaries=4), records=20)
+    pipelines = Pipelines(
+        recipe=recipe_of(Path("s"), teacher=None), canaries=4, asked=asked.digest, folder=Path("s/private/attack")
+    )
     pipelines.train(1, run, asked)
     for role in ("teacher", "student"):
         claim = pipelines.claim(role, 1)
@@ -142,8 +150,8 @@ class Stub:
         settings = config["data"]["init_args"]["dataset"]["init_args"]
         folder = Path(next(part for part in line if part.startswith("--trainer.default_root_dir=")).split("=")[1])
         folder.mkdir(parents=True)
-        claim = {"epsilon": 0.01, "delta": 1e-5, "unit": "one training record"}
-        claim["relation"] = "add-or-remove of one training record"
+        claim = {"epsilon_of_run": 0.01, "epsilon": 9.0, "delta": 1e-5, "unit": "one training record"}
+        claim["relation"] = MechanismDescription(mechanism="", source="").relation
         (folder / "guarantee.json").write_text(json.dumps({"guarantee": claim}))
         data = opened(Shadowed(dataset=Digits(), number=settings["number"], canaries=settings["canaries"]))
         records = Records(*data.train_records.__getitems__(range(len(data.train_records))))
@@ -176,13 +184,41 @@ def test_a_killed_attack_goes_on_and_a_false_claim_fails(
     assert "Private, like everything beside it" in capsys.readouterr().out
 
 
+def test_a_model_that_saw_nothing_of_either_kind_is_no_better_than_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All records alike, and the model surer of them than its shadows: it was trained on twice as many."""
+    draw, count = np.random.default_rng(0), 64
+    asked: Any = SimpleNamespace(records=None, kinds=np.repeat(["record", "held out"], 1000))
+    coins = draw.random((count, 2000)) < 0.5
+    spread = np.exp(draw.normal(0, 0.7, 2000))
+    seen = (spread * draw.normal(size=(count, 2000)))[..., None]
+    shadows = Shadows(seen, seen > 0, coins & (asked.kinds != "held out"))
+    pipelines: Any = SimpleNamespace(recipe={"model": {}}, answers=lambda *_: shadows, coins=lambda *_: coins)
+    sure = (0.7 + spread * draw.normal(size=2000))[:, None]
+    monkeypatch.setattr(command, "answers_of", lambda *_: Answers(sure, sure > 0))
+    for leak in command._of_run(nn.Identity(), pipelines, asked, ["lira", "rmia"], count):
+        low, high = leak.result.auc_interval(confidence=0.999)
+        assert low < 0.5 < high
+
+
+def test_shadows_of_other_records_are_not_taken(tmp_path: Path) -> None:
+    asked = [Asked.of(Shadowed(dataset=Digits(val_fraction=share), number=0), records=20) for share in (0.1, 0.1, 0.3)]
+    stores = [Pipelines(recipe={}, canaries=0, asked=one.digest, folder=tmp_path).store.root for one in asked]
+    assert stores[0] == stores[1] != stores[2]
+
+
 def test_the_run_s_own_model_is_inverted(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_BACKGROUND", 60)
+    # Of files that come class by class, as those of folders do, those of all classes are taken.
+    read, trained = Digits.read, []
+    monkeypatch.setattr(Digits, "read", lambda *args: (found := read(*args)).at(torch.argsort(found.labels)))
+    monkeypatch.setattr(command, "_JUDGED", 60)
+    monkeypatch.setattr(command, "overfitted", lambda of, **more: trained.append(of) or overfitted(of, **more))
     for name, short in (("background", {}), ("generative", {"search": 3}), ("data_free", {}), ("gradient", {})):
         quick = functools.partial(getattr(command, f"{name}_inversion"), steps=3, **short)
         monkeypatch.setattr(command, f"{name}_inversion", quick)
     content = attacked("s", "--attacks", "inversion", "--records", "200")
     assert [one["model"] for one in content["inversions"]] == ["control"] * 4 + ["this run"] * 4
+    assert len(trained[0].labels.unique()) == 10
     assert not content["leaks"] and content["epsilon"] == pytest.approx(1.0, abs=0.1)
     assert {path.name for path in Path("s/private/attack").iterdir()} == {
         "attack.json",
@@ -197,10 +233,20 @@ def test_what_is_refused(runs: Path) -> None:
     config = json.loads(json.dumps(STUDENT))
     config["model"]["init_args"]["teacher"] = "elsewhere.ckpt"
     Path("alone/config.yaml").write_text(json.dumps(config))
+    for name, inside in (
+        ("chain", {"teacher": str(runs / "s/checkpoints/last.ckpt")}),
+        ("dgd", {"generator_phase": {"baseline": {"path": "b.ckpt"}}}),
+        ("federation", {"clients": {"class_path": "LocalClients", "init_args": {"teachers": "c.ckpt"}}}),
+    ):
+        Path(name).mkdir()
+        Path(name, "config.yaml").write_text(json.dumps({**STUDENT, "model": {"class_path": "X", "init_args": inside}}))
     for line, message in (
         (["s", "--shadows", "7"], "--shadows must be at least 8, got 7"),
         (["absent"], "RUN must be the folder of a fit"),
         (["alone"], "add --teacher"),
+        (["chain"], "model.teacher.path='.*t/checkpoints/last.ckpt' was trained on the private records before"),
+        (["dgd"], "model.generator_phase.baseline.path='b.ckpt' was trained"),
+        (["federation"], "model.clients='LocalClients' was trained"),
     ):
         with pytest.raises(AttackError, match=message):
             attacked(*line)
