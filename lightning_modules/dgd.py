@@ -81,7 +81,7 @@ class DGD(DataFreeDistillation):
     """
 
     paper: ClassVar[str] = "DGD"
-    unused = ("student.ema", "student.replay", "images.reset_every", "images.generator_steps")
+    unused = ("student.balance", "student.ema", "student.replay", "images.reset_every", "images.generator_steps")
     annotator: VoteAnnotator
 
     def training_step(self, batch: int, batch_idx: int) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.images.source import Images, SyntheticSource
-from lightning_modules.losses.functional import informativeness, joined, kd, logit_distance
+from lightning_modules.losses.functional import class_weights, informativeness, joined, kd, logit_distance
 from lightning_modules.losses.regression import fit_noisy_responses
 from lightning_modules.networks import build_network, logits_and_features
 from lightning_modules.priors import ImagePrior
@@ -60,7 +60,7 @@ class Distillation(DataFreeDistillation):
         ValueError: An invalid setting.
     """
 
-    unused = ("images", "student.ema", "student.replay")
+    unused = ("images", "student.balance", "student.ema", "student.replay")
     annotator: ResponseAnnotator | MeanResponseAnnotator
 
     def __init__(
@@ -166,9 +166,7 @@ class Distillation(DataFreeDistillation):
         logits = torch.cat(answers)
         if not self.of_ensemble:
             self._say_whether_images_suit(logits)
-        classes = logits.argmax(dim=1)
-        counts = torch.bincount(classes, minlength=self.num_classes).clamp_min(1)
-        return joined(inputs), logits, counts[classes].double().pow(-self.balance)
+        return joined(inputs), logits, class_weights(logits, power=self.balance)
 
     def _say_whether_images_suit(self, logits: torch.Tensor) -> None:
         """Of one teacher: what an ensemble seems to answer is scaled, and does not show how sure it is."""

@@ -26,6 +26,9 @@ class StudentConfig:
         network: Its name, or name and arguments; see `Network`. Default: `SmallCNN`.
         ema: Decay of an exponential moving average of its weights and statistics, such as 0.99, which is evaluated and
             published in its place; null is none. It costs nothing.
+        balance: Samples have a weight of n_y to the power of minus this in the loss, where n_y of the batch (of this
+            process's share of it) have targets of the same class y: 0 takes them as they come, 1 every class for as
+            much. Classes that a prior's images seldom have are else learnt late. It costs nothing.
         replay: Steps on earlier images and what was released about them, which cost nothing; off unless it has a
             capacity.
         optimizer: Builds its optimizer; null is Adam at 1e-3.
@@ -34,6 +37,7 @@ class StudentConfig:
 
     network: Network | str | None = None
     ema: float | None = None
+    balance: float = 0.0
     replay: Replay = Replay()
     optimizer: OptimizerCallable | None = None
     lr_scheduler: LRSchedulerCallable | None = None
@@ -42,6 +46,7 @@ class StudentConfig:
         # In a checkpoint of a script it is plain values.
         object.__setattr__(self, "replay", settings_of(Replay, self.replay, name="student.replay"))
         check_number("student.ema", self.ema, least=0, below=1, null="no average")
+        check_number("student.balance", self.balance, least=0, most=1)
 
     def build(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
         """The student, for images (C, H, W).

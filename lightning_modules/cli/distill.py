@@ -41,12 +41,16 @@ GENERAL: Mapping[str, Any] = {
     "init_args": {
         "priors": [{"class_path": "FractalPrior"}, {"class_path": "DeadLeavesPrior"}, {"class_path": "GradientPrior"}],
         "blend_probability": 0.5,
+        "jitter": 0.5,
     },
 }
-"""Edges, textures and shading at every scale: images of no kind in particular."""
+"""Edges, textures and shading at every scale, contrast and brightness: images of no kind in particular."""
 
 #: Images are drawn and queried in epochs of this many steps, after which a checkpoint is written.
 _STEPS_PER_EPOCH = 100
+
+#: The newest batches, which a student without a bounded teacher learns from once more.
+_KEPT = 40
 
 #: Of `fit`, and handed on to it. Those with dots are handed on as well.
 _OF_FIT = ("config", "data", "model", "seed_everything", "trainer")
@@ -113,8 +117,10 @@ def configuration(
     else:
         method = "DPDFD"
         gradients = {"norm_bound": 1e-3, "stability": 0.3, "noise_multiplier": options.noise_multiplier}
+        # An image is drawn and answered in several times the time of a step on it, which costs nothing once more.
+        again = {"capacity": _KEPT * options.batch_size, "steps": 2, "stride": 5.0}
         special = {
-            "student": {"network": options.student or "SmallCNN", **training},
+            "student": {"network": options.student or "SmallCNN", "balance": 1.0, "replay": again, **training},
             "images": {"source": "prior", "prior": prior},
             "gradient_targets": {"student_target": "gradients"},
             "annotator": {

@@ -138,6 +138,22 @@ def soft_cross_entropy(logits: Tensor, target_probabilities: Tensor) -> Tensor:
     return -(target_probabilities * functional.log_softmax(logits, 1)).sum(1)
 
 
+def class_weights(answers: Tensor, *, power: float) -> Tensor:
+    """Weights n_y^-power of samples, where n_y of them have the same likeliest class y.
+
+    Args:
+        answers: (N, c), logits or probabilities.
+        power: 0 weighs all samples alike, 1 all classes that are there.
+
+    Returns:
+        (N,), float32.
+    """
+    classes = answers.argmax(1)
+    # No bincount: on a GPU it is refused under `trainer.deterministic`.
+    counts = functional.one_hot(classes, answers.shape[1]).sum(0)
+    return counts[classes].float().pow(-power)
+
+
 def one_hot_loss(logits: Tensor) -> Tensor:
     """Cross-entropy of a batch to its own most likely classes: the first term of L_G (DPDFD Eq. 5, DGD Eq. 2).
 

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_modules.priors.base import ImagePrior, RandomRows, RowPrior
+from lightning_modules.priors.base import ImagePrior, RandomRows, RowPrior, between
 from lightning_modules.setting_checks import check_number
 
 __all__ = ["MixturePrior"]
+
+_CONTRAST = (0.1, 1.5)
 
 
 class MixturePrior(RowPrior):
@@ -36,6 +38,7 @@ class MixturePrior(RowPrior):
         blend_probability: probability that an image is blended with another one of the mixture: half of the time as a
             weighted mean (mixup, Zhang et al. 2018), half of the time along a straight cut (after CutMix, Yun et al.
             2019).
+        jitter: probability that an image is given another contrast, 0.1 to 1.5 times its own, and another mean.
 
     Raises:
         ValueError: for a setting out of its range.
@@ -47,6 +50,7 @@ class MixturePrior(RowPrior):
         priors: Sequence[ImagePrior],
         weights: Sequence[float] | None = None,
         blend_probability: float = 0.0,
+        jitter: float = 0.0,
     ) -> None:
         priors = list(priors)
         wrong = [type(prior).__name__ for prior in priors if not isinstance(prior, ImagePrior)]
@@ -58,9 +62,11 @@ class MixturePrior(RowPrior):
         if not all(math.isfinite(weight) and weight >= 0 for weight in chosen) or sum(chosen) <= 0:
             raise ValueError(f"weights must be numbers of at least 0, not all 0, got {chosen!r}")
         check_number("blend_probability", blend_probability, least=0, most=1)
+        check_number("jitter", jitter, least=0, most=1)
         self.priors = priors
         self.weights = tuple(weight / sum(chosen) for weight in chosen)
         self.blend_probability = float(blend_probability)
+        self.jitter = float(jitter)
 
     @property
     def seeds(self) -> int:
@@ -69,18 +75,20 @@ class MixturePrior(RowPrior):
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
         """See `RowPrior`."""
-        return 6
+        return 9
 
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
         """See `RowPrior`."""
         images = self._drawn(rows, rows.own[: len(self.priors)], image_shape)
+        changed, contrast, mean = rows.uniform(3)[:, :, None, None, None].unbind(1)
         blended = (rows.uniform(1)[:, 0] < self.blend_probability).nonzero()[:, 0]
         if len(blended):
             own = rows.own[len(self.priors) :]
             rows = rows.only(blended)
             others = self._drawn(rows, own, image_shape)
             images[blended] += self._share(rows, image_shape) * (others - images[blended])
-        return images
+        deviations = images - images.mean((1, 2, 3), keepdim=True)
+        return torch.where(changed < self.jitter, between(_CONTRAST, contrast) * deviations + 2 * mean - 1, images)
 
     def _drawn(self, rows: RandomRows, own: Sequence[torch.Generator], image_shape: tuple[int, int, int]) -> Tensor:
         """One image of the mixture for each row, (B, C, H, W)."""

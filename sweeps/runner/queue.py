@@ -339,8 +339,8 @@ def _helpers(plan: Plan, command: Sequence[str], jobs: int, begun: float) -> Ite
 
     # By which a process finds this project also from a checkout that is not installed.
     sources = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    most, threads = torch.get_num_threads(), max(1, (os.cpu_count() or 1) // jobs)
-    environment = {"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONPATH": os.pathsep.join(sources)}
+    most = torch.get_num_threads()
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(sources)}
     plan.store.root.mkdir(parents=True, exist_ok=True)
     before = signal.signal(signal.SIGTERM, ended) if jobs > 1 else None
     helpers: list[subprocess.Popen[bytes]] = []
@@ -350,7 +350,8 @@ def _helpers(plan: Plan, command: Sequence[str], jobs: int, begun: float) -> Ite
                 line = [sys.executable, *PROGRAM, *command, "--jobs", "1"]
                 own = {**environment, BEGUN: str(begun)}
                 helpers.append(subprocess.Popen(line, env=own, stdout=log, stderr=subprocess.STDOUT))
-        torch.set_num_threads(min(most, threads) if jobs > 1 else most)
+        if jobs > 1 and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)  # see docs/speed.md
         yield
     except BaseException:
         for helper in helpers:

@@ -32,6 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "generator steps": {"generator_steps": 3},
     "average": {"student_ema": 0.9},
     "replay": {"replay": {"capacity": 20}},
+    "balance": {"student_balance": 1.0},
 }
 ALL = {name: value for settings in OPTIONS.values() for name, value in settings.items()}
 

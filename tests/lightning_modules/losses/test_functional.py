@@ -15,6 +15,7 @@ from lightning_modules.losses import functional as losses
 from lightning_modules.losses.functional import (
     activation,
     class_balance,
+    class_weights,
     decoupled_kd,
     logit_distance,
     one_hot_loss,
@@ -109,6 +110,13 @@ def test_soft_cross_entropy_is_its_definition_and_rows_are_apart() -> None:
     assert loss.shape == (6,)
     torch.testing.assert_close(loss.mean(), functional.cross_entropy(logits, target))
     assert torch.equal(gradient(loss[0], logits)[1:], torch.zeros(5, 4))
+
+
+def test_weights_give_every_class_that_is_there_as_much() -> None:
+    answers = torch.eye(3)[[0, 0, 0, 2]]
+    for power, rare in ((0.0, 1.0), (0.5, 3**0.5), (1.0, 3.0)):
+        weights = class_weights(answers, power=power)
+        torch.testing.assert_close(weights / weights[0], torch.tensor([1.0, 1.0, 1.0, rare]))
 
 
 def test_terms_of_the_generators_loss_move_the_way_the_papers_say() -> None:

@@ -52,7 +52,7 @@ def test_blending_is_off_unless_asked_for_and_as_frequent_as_asked() -> None:
 
     assert not mixed(0.0).any()
     # Half of the blends are of two equal levels, and a cut may pass beside the image.
-    assert 0.4 < mixed(1.0).float().mean() < 0.5
+    assert 0.4 < mixed(1.0).float().mean() < 0.52
     assert mixed(0.5).float().mean() == pytest.approx(mixed(1.0).float().mean().item() / 2, abs=0.04)
 
 
@@ -61,6 +61,16 @@ def test_blends_are_both_means_and_cuts() -> None:
     low, high = images.amin((1, 2, 3)), images.amax((1, 2, 3))
     cut, mean = ((low == -1) & (high == 1)).float().mean(), ((low == high) & (low.abs() < 0.99)).float().mean()
     assert 0.15 < cut < 0.35 and 0.15 < mean < 0.35
+
+
+def test_jitter_changes_contrast_and_mean_and_nothing_else() -> None:
+    plain, changed = (draw(MixturePrior(priors=[StrokePrior()], jitter=jitter), rows=400) for jitter in (0.0, 0.5))
+    differs = (plain != changed).flatten(1).any(1)
+    assert 0.4 < differs.float().mean() < 0.6
+    assert changed[differs].mean((1, 2, 3)).std() > 2 * plain.mean((1, 2, 3)).std()
+    inside = differs & (changed.abs() < 1).flatten(1).all(1)
+    flat = torch.stack([plain[inside].flatten(1), changed[inside].flatten(1)], 1)
+    assert len(flat) > 20 and all(torch.corrcoef(pair)[0, 1] > 0.999 for pair in flat)
 
 
 NESTED = {
@@ -76,6 +86,7 @@ NESTED = {
         ],
         "weights": [3, 1, 1, 0.5, 2, 2.5],
         "blend_probability": 0.25,
+        "jitter": 0.5,
     },
 }
 
@@ -89,6 +100,6 @@ def test_a_configuration_names_the_priors_by_short_names(folder: Path) -> None:
     ]  # fmt: skip
     assert isinstance(prior.priors[1], DeadLeavesPrior) and prior.priors[1].leaves == 5
     assert prior.weights == pytest.approx([0.3, 0.1, 0.1, 0.05, 0.2, 0.25])
-    assert prior.blend_probability == 0.25
+    assert (prior.blend_probability, prior.jitter) == (0.25, 0.5)
     again = DPDFD.load_from_checkpoint("run/checkpoints/last.ckpt", map_location="cpu")
     assert isinstance(again.images.prior, MixturePrior) and len(again.images.prior.priors) == 6

@@ -137,6 +137,7 @@ def test_a_cpu_generator_draws_the_same_images_on_a_gpu(prior: ImagePrior) -> No
         (MixturePrior, {"priors": [StrokePrior()], "weights": [0]}, "weights must be numbers of at least 0"),
         (MixturePrior, {"priors": [StrokePrior()], "weights": [float("nan")]}, "weights must be numbers"),
         (MixturePrior, {"priors": [StrokePrior()], "blend_probability": 1.5}, "blend_probability"),
+        (MixturePrior, {"priors": [StrokePrior()], "jitter": -1}, "jitter"),
     ],
 )
 def test_bad_settings_are_named(kind: Any, settings: dict[str, Any], named: str) -> None:
