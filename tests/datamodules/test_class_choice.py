@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules import CIFAR10, Digits, Planted, PoissonSampled, Shards, SyntheticSteps
+from datamodules import CIFAR10, Digits, PoissonSampled, Shards, SyntheticSteps
 from datamodules.class_choice import ClassChoice
 
 
@@ -68,7 +68,7 @@ def test_a_part_without_the_classes_is_refused() -> None:
         choice.of_records(others, dataset="Digits", part="test")
 
 
-@pytest.mark.parametrize("wrap", [SyntheticSteps, PoissonSampled, Shards, Planted])
+@pytest.mark.parametrize("wrap", [SyntheticSteps, PoissonSampled, Shards])
 def test_wrapped_data_sets_follow(wrap: Any) -> None:
     wrapped = wrap(dataset=Digits(classes=[7, 3]))
     assert (wrapped.num_classes, wrapped.name, wrapped.private_data) == (2, "Digits-3-7", "Digits/train")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from datamodules import Digits, ImageDataset, Planted, Shards, SyntheticSteps
+from datamodules import Digits, ImageDataset, Shards, SyntheticSteps
 from datamodules.base import Part
 
 
@@ -55,13 +55,3 @@ def test_a_student_opens_the_test_part_alone() -> None:
     dataset = ThreeParts()
     SyntheticSteps(dataset=dataset).setup("fit")
     assert dataset.parts == ["test"]
-
-
-def test_a_canary_is_trained_on_whatever_val_fraction_says() -> None:
-    with pytest.raises(ValueError, match=r"val_fraction must be .*0\.99\d.*canary.*got 0\.999"):
-        Planted(dataset=Digits(val_fraction=0.999))
-    dataset = ThreeParts()
-    dataset.val_fraction = 0.999
-    data = Planted(dataset=dataset)
-    data.setup("fit")
-    assert -3 in data.train_records.ids and -3 not in data.validation_records.ids

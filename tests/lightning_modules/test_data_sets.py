@@ -132,6 +132,6 @@ def test_every_data_set_is_among_them() -> None:
         if isinstance(cls := getattr(datamodules, name), type) and issubclass(cls, ImageDataModule)
     }
     # The files of sweeps/ have the first; the last two are made of another data set.
-    elsewhere = {"Digits", "MNIST", "FashionMNIST", "ImageDataModule", "Planted", "ClientRecords"}
+    elsewhere = {"Digits", "MNIST", "FashionMNIST", "ImageDataModule", "Shadowed", "ClientRecords"}
     assert {arguments[0] for _, arguments in DATA.values()} == kinds - elsewhere
     assert INFO["pneumoniamnist"]["python_class"] in DATA
