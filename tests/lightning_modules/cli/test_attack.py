@@ -18,11 +18,12 @@ from torch import nn
 
 from datamodules import Digits, ImageDataModule, Shadowed
 from datamodules.splits import id_fraction
+from lightning_modules.attacking.report import Inverted, Leak
 from lightning_modules.attacking.shadows import Asked, AttackError, Pipelines, recipe_of
 from lightning_modules.cli import attack as command
 from lightning_modules.cli import main, run
 from lightning_modules.cli.fit import command_line
-from privacy.attacks import Answers, Records, Shadows, overfitted
+from privacy.attacks import Answers, AttackResult, InversionResult, Records, Shadows, overfitted
 from privacy.mechanisms.description import MechanismDescription
 
 NETWORK = {"name": "SmallCNN", "arguments": {"width": 2, "hidden": 4, "norm": "group", "activation": "tanh"}}
@@ -226,6 +227,22 @@ def test_the_run_s_own_model_is_inverted(runs: Path, monkeypatch: pytest.MonkeyP
         "attack.png",
         "given.json",
     }
+
+
+def test_an_attack_that_fails_on_the_control_is_said_to_be_broken() -> None:
+    members = np.arange(200)[None] % 2 == 0
+    for model, classes, accuracy, broken in (
+        ("control", 10, 0.19, True),
+        ("control", 10, 0.21, False),
+        ("control", 2, 0.7, True),
+        ("control", 2, 0.8, False),
+        ("this run", 10, 0.1, False),
+    ):
+        drawn = Records(torch.zeros(classes, 1, 8, 8), torch.arange(classes))
+        judged = InversionResult(classes, accuracy, 1.0, distance_train=1.0, distance_test=1.0, nearer=0.5)
+        assert Inverted(model, "gradient", drawn, judged).broken == broken
+        scores = np.random.default_rng(0).random(members.shape) + members * (not broken)
+        assert Leak(model, "record", "lira", AttackResult(scores, members), None).broken == broken
 
 
 def test_what_is_refused(runs: Path) -> None:

@@ -126,6 +126,18 @@ def test_the_audited_epsilon_is_below_that_of_randomized_response_and_near_it() 
     assert found.epsilon_lower < answered(40.0).audited(delta=0.0).epsilon_lower == answered(1.0).at_most(delta=0.0)
 
 
+def test_the_best_of_several_numbers_of_guesses_is_as_seldom_wrong_as_it_says() -> None:
+    """Without its share for each of them, the bound was above the true epsilon in 19 % of such runs."""
+    wrong = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        coins = rng.random((4, 250)) < 0.5
+        told = np.where(rng.random(coins.shape) < 1 / (1 + math.exp(-1.0)), coins, ~coins)
+        found = AttackResult(told + 1e-3 * rng.random(coins.shape), coins, coins=True)
+        wrong += found.audited(delta=0.0).epsilon_lower > 1.0
+    assert wrong <= 3
+
+
 def test_rates_are_read_off_where_there_are_enough_records() -> None:
     scores = np.arange(4000.0)[None]
     members = (np.arange(4000) % 4 == 0)[None]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from privacy import clopper_pearson_epsilon
-from privacy.auditing import clopper_pearson_interval, gaussian_audit_epsilon, gaussian_audit_mu
+from privacy.auditing import clopper_pearson_interval, gaussian_audit_epsilon, gaussian_audit_mu, one_run_epsilon
 
 
 def play(mu: float, trials: int, threshold: float) -> tuple[int, int]:
@@ -31,6 +31,22 @@ def test_gaussian_audit_is_tighter_and_still_valid() -> None:
     assert gaussian_audit_epsilon(hits, alarms, 100_000, 1e-5, 0.99) > clopper_pearson_epsilon(
         hits, alarms, 100_000, 1e-5, 0.99
     )
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-4])
+def test_guesses_about_one_run_are_as_unlikely_as_the_paper_s_code_says(delta: float) -> None:
+    """The listing of Steinke, Nasr and Jagielski 2023, by scipy's binomial, which has twice delta for each coin."""
+    from scipy.stats import binom
+
+    def chance_of(right: int, guesses: int, records: int, epsilon: float, delta: float) -> float:
+        accuracy = 1 / (1 + np.exp(-epsilon))
+        fewer = np.arange(1, right + 1)
+        most = float((binom.pmf(right - fewer, guesses, accuracy).cumsum() / fewer).max())
+        return float(binom.sf(right - 1, guesses, accuracy)) + 2 * records * delta * most
+
+    for right, guesses, records in ((30, 40, 40), (95, 100, 400), (250, 400, 4000)):
+        found = one_run_epsilon(right, guesses, records=records, delta=delta, confidence=0.9)
+        assert chance_of(right, guesses, records, found, delta) == pytest.approx(0.1, rel=1e-5)
 
 
 def test_both_attack_sides_count() -> None:
