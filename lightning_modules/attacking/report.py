@@ -84,7 +84,8 @@ class Inverted:
     @property
     def broken(self) -> bool:
         """Whether it is of the control and draws the class asked for less than twice as often as chance."""
-        chance = 1 / len(self.drawn.labels.unique())  # twice as often, of two classes, is always: half the way is enough
+        # Half of the way is enough of two classes, where twice as often is always.
+        chance = 1 / len(self.drawn.labels.unique())
         return self.model == CONTROL and self.result.accuracy < min(2 * chance, (1 + chance) / 2)
 
     def to_dict(self) -> dict[str, Any]:
