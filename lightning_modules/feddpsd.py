@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any, Literal
 
 import torch
+from lightning import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.partition import disjoint
@@ -17,6 +18,7 @@ from lightning_modules.federated import Absence, ClientConnection, Federation, F
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, LinearCandidates
 from lightning_modules.runtime.hyperparameters import settings_of
+from lightning_modules.runtime.publication import TellOfErrors
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.setting_checks import check_choice, check_whole_number
 from lightning_modules.teachers.private_teacher import PrivateModel
@@ -315,8 +317,16 @@ class FedDPSD(DataFreeDistillation):
         squares = sum(count * release.mu**2 for release, count in releases if isinstance(release, Gaussian))
         return math.sqrt(squares / calls)
 
+    def configure_callbacks(self) -> list[Callback]:
+        """As for every method; and what tells of errors."""
+        return [*super().configure_callbacks(), TellOfErrors()]
+
     def on_fit_end(self) -> None:
         """Lets the clients settle their ledgers and write their guarantees."""
+        self.clients.end()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """As `on_fit_end`: what left a client before an error has left it."""
         self.clients.end()
 
     def assumptions(self) -> list[str]:

@@ -15,7 +15,7 @@ from support.dp_teachers import OtherDigits, private_teacher, trainer_settings
 from support.ensembles import ensemble_file
 from support.features import linear_spec
 from support.federations import BATCH_SIZE, federated, reproducible, small_network, small_networks
-from support.runs import checkpoint, configuration, equal, fit, leaks
+from support.runs import checkpoint, configuration, equal, fit, interrupted, leaks
 from support.short_names import budgeted
 from torch import nn
 
@@ -300,6 +300,13 @@ def test_a_run_trains_student_and_generator(place: Path, source: str) -> None:
     said = json.loads(Path("run/public/guarantee.json").read_text(encoding="utf-8"))
     assert said["guarantee"]["private_data"] == "Digits/train"
     assert said["published_claim"]["source"].endswith("Theorem 1")
+
+
+def test_an_error_leaves_the_page_of_each_client(place: Path) -> None:
+    interrupted(FedDPSD, 2, run)
+    for client in ("client-0", "client-1"):
+        said = json.loads(Path("run/clients", client, "guarantee.json").read_text(encoding="utf-8"))["guarantee"]
+        assert said["queries_of_run"] == 2 * BATCH_SIZE
 
 
 def test_no_file_holds_a_clients_teacher(place: Path) -> None:
