@@ -177,6 +177,8 @@ def test_a_killed_attack_goes_on_and_a_false_claim_fails(
     assert rows[-2:] == [("this run", "record", "lira-offline"), ("this run", "record", "loss")]
     found = next(one for one in content["leaks"] if (one["model"], one["attack"]) == ("model", "lira"))
     assert found["audited"]["fails"] and found["auc"] > 0.55
+    # Two attacks on three kinds of records share the 5 %.
+    assert found["audited"]["confidence"] == pytest.approx(1 - 0.05 / 6)
     # The run's own model has a claim that holds, and it was trained for one step.
     assert abs(content["leaks"][-2]["auc"] - 0.5) < 0.15
     assert (
