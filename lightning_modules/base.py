@@ -172,6 +172,8 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
 
     def _balanced(self, losses: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean of samples' losses (B,), whose weights follow from released targets (B, c); see `StudentConfig`."""
+        if not self.student_settings.balance:
+            return losses.mean()
         weights = class_weights(targets, power=self.student_settings.balance)
         return (losses * (weights / weights.mean())).mean()
 

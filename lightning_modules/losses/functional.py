@@ -149,8 +149,8 @@ def class_weights(answers: Tensor, *, power: float) -> Tensor:
         (N,), float32.
     """
     classes = answers.argmax(1)
-    # No bincount: on a GPU it is refused under `trainer.deterministic`.
-    counts = functional.one_hot(classes, answers.shape[1]).sum(0)
+    # No bincount, which is refused on a GPU under `trainer.deterministic`, and no one_hot, which waits for its values.
+    counts = (classes[:, None] == torch.arange(answers.shape[1], device=classes.device)).sum(0)
     return counts[classes].float().pow(-power)
 
 
