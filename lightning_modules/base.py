@@ -12,7 +12,7 @@ from torch import nn
 from lightning_modules.callbacks.privacy import default_callbacks
 from lightning_modules.evaluation import Evaluated, Evaluation
 from lightning_modules.images.source import Images
-from lightning_modules.losses.functional import class_weights, soft_cross_entropy
+from lightning_modules.losses.functional import balanced_mean, soft_cross_entropy
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.private_run import PrivateRun, state_of_run
@@ -148,7 +148,8 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         """One step on what the annotator releases about `images`. Returns the released targets, shape (B, c)."""
         outputs = self.student(images)
         annotation = self.annotate(outputs.detach(), images)
-        self.step_student(self._balanced(annotation.loss(outputs.float()), annotation.targets))
+        losses = annotation.loss(outputs.float())
+        self.step_student(balanced_mean(losses, annotation.targets, power=self.student_settings.balance))
         if self.memory is not None:
             self.replay_released()
             self.memory.add(self.gather_rows(images), self.gather_rows(self.memory.targets_of(annotation)))
@@ -168,14 +169,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
             drawn = self.memory.draw(self.draws.common.again(turn).stream(self.steps_done, "replay"))
             images, targets = (part[share_of(len(part), self.processes)].to(self.device) for part in drawn)
             losses = soft_cross_entropy(self.student(images).float(), targets)
-            self.step_student(self._balanced(losses, targets), replayed=True)
-
-    def _balanced(self, losses: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean of samples' losses (B,), whose weights follow from released targets (B, c); see `StudentConfig`."""
-        if not self.student_settings.balance:
-            return losses.mean()
-        weights = class_weights(targets, power=self.student_settings.balance)
-        return (losses * (weights / weights.mean())).mean()
+            self.step_student(balanced_mean(losses, targets, power=self.student_settings.balance), replayed=True)
 
     def update_generator(self, latents: torch.Tensor, targets: torch.Tensor) -> None:
         """The generator's `images.generator_steps` updates, the student held fixed.

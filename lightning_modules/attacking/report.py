@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from torchvision.utils import make_grid
@@ -107,8 +106,8 @@ def page(facts: Mapping[str, Any], leaks: Sequence[Leak], inverted: Sequence[Inv
         "Private, like the data: it was made by looking at them, which no guarantee counts. An attack that fails "
         "proves nothing, since a better one may exist; a refuted ε above the claimed one refutes the claim.",
         "",
-        f"Claimed: record-level ε = {_epsilon(facts['epsilon'])}"
-        + (f", as published ε = {_epsilon(facts['published'])}." if facts["published"] is not None else "."),
+        f"Claimed: record-level ε = {round_up(facts['epsilon'])}"
+        + (f", as published ε = {round_up(facts['published'])}." if facts["published"] is not None else "."),
     ]
     if leaks:
         lines += [
@@ -151,7 +150,7 @@ def _leak_row(leak: Leak) -> str:
     result, audited = leak.result, leak.audited
     low, high = result.auc_interval()
     rates = [result.tpr_at(rate) for rate in (0.01, 0.001)]
-    claimed = "–" if audited is None or audited.claimed_epsilon is None else _epsilon(audited.claimed_epsilon)
+    claimed = "–" if audited is None or audited.claimed_epsilon is None else round_up(audited.claimed_epsilon)
     refuted = "–"
     if audited is not None:
         refuted = f"{audited.epsilon_lower:.2f} of {leak.at_most:.2f}" + (" **fails**" if audited.fails else "")
@@ -179,10 +178,6 @@ def _inverted_row(one: Inverted) -> str:
         f"{result.inception_score:.2f}",
     ]
     return f"| {' | '.join(cells)} |"
-
-
-def _epsilon(value: float) -> str:
-    return round_up(value) if np.isfinite(value) else "inf"
 
 
 def figure(leaks: Sequence[Leak], inverted: Sequence[Inverted]) -> Figure:

@@ -154,6 +154,14 @@ def class_weights(answers: Tensor, *, power: float) -> Tensor:
     return counts[classes].float().pow(-power)
 
 
+def balanced_mean(losses: Tensor, answers: Tensor, *, power: float) -> Tensor:
+    """Mean of samples' losses (B,), weighted by `class_weights` of answers (B, c)."""
+    if not power:
+        return losses.mean()
+    weights = class_weights(answers, power=power)
+    return (losses * (weights / weights.mean())).mean()
+
+
 def one_hot_loss(logits: Tensor) -> Tensor:
     """Cross-entropy of a batch to its own most likely classes: the first term of L_G (DPDFD Eq. 5, DGD Eq. 2).
 

@@ -11,7 +11,6 @@ whose inside `LightningCLI render README.md` writes, and `LightningCLI render --
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from lightning_modules.callbacks.record import role
 from privacy.files import write_atomically
-from sweeps.runner.fit import RunnerError
+from sweeps.runner.fit import read_record
 from sweeps.runner.guarantee_tables import methods_table, papers_table
 from sweeps.runner.leaks import inversions_table, leaks_table
 from sweeps.runner.pipeline import bound, claim
@@ -41,9 +40,7 @@ def results_table(names: Sequence[str], folder: Path) -> str:
     Raises:
         RunnerError: A record is missing.
     """
-    if absent := [f"{folder / name}.json" for name in names if not (folder / f"{name}.json").is_file()]:
-        raise RunnerError(f"a document names the record {absent[0]}, which does not exist")
-    records = {name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in names}
+    records = {name: read_record(name, folder) for name in names}
     lines = [
         "| run | what | data | test accuracy | ε published (claim) | ε record-level (bound) | steps | seconds |",
         "|---|---|---|---:|---:|---:|---:|---:|",

@@ -15,7 +15,7 @@ import yaml
 
 from lightning_modules.runtime.paths import find_config
 
-__all__ = ["Fit", "RunnerError", "hashed"]
+__all__ = ["Fit", "RunnerError", "hashed", "read_record"]
 
 _PLACE = re.compile(r"\{(\w+)\}")
 _MOST_BYTES = 1 << 20
@@ -29,6 +29,19 @@ class RunnerError(ValueError):
 def hashed(content: Any) -> str:
     """SHA-256 of plain values, as 64 hexadecimal digits; the order of keys does not count."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def read_record(name: str, folder: Path) -> dict[str, Any]:
+    """The record `folder/name.json` that a document names.
+
+    Raises:
+        RunnerError: It is missing.
+    """
+    file = folder / f"{name}.json"
+    if not file.is_file():
+        raise RunnerError(f"a document names the record {file}, which does not exist")
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
 
 
 @dataclass(frozen=True)

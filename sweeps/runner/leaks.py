@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,26 +10,13 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from privacy.formatting import short_figure
-from sweeps.runner.fit import RunnerError
+from sweeps.runner.fit import read_record
 
-__all__ = ["inversions_table", "leaks_figure", "leaks_table", "read_leaks"]
+__all__ = ["inversions_table", "leaks_figure", "leaks_table"]
 
 _KINDS = ("record", "mislabelled", "noise")
 _SHOWN = ("loss", "label-only", "rmia", "lira")
 _DRAWN = ("gradient", "data-free", "background", "generative")
-
-
-def read_leaks(name: str, folder: Path) -> dict[str, Any]:
-    """The record that `python -m benchmarks.leaks` has written.
-
-    Raises:
-        RunnerError: It is missing.
-    """
-    file = folder / f"{name}.json"
-    if not file.is_file():
-        raise RunnerError(f"a document names the record {file}, which does not exist")
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return content
 
 
 def leaks_table(names: Sequence[str], folder: Path) -> str:
@@ -45,7 +31,7 @@ def leaks_table(names: Sequence[str], folder: Path) -> str:
         "ε refuted: average, mislabelled, noise | ε record-level | ε published |",
         f"|---|---|---:|{'---:|' * len(_SHOWN)}---:|---:|---:|---:|",
     ]
-    contents = [read_leaks(name, folder) for name in names]
+    contents = [read_record(name, folder) for name in names]
     for content in contents:
         for name, run in content["runs"].items():
             lines.append(_leaks_row(content["data"], name, run))
@@ -65,8 +51,8 @@ def _leaks_row(data: str, name: str, run: Mapping[str, Any]) -> str:
         *(f"{found['record', attack]['auc']:.3f}" for attack in _SHOWN),
         "–" if rate is None else f"{100 * rate:.1f} %",
         ", ".join(f"{value:.2f}" for value in refuted),
-        _epsilon(run["epsilon"]),
-        "–" if run["published"] is None else _epsilon(run["published"]),
+        short_figure(float(run["epsilon"])),
+        "–" if run["published"] is None else short_figure(float(run["published"])),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -77,7 +63,7 @@ def inversions_table(names: Sequence[str], folder: Path) -> str:
         f"| data | model | {' | '.join(f'{name}: recognised, nearer' for name in _DRAWN)} |",
         f"|---|---|{'---:|' * len(_DRAWN)}",
     ]
-    contents = [read_leaks(name, folder) for name in names]
+    contents = [read_record(name, folder) for name in names]
     for content in contents:
         runs = {"control": next(iter(content["runs"].values())), **content["runs"]}
         for name, run in runs.items():
@@ -95,10 +81,6 @@ def _provenance(content: Mapping[str, Any]) -> str:
         f"{content['data']}: {content['shadows']} shadows, {content['shadows'] // 4} of them attacked, of "
         f"`{content['pipeline']}`; {content['hardware']}; commit {content['commit']}."
     )
-
-
-def _epsilon(value: float | str) -> str:
-    return value if isinstance(value, str) else short_figure(value)
 
 
 def leaks_figure(content: Mapping[str, Any]) -> Figure:
