@@ -166,7 +166,7 @@ class Distillation(DataFreeDistillation):
         logits = torch.cat(answers)
         if not self.of_ensemble:
             self._say_whether_images_suit(logits)
-        return joined(inputs), logits, class_weights(logits, power=self.balance)
+        return joined(inputs), logits, class_weights(logits, power=self.balance).double()
 
     def _say_whether_images_suit(self, logits: torch.Tensor) -> None:
         """Of one teacher: what an ensemble seems to answer is scaled, and does not show how sure it is."""
