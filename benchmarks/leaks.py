@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning_modules.cli import main as command
+from lightning_modules.networks.memory import feature_memory
 from lightning_modules.runtime.figures import save_figure
-from lightning_modules.runtime.runs import commit, hardware, versions
+from lightning_modules.runtime.runs import hardware, versions
 from privacy.files import write_atomically
 from sweeps.runner.leaks import leaks_figure
 from sweeps.runner.spec import Spec
@@ -28,19 +29,21 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=Path("results"))
     options, settings = parser.parse_known_args(args)  # the others are for `attack`
     spec = Spec.read(options.pipeline)
-    command(["pipeline", options.pipeline])
-    runs = {}
-    for number, fit in enumerate(spec.fits.values()):
-        if number and not fit.parents:
-            continue
-        folder = spec.folder / fit.name
-        try:
-            command(["attack", str(folder), *settings])
-        except SystemExit as error:
-            print(error)  # a claim fails: the table says so
-        found = json.loads((folder / "private" / "attack" / "attack.json").read_text(encoding="utf-8"))
-        measured = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        runs[fit.name] = _kept(found, measured)
+    runs, commits = {}, set()
+    with feature_memory(most_bytes=8 * 2**30):
+        command(["pipeline", options.pipeline])
+        for number, fit in enumerate(spec.fits.values()):
+            if number and not fit.parents:
+                continue
+            folder = spec.folder / fit.name
+            try:
+                command(["attack", str(folder), *settings])
+            except SystemExit as error:
+                print(error)  # a claim fails: the table says so
+            found = json.loads((folder / "private" / "attack" / "attack.json").read_text(encoding="utf-8"))
+            measured = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+            runs[fit.name] = _kept(found, measured)
+            commits |= set(found["commits"])
     content = {
         "pipeline": options.pipeline,
         "data": measured["dataset"],
@@ -48,7 +51,7 @@ def main(args: list[str] | None = None) -> None:
         "runs": runs,
         "hardware": hardware(),
         "versions": versions(),
-        "commit": commit(),
+        "commit": ", ".join(sorted(commits)),
     }
     write_atomically(options.results / f"{spec.name}.json", json.dumps(content, indent=1) + "\n")
     save_figure(leaks_figure(content), options.results / f"{spec.name}.png")

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from functools import cached_property
 from gc import collect
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,15 @@ from privacy.identity import LEDGERS
 from sweeps.runner.fit import hashed
 from sweeps.runner.queue import Store, duration
 
-__all__ = ["Asked", "AttackError", "Pipelines", "recipe_of"]
+__all__ = ["PRIVATE", "Asked", "AttackError", "Pipelines", "recipe_of"]
 
 LEFT_OUT = ("ModelCheckpoint", "ResultRecord", "ProgressBar", "ModelSummary")
 """Ends of the names of callbacks that write where the configuration says, which would be one file for all runs, or that
 fill the screen."""
 _HELD = ("teacher", "teachers", "baseline", "clients")
 """Settings that give a fit models which were trained before."""
+PRIVATE = Path("private", "attack")
+"""Where attacks write, in a run's folder."""
 _SHADOWED = f"{Shadowed.__module__}.{Shadowed.__name__}"
 
 
@@ -101,20 +102,19 @@ class Pipelines:
     Attributes:
         recipe: Configurations of the fits by role, in order: a teacher, and a student of it; or one of them.
         canaries: How many are planted.
-        folder: Where everything is kept. It is private.
+        folders: Of each role, where its shadows are kept: a teacher's where all its students find them. Private.
         asked: Digest of the records that models are asked about.
     """
 
     recipe: Mapping[str, Mapping[str, Any]]
     canaries: int
-    folder: Path
+    folders: Mapping[str, Path]
     asked: str = ""
 
-    @cached_property
-    def store(self) -> Store:
-        """Its shadows: those of other settings, other records or other code are elsewhere."""
-        content = [dict(self.recipe), self.canaries, self.asked, commit(), versions()]
-        return Store(self.folder / hashed(content)[:16])
+    def store(self, role: str) -> Store:
+        """Shadows of one role: those of other settings, records or libraries are elsewhere."""
+        configs = list(self.recipe.values())[: list(self.recipe).index(role) + 1]
+        return Store(self.folders[role] / hashed([configs, self.canaries, self.asked, versions()])[:16])
 
     def shadowed(self, number: int) -> dict[str, Any]:
         """Configuration of the fit on private data, for one shadow."""
@@ -142,35 +142,41 @@ class Pipelines:
         """
         began, made = time.monotonic(), 0
         for number in range(count):
-            with self.store.claim(f"shadow-{number:05d}") as claim:
-                missing = [role for role in self.recipe if self.store.done(_name(role, number)) is None]
-                if not claim or not missing:
-                    continue
-                for role in missing:
-                    self._make(role, number, run, asked)
-                    collect()  # see sweeps.runner.queue
-                for role in self.recipe:  # weights are of no more use
-                    shutil.rmtree(self.store.folder(_name(role, number)) / "checkpoints", ignore_errors=True)
-            made += 1
-            left = duration((time.monotonic() - began) / made * (count - number - 1))
-            print(f"[attack] shadow {number + 1} of {count}, about {left} to go", flush=True)
+            if any([self._make(role, number, run, asked) for role in self.recipe]):
+                made += 1
+                left = duration((time.monotonic() - began) / made * (count - number - 1))
+                print(f"[attack] shadow {number + 1} of {count}, about {left} to go", flush=True)
 
-    def _make(self, role: str, number: int, run: Callable[[list[str]], Any], asked: Asked) -> None:
-        name, first = _name(role, number), next(iter(self.recipe))
-        folder, teacher = self.store.folder(name), self.store.folder(_name(first, number))
-        # What a shadow that was killed has left is not gone on with: it begins from nothing.
-        shutil.rmtree(folder, ignore_errors=True)
-        config = self.shadowed(number) if role == first else self.recipe[role]
-        # Not in the folder itself, which loggers expect to be empty when a fit begins.
-        file = write_atomically(self.store.root / "given" / f"{name}.json", json.dumps(config))
-        line = ["fit", "--config", str(file), f"--trainer.default_root_dir={folder}"]
-        if role != first:
-            line.append(f"--model.teacher.path={teacher}/checkpoints/last.ckpt")
-        with _ledgers(teacher / "ledgers"), _silence():
-            cli = run(line)
-        answers = answers_of(cli.model, asked.records)
-        np.savez(folder / "answers.npz", confidences=answers.confidences, correct=answers.correct)
-        self.store.finish(name, claim=_claim_of(folder))
+    def _make(self, role: str, number: int, run: Callable[[list[str]], Any], asked: Asked) -> bool:
+        """Makes one, unless it is there, or another process has it or its teacher."""
+        name, first = f"shadow-{number:05d}", next(iter(self.recipe))
+        store, teachers = self.store(role), self.store(first)
+        folder, teacher, ledgers = store.folder(name), teachers.folder(name), store.root / "ledgers" / name
+        with store.claim(name) as claim:
+            if not claim or store.done(name) or (role != first and not teachers.done(name)):
+                return False
+            # What a shadow that was killed has left is not gone on with: it begins from nothing.
+            for left in (folder, ledgers):
+                shutil.rmtree(left, ignore_errors=True)
+            config = self.shadowed(number)
+            # Not in the folder itself, which loggers expect to be empty when a fit begins.
+            line = ["fit", f"--config={store.root}/given/{name}.json", f"--trainer.default_root_dir={folder}"]
+            if role != first:
+                config = dict(self.recipe[role])
+                line.append(f"--model.teacher.path={teacher}/checkpoints/last.ckpt")
+                if (spent := teachers.root / "ledgers" / name).is_dir():
+                    shutil.copytree(spent, ledgers)
+            write_atomically(store.root / "given" / f"{name}.json", json.dumps(config))
+            with _ledgers(ledgers), _silence():
+                model = run(line).model
+            answers = answers_of(model, asked.records)
+            if role != first:  # weights of teachers are for students to come
+                shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            np.savez(folder / "answers.npz", confidences=answers.confidences, correct=answers.correct)
+            store.finish(name, claim=_claim_of(folder), commit=commit())
+        del model
+        collect()  # see sweeps.runner.queue
+        return True
 
     def answers(self, role: str, count: int, asked: Asked) -> Shadows:
         """What all shadows of one role answer.
@@ -181,7 +187,7 @@ class Pipelines:
         self.notes(role, count)
         found = []
         for number in range(count):
-            with np.load(self.store.folder(_name(role, number)) / "answers.npz") as held:
+            with np.load(self.store(role).folder(f"shadow-{number:05d}") / "answers.npz") as held:
                 found.append(Answers(held["confidences"], held["correct"]))
         return Shadows.of(found, self.coins(count, asked) & (asked.kinds != "held out"))
 
@@ -196,7 +202,7 @@ class Pipelines:
         Raises:
             AttackError: Some are not finished: another process has them.
         """
-        found = [self.store.done(_name(role, number)) for number in range(count)]
+        found = [self.store(role).done(f"shadow-{number:05d}") for number in range(count)]
         if missing := found.count(None):
             raise AttackError(f"{missing} shadow(s) are still made by another process: the same command goes on")
         return [note for note in found if note is not None]
@@ -217,8 +223,8 @@ class Pipelines:
         return max(stated, key=lambda claim: float(claim["epsilon"]))
 
 
-def recipe_of(run: Path, *, teacher: str | None) -> dict[str, dict[str, Any]]:
-    """Configurations of the fits that a run comes from, by role, without what writes elsewhere.
+def recipe_of(run: Path, *, teacher: str | None) -> tuple[dict[str, dict[str, Any]], dict[str, Path]]:
+    """Configurations of the fits that a run comes from, by role, without what writes elsewhere; and where shadows lie.
 
     Args:
         run: Folder of a finished fit.
@@ -231,7 +237,7 @@ def recipe_of(run: Path, *, teacher: str | None) -> dict[str, dict[str, Any]]:
     path = (config["model"].get("init_args") or {}).get("teacher")
     _require_retrained(config, but=("teacher", "teacher.path"))
     if path is None:
-        return {"model": config}
+        return {"model": config}, {"model": run / PRIVATE}
     file = Path(path["path"] if isinstance(path, Mapping) else path)
     place = Path(teacher) if teacher is not None else folder_of_checkpoint(file)
     if place is None:
@@ -241,7 +247,8 @@ def recipe_of(run: Path, *, teacher: str | None) -> dict[str, dict[str, Any]]:
         )
     trained = _prepared(place)
     _require_retrained(trained)
-    return {"teacher": trained, "student": config}
+    shared = place if place.is_dir() else run
+    return {"teacher": trained, "student": config}, {"teacher": shared / PRIVATE, "student": run / PRIVATE}
 
 
 def _require_retrained(config: Mapping[str, Any], *, but: Sequence[str] = ()) -> None:
@@ -287,10 +294,6 @@ def _without_ledger(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _without_ledger(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
-def _name(role: str, number: int) -> str:
-    return f"{role}-{number:05d}"
-
-
 @contextmanager
 def _ledgers(folder: Path) -> Iterator[None]:
     """Ledgers of this shadow only: a student must not be charged for the teachers of others."""
@@ -323,5 +326,5 @@ def _claim_of(folder: Path) -> dict[str, Any] | None:
     if not found:
         return None
     guarantee = json.loads(found[0].read_text(encoding="utf-8"))["guarantee"]
-    # The ledger also counts a student that was killed and made again.
+    # The ledger also counts what killed processes have begun.
     return {"epsilon": guarantee["epsilon_of_run"], **{name: guarantee[name] for name in ("delta", "unit", "relation")}}

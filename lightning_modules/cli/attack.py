@@ -27,7 +27,7 @@ from datamodules.shadowed import Shadowed
 from datamodules.splits import id_fraction
 from lightning_modules import priors
 from lightning_modules.attacking.report import CONTROL, Inverted, Leak, figure, page
-from lightning_modules.attacking.shadows import Asked, AttackError, Pipelines, recipe_of
+from lightning_modules.attacking.shadows import PRIVATE, Asked, AttackError, Pipelines, recipe_of
 from lightning_modules.cli.distill import PRIORS
 from lightning_modules.cli.parsers import OptionParser
 from lightning_modules.networks.memory import feature_memory
@@ -79,25 +79,23 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
     place = Path(options.run)
     if not place.is_dir():
         raise AttackError(f"RUN must be the folder of a fit, such as runs/dpdfd_digits/version_0, got {place}")
-    pipelines = Pipelines(
-        recipe=recipe_of(place, teacher=options.teacher),
-        canaries=options.canaries,
-        folder=place / "private" / "attack",
-    )
-    data = _data_of(_built(build, pipelines.shadowed(0), pipelines.folder / "given.json"))
+    recipe, folders = recipe_of(place, teacher=options.teacher)
+    pipelines, folder = Pipelines(recipe=recipe, canaries=options.canaries, folders=folders), place / PRIVATE
+    data = _data_of(_built(build, pipelines.shadowed(0), folder / "given.json"))
     asked = Asked.of(data, records=options.records)
     pipelines = replace(pipelines, asked=asked.digest)
-    role = list(pipelines.recipe)[-1]
-    model = _model_of(place, _built(build, pipelines.recipe[role], pipelines.folder / "given.json"))
+    model = _model_of(place, _built(build, list(recipe.values())[-1], folder / "given.json"))
     membership = [name for name in options.attacks if name != INVERSION]
     guarantee = _guarantee(place)
     facts = {"run": place.name, "shadows": options.shadows, "targets": options.shadows // 4, **guarantee, "judge": None}
     leaks: list[Leak] = []
+    commits = {commit()}
     with feature_memory(most_bytes=8 * 2**30):
         if membership:
             pipelines.train(options.shadows, run, asked)
             leaks = [*_control(asked, data.num_classes, membership)]
             for name in pipelines.recipe:
+                commits |= {note["commit"] for note in pipelines.notes(name, options.shadows)}
                 leaks += _of_shadows(pipelines, name, asked, membership, options.shadows)
             leaks += _of_run(model, pipelines, asked, membership, options.shadows)
         inverted = _inverted(model, data, asked, facts) if INVERSION in options.attacks else []
@@ -106,13 +104,13 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
         "leaks": [leak.to_dict() for leak in leaks],
         "inversions": [one.to_dict() for one in inverted],
         "recipe": pipelines.recipe,
-        "commit": commit(),
+        "commits": sorted(commits),
         "versions": versions(),
     }
-    save_figure(figure(leaks, inverted), pipelines.folder / "attack.png")
-    write_atomically(pipelines.folder / "attack.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    save_figure(figure(leaks, inverted), folder / "attack.png")
+    write_atomically(folder / "attack.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     text = page(facts, leaks, inverted)
-    print(f"{text}\nPrivate, like everything beside it: {write_atomically(pipelines.folder / 'attack.md', text)}")
+    print(f"{text}\nPrivate, like everything beside it: {write_atomically(folder / 'attack.md', text)}")
     if failed := [leak for leak in leaks if leak.audited is not None and leak.audited.fails]:
         sys.exit(f"error: the claim fails for the {failed[0].model}, by {failed[0].attack}")
 

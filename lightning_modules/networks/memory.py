@@ -141,13 +141,13 @@ _memory: list[FeatureMemory] = []
 
 @contextmanager
 def feature_memory(most_bytes: int = 4 * 2**30) -> Iterator[FeatureMemory]:
-    """Lets the extractors of this process remember, until it ends; nothing is remembered without."""
-    memory = FeatureMemory(most_bytes)
+    """Lets the extractors of this process remember, until the outermost of these ends; nothing is without."""
+    memory = _memory[-1] if _memory else FeatureMemory(most_bytes)
     _memory.append(memory)
     try:
         yield memory
     finally:
-        _memory.remove(memory)
+        _memory.pop()
 
 
 def remembered_features(extractor: nn.Module, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:

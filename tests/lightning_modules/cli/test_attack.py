@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,17 +120,25 @@ def test_a_shadow_of_the_real_command_line(runs: Path) -> None:
     config["model"]["init_args"]["annotator"] = {"class_path": "ResponseAnnotator", "init_args": {"budget": budget}}
     Path("s/config.yaml").write_text(yaml.safe_dump(config))
     asked = Asked.of(Shadowed(dataset=Digits(), number=0, canaries=4), records=20)
-    pipelines = Pipelines(
-        recipe=recipe_of(Path("s"), teacher=None), canaries=4, asked=asked.digest, folder=Path("s/private/attack")
-    )
+    recipe, folders = recipe_of(Path("s"), teacher=None)
+    pipelines = Pipelines(recipe=recipe, canaries=4, asked=asked.digest, folders=folders)
     pipelines.train(1, run, asked)
+    # A second student of the teacher takes its shadows as they are, and is charged for no other student.
+    made: list[str] = []
+    pipelines = replace(pipelines, folders={**folders, "student": Path("t/private/second")})
+    pipelines.train(1, lambda line: made.append(line[1]) or run(line), asked)
+    assert len(made) == 1 and "t/private/second" in made[0]
+    first, second = (
+        sum(len(file.read_text().splitlines()) for file in Path(name).rglob("*.jsonl"))
+        for name in ("s", "t/private/second")
+    )
+    assert first == second > 0
     for role in ("teacher", "student"):
         claim = pipelines.claim(role, 1)
         assert claim is not None and 0.9 < claim["epsilon"] <= 1.0
         assert claim["relation"] == "add-or-remove of one training record"
         answers = pipelines.answers(role, 1, asked)
         assert answers.confidences.shape == (1, 44, 5) and not answers.members[0, 24:].any()
-        assert not (pipelines.store.folder(f"{role}-00000") / "checkpoints").exists()
     with pytest.raises(AttackError, match="still made by another process"):
         pipelines.notes("teacher", 2)
     assert {path.name for path in runs.iterdir()} == {"ledgers", "t", "s", "t.yaml", "s.yaml"}
@@ -147,7 +156,7 @@ class Stub:
         if self.made == self.fail_at:
             raise KeyboardInterrupt
         self.made += 1
-        config = json.loads(Path(line[line.index("--config") + 1]).read_text())
+        config = json.loads(Path(line[1].removeprefix("--config=")).read_text())
         settings = config["data"]["init_args"]["dataset"]["init_args"]
         folder = Path(next(part for part in line if part.startswith("--trainer.default_root_dir=")).split("=")[1])
         folder.mkdir(parents=True)
@@ -205,7 +214,8 @@ def test_a_model_that_saw_nothing_of_either_kind_is_no_better_than_chance(monkey
 
 def test_shadows_of_other_records_are_not_taken(tmp_path: Path) -> None:
     asked = [Asked.of(Shadowed(dataset=Digits(val_fraction=share), number=0), records=20) for share in (0.1, 0.1, 0.3)]
-    stores = [Pipelines(recipe={}, canaries=0, asked=one.digest, folder=tmp_path).store.root for one in asked]
+    pipelines = Pipelines(recipe={"model": {}}, canaries=0, folders={"model": tmp_path})
+    stores = [replace(pipelines, asked=one.digest).store("model").root for one in asked]
     assert stores[0] == stores[1] != stores[2]
 
 
