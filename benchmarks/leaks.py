@@ -1,7 +1,7 @@
 """What an attacker gets from each fit of a pipeline: `python -m benchmarks.leaks`.
 
-Makes the fits, attacks the first one and those that are made of another, and writes results and figure. What is
-interrupted goes on. Only for public data: what it writes into `results/` would be private otherwise.
+Makes the fits, attacks each, and writes results and figure. What is interrupted goes on. Only for public data: what it
+writes into `results/` would be private otherwise.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ def main(args: list[str] | None = None) -> None:
     runs, commits = {}, set()
     with feature_memory(most_bytes=8 * 2**30):
         command(["pipeline", options.pipeline])
-        for number, fit in enumerate(spec.fits.values()):
-            if number and not fit.parents:
-                continue
+        for fit in spec.fits.values():
             folder = spec.folder / fit.name
             try:
                 command(["attack", str(folder), *settings])
