@@ -84,9 +84,9 @@ def gradients(batch_size: int) -> torch.Tensor:
     return rows
 
 
-def annotator(release: Any, batch_size: int, sigma: float, factor: float = 1.0) -> GradientAnnotator:
-    made = GradientAnnotator(release=release, noise_multiplier=sigma, noise=Seeded(factor=factor))
-    made.bind(batch_size=batch_size, num_classes=10)
+def annotator(release: Any, batch_size: int, sigma: float, factor: float, top_k: int | None) -> GradientAnnotator:
+    made = GradientAnnotator(release=release, noise_multiplier=sigma, top_k=top_k, noise=Seeded(factor=factor))
+    made.bind(batch_size=batch_size, num_classes=10, paper="DPDFD" if top_k is None else "DPSD")
     made.open(private_data="digits/train")
     return made
 
@@ -111,13 +111,13 @@ def beside_others(changing: torch.Tensor) -> torch.Tensor:
     return torch.cat([changing[None], others])
 
 
-def gradient_case(name: str, release: str, batch_size: int, sigma: float) -> Case:
+def gradient_case(name: str, release: str, batch_size: int, sigma: float, top_k: int | None = None) -> Case:
     """A teacher, alone or one of four, whose every answer one record turns round, through the door of a real run."""
     rows = gradients(batch_size)
 
     @functools.cache  # most of the time goes into these rounds, and each method of attack sees the same ones
     def play(factor: float) -> Players:
-        made = annotator(release, batch_size, sigma, factor)
+        made = annotator(release, batch_size, sigma, factor, top_k)
         released = 1 if release.startswith("batch_mean") else batch_size  # all rows of a mean are copies
 
         def annotate(given: torch.Tensor) -> torch.Tensor:
@@ -127,15 +127,15 @@ def gradient_case(name: str, release: str, batch_size: int, sigma: float) -> Cas
         score = gaussian_score(rows[:released], -rows[:released])
         return Recorded(drawn[0]), Recorded(drawn[1]), score
 
-    made = annotator(release, batch_size, sigma)
+    made = annotator(release, batch_size, sigma, 1.0, top_k)
     published = made.account.epsilon_published(counts={made.charge: 1})
     charged = {made.charge.release: 1}
     return Case(name, play, charged, published, sound=False, trials=CALLS, trials_cut=CALLS // 2)
 
 
-def answers_case(name: str, answers: int, *, sound: bool) -> Case:
+def answers_case(name: str, answers: int, *, sound: bool, size: int = 3) -> Case:
     """The label moves within the candidates on every query."""
-    candidates = torch.tensor([True] * 3 + [False] * 7)
+    candidates = torch.arange(10) < size
 
     def play(factor: float) -> Players:
         noise = Seeded()
@@ -151,7 +151,7 @@ def answers_case(name: str, answers: int, *, sound: bool) -> Case:
 
         return sampler(0), sampler(1), table_score(table[0], table[1])
 
-    return Case(name, play, {RandomizedResponse(1.0, 3): answers}, 1.0, sound)
+    return Case(name, play, {RandomizedResponse(1.0, size): answers}, 1.0, sound)
 
 
 def votes_case(kind: Any, scale: float, release: Release, published: float | None) -> Case:
@@ -183,13 +183,20 @@ def play_confident(factor: float) -> Players:
     return sampler([12, 9]), sampler([11, 10]), None
 
 
-def play_latents(factor: float) -> Players:
-    noise, codes = Seeded(), torch.full((1, 4), 3.0, dtype=torch.float64)
+def latents_case(name: str, rows: int, *, sound: bool) -> Case:
+    """DGD counts epsilon1 once, and the record moves the codes of all rows."""
 
-    def sampler(row: torch.Tensor) -> Sampler:
-        return lambda count: laplace_latents(row.expand(count, 4), epsilon=1.0 / factor, noise=noise)
+    def play(factor: float) -> Players:
+        noise, codes = Seeded(), torch.full((1, 4), 3.0, dtype=torch.float64)
 
-    return sampler(codes), sampler(-codes), laplace_score(np.ones(4), -np.ones(4), scale=8.0 * factor)
+        def sampler(row: torch.Tensor) -> Sampler:
+            return lambda count: laplace_latents(
+                row.expand(count * rows, 4), epsilon=1.0 / factor, noise=noise
+            ).reshape(count, rows * 4)
+
+        return sampler(codes), sampler(-codes), laplace_score(np.ones(4 * rows), -np.ones(4 * rows), scale=8.0 * factor)
+
+    return Case(name, play, {LaplaceVector(8.0, 8.0): rows}, 1.0, sound)
 
 
 def play_dp_sgd(factor: float) -> Players:
@@ -208,28 +215,27 @@ def play_dp_sgd(factor: float) -> Players:
 
 
 CASES = [
-    gradient_case("batch_mean_as_in_the_paper", "batch_mean", 256, 100.0),
+    gradient_case("dpdfd_as_in_the_paper", "batch_mean", 256, 100.0),
+    gradient_case("dpsd_data", "per_sample", 8, 60.0, top_k=3),
     gradient_case("batch_mean", "batch_mean", 8, 20.0),
     gradient_case("batch_mean_rows", "batch_mean_rows", 16, 10.0),
     gradient_case("per_sample", "per_sample", 8, 60.0),
     gradient_case("per_sample_full", "per_sample_full", 16, 10.0),
     gradient_case("ensemble", "ensemble", 16, 10.0),
     answers_case("one_answer", 1, sound=True),
-    answers_case("twenty_answers", 20, sound=False),
+    answers_case("dpsd_label", 20, sound=False),
+    answers_case("labeldp", 20, sound=False, size=2),
     votes_case("laplace", 2.0, LaplaceVotes(2.0), published_dgd_epsilon(3, 1.0, DELTA)),
     votes_case("discrete_laplace", 2.0, DiscreteLaplaceVotes(2.0), published_dgd_epsilon(3, 1.0, DELTA)),
     votes_case("gaussian", 4.0, GaussianVotes(4.0), None),
     Case("confident_votes", play_confident, {ThresholdCheck(4.0): 1, GaussianVotes(4.0): 1}),
-    # DGD counts epsilon1 once: for one row it is right.
-    Case("latents", play_latents, {LaplaceVector(8.0, 8.0): 1}, published=1.0),
+    latents_case("latents", 1, sound=True),
+    latents_case("dgd_latents", 4, sound=False),  # its votes are published as more than they cost
     Case("dp_sgd_step", play_dp_sgd, {SampledGaussian(1.0, 0.3): 1}),
 ]
 GAUSSIAN = [case for case in CASES if all(release.gaussian_mu is not None for release in case.counts)]
 #: Repeat another one at other settings.
-REPEATED = (
-    "batch_mean", "batch_mean_as_in_the_paper", "batch_mean_rows", "per_sample_full", "ensemble", "twenty_answers",
-    "discrete_laplace",
-)  # fmt: skip
+REPEATED = ("batch_mean", "dpdfd_as_in_the_paper", "dpsd_data", "batch_mean_rows", "per_sample_full", "ensemble")
 # No game of a thousand rounds rises above an epsilon of ten or more, whatever the noise.
 SMALL = [case for case in CASES if compose(case.counts, DELTA).epsilon < 5.0]
 
