@@ -133,8 +133,8 @@ def page(facts: Mapping[str, Any], leaks: Sequence[Leak], inverted: Sequence[Inv
             "*Recognised*: share of the images that an independent classifier "
             f"({100 * facts['judge']:.0f} % right on real test images) takes for the class asked for. *Distances*: in "
             "its features, median to the nearest training image and to the nearest of as many test images. *Nearer*: "
-            "share nearer to the training images. Where a model passes no gradients, the attacker inverts a copy, "
-            "learnt from its answers.",
+            "share nearer to the training images, ± its standard error over the classes. Where a model passes no "
+            "gradients, the attacker inverts a copy, learnt from its answers.",
             "",
             "| model | attack | recognised | distance to training | to test images | nearer | inception score |",
             "|---|---|---:|---:|---:|---:|---:|",
@@ -174,7 +174,7 @@ def _inverted_row(one: Inverted) -> str:
         f"{100 * result.accuracy:.0f} %",
         f"{result.distance_train:.2f}",
         f"{result.distance_test:.2f}",
-        f"{100 * result.nearer:.0f} %",
+        f"{100 * result.nearer:.0f} ± {100 * result.nearer_error:.0f} %",
         f"{result.inception_score:.2f}",
     ]
     return f"| {' | '.join(cells)} |"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -14,10 +13,7 @@ from torch.nn import functional as F
 
 from privacy.checks import check_count
 
-__all__ = ["Answers", "Records", "Shadows", "Views", "answers_of", "moved", "train_shadows"]
-
-Views: TypeAlias = Callable[[Tensor], Tensor]
-"""Several queries an image: from images (N, C, H, W) to (Q, N, C, H, W), the images themselves first."""
+__all__ = ["Answers", "Records", "Shadows", "answers_of", "moved", "train_shadows"]
 
 _AT_ONCE = 500
 
@@ -113,20 +109,19 @@ def moved(images: Tensor, *, by: float = 0.25) -> Tensor:
 
 
 @torch.no_grad()
-def answers_of(model: nn.Module, records: Records, *, views: Views = moved) -> Answers:
-    """Asks a model about records, in eval mode, on the device of its parameters.
+def answers_of(model: nn.Module, records: Records) -> Answers:
+    """Asks a model about records and what they look like `moved`, in eval mode, on the device of its parameters.
 
     Args:
         model: (N, C, H, W) to logits (N, c).
         records: The N records.
-        views: The queries.
     """
     was, device = model.training, next((value.device for value in model.parameters()), torch.device("cpu"))
     model.eval()
     confidences, correct = [], []
     for start in range(0, len(records), _AT_ONCE):
         part = records.at(torch.arange(start, min(start + _AT_ONCE, len(records))))
-        queries = views(part.images)
+        queries = moved(part.images)
         logits = model(queries.flatten(0, 1).to(device)).double().cpu().unflatten(0, queries.shape[:2])
         own = part.labels.expand(len(queries), -1).unsqueeze(2)
         others = logits.scatter(2, own, -torch.inf).logsumexp(dim=2)
@@ -145,7 +140,6 @@ def train_shadows(
     count: int,
     seed: int = 0,
     population: Records | None = None,
-    views: Views = moved,
 ) -> Shadows:
     """Trains models on random halves of the records, each record in each half by a fair coin, and asks all of them.
 
@@ -155,7 +149,6 @@ def train_shadows(
         count: Number of models, K, at least 2.
         seed: Of the coins.
         population: Further records of the same kind that no model is trained on; they come last.
-        views: The queries.
 
     Returns:
         Of the records and the population.
@@ -169,5 +162,5 @@ def train_shadows(
     if population is not None:
         never = len(population)
         asked = Records(torch.cat([records.images, population.images]), torch.cat([records.labels, population.labels]))
-    answers = [answers_of(train(records.at(torch.from_numpy(half))), asked, views=views) for half in coins]
+    answers = [answers_of(train(records.at(torch.from_numpy(half))), asked) for half in coins]
     return Shadows.of(answers, np.pad(coins, ((0, 0), (0, never))))

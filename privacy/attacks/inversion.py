@@ -31,6 +31,7 @@ class InversionResult:
         distance_test: The same to the nearest of as many test images.
         nearer: Share nearer to a training image than to any of the test images. About 0.5 where nothing is shown of
             single records, but inverted images of a class resemble one another: a few of the others may decide it.
+        nearer_error: Standard error of that over the classes.
     """
 
     images: int
@@ -39,6 +40,7 @@ class InversionResult:
     distance_train: float
     distance_test: float
     nearer: float
+    nearer_error: float
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -70,11 +72,14 @@ def judged(inverted: Records, *, judge: nn.Module, train: Tensor, test: Tensor) 
         torch.cdist(own, features_of(judge, images[:count]), compute_mode=_EXACT).min(dim=1).values
         for images in (train, test)
     )
+    nearer = (to_train < to_test).double()
+    by_class = torch.stack([nearer[inverted.labels == label].mean() for label in inverted.labels.unique()])
     return InversionResult(
         images=len(inverted),
         accuracy=float((logs.argmax(dim=1) == inverted.labels).double().mean()),
         inception_score=float(divergence.exp()),
         distance_train=float(to_train.median()),
         distance_test=float(to_test.median()),
-        nearer=float((to_train < to_test).double().mean()),
+        nearer=float(nearer.mean()),
+        nearer_error=float(by_class.std(correction=0)) / max(1, len(by_class) - 1) ** 0.5,
     )

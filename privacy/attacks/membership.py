@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from privacy.attacks.answers import Answers, Records, Shadows, Views, answers_of, moved
+from privacy.attacks.answers import Answers, Records, Shadows, answers_of
 from privacy.attacks.label_only import label_only
 from privacy.attacks.lira import lira, lira_offline
 from privacy.attacks.loss_threshold import loss_threshold
@@ -38,7 +38,6 @@ def attack(
     *,
     shadows: Shadows,
     method: MembershipAttack = lira_offline,
-    views: Views = moved,
 ) -> AttackResult:
     """Attacks one model.
 
@@ -48,7 +47,6 @@ def attack(
         members: (N,), which of them the model was trained on: only for the result.
         shadows: What shadow models answer.
         method: The attack; `lira` and others that need models with the record have none for the population.
-        views: The queries that the shadow models were asked.
 
     Returns:
         How well it did.
@@ -61,7 +59,7 @@ def attack(
             f"members must be ({len(records)},) and shadows must be of the same records, got {np.shape(members)} and "
             f"{shadows.members.shape[1]} records"
         )
-    scores = method(answers_of(model, records, views=views), shadows)
+    scores = method(answers_of(model, records), shadows)
     return AttackResult(scores[None], np.asarray(members, dtype=np.bool_)[None])
 
 

@@ -40,9 +40,7 @@ def leaks_table(names: Sequence[str], folder: Path) -> str:
 
 def _leaks_row(data: str, name: str, run: Mapping[str, Any]) -> str:
     found = {(one["records"], one["attack"]): one for one in run["leaks"] if one["model"] == run["role"]}
-    refuted = [
-        max(one["audited"]["epsilon_lower"] for (kind, _), one in found.items() if kind == wanted) for wanted in _KINDS
-    ]
+    refuted = [[one["audited"]["epsilon_lower"] for (kind, _), one in found.items() if kind == name] for name in _KINDS]
     rate = found["record", "lira"]["tpr_at_1%"]
     cells = [
         data,
@@ -50,7 +48,7 @@ def _leaks_row(data: str, name: str, run: Mapping[str, Any]) -> str:
         f"{100 * run['accuracy']:.1f} %",
         *(f"{found['record', attack]['auc']:.3f}" for attack in _SHOWN),
         "–" if rate is None else f"{100 * rate:.1f} %",
-        ", ".join(f"{value:.2f}" for value in refuted),
+        ", ".join(f"{max(values):.2f}" if values else "–" for values in refuted),
         short_figure(float(run["epsilon"])),
         "–" if run["published"] is None else short_figure(float(run["published"])),
     ]
@@ -71,7 +69,10 @@ def inversions_table(names: Sequence[str], folder: Path) -> str:
             found = {one["attack"]: one for one in run["inversions"] if one["model"] == model}
             if not found:
                 continue  # only membership was attacked
-            cells = [f"{100 * found[one]['accuracy']:.0f} %, {100 * found[one]['nearer']:.0f} %" for one in _DRAWN]
+            cells = [
+                f"{100 * one['accuracy']:.0f} %, {100 * one['nearer']:.0f} ± {100 * one['nearer_error']:.0f} %"
+                for one in map(found.__getitem__, _DRAWN)
+            ]
             lines.append(f"| {content['data']} | {name.replace('_', ' ')} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", *(_provenance(content) for content in contents), ""])
 

@@ -251,7 +251,9 @@ def test_an_attack_that_fails_on_the_control_is_said_to_be_broken() -> None:
         ("this run", 10, 0.1, False),
     ):
         drawn = Records(torch.zeros(classes, 1, 8, 8), torch.arange(classes))
-        judged = InversionResult(classes, accuracy, 1.0, distance_train=1.0, distance_test=1.0, nearer=0.5)
+        judged = InversionResult(
+            classes, accuracy, 1.0, distance_train=1.0, distance_test=1.0, nearer=0.5, nearer_error=0.1
+        )
         assert Inverted(model, "gradient", drawn, judged).broken == broken
         scores = np.random.default_rng(0).random(members.shape) + members * (not broken)
         assert Leak(model, "record", "lira", AttackResult(scores, members), None).broken == broken

@@ -79,6 +79,10 @@ def test_copies_of_training_images_are_noticed(world: World) -> None:
     assert (copied.nearer, copied.distance_train) == (1.0, 0.0) and copied.distance_test > 0
     assert (fresh.nearer, fresh.distance_test) == (0.0, 0.0)
     assert 4 < copied.inception_score <= 10
+    halves = judged(
+        Records(torch.cat([train[:50], test[:50]]), labels.index_fill(0, torch.arange(50), 1)), **world.judging
+    )
+    assert (halves.nearer, halves.nearer_error) == (0.5, pytest.approx(0.5))  # one class all of it, the other none
     alike = judged(Records(train[:1].expand(10, -1, -1, -1), labels[:10]), **world.judging)
     assert alike.inception_score == pytest.approx(1.0)
 
