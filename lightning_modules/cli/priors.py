@@ -19,8 +19,6 @@ from lightning_modules.priors import (
     GradientPrior,
     ImagePrior,
     MixturePrior,
-    RandomGeneratorPrior,
-    ShaderPrior,
     SilhouettePrior,
     StrokePrior,
 )
@@ -59,8 +57,6 @@ PICTURES: dict[str, PriorPicture] = {
     "silhouettes": PriorPicture(prior=SilhouettePrior(), image_shape=(1, 28, 28)),
     "dead_leaves": PriorPicture(prior=DeadLeavesPrior(), image_shape=COLOUR, columns=10),
     "fractals": PriorPicture(prior=FractalPrior(), image_shape=COLOUR, columns=10),
-    "shaders": PriorPicture(prior=ShaderPrior(), image_shape=COLOUR, columns=10),
-    "random_generators": PriorPicture(prior=RandomGeneratorPrior(), image_shape=COLOUR, columns=10),
     "gradients": PriorPicture(prior=GradientPrior(), image_shape=COLOUR, columns=10),
     "mixture": PriorPicture(
         prior=MixturePrior(
