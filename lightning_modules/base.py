@@ -278,7 +278,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
     def guarantee(self) -> Guarantee:
         """Current guarantee for this run's artefacts."""
         of_teacher = () if self._teacher is None else self._teacher.assumptions
-        assumptions = [*self.assumptions(), *self.images.assumptions, *of_teacher]
+        assumptions = [*self.assumptions(), *of_teacher]
         return self.run.guarantee(artefacts=self.published_artefacts, assumptions=assumptions)
 
     def published_networks(self) -> dict[str, nn.Module]:

@@ -43,8 +43,7 @@ class DPSD(DataFreeDistillation):
             with k = 3 (or c where that is less).
         discriminator: What the generator is trained against. `teacher` is the paper's DPSD-T: nothing bounds what its
             images, and a student trained on them, reveal, unless the teacher was trained by DP-SGD.
-        fresh_latents: Draw new latent inputs each step in place of the persistent Z; `images.source: refined` always
-            draws new images of the prior.
+        fresh_latents: Draw new latent inputs each step in place of the persistent Z.
         gradient_targets: Of the data switch: the distillation loss, and what the student makes of its noisy gradient.
         label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
         generator_loss: The generator's loss.
@@ -72,11 +71,6 @@ class DPSD(DataFreeDistillation):
         super().__init__(num_classes=num_classes, annotator=_annotator(annotator, k=min(3, num_classes)), **shared)
         if discriminator not in ("student", "teacher"):
             raise ValueError(f"discriminator must be student or teacher, got {discriminator!r}")
-        if self.images.kind == "refined" and discriminator != "student":
-            raise ValueError(
-                f"images.source='refined' needs discriminator='student': refined images are post-processing of what "
-                f"was released, got discriminator={discriminator!r}"
-            )
         self.discriminator = discriminator
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         if self.gradient_targets.student_target == "gradients" and not isinstance(self.annotator, GradientAnnotator):
@@ -93,7 +87,7 @@ class DPSD(DataFreeDistillation):
                 f"BatchNorm statistics, got {self.generator_criterion.statistics_weight}"
             )
         self.latents: nn.Parameter | None = None
-        if self.generator is not None and self.images.kind != "refined" and not fresh_latents:
+        if self.generator is not None and not fresh_latents:
             self.latents = nn.Parameter(torch.randn(self.images.generated, self.images.latent_dim))  # line 1: Z
 
     def training_step(self, batch: int, batch_idx: int) -> None:

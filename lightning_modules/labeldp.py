@@ -137,12 +137,6 @@ class LabelDP(DataFreeDistillation):
                 "annotator.labels='soft' needs stages.noise_correction=false: the correction is of noisy classes, and "
                 "soft labels are none"
             )
-        if self.images.kind == "refined" and self.generator_training.discriminator != "student":
-            raise ValueError(
-                "images.source='refined' needs generator_training.discriminator='student': refined images are "
-                "post-processing of what was released, and the pretraining against the private teacher is not, got "
-                f"{self.generator_training.discriminator!r}"
-            )
         #: What the student is fitted to: images (N, C, H, W) in half precision, their noisy labels, (N,) or soft ones
         #: (N, c), and the candidates (N, c) that these were drawn among.
         self.stage_images = torch.empty(0, *self.image_shape, dtype=torch.float16)

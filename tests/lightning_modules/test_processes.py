@@ -78,11 +78,6 @@ SLOW: dict[str, dict[str, Any]] = {
         },
     },
     "DPSD data": {"class_path": "DPSD", "annotator": {"top_k": 3}},
-    "DPSD refined": {
-        "class_path": "DPSD",
-        "annotator": {"top_k": 3},
-        "model": {"images": "refined", "generator": "Refiner"},
-    },
     "DPSD teacher": {"class_path": "DPSD", "annotator": {"top_k": 3}, "model": {"discriminator": "teacher"}},
     "LabelDP union": {
         "class_path": "LabelDP",

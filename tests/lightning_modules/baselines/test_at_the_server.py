@@ -185,7 +185,6 @@ def test_the_boundary_term_brings_images_between_student_and_ensemble(folder: Pa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"images": Images(source="refined")}, "images.source must be prior, generator or both"),
         ({"images": Images(source="prior"), "generator_loss": GeneratorLoss()}, "generator_loss needs .* got 'prior'"),
         (
             {"image_terms": ImageTerms(), "generator_loss": GeneratorLoss()},
