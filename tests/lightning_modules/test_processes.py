@@ -92,7 +92,6 @@ SLOW: dict[str, dict[str, Any]] = {
                 "class_path": "VoteAnnotator",
                 "init_args": {"mechanism": "confident", "scale": 1.0, "threshold": -1e3, "threshold_scale": 1.0},
             },
-            "query_selection": "spread",
         },
         "epochs": 2,
     },

@@ -64,7 +64,7 @@ SHORT: Mapping[str, Mapping[str, str]] = {
         ),
         **_of("vae_phase", "vae=network vae_steps=steps vae_optimizer=optimizer"),
         **_of("query_phase", "queries query_selection=selection query_candidates=candidates"),
-        **_of("student_phase", "pseudo_label_weight pseudo_label_threshold distortion query_distortion"),
+        **_of("student_phase", "query_distortion"),
     },
     "FedDPSD": {
         **{**_IMAGES, **_STUDENT, **_OPTIMIZER, **_TARGETS, **_TERMS},
