@@ -171,25 +171,15 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
             losses = soft_cross_entropy(self.student(images).float(), targets)
             self.step_student(balanced_mean(losses, targets, power=self.student_settings.balance), replayed=True)
 
-    def update_generator(self, latents: torch.Tensor, targets: torch.Tensor) -> None:
-        """The generator's `images.generator_steps` updates, the student held fixed.
-
-        Those after the first are on images not sent to the teacher: the student's loss on targets is none of their
-        terms, and the generator's schedule does not count them.
+    def update_generator(self, latents: torch.Tensor, targets: torch.Tensor, *, scheduled: bool = True) -> None:
+        """One update of the generator, the student held fixed.
 
         Args:
             latents: What this step's images are made from, see `draw_latents`.
             targets: Released targets of their images, shape (n, c), detached: a gradient through them would carry the
                 teacher past the noise. No rows where there are none.
+            scheduled: Whether the generator's schedule counts it.
         """
-        self.step_generator(latents, targets)
-        for turn in range(1, self.image_settings.generator_steps):
-            others = self.draw_latents(self.steps_done, turn=turn)
-            assert others is not None
-            self.step_generator(others, targets[:0], scheduled=False)
-
-    def step_generator(self, latents: torch.Tensor, targets: torch.Tensor, *, scheduled: bool = True) -> None:
-        """One update of the generator, see `update_generator`."""
         assert self.generator is not None
         with self.toggled_optimizer(self.optimizer("generator")), frozen_statistics(self.student):
             loss = self.generator_loss(self.generator(latents), targets)
@@ -204,9 +194,9 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         assert self.draw_seed is not None
         return Draws(self.draw_seed, self.global_rank, self.device)
 
-    def draw_latents(self, step: int, *, turn: int = 0) -> torch.Tensor | None:
-        """What the generator makes the images of a step from, see `ImageSource.latents`; others in each turn."""
-        return self.images.latents(step, self.draws.again(turn))
+    def draw_latents(self, step: int) -> torch.Tensor | None:
+        """What the generator makes the images of a step from, see `ImageSource.latents`."""
+        return self.images.latents(step, self.draws)
 
     @torch.no_grad()
     def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:

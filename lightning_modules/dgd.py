@@ -80,7 +80,7 @@ class DGD(DataFreeDistillation):
     """
 
     paper: ClassVar[str] = "DGD"
-    unused = ("student.balance", "student.ema", "student.replay", "images.reset_every", "images.generator_steps")
+    unused = ("student.balance", "student.ema", "student.replay", "images.reset_every")
     annotator: VoteAnnotator
 
     def training_step(self, batch: int, batch_idx: int) -> None:
@@ -100,7 +100,7 @@ class DGD(DataFreeDistillation):
                     loss = loss + self.tangent_normal_loss(self.vae, images)  # Eq. 6
                 self.step_student(loss)
                 if self.generator_phase.baseline == "student" and latents is not None:
-                    self.step_generator(latents, self._no_targets, scheduled=False)
+                    self.update_generator(latents, self._no_targets, scheduled=False)
         self.steps_done += 1
         self.phase_step += 1
         self._enter_next_phase()

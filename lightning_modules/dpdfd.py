@@ -61,7 +61,7 @@ class DPDFD(DataFreeDistillation):
         super().__init__(annotator=annotator or GradientAnnotator(), **shared)
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
-        self.generator_criterion.check_for(self.student, steps=self.image_settings.generator_steps)
+        self.generator_criterion.check_for(self.student)
 
     @property
     def of_ensemble(self) -> bool:

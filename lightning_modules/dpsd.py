@@ -80,7 +80,7 @@ class DPSD(DataFreeDistillation):
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
-        self.generator_criterion.check_for(self.student, steps=self.image_settings.generator_steps)
+        self.generator_criterion.check_for(self.student)
         if self.generator_criterion.statistics_weight and discriminator != "student":
             raise ValueError(
                 "generator_loss.statistics_weight must be 0 for discriminator='teacher': the term is of the student's "
@@ -100,10 +100,10 @@ class DPSD(DataFreeDistillation):
                 self.update_generator(latents, targets[: len(latents)])  # line 6
         self.steps_done += 1
 
-    def draw_latents(self, step: int, *, turn: int = 0) -> torch.Tensor | None:
+    def draw_latents(self, step: int) -> torch.Tensor | None:
         """See `DataFreeDistillation.draw_latents`; this process's share of Z where it is kept."""
         if self.latents is None:
-            return super().draw_latents(step, turn=turn)
+            return super().draw_latents(step)
         return self.latents[share_of(len(self.latents), self.processes)]
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:

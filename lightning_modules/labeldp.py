@@ -181,7 +181,7 @@ class LabelDP(DataFreeDistillation):
         for step in range(self.generator_training.pretraining_steps):
             draw = self.draws.stream(self.steps_done + step, "pretraining")
             latents = torch.randn(self.images.generated, self.images.latent_dim, generator=draw).to(self.device)
-            self.step_generator(latents, torch.empty(0, self.num_classes, device=self.device))
+            self.update_generator(latents, torch.empty(0, self.num_classes, device=self.device))
 
     @torch.no_grad()
     def begin_stage(self) -> None:

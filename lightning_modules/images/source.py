@@ -30,8 +30,6 @@ _STATISTICS_IMAGES = 512
 _SMALLEST_STD = 1e-3
 
 _Source = Literal["generator", "prior", "both", "pool"]
-#: Settings of a generator, and their defaults.
-_OF_GENERATOR = {"reset_every": None, "generator_steps": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +45,6 @@ class Images:
         reset_every: The generator is reset to new random weights after every so many steps; null is never. A generator
             that is trained for long collapses to a few kinds of images, and a sequence of new ones shows the student
             many. The state of its optimizer is cleared; its learning-rate schedule continues.
-        generator_steps: Updates of the generator for each of the student's. Those after the first are on images not
-            sent to the teacher: they cost nothing, and their loss is without the student's loss on released targets.
-            Against a private teacher they are further gradients of it without noise, as the first is.
         optimizer: Builds the optimizer of the generator; null is Adam at 1e-3.
         lr_scheduler: Builds its schedule, stepped once for each of the student's steps; null is none.
         pool: Images for `pool`: a data set that is declared to be public. Its labels are never read.
@@ -61,7 +56,6 @@ class Images:
     prior: ImagePrior | None = None
     generator: Network | str | None = None
     reset_every: int | None = None
-    generator_steps: int = 1
     optimizer: OptimizerCallable | None = None
     lr_scheduler: LRSchedulerCallable | None = None
     pool: ImageDataModule | None = None
@@ -78,20 +72,16 @@ class Images:
             object.__setattr__(self, "prior", made.prior)
         check_choice("images.source", self.source, get_args(_Source))
         check_whole_number("images.reset_every", self.reset_every, least=1, null="never")
-        check_whole_number("images.generator_steps", self.generator_steps, least=1)
         if (self.pool is not None) != (self.source == "pool"):
             raise ValueError(
                 f"images.pool must be given for images.source='pool', and for no other, got {self.source!r} "
                 f"{'without' if self.pool is None else 'with'} a pool"
             )
-        if self.source not in ("prior", "pool"):
-            return
-        for name, default in _OF_GENERATOR.items():
-            if (given := getattr(self, name)) != default:
-                raise ValueError(
-                    f"images.{name} must be {default or 'null'} for images.source={self.source!r}, which has no "
-                    f"generator, got {given}"
-                )
+        if self.source in ("prior", "pool") and self.reset_every is not None:
+            raise ValueError(
+                f"images.reset_every must be null for images.source={self.source!r}, which has no generator, got "
+                f"{self.reset_every}"
+            )
 
     def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
         """The source that these settings describe, for images (C, H, W) in batches of `batch_size`.

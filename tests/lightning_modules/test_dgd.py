@@ -183,13 +183,13 @@ def test_the_student_as_baseline_is_free_and_trains_the_generator_in_turn(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     updates: list[str] = []
-    update = DGD.step_generator
+    update = DGD.update_generator
 
     def watched(self: DGD, latents: torch.Tensor, targets: torch.Tensor, **settings: bool) -> None:
         updates.append(self.phase)
         update(self, latents, targets, **settings)
 
-    monkeypatch.setattr(DGD, "step_generator", watched)
+    monkeypatch.setattr(DGD, "update_generator", watched)
     model = run(images="both", baseline="student").model
     assert model.guarantee().epsilon == pytest.approx(laplace(QUERIES))
     assert updates == ["generator"] * GENERATOR + ["student"] * (STEPS * EPOCHS - BEFORE_STUDENT)

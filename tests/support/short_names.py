@@ -21,7 +21,7 @@ def _of(group: str, names: str) -> dict[str, str]:
 
 
 _IMAGES = _of("images", "images=source prior generator")
-_OPTIMIZER = _of("images", "generator_optimizer=optimizer generator_lr_scheduler=lr_scheduler generator_steps")
+_OPTIMIZER = _of("images", "generator_optimizer=optimizer generator_lr_scheduler=lr_scheduler")
 _STUDENT = _of(
     "student",
     "student=network student_ema=ema student_balance=balance replay "
