@@ -16,6 +16,8 @@ from privacy.processes import ProcessesError
 
 __all__ = ["Replay", "ReplayMemory"]
 
+_MOST_BYTES = 2**29
+
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
@@ -27,7 +29,8 @@ class Replay:
 
     Attributes:
         capacity: Images that are kept, the newest; 0 switches replay off. They are kept with the run's checkpoints,
-            2·C·H·W + 4·c bytes for each.
+            2·C·H·W + 4·c bytes for each, and are fewer where images would take more than 512 MiB (of 3x224x224 pixels
+            1,783), but a batch at least.
         steps: Steps on kept images in each step of the run, from its second on. The learning-rate schedule does not
             count them.
         batch_size: Images of such a step, drawn anew and with replacement; null is the run's own.
@@ -106,7 +109,7 @@ class ReplayMemory:
     def add(self, images: Tensor, targets: Tensor) -> None:
         """Keeps images (B, C, H, W), in half precision, and targets (B, c), in place of the oldest."""
         if not self._kept:
-            room = self.settings.capacity
+            room = max(len(images), min(self.settings.capacity, _MOST_BYTES // (2 * images[0].numel())))
             self._images = torch.empty(room, *images.shape[1:], dtype=torch.float16)
             self._targets = torch.empty(room, *targets.shape[1:])
         rows = (self._next + torch.arange(len(images))) % len(self._images)

@@ -48,6 +48,20 @@ def test_the_newest_images_are_kept_with_their_targets() -> None:
     assert _drawn(memory) == {2.0, 3.0, 4.0}  # 4 of batch 2, and all of 3 and 4
 
 
+@pytest.mark.parametrize(("images", "kept"), [(12, {3.0, 4.0}), (3, {4.0})])  # of 8 bytes; a batch at least
+def test_large_images_are_kept_as_far_as_there_is_room(
+    images: int, kept: set[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_modules.images.replay._MOST_BYTES", 8 * images)
+    first, second = _memory(), _memory()
+    for number in range(4):
+        first.add(*_batch(number))
+    second.load(first.state())
+    for memory in (first, second):
+        memory.add(*_batch(4))
+        assert len(memory) == max(BATCH_SIZE, images) and _drawn(memory) == kept
+
+
 @pytest.mark.parametrize("batches", [0, 1, 2, 3, 5])  # of 3 the oldest image is not the first
 def test_a_memory_goes_on_from_what_a_checkpoint_holds(batches: int) -> None:
     first, second = _memory(), _memory()
