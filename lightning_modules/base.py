@@ -146,6 +146,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
 
     def update_student(self, images: torch.Tensor) -> torch.Tensor:
         """One step on what the annotator releases about `images`. Returns the released targets, shape (B, c)."""
+        images = images.detach()
         outputs = self.student(images)
         annotation = self.annotate(outputs.detach(), images)
         losses = annotation.loss(outputs.float())
@@ -171,18 +172,17 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
             losses = soft_cross_entropy(self.student(images).float(), targets)
             self.step_student(balanced_mean(losses, targets, power=self.student_settings.balance), replayed=True)
 
-    def update_generator(self, latents: torch.Tensor, targets: torch.Tensor, *, scheduled: bool = True) -> None:
+    def update_generator(self, images: torch.Tensor, targets: torch.Tensor, *, scheduled: bool = True) -> None:
         """One update of the generator, the student held fixed.
 
         Args:
-            latents: What this step's images are made from, see `draw_latents`.
-            targets: Released targets of their images, shape (n, c), detached: a gradient through them would carry the
-                teacher past the noise. No rows where there are none.
+            images: This step's generated images with their graph, shape (n, C, H, W).
+            targets: Released targets of them, shape (n, c), detached: a gradient through them would carry the teacher
+                past the noise. No rows where there are none.
             scheduled: Whether the generator's schedule counts it.
         """
-        assert self.generator is not None
         with self.toggled_optimizer(self.optimizer("generator")), frozen_statistics(self.student):
-            loss = self.generator_loss(self.generator(latents), targets)
+            loss = self.generator_loss(images, targets)
             self.descend("generator", loss, scheduled=scheduled)
         self.log_in_step("train/generator_loss", loss.detach())
 
@@ -198,10 +198,15 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         """What the generator makes the images of a step from, see `ImageSource.latents`."""
         return self.images.latents(step, self.draws)
 
-    @torch.no_grad()
     def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:
-        """A batch of images, shape (B, C, H, W), generated ones first."""
+        """A batch of images, shape (B, C, H, W), generated ones first, with their graph."""
         return self.images.images(step, latents, self.draws)
+
+    def generate(self, latents: torch.Tensor | None) -> torch.Tensor:
+        """The generator's images of latents, with their graph."""
+        assert self.generator is not None and latents is not None
+        images: torch.Tensor = self.generator(latents)
+        return images
 
     def synthetic_grid(self, count: int = 64) -> torch.Tensor:
         """Images to look at, shape (count, C, H, W): the same ones each time."""

@@ -88,19 +88,19 @@ class DGD(DataFreeDistillation):
         with self.draws.seeded(self.steps_done):
             latents = self.draw_latents(self.steps_done)
             if self.phase == "generator":  # Eq. 2
-                self.update_generator(_some(latents), self._no_targets)
+                self.update_generator(self.generate(latents), self._no_targets)
             elif self.phase == "vae":
-                self.update_vae(self.draw_images(self.steps_done, latents))
+                self.update_vae(self.draw_images(self.steps_done, latents).detach())
             elif self.phase == "query":  # Eq. 3
                 self.query_ensemble()
             else:  # Eq. 1: the supervised energy of the queries plus the unsupervised energy of synthetic images
-                images = self.draw_images(self.steps_done, latents)
+                images = self.draw_images(self.steps_done, latents).detach()
                 loss = self.supervised_loss()  # Eq. 5
                 if self.vae is not None and self.tangent_normal.switched_on:
                     loss = loss + self.tangent_normal_loss(self.vae, images)  # Eq. 6
                 self.step_student(loss)
                 if self.generator_phase.baseline == "student" and latents is not None:
-                    self.update_generator(latents, self._no_targets, scheduled=False)
+                    self.update_generator(self.generate(latents), self._no_targets, scheduled=False)
         self.steps_done += 1
         self.phase_step += 1
         self._enter_next_phase()
@@ -267,7 +267,7 @@ class DGD(DataFreeDistillation):
         while sum(map(len, parts)) < least:
             # Steps below 0 are of no training step, and below those of earlier rounds.
             step = -1 - first - len(parts)
-            with frozen_statistics(self):
+            with torch.no_grad(), frozen_statistics(self):
                 parts.append(self.draw_images(step, self.draw_latents(step)).cpu())
         return torch.cat(parts)
 
@@ -423,8 +423,3 @@ class DGD(DataFreeDistillation):
         state = checkpoint["dgd"]
         self.phase_index, self.phase_step = int(state["phase"]), int(state["phase_step"])
         self.query_set.load(state, pool=self.images.pixels if isinstance(self.images, PoolSource) else None)
-
-
-def _some(latents: torch.Tensor | None) -> torch.Tensor:
-    assert latents is not None
-    return latents

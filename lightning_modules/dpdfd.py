@@ -75,7 +75,7 @@ class DPDFD(DataFreeDistillation):
             images = self.draw_images(self.steps_done, latents)  # line 3
             targets = self.update_student(images)  # lines 4 to 12
             if latents is not None:
-                self.update_generator(latents, targets[: len(latents)])  # lines 13 and 14
+                self.update_generator(images[: len(latents)], targets[: len(latents)])  # lines 13 and 14
         self.steps_done += 1
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:

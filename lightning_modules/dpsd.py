@@ -97,7 +97,7 @@ class DPSD(DataFreeDistillation):
             images = self.draw_images(self.steps_done, latents)  # line 3
             targets = self.update_student(images)  # lines 4 and 5
             if latents is not None:
-                self.update_generator(latents, targets[: len(latents)])  # line 6
+                self.update_generator(images[: len(latents)], targets[: len(latents)])  # line 6
         self.steps_done += 1
 
     def draw_latents(self, step: int) -> torch.Tensor | None:

@@ -153,7 +153,7 @@ class FedDPSD(DataFreeDistillation):
             images = self.draw_images(self.steps_done, latents)  # line 4
             targets = self.update_student(images)  # lines 5 to 16
             if latents is not None:
-                self.update_generator(latents, targets[: len(latents)])  # lines 17 and 18
+                self.update_generator(images[: len(latents)], targets[: len(latents)])  # lines 17 and 18
         self.steps_done += 1
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:

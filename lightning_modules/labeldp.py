@@ -166,7 +166,7 @@ class LabelDP(DataFreeDistillation):
             if latents is not None:
                 begin = call * self.batch_size + self._own_rows.start
                 labels = self.stage_labels[-self.labelled_batches * self.batch_size :][begin:][: len(latents)]
-                self.update_generator(latents, self._distributions(labels))
+                self.update_generator(self.generate(latents), self._distributions(labels))
         self.steps_done += 1
 
     def reset_generator(self) -> None:
@@ -181,7 +181,7 @@ class LabelDP(DataFreeDistillation):
         for step in range(self.generator_training.pretraining_steps):
             draw = self.draws.stream(self.steps_done + step, "pretraining")
             latents = torch.randn(self.images.generated, self.images.latent_dim, generator=draw).to(self.device)
-            self.update_generator(latents, torch.empty(0, self.num_classes, device=self.device))
+            self.update_generator(self.generate(latents), torch.empty(0, self.num_classes, device=self.device))
 
     @torch.no_grad()
     def begin_stage(self) -> None:

@@ -77,12 +77,12 @@ def test_the_generator_is_pretrained_and_fine_tuned(folder: Path, monkeypatch: p
     seen: list[tuple[int, int]] = []
     update = LabelDP.update_generator
 
-    def watched(self: LabelDP, latents: torch.Tensor, targets: torch.Tensor) -> None:
+    def watched(self: LabelDP, images: torch.Tensor, targets: torch.Tensor) -> None:
         before = [value.clone() for value in self.generator.parameters()]  # type: ignore[union-attr]
-        update(self, latents, targets)
+        update(self, images, targets)
         after = self.generator.parameters()  # type: ignore[union-attr]
         assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
-        seen.append((len(latents), len(targets)))
+        seen.append((len(images), len(targets)))
 
     monkeypatch.setattr(LabelDP, "update_generator", watched)
     run(images="both", pretraining_steps=3)
@@ -94,15 +94,15 @@ def test_a_generator_that_begins_anew_is_pretrained_again(folder: Path, monkeypa
     drawn: list[torch.Tensor] = []
     update = LabelDP.update_generator
 
-    def watched(self: LabelDP, latents: torch.Tensor, targets: torch.Tensor) -> None:
-        update(self, latents, targets)
+    def watched(self: LabelDP, images: torch.Tensor, targets: torch.Tensor) -> None:
+        update(self, images, targets)
         if not len(targets):
-            drawn.append(latents.clone())
+            drawn.append(images.detach().clone())
 
     monkeypatch.setattr(LabelDP, "update_generator", watched)
     run("run", f"--model.images.reset_every={STEPS}", images="generator", pretraining_steps=3)
     assert len(drawn) == 3 * STAGES  # before each stage
-    assert len({tuple(latents.flatten().tolist()) for latents in drawn}) == len(drawn)
+    assert len({tuple(images.flatten().tolist()) for images in drawn}) == len(drawn)
 
 
 def _kept(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
