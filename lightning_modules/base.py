@@ -153,7 +153,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         self.step_student(balanced_mean(losses, annotation.targets, power=self.student_settings.balance))
         if self.memory is not None:
             self.replay_released()
-            self.memory.add(self.gather_rows(images), self.gather_rows(self.memory.targets_of(annotation)))
+            self.memory.add(self.gather_rows(images), self.gather_rows(self.memory.kept_of(annotation)))
         return annotation.targets
 
     def step_student(self, loss: torch.Tensor, *, replayed: bool = False) -> None:
@@ -168,8 +168,10 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         assert self.memory is not None
         for turn in range(self.memory.settings.steps if len(self.memory) else 0):
             drawn = self.memory.draw(self.draws.common.again(turn).stream(self.steps_done, "replay"))
-            images, targets = (part[share_of(len(part), self.processes)].to(self.device) for part in drawn)
-            losses = soft_cross_entropy(self.student(images).float(), targets)
+            images, kept = (part[share_of(len(part), self.processes)].to(self.device) for part in drawn)
+            outputs = self.student(images).float()
+            targets = self.memory.targets(kept, outputs.detach())
+            losses = soft_cross_entropy(outputs, targets)
             self.step_student(balanced_mean(losses, targets, power=self.student_settings.balance), replayed=True)
 
     def update_generator(self, images: torch.Tensor, targets: torch.Tensor, *, scheduled: bool = True) -> None:

@@ -116,7 +116,7 @@ class DPSD(DataFreeDistillation):
         # One size for all: it depends only on the step.
         size = int(candidates[0].sum()) if self.schedule.fixed_beforehand else None
         labels = annotator.annotate(self.teacher.logits(images), candidates, size=size)
-        return Annotation(self.label_targets.targets(outputs, labels, candidates, epsilon=annotator.epsilon))
+        return self.label_targets.annotation(outputs, labels, candidates, epsilon=annotator.epsilon)
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
         """I of each image, shape (B, c), bool: depends only on the student's `outputs` and the step."""

@@ -168,8 +168,8 @@ class FedDPSD(DataFreeDistillation):
         size = int(sizes[0]) if self.schedule.fixed_beforehand else None
         annotator.charge_elsewhere(size=size)
         answers = self._answers(self._question(outputs, images, candidates=candidates))
-        targets, epsilon = self.label_targets.targets, annotator.epsilon
-        votes = [targets(outputs, labels.to(outputs.device), candidates, epsilon=epsilon) for labels in answers]
+        made, epsilon = self.label_targets.annotation, annotator.epsilon
+        votes = [made(outputs, labels.to(outputs.device), candidates, epsilon=epsilon).targets for labels in answers]
         return Annotation(torch.stack(votes).mean(dim=0))
 
     def _noisy_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.losses.functional import expected_labels, joined
+from lightning_modules.losses.functional import joined
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.runtime.hyperparameters import settings_of
@@ -31,7 +31,7 @@ class Stages:
 
     Attributes:
         threshold: t, the student probability above which a class is a candidate; null is the paper's 1/(2c).
-        noise_correction: Fit the student to the classes that the noisy labels make likely (`expected_labels`): a
+        noise_correction: Fit the student to the classes that the noisy labels make likely (`label_evidence`): a
             "learning algorithm that is robust to random label noise", which the paper asks for without naming one.
             False fits it to the labels themselves.
         train_on: A stage's student is fitted to `stage`, that stage's data (Algorithm 1), or to the `union` of all so
@@ -318,7 +318,7 @@ class LabelDP(DataFreeDistillation):
         if not self.stages.noise_correction:
             return Annotation(self._distributions(labels))
         candidates = self.stage_candidates[self._rows].to(self.device)
-        return Annotation(expected_labels(outputs.float(), labels, candidates, epsilon=self.annotator.epsilon))
+        return Annotation.of_labels(outputs, labels, candidates, epsilon=self.annotator.epsilon)
 
     def _distributions(self, labels: torch.Tensor) -> torch.Tensor:
         """Labels as they are where they are soft, else one-hot, (n, c)."""
