@@ -31,7 +31,6 @@ PRIOR = Images(source="prior")
 
 TEACHERS, STEPS, SIGMA = 3, 3, 20.0
 SHAPE = (1, 8, 8)
-LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
 
 

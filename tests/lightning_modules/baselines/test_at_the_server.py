@@ -215,11 +215,3 @@ def test_settings_without_a_meaning(settings: dict[str, Any], message: str) -> N
 def test_terms_without_a_meaning(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"image_terms\.{name}"):
         ImageTerms(**{name: value})
-
-
-def test_inversion_begins_with_noise() -> None:
-    drawn = NoisePrior().sample(
-        64, image_shape=SHAPE, generator=torch.Generator().manual_seed(0), device=torch.device("cpu")
-    )
-    assert drawn.shape == (64, *SHAPE) and float(drawn.abs().max()) <= 1
-    assert abs(float(drawn.mean())) < 0.05
