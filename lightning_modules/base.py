@@ -146,13 +146,14 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
 
     def update_student(self, images: torch.Tensor) -> torch.Tensor:
         """One step on what the annotator releases about `images`. Returns the released targets, shape (B, c)."""
+        images = images.detach()
         outputs = self.student(images)
         annotation = self.annotate(outputs.detach(), images)
         losses = annotation.loss(outputs.float())
         self.step_student(balanced_mean(losses, annotation.targets, power=self.student_settings.balance))
         if self.memory is not None:
             self.replay_released()
-            self.memory.add(self.gather_rows(images), self.gather_rows(self.memory.targets_of(annotation)))
+            self.memory.add(self.gather_rows(images), self.gather_rows(self.memory.kept_of(annotation)))
         return annotation.targets
 
     def step_student(self, loss: torch.Tensor, *, replayed: bool = False) -> None:
@@ -167,32 +168,23 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         assert self.memory is not None
         for turn in range(self.memory.settings.steps if len(self.memory) else 0):
             drawn = self.memory.draw(self.draws.common.again(turn).stream(self.steps_done, "replay"))
-            images, targets = (part[share_of(len(part), self.processes)].to(self.device) for part in drawn)
-            losses = soft_cross_entropy(self.student(images).float(), targets)
+            images, kept = (part[share_of(len(part), self.processes)].to(self.device) for part in drawn)
+            outputs = self.student(images).float()
+            targets = self.memory.targets(kept, outputs.detach())
+            losses = soft_cross_entropy(outputs, targets)
             self.step_student(balanced_mean(losses, targets, power=self.student_settings.balance), replayed=True)
 
-    def update_generator(self, latents: torch.Tensor, targets: torch.Tensor) -> None:
-        """The generator's `images.generator_steps` updates, the student held fixed.
-
-        Those after the first are on images not sent to the teacher: the student's loss on targets is none of their
-        terms, and the generator's schedule does not count them.
+    def update_generator(self, images: torch.Tensor, targets: torch.Tensor, *, scheduled: bool = True) -> None:
+        """One update of the generator, the student held fixed.
 
         Args:
-            latents: What this step's images are made from, see `draw_latents`.
-            targets: Released targets of their images, shape (n, c), detached: a gradient through them would carry the
-                teacher past the noise. No rows where there are none.
+            images: This step's generated images with their graph, shape (n, C, H, W).
+            targets: Released targets of them, shape (n, c), detached: a gradient through them would carry the teacher
+                past the noise. No rows where there are none.
+            scheduled: Whether the generator's schedule counts it.
         """
-        self.step_generator(latents, targets)
-        for turn in range(1, self.image_settings.generator_steps):
-            others = self.draw_latents(self.steps_done, turn=turn)
-            assert others is not None
-            self.step_generator(others, targets[:0], scheduled=False)
-
-    def step_generator(self, latents: torch.Tensor, targets: torch.Tensor, *, scheduled: bool = True) -> None:
-        """One update of the generator, see `update_generator`."""
-        assert self.generator is not None
         with self.toggled_optimizer(self.optimizer("generator")), frozen_statistics(self.student):
-            loss = self.generator_loss(self.generator(latents), targets)
+            loss = self.generator_loss(images, targets)
             self.descend("generator", loss, scheduled=scheduled)
         self.log_in_step("train/generator_loss", loss.detach())
 
@@ -204,14 +196,19 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         assert self.draw_seed is not None
         return Draws(self.draw_seed, self.global_rank, self.device)
 
-    def draw_latents(self, step: int, *, turn: int = 0) -> torch.Tensor | None:
-        """What the generator makes the images of a step from, see `ImageSource.latents`; others in each turn."""
-        return self.images.latents(step, self.draws.again(turn))
+    def draw_latents(self, step: int) -> torch.Tensor | None:
+        """What the generator makes the images of a step from, see `ImageSource.latents`."""
+        return self.images.latents(step, self.draws)
 
-    @torch.no_grad()
     def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:
-        """A batch of images, shape (B, C, H, W), generated ones first."""
+        """A batch of images, shape (B, C, H, W), generated ones first, with their graph."""
         return self.images.images(step, latents, self.draws)
+
+    def generate(self, latents: torch.Tensor | None) -> torch.Tensor:
+        """The generator's images of latents, with their graph."""
+        assert self.generator is not None and latents is not None
+        images: torch.Tensor = self.generator(latents)
+        return images
 
     def synthetic_grid(self, count: int = 64) -> torch.Tensor:
         """Images to look at, shape (count, C, H, W): the same ones each time."""
@@ -278,7 +275,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
     def guarantee(self) -> Guarantee:
         """Current guarantee for this run's artefacts."""
         of_teacher = () if self._teacher is None else self._teacher.assumptions
-        assumptions = [*self.assumptions(), *self.images.assumptions, *of_teacher]
+        assumptions = [*self.assumptions(), *of_teacher]
         return self.run.guarantee(artefacts=self.published_artefacts, assumptions=assumptions)
 
     def published_networks(self) -> dict[str, nn.Module]:

@@ -18,7 +18,7 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.losses.generator import GeneratorLoss
-from lightning_modules.losses.selection import balanced_quotas, confident_samples, spread_samples
+from lightning_modules.losses.selection import balanced_quotas, confident_samples
 from lightning_modules.losses.tangent_normal import TangentNormalLoss
 from lightning_modules.networks import ConvVAE
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
@@ -63,16 +63,15 @@ class DGD(DataFreeDistillation):
     - *Laplace noise on latent codes*, where ε₁ of the paper's theorem comes from, is `annotator.latent_epsilon`. At
       ε₁=0.01 its scale is 6400 on codes in [-1, 1]: decoded are random codes. It bounds nothing about a private record
       (`VoteAnnotator.perturb_latents`).
-    - *Additions* that read only released labels and synthetic images: pseudo-labels, distorted queries
-      (`student_phase`), queries that are spread over the latent space, and queries of which the student of earlier ones
-      is sure (`query_phase.selection`).
+    - *Additions* that read only released labels and synthetic images: distorted queries (`student_phase`), and queries
+      of which the student of earlier ones is sure (`query_phase.selection`).
 
     Args:
         annotator: Mechanism, noise and budget of the votes. Default: `VoteAnnotator`, Laplace of scale 40.
         generator_phase: The generator against a fixed classifier.
         vae_phase: The variational autoencoder on synthetic images.
         query_phase: The queries to the ensemble.
-        student_phase: Additional targets of the student besides the queried labels.
+        student_phase: How the student learns the queried labels.
         tangent_normal: The student's terms on the VAE's triples.
         **shared: See `DataFreeDistillation`.
 
@@ -81,7 +80,7 @@ class DGD(DataFreeDistillation):
     """
 
     paper: ClassVar[str] = "DGD"
-    unused = ("student.balance", "student.ema", "student.replay", "images.reset_every", "images.generator_steps")
+    unused = ("student.balance", "student.ema", "student.replay", "images.reset_every")
     annotator: VoteAnnotator
 
     def training_step(self, batch: int, batch_idx: int) -> None:
@@ -89,19 +88,19 @@ class DGD(DataFreeDistillation):
         with self.draws.seeded(self.steps_done):
             latents = self.draw_latents(self.steps_done)
             if self.phase == "generator":  # Eq. 2
-                self.update_generator(_some(latents), self._no_targets)
+                self.update_generator(self.generate(latents), self._no_targets)
             elif self.phase == "vae":
-                self.update_vae(self.draw_images(self.steps_done, latents))
+                self.update_vae(self.draw_images(self.steps_done, latents).detach())
             elif self.phase == "query":  # Eq. 3
                 self.query_ensemble()
             else:  # Eq. 1: the supervised energy of the queries plus the unsupervised energy of synthetic images
-                images = self.draw_images(self.steps_done, latents)
-                loss = self.supervised_loss(images)  # Eq. 5
+                images = self.draw_images(self.steps_done, latents).detach()
+                loss = self.supervised_loss()  # Eq. 5
                 if self.vae is not None and self.tangent_normal.switched_on:
                     loss = loss + self.tangent_normal_loss(self.vae, images)  # Eq. 6
                 self.step_student(loss)
                 if self.generator_phase.baseline == "student" and latents is not None:
-                    self.step_generator(latents, self._no_targets, scheduled=False)
+                    self.update_generator(self.generate(latents), self._no_targets, scheduled=False)
         self.steps_done += 1
         self.phase_step += 1
         self._enter_next_phase()
@@ -132,8 +131,6 @@ class DGD(DataFreeDistillation):
                 f"generator_phase.baseline must be the file of a classifier or 'student' for images.source='generator' "
                 f"or 'both', and null for every other, got {baseline!r} with images.source={self.images.kind!r}"
             )
-        if self.query_phase.selection == "spread" and not self.vae_phase.steps:
-            raise ValueError("query_phase.selection='spread' needs the codes of a VAE: vae_phase.steps must be above 0")
         self.generator_criterion: GeneratorLoss = self.generator_phase
         if baseline == "student":
             self.generator_criterion = replace(self.generator_phase, statistics_weight=0.0)
@@ -247,7 +244,7 @@ class DGD(DataFreeDistillation):
         settings, asked = self.query_phase, len(self.query_set)
         number, end = next((number, end) for number, end in enumerate(self._round_ends) if end > asked)
         count, draw = end - asked, self.draws.stream(number, "queries")
-        chooses = settings.selection == "spread" or (settings.selection == "confident" and asked > 0)
+        chooses = settings.selection == "confident" and asked > 0
         wanted = count * (settings.candidates if chooses else 1)
         pool = self.images.pixels if isinstance(self.images, PoolSource) else None
         candidates = self._images_to_choose_from(wanted, first=asked * settings.candidates) if pool is None else pool
@@ -256,12 +253,7 @@ class DGD(DataFreeDistillation):
             positions = positions[~torch.isin(positions, self.query_set.positions)]
         positions = positions[:wanted]
         batches = (batch.to(self.device) for batch in candidates[positions].split(512))
-        if settings.selection == "spread":
-            assert self.vae is not None
-            self.vae.eval()
-            codes = torch.cat([self.vae.encode(batch)[0].cpu() for batch in batches])
-            positions = positions[spread_samples(codes, count=count, draw=draw)]
-        elif chooses:  # what the student is surest of, so that released labels become balanced
+        if chooses:  # what the student is surest of, so that released labels become balanced
             with evaluating(self.student):
                 logits = torch.cat([self.student(batch).float().cpu() for batch in batches])
             quotas = balanced_quotas(self.query_set.labels_per_class(self.num_classes), count=count)
@@ -275,17 +267,17 @@ class DGD(DataFreeDistillation):
         while sum(map(len, parts)) < least:
             # Steps below 0 are of no training step, and below those of earlier rounds.
             step = -1 - first - len(parts)
-            with frozen_statistics(self):
+            with torch.no_grad(), frozen_statistics(self):
                 parts.append(self.draw_images(step, self.draw_latents(step)).cpu())
         return torch.cat(parts)
 
     # --- Eqs. 5 and 6: the student ---
 
-    def supervised_loss(self, images: torch.Tensor) -> torch.Tensor:
-        """Eq. 5 on a batch of queries, and the pseudo-label loss on synthetic images (B, C, H, W)."""
+    def supervised_loss(self) -> torch.Tensor:
+        """Eq. 5 on a batch of queries."""
         draw = self.draws.stream(self.steps_done, "student")
         queried, labels = (part.to(self.device) for part in self.query_set.batch(self.images.rows, draw))
-        return self.student_phase.loss(self.student, queried, labels, images, draw=draw)
+        return self.student_phase.loss(self.student, queried, labels, draw=draw)
 
     def tangent_normal_loss(self, vae: ConvVAE, images: torch.Tensor) -> torch.Tensor:
         """Eq. 6 on the triples of synthetic images (B, C, H, W)."""
@@ -431,8 +423,3 @@ class DGD(DataFreeDistillation):
         state = checkpoint["dgd"]
         self.phase_index, self.phase_step = int(state["phase"]), int(state["phase_step"])
         self.query_set.load(state, pool=self.images.pixels if isinstance(self.images, PoolSource) else None)
-
-
-def _some(latents: torch.Tensor | None) -> torch.Tensor:
-    assert latents is not None
-    return latents

@@ -11,16 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_modules.losses.generator import GeneratorLoss
-from lightning_modules.losses.tangent_normal import distort, pseudo_label_loss
+from lightning_modules.losses.tangent_normal import distort
 from lightning_modules.networks import ConvVAE, Network
-from lightning_modules.networks.batchnorm import evaluating
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.config import TeacherConfig
 
 __all__ = ["GeneratorPhase", "QueryPhase", "StudentPhase", "VAEPhase"]
 
-Selection = Literal["random", "spread", "confident"]
+Selection = Literal["random", "confident"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +84,10 @@ class QueryPhase:
 
     Attributes:
         queries: N, images that the ensemble is queried about, once each.
-        selection: `random` images; `spread`, those nearest to N centres of their codes in the VAE; or `confident`, in
-            rounds: the first is of random images, and each other of those that the student, trained on the labels so
-            far, is surest of, with as many of each class. It reads only released labels and synthetic images, so it
-            costs nothing.
-        candidates: Images drawn for each query that `spread` or `confident` chooses.
+        selection: `random` images; or `confident`, in rounds: the first is of random images, and each other of those
+            that the student, trained on the labels so far, is surest of, with as many of each class. It reads only
+            released labels and synthetic images, so it costs nothing.
+        candidates: Images drawn for each query that `confident` chooses.
         rounds: Number of rounds, of nearly equal size; 2 or more for `confident`, 1 for every other. Where a target
             allows fewer than N queries, the rounds divide those that it allows.
         steps_between: Steps of the student after each round but the last.
@@ -116,47 +114,22 @@ class QueryPhase:
 
 @dataclass(frozen=True, kw_only=True)
 class StudentPhase:
-    """Additional targets of the student besides the queried labels (Eq. 5); additions to DGD, off as printed.
+    """How the student learns the queried labels (Eq. 5); an addition to DGD, off as printed.
 
     Attributes:
-        pseudo_label_weight: Of the pseudo-label loss on distorted synthetic images.
-        pseudo_label_threshold: Probability from which on a pseudo-label counts.
-        distortion: Strength of these distortions.
         query_distortion: Strength of distortions of the queried images, anew in each step. The labels are few and
             noisy, and a network learns their noise (`docs/dgd.md`).
     """
 
-    pseudo_label_weight: float = 0.0
-    pseudo_label_threshold: float = 0.95
-    distortion: float = 0.2
     query_distortion: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("pseudo_label_weight", "distortion", "query_distortion"):
-            check_number(f"student_phase.{name}", getattr(self, name), least=0)
-        check_number("student_phase.pseudo_label_threshold", self.pseudo_label_threshold, least=0, most=1)
+        check_number("student_phase.query_distortion", self.query_distortion, least=0)
 
-    def loss(
-        self, student: nn.Module, queried: Tensor, labels: Tensor, images: Tensor, *, draw: torch.Generator
-    ) -> Tensor:
-        """Eq. 5 on queries (n, C, H, W) with released labels (n,), and the pseudo-label loss on synthetic images.
-
-        Both go through the student in one batch, so that BatchNorm sees the same statistics for both.
-        """
-        if len(labels) and self.query_distortion:
+    def loss(self, student: nn.Module, queried: Tensor, labels: Tensor, *, draw: torch.Generator) -> Tensor:
+        """Eq. 5 on queries (n, C, H, W) with released labels (n,); 0, in the student's graph, if there are none."""
+        if not len(labels):
+            return 0 * torch.stack([parameter.sum() for parameter in student.parameters()]).sum()
+        if self.query_distortion:
             queried = distort(queried, strength=self.query_distortion, draw=draw)
-        parts, guide = ([queried] if len(labels) else []), None
-        if self.pseudo_label_weight:
-            with torch.no_grad(), evaluating(student):
-                guide = student(images).float()
-            parts.append(distort(images, strength=self.distortion, draw=draw))
-        loss = torch.zeros((), device=images.device)
-        if not parts:
-            return loss + 0 * sum(parameter.sum() for parameter in student.parameters())
-        logits = student(torch.cat(parts)).float()
-        if len(labels):
-            loss = loss + functional.cross_entropy(logits[: len(labels)], labels)
-        if guide is not None:
-            pseudo = pseudo_label_loss(logits[len(labels) :], guide, threshold=self.pseudo_label_threshold)
-            loss = loss + self.pseudo_label_weight * pseudo
-        return loss
+        return functional.cross_entropy(student(queried).float(), labels)

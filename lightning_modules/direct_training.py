@@ -141,7 +141,7 @@ class DirectTraining(Teacher):
             released = annotator.annotate(gradients, records)
             return self.gradient_targets.annotation(outputs, released, norm_bound=annotator.norm_bound)
         responses, candidates = annotator.annotate(labels, records, self.candidates(outputs))
-        return Annotation(self.label_targets.targets(outputs, responses, candidates, epsilon=annotator.epsilon))
+        return self.label_targets.annotation(outputs, responses, candidates, epsilon=annotator.epsilon)
 
     def candidates(self, outputs: Tensor) -> Tensor:
         """Classes that a record not yet queried may be answered with, (n, c), bool: depends only on the model."""

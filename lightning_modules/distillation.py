@@ -177,7 +177,7 @@ class Distillation(DataFreeDistillation):
             f"What the images tell of the teacher: {told:.2f} of 1. It is sure of them to {100 * sure:.0f} % on the "
             f"average, and gives its rarest class to {100 * float(shares.min()):.1f} %."
         )
-        if told < _INFORMATIVE:
+        if round(told, 2) < _INFORMATIVE:
             prior = type(self.images.prior).__name__ if isinstance(self.images, SyntheticSource) else self.images.kind
             rank_zero_warn(
                 f"Images of {prior} tell little of this teacher: {told:.2f} of 1, where {_INFORMATIVE} and more is "

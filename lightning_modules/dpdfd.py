@@ -61,7 +61,7 @@ class DPDFD(DataFreeDistillation):
         super().__init__(annotator=annotator or GradientAnnotator(), **shared)
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
-        self.generator_criterion.check_for(self.student, steps=self.image_settings.generator_steps)
+        self.generator_criterion.check_for(self.student)
 
     @property
     def of_ensemble(self) -> bool:
@@ -75,7 +75,7 @@ class DPDFD(DataFreeDistillation):
             images = self.draw_images(self.steps_done, latents)  # line 3
             targets = self.update_student(images)  # lines 4 to 12
             if latents is not None:
-                self.update_generator(latents, targets[: len(latents)])  # lines 13 and 14
+                self.update_generator(images[: len(latents)], targets[: len(latents)])  # lines 13 and 14
         self.steps_done += 1
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:

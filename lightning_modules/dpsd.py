@@ -43,8 +43,7 @@ class DPSD(DataFreeDistillation):
             with k = 3 (or c where that is less).
         discriminator: What the generator is trained against. `teacher` is the paper's DPSD-T: nothing bounds what its
             images, and a student trained on them, reveal, unless the teacher was trained by DP-SGD.
-        fresh_latents: Draw new latent inputs each step in place of the persistent Z; `images.source: refined` always
-            draws new images of the prior.
+        fresh_latents: Draw new latent inputs each step in place of the persistent Z.
         gradient_targets: Of the data switch: the distillation loss, and what the student makes of its noisy gradient.
         label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
         generator_loss: The generator's loss.
@@ -72,11 +71,6 @@ class DPSD(DataFreeDistillation):
         super().__init__(num_classes=num_classes, annotator=_annotator(annotator, k=min(3, num_classes)), **shared)
         if discriminator not in ("student", "teacher"):
             raise ValueError(f"discriminator must be student or teacher, got {discriminator!r}")
-        if self.images.kind == "refined" and discriminator != "student":
-            raise ValueError(
-                f"images.source='refined' needs discriminator='student': refined images are post-processing of what "
-                f"was released, got discriminator={discriminator!r}"
-            )
         self.discriminator = discriminator
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         if self.gradient_targets.student_target == "gradients" and not isinstance(self.annotator, GradientAnnotator):
@@ -86,14 +80,14 @@ class DPSD(DataFreeDistillation):
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
-        self.generator_criterion.check_for(self.student, steps=self.image_settings.generator_steps)
+        self.generator_criterion.check_for(self.student)
         if self.generator_criterion.statistics_weight and discriminator != "student":
             raise ValueError(
                 "generator_loss.statistics_weight must be 0 for discriminator='teacher': the term is of the student's "
                 f"BatchNorm statistics, got {self.generator_criterion.statistics_weight}"
             )
         self.latents: nn.Parameter | None = None
-        if self.generator is not None and self.images.kind != "refined" and not fresh_latents:
+        if self.generator is not None and not fresh_latents:
             self.latents = nn.Parameter(torch.randn(self.images.generated, self.images.latent_dim))  # line 1: Z
 
     def training_step(self, batch: int, batch_idx: int) -> None:
@@ -103,13 +97,13 @@ class DPSD(DataFreeDistillation):
             images = self.draw_images(self.steps_done, latents)  # line 3
             targets = self.update_student(images)  # lines 4 and 5
             if latents is not None:
-                self.update_generator(latents, targets[: len(latents)])  # line 6
+                self.update_generator(images[: len(latents)], targets[: len(latents)])  # line 6
         self.steps_done += 1
 
-    def draw_latents(self, step: int, *, turn: int = 0) -> torch.Tensor | None:
+    def draw_latents(self, step: int) -> torch.Tensor | None:
         """See `DataFreeDistillation.draw_latents`; this process's share of Z where it is kept."""
         if self.latents is None:
-            return super().draw_latents(step, turn=turn)
+            return super().draw_latents(step)
         return self.latents[share_of(len(self.latents), self.processes)]
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
@@ -122,7 +116,7 @@ class DPSD(DataFreeDistillation):
         # One size for all: it depends only on the step.
         size = int(candidates[0].sum()) if self.schedule.fixed_beforehand else None
         labels = annotator.annotate(self.teacher.logits(images), candidates, size=size)
-        return Annotation(self.label_targets.targets(outputs, labels, candidates, epsilon=annotator.epsilon))
+        return self.label_targets.annotation(outputs, labels, candidates, epsilon=annotator.epsilon)
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
         """I of each image, shape (B, c), bool: depends only on the student's `outputs` and the step."""

@@ -141,7 +141,7 @@ class FedDPSD(DataFreeDistillation):
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
-        self.generator_criterion.check_for(self.student, steps=self.image_settings.generator_steps)
+        self.generator_criterion.check_for(self.student)
         #: In how many rounds each client was left out.
         self.absences: Counter[str] = Counter()
         self._told: set[tuple[str, str]] = set()
@@ -153,7 +153,7 @@ class FedDPSD(DataFreeDistillation):
             images = self.draw_images(self.steps_done, latents)  # line 4
             targets = self.update_student(images)  # lines 5 to 16
             if latents is not None:
-                self.update_generator(latents, targets[: len(latents)])  # lines 17 and 18
+                self.update_generator(images[: len(latents)], targets[: len(latents)])  # lines 17 and 18
         self.steps_done += 1
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
@@ -168,8 +168,8 @@ class FedDPSD(DataFreeDistillation):
         size = int(sizes[0]) if self.schedule.fixed_beforehand else None
         annotator.charge_elsewhere(size=size)
         answers = self._answers(self._question(outputs, images, candidates=candidates))
-        targets, epsilon = self.label_targets.targets, annotator.epsilon
-        votes = [targets(outputs, labels.to(outputs.device), candidates, epsilon=epsilon) for labels in answers]
+        made, epsilon = self.label_targets.annotation, annotator.epsilon
+        votes = [made(outputs, labels.to(outputs.device), candidates, epsilon=epsilon).targets for labels in answers]
         return Annotation(torch.stack(votes).mean(dim=0))
 
     def _noisy_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.losses.functional import expected_labels, joined
+from lightning_modules.losses.functional import joined
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.runtime.hyperparameters import settings_of
@@ -31,7 +31,7 @@ class Stages:
 
     Attributes:
         threshold: t, the student probability above which a class is a candidate; null is the paper's 1/(2c).
-        noise_correction: Fit the student to the classes that the noisy labels make likely (`expected_labels`): a
+        noise_correction: Fit the student to the classes that the noisy labels make likely (`label_evidence`): a
             "learning algorithm that is robust to random label noise", which the paper asks for without naming one.
             False fits it to the labels themselves.
         train_on: A stage's student is fitted to `stage`, that stage's data (Algorithm 1), or to the `union` of all so
@@ -137,12 +137,6 @@ class LabelDP(DataFreeDistillation):
                 "annotator.labels='soft' needs stages.noise_correction=false: the correction is of noisy classes, and "
                 "soft labels are none"
             )
-        if self.images.kind == "refined" and self.generator_training.discriminator != "student":
-            raise ValueError(
-                "images.source='refined' needs generator_training.discriminator='student': refined images are "
-                "post-processing of what was released, and the pretraining against the private teacher is not, got "
-                f"{self.generator_training.discriminator!r}"
-            )
         #: What the student is fitted to: images (N, C, H, W) in half precision, their noisy labels, (N,) or soft ones
         #: (N, c), and the candidates (N, c) that these were drawn among.
         self.stage_images = torch.empty(0, *self.image_shape, dtype=torch.float16)
@@ -172,7 +166,7 @@ class LabelDP(DataFreeDistillation):
             if latents is not None:
                 begin = call * self.batch_size + self._own_rows.start
                 labels = self.stage_labels[-self.labelled_batches * self.batch_size :][begin:][: len(latents)]
-                self.update_generator(latents, self._distributions(labels))
+                self.update_generator(self.generate(latents), self._distributions(labels))
         self.steps_done += 1
 
     def reset_generator(self) -> None:
@@ -187,7 +181,7 @@ class LabelDP(DataFreeDistillation):
         for step in range(self.generator_training.pretraining_steps):
             draw = self.draws.stream(self.steps_done + step, "pretraining")
             latents = torch.randn(self.images.generated, self.images.latent_dim, generator=draw).to(self.device)
-            self.step_generator(latents, torch.empty(0, self.num_classes, device=self.device))
+            self.update_generator(self.generate(latents), torch.empty(0, self.num_classes, device=self.device))
 
     @torch.no_grad()
     def begin_stage(self) -> None:
@@ -324,7 +318,7 @@ class LabelDP(DataFreeDistillation):
         if not self.stages.noise_correction:
             return Annotation(self._distributions(labels))
         candidates = self.stage_candidates[self._rows].to(self.device)
-        return Annotation(expected_labels(outputs.float(), labels, candidates, epsilon=self.annotator.epsilon))
+        return Annotation.of_labels(outputs, labels, candidates, epsilon=self.annotator.epsilon)
 
     def _distributions(self, labels: torch.Tensor) -> torch.Tensor:
         """Labels as they are where they are soft, else one-hot, (n, c)."""

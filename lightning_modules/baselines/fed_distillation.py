@@ -53,7 +53,7 @@ class FedDistillation(DataFreeDistillation):
         ValueError: An invalid setting.
     """
 
-    unused = ("images.pool", "student.ema", "student.replay", "images.generator_steps")
+    unused = ("images.pool", "student.ema", "student.replay")
     annotator: ResponseAnnotator
 
     def __init__(
@@ -107,10 +107,10 @@ class FedDistillation(DataFreeDistillation):
                 self.update_student(self.pool.draw(self.images.rows, generator=draw, device=self.device))
             else:
                 latents = self.draw_latents(self.steps_done)
-                targets = self.update_student(self.draw_images(self.steps_done, latents))
+                images = self.draw_images(self.steps_done, latents)
+                targets = self.update_student(images)
                 if self.generator_criterion is not None:
-                    assert latents is not None
-                    self.update_generator(latents, targets)
+                    self.update_generator(images, targets)
         self.steps_done += 1
 
     def make_images(self, terms: ImageTerms) -> None:
@@ -121,7 +121,7 @@ class FedDistillation(DataFreeDistillation):
         if latents is not None:
             targets = F.one_hot(classes, self.num_classes).float()
             for _ in range(terms.steps):
-                self.update_generator(latents, targets)
+                self.update_generator(self.generate(latents), targets)
             self.pool.add(self.gather_rows(self.draw_images(self.steps_done, latents)))
             return
         images = self.draw_images(self.steps_done, None).clone().requires_grad_()

@@ -135,18 +135,18 @@ class ResultRecord(Callback):
 
 
 def _stated(guarantee: Guarantee | None) -> dict[str, Any]:
-    """What holds of the run: its ε, whose it is (of the run alone, of all in the ledger), and the paper's claim."""
+    """What holds of the run: its ε, whose it is (of the run alone, of all in the ledger), and a claim if any."""
     if guarantee is None:
-        return {"epsilon_record": "inf", "epsilon_published": "inf", "delta": 0.0, "unit": "one training record"}
-    labels = guarantee.labels
+        return {"epsilon_record": "inf", "delta": 0.0, "unit": "one training record"}
+    labels, source = guarantee.labels, guarantee.claimed_source
+    claim = {"epsilon_published": json_number(guarantee.claimed_epsilon), "published_claim": source} if source else {}
     return {
         "epsilon_record": json_number(guarantee.epsilon),
         "epsilon_of_run": json_number(guarantee.epsilon_of_run),
         "epsilon_all_runs": json_number(guarantee.epsilon_all_runs),
         "statement": guarantee.headline(),
         **({} if labels is None else {"epsilon_label": json_number(labels.epsilon)}),
-        "epsilon_published": json_number(guarantee.claimed_epsilon),
-        "published_claim": guarantee.claimed_source,
+        **claim,
         "delta": guarantee.delta,
         "unit": guarantee.unit,
         "run": guarantee.run,

@@ -16,7 +16,7 @@ from rich.table import Table
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli.parsers import OptionParser
 from privacy.account import Accounting
-from privacy.accounting.calibration import Calibration, calibrate_count, calibrate_noise
+from privacy.accounting.calibration import NO_LIMIT, Calibration, calibrate_count, calibrate_noise
 from privacy.accounting.composition import compose
 from privacy.annotators import Annotator
 from privacy.formatting import round_up
@@ -48,14 +48,8 @@ def calibration_table(annotator: Annotator, *, calls: int, targets: Sequence[flo
     setting = annotator.noise_setting
     noise = getattr(annotator, setting)
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in (
-        "target ε",
-        "accounting",
-        f"calls at {setting}={noise:g}",
-        "ε",
-        f"{setting} for {calls:,} calls",
-        "ε",
-    ):
+    counts, noises = f"calls at {setting}={noise:g}", f"{setting} for {calls:,} calls"
+    for heading in ("target ε", "accounting", counts, "ε", noises, "ε"):
         table.add_column(heading, justify="right")
     for target in targets:
         for accounting in ACCOUNTINGS:
@@ -66,7 +60,7 @@ def calibration_table(annotator: Annotator, *, calls: int, targets: Sequence[flo
             table.add_row(
                 f"{target:g}",
                 accounting,
-                f"{int(count.value):,}",
+                "no limit" if count.value == NO_LIMIT else f"{int(count.value):,}",
                 f"{count.epsilon:.5g}",
                 *_noise(annotator, calls, target, accounting),
             )

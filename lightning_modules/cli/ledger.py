@@ -70,9 +70,9 @@ def _show(file: Path, *, delta: float) -> None:
     console = Console(width=118)
     console.print(table)
     console.print(
-        f"All of it together: {round_up(account.epsilon_of_ledger())} ({len(trained)} trainings, {len(book.runs())} "
-        "runs). Queries of a teacher by DP-SGD are post-processing of its training; of a run that was stopped "
-        "early its whole plan counts.",
+        f"All of it together: {round_up(account.epsilon_of_ledger())} (trainings: {len(trained)}, runs: "
+        f"{len(book.runs())}). Queries of a teacher by DP-SGD are post-processing of its training; of a run that was "
+        "stopped early its whole plan counts.",
         highlight=False,
     )
 

@@ -19,15 +19,13 @@ from lightning_modules.priors import (
     GradientPrior,
     ImagePrior,
     MixturePrior,
-    RandomGeneratorPrior,
-    ShaderPrior,
     SilhouettePrior,
     StrokePrior,
 )
 
 __all__ = ["PICTURES", "PriorPicture", "picture", "priors"]
 
-SEED = 0
+SEED, ROWS = 0, 4
 GREYS, COLOURS = 32, 256
 
 
@@ -38,14 +36,12 @@ class PriorPicture:
     Attributes:
         prior: the prior, as its defaults have it.
         image_shape: (C, H, W) of an image.
-        rows: rows of images.
         columns: images of a row.
         zoom: pixels of the picture per pixel of an image.
     """
 
     prior: ImagePrior
     image_shape: tuple[int, int, int]
-    rows: int = 4
     columns: int = 12
     zoom: int = 2
 
@@ -59,8 +55,6 @@ PICTURES: dict[str, PriorPicture] = {
     "silhouettes": PriorPicture(prior=SilhouettePrior(), image_shape=(1, 28, 28)),
     "dead_leaves": PriorPicture(prior=DeadLeavesPrior(), image_shape=COLOUR, columns=10),
     "fractals": PriorPicture(prior=FractalPrior(), image_shape=COLOUR, columns=10),
-    "shaders": PriorPicture(prior=ShaderPrior(), image_shape=COLOUR, columns=10),
-    "random_generators": PriorPicture(prior=RandomGeneratorPrior(), image_shape=COLOUR, columns=10),
     "gradients": PriorPicture(prior=GradientPrior(), image_shape=COLOUR, columns=10),
     "mixture": PriorPicture(
         prior=MixturePrior(
@@ -76,7 +70,7 @@ PICTURES: dict[str, PriorPicture] = {
 def picture(shown: PriorPicture) -> bytes:
     """A grid of a prior's first images as PNG, in a palette of 256 colours, which makes it a third as large."""
     images = shown.prior.sample(
-        shown.rows * shown.columns,
+        ROWS * shown.columns,
         image_shape=shown.image_shape,
         generator=torch.Generator().manual_seed(SEED),
         device="cpu",

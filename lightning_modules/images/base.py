@@ -23,10 +23,9 @@ class ImageSource(ABC):
     Attributes:
         kind: In one word, as in the settings.
         rows: Images of each batch that this process makes: all of them, or its share where there are several.
-        generator: What makes or changes images; None where there is none.
+        generator: What makes images; None where there is none.
         published: What of it a student's owner may publish, in words.
         reset_every: Steps after which the generator is reset; None is never.
-        assumptions: What a guarantee of its images rests on.
         prior: Procedural images; None where none are drawn.
     """
 
@@ -35,12 +34,11 @@ class ImageSource(ABC):
     generator: nn.Module | None = None
     published: tuple[str, ...] = ()
     reset_every: int | None = None
-    assumptions: tuple[str, ...] = ()
     prior: ImagePrior | None = None
 
     @property
     def generated(self) -> int:
-        """How many images of a batch the generator makes, or the refiner changes."""
+        """How many images of a batch the generator makes."""
         return 0
 
     def share(self, batch_size: int, processes: int) -> None:

@@ -16,6 +16,8 @@ from privacy.processes import ProcessesError
 
 __all__ = ["Replay", "ReplayMemory"]
 
+_MOST_BYTES = 2**29
+
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
@@ -24,10 +26,13 @@ class Replay:
     A released gradient is of the student's outputs at that time, and no loss to follow later: it would push on where
     the student has long gone. What is kept is the target that it made, y = softmax(outputs - γ·g̃), and the
     cross-entropy to that has a minimum, whatever the student has become. So it is for `student_target: gradients`, too.
+    Of a noisy label that is corrected for its noise what is kept is `label_evidence`, which the student of each step
+    makes a target of: to what an earlier student made of it, a later one would be held.
 
     Attributes:
         capacity: Images that are kept, the newest; 0 switches replay off. They are kept with the run's checkpoints,
-            2·C·H·W + 4·c bytes for each.
+            2·C·H·W + 4·c bytes for each, and are fewer where images would take more than 512 MiB (of 3x224x224 pixels
+            1,783), but a batch at least.
         steps: Steps on kept images in each step of the run, from its second on. The learning-rate schedule does not
             count them.
         batch_size: Images of such a step, drawn anew and with replacement; null is the run's own.
@@ -77,6 +82,7 @@ class ReplayMemory:
         self.batch_size = settings.batch_size or batch_size
         self._images = torch.empty(0)
         self._targets = torch.empty(0)
+        self._evidence = False
         self._kept: int = 0
         self._next: int = 0
 
@@ -95,18 +101,25 @@ class ReplayMemory:
                 f"share of it, got {self.batch_size}"
             )
 
-    def targets_of(self, annotation: Annotation) -> Tensor:
-        """What is kept of an annotation: distributions (B, c), float32, with the step along a gradient lengthened."""
+    def kept_of(self, annotation: Annotation) -> Tensor:
+        """What is kept of an annotation, (B, c), float32: its evidence, or its targets with a gradient's lengthened."""
+        self._evidence = annotation.evidence is not None
+        if annotation.evidence is not None:
+            return annotation.evidence
         if annotation.step is None or self.settings.stride == 1:
             return annotation.targets.float()
         # log y is the outputs less one step, but for a constant.
         further = (self.settings.stride - 1) * annotation.step
         return torch.log_softmax(annotation.targets.float().log() - further, dim=1).exp()
 
+    def targets(self, kept: Tensor, outputs: Tensor) -> Tensor:
+        """Distributions (n, c) that kept rows make of the student's present logits (n, c), detached."""
+        return torch.softmax(outputs + kept, dim=1) if self._evidence else kept
+
     def add(self, images: Tensor, targets: Tensor) -> None:
-        """Keeps images (B, C, H, W), in half precision, and targets (B, c), in place of the oldest."""
+        """Keeps images (B, C, H, W), in half precision, and rows of `kept_of`, (B, c), in place of the oldest."""
         if not self._kept:
-            room = self.settings.capacity
+            room = max(len(images), min(self.settings.capacity, _MOST_BYTES // (2 * images[0].numel())))
             self._images = torch.empty(room, *images.shape[1:], dtype=torch.float16)
             self._targets = torch.empty(room, *targets.shape[1:])
         rows = (self._next + torch.arange(len(images))) % len(self._images)
@@ -116,7 +129,7 @@ class ReplayMemory:
         self._kept = min(self._kept + len(images), len(self._images))
 
     def draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Images (n, C, H, W), float32, and targets (n, c), where n is `batch_size`."""
+        """Images (n, C, H, W), float32, and what is kept of them, (n, c), where n is `batch_size`."""
         rows = torch.randint(self._kept, (self.batch_size,), generator=generator)
         return self._images[rows].float(), self._targets[rows]
 
@@ -127,6 +140,7 @@ class ReplayMemory:
             "images": self._images[: self._kept].clone(),
             "targets": self._targets[: self._kept].clone(),
             "next": self._next,
+            "evidence": self._evidence,
             "capacity": self.settings.capacity,
         }
 
@@ -146,4 +160,4 @@ class ReplayMemory:
         if len(state["images"]):
             self._next = 0
             self.add(state["images"], state["targets"])
-        self._next = int(state["next"])
+        self._next, self._evidence = int(state["next"]), bool(state["evidence"])

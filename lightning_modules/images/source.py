@@ -1,4 +1,4 @@
-"""Sources of a run's images: a generator, a procedural prior, both, a refined prior, or a public pool.
+"""Sources of a run's images: a generator, a procedural prior, both, or a public pool.
 
 None of it reads private data: only queries about an image cost privacy.
 """
@@ -19,22 +19,17 @@ from lightning_modules.images.base import ImageSource
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.networks import Network, ScaledOutput
 from lightning_modules.networks.batchnorm import frozen_statistics
-from lightning_modules.networks.generators import check_refiner
 from lightning_modules.priors import ImagePrior, StrokePrior
 from lightning_modules.runtime.randomness import Draws, key, stream
-from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
+from lightning_modules.setting_checks import check_choice, check_whole_number
 
 __all__ = ["Images", "SyntheticSource"]
 
 _STATISTICS_IMAGES = 512
 #: For a prior whose pixels are all alike in a channel.
 _SMALLEST_STD = 1e-3
-#: Far beyond the images' range of [-1, 1]; nothing that float32 cannot hold follows from it.
-_LARGEST_PIXEL = 1e3
 
-_Source = Literal["generator", "prior", "both", "refined", "pool"]
-#: Settings of a generator, and their defaults.
-_OF_GENERATOR = {"reset_every": None, "pixel_mean": None, "pixel_std": None, "generator_steps": 1}
+_Source = Literal["generator", "prior", "both", "pool"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,25 +37,15 @@ class Images:
     """Source of the images; a string stands for the `source`.
 
     Attributes:
-        source: `generator`, `prior`, `both` (half of each batch), `refined` (images of the prior, changed by a small
-            network that is trained in the generator's place), or `pool` (of `DGD`).
-        prior: Procedural images, for `prior`, `both` and `refined`; a class, or plain values (`class_path`,
-            `init_args`), stand for what they make. Default: `StrokePrior`.
-        generator: The generator, see `Network`. Default: `DAFLGenerator`; for `refined` `Refiner`.
-        reset_every: The generator, or the refiner, is reset to new random weights after every so many steps; null is
-            never. A generator that is trained for long collapses to a few kinds of images, and a sequence of new ones
-            shows the student many. The state of its optimizer is cleared; its learning-rate schedule continues.
-        pixel_mean: Mean that the generator's pixels are shifted to, one number or a list of one for each channel; null
-            is the mean of the prior's images. DAFL's generator ends in BatchNorm without weights, so its own is 0.
-        pixel_std: Standard deviation that they are scaled to, in the same form; null is that of the prior's images.
-            DAFL's own is 1. A refiner, and a generator without an attribute `standardised`, keep the statistics that
-            they have where both settings are null; else their images are standardised first. Neither number is noised
-            or charged for: take those of the public pre-processing, and do not measure them on the private data. The
-            guarantee says that this is assumed.
-        generator_steps: Updates of the generator for each of the student's. Those after the first are on images not
-            sent to the teacher: they cost nothing, and their loss is without the student's loss on released targets.
-            Against a private teacher they are further gradients of it without noise, as the first is.
-        optimizer: Builds the optimizer of the generator or the refiner; null is Adam at 1e-3.
+        source: `generator`, `prior`, `both` (half of each batch), or `pool` (of `DGD`).
+        prior: Procedural images, for `prior` and `both`; a class, or plain values (`class_path`, `init_args`), stand
+            for what they make. Default: `StrokePrior`.
+        generator: The generator, see `Network`. Default: `DAFLGenerator`. The pixels of one with a true attribute
+            `standardised` get mean and standard deviation of the prior's images.
+        reset_every: The generator is reset to new random weights after every so many steps; null is never. A generator
+            that is trained for long collapses to a few kinds of images, and a sequence of new ones shows the student
+            many. The state of its optimizer is cleared; its learning-rate schedule continues.
+        optimizer: Builds the optimizer of the generator; null is Adam at 1e-3.
         lr_scheduler: Builds its schedule, stepped once for each of the student's steps; null is none.
         pool: Images for `pool`: a data set that is declared to be public. Its labels are never read.
         pool_part: Part of it, `test` or `train`. The train part of the private data itself, which DGD takes to stand
@@ -71,9 +56,6 @@ class Images:
     prior: ImagePrior | None = None
     generator: Network | str | None = None
     reset_every: int | None = None
-    pixel_mean: float | list[float] | None = None
-    pixel_std: float | list[float] | None = None
-    generator_steps: int = 1
     optimizer: OptimizerCallable | None = None
     lr_scheduler: LRSchedulerCallable | None = None
     pool: ImageDataModule | None = None
@@ -90,20 +72,16 @@ class Images:
             object.__setattr__(self, "prior", made.prior)
         check_choice("images.source", self.source, get_args(_Source))
         check_whole_number("images.reset_every", self.reset_every, least=1, null="never")
-        check_whole_number("images.generator_steps", self.generator_steps, least=1)
         if (self.pool is not None) != (self.source == "pool"):
             raise ValueError(
                 f"images.pool must be given for images.source='pool', and for no other, got {self.source!r} "
                 f"{'without' if self.pool is None else 'with'} a pool"
             )
-        if self.source not in ("prior", "pool"):
-            return
-        for name, default in _OF_GENERATOR.items():
-            if (given := getattr(self, name)) != default:
-                raise ValueError(
-                    f"images.{name} must be {default or 'null'} for images.source={self.source!r}, which has no "
-                    f"generator, got {given}"
-                )
+        if self.source in ("prior", "pool") and self.reset_every is not None:
+            raise ValueError(
+                f"images.reset_every must be null for images.source={self.source!r}, which has no generator, got "
+                f"{self.reset_every}"
+            )
 
     def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
         """The source that these settings describe, for images (C, H, W) in batches of `batch_size`.
@@ -142,47 +120,28 @@ class SyntheticSource(ImageSource):
         self.prior = self._public_prior if self.kind != "generator" else None
         self.generator = self._build_generator()
         self.reset_every = settings.reset_every
-        given = [f"images.{name}" for name in ("pixel_mean", "pixel_std") if getattr(settings, name) is not None]
-        if given:
-            self.assumptions = (
-                f"{' and '.join(given)} {'was' if len(given) == 1 else 'were'} not measured on the private data",
-            )
-        made = {"refined": ("refiner",), "prior": ()}.get(self.kind, ("generator",))
+        made = () if self.generator is None else ("generator",)
         self.published: tuple[str, ...] = (*made, "synthetic images")
 
     def _build_generator(self) -> nn.Module | None:
-        """What makes or changes images, checked before anything is spent on it."""
+        """The generator, checked before anything is spent on it, whose images have the prior's statistics."""
         if self.kind == "prior":
             return None
-        if self.kind == "refined":
-            refiner = self._built()
-            check_refiner(refiner, image_shape=self.image_shape)
-            return self._with_statistics(refiner)
         generator = self._built()
         if not hasattr(generator, "latent_dim"):
             raise ValueError(
                 f"images.generator must have a latent_dim for images.source={self.kind!r}, {type(generator).__name__} "
                 "has none"
             )
-        return self._with_statistics(generator)
+        # No layer of that name, which would be true as well.
+        if getattr(generator, "standardised", False) is not True:
+            return generator
+        mean, std = self._prior_statistics()
+        return ScaledOutput(generator, scale=std, shift=mean)
 
     def _built(self) -> nn.Module:
-        given = self._settings.generator or ("Refiner" if self.kind == "refined" else "DAFLGenerator")
-        return Network.of(given).build(setting="model.images.generator", image_shape=self.image_shape)
-
-    def _with_statistics(self, network: nn.Module) -> nn.Module:
-        """The network, whose images have the statistics that are wanted."""
-        settings = self._settings
-        # No layer of that name, which would be true as well.
-        standardised = getattr(network, "standardised", False) is True
-        if settings.pixel_mean is None and settings.pixel_std is None and not standardised:
-            return network
-        mean = self._per_channel("images.pixel_mean", settings.pixel_mean)
-        std = self._per_channel("images.pixel_std", settings.pixel_std, least=_SMALLEST_STD)
-        if mean is None or std is None:
-            of_prior = self._prior_statistics()
-            mean, std = mean or of_prior[0], std or of_prior[1]
-        return ScaledOutput(network, scale=std, shift=mean, standardise=not standardised)
+        given = Network.of(self._settings.generator or "DAFLGenerator")
+        return given.build(setting="model.images.generator", image_shape=self.image_shape)
 
     def _prior_statistics(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of the prior's pixels in each channel: the same ones in every run."""
@@ -195,33 +154,18 @@ class SyntheticSource(ImageSource):
         std = images.std(dim=(0, 2, 3)).clamp_min(_SMALLEST_STD)
         return images.mean(dim=(0, 2, 3)).tolist(), std.tolist()
 
-    def _per_channel(self, name: str, given: Any, *, least: float = -_LARGEST_PIXEL) -> list[float] | None:
-        if given is None:
-            return None
-        channels = self.image_shape[0]
-        values = list(given) if isinstance(given, (list, tuple)) else [given]
-        if len(values) not in (1, channels):
-            raise ValueError(f"{name} must be one number, or one for each of {channels} channels, got {given!r}")
-        for value in values:
-            check_number(name, value, least=least, most=_LARGEST_PIXEL)
-        return [float(value) for value in values] * (channels if len(values) == 1 else 1)
-
     @property
     def generated(self) -> int:
-        """How many images of a batch the generator makes, or the refiner changes."""
+        """How many images of a batch the generator makes."""
         if self.generator is None:
             return 0
         return self.rows // 2 if self.kind == "both" else self.rows
 
     def latents(self, step: int, draws: Draws) -> torch.Tensor | None:
-        """z, shape (n, latent_dim), where n is B, or B/2 for `both`; None without a generator.
-
-        For `refined` those images of the prior, shape (B, C, H, W), that `prior` would have in this step.
-        """
+        """z, shape (n, latent_dim), where n is B, or B/2 for `both`; None without a generator."""
         if self.generator is None:
             return None
-        draw = draws.stream(step, "prior" if self.kind == "refined" else "latents")
-        return self._latents(self.generated, draw, draws.device)
+        return self._latents(self.generated, draws.stream(step, "latents"), draws.device)
 
     def images(self, step: int, latents: torch.Tensor | None, draws: Draws) -> torch.Tensor:
         """A batch of synthetic images, shape (B, C, H, W), generated ones first."""
@@ -257,13 +201,9 @@ class SyntheticSource(ImageSource):
 
     def networks(self) -> dict[str, nn.Module]:
         """Networks of it that are published, by name."""
-        if self.generator is None:
-            return {}
-        return {"refiner" if self.kind == "refined" else "generator": self.generator}
+        return {} if self.generator is None else {"generator": self.generator}
 
     def _latents(self, count: int, draw: torch.Generator, device: torch.device) -> torch.Tensor:
-        if self.kind == "refined":
-            return self._prior_images(count, draw, device)
         return torch.randn(count, self.latent_dim, generator=draw).to(device)
 
     def _prior_images(self, count: int, draw: torch.Generator, device: torch.device) -> torch.Tensor:

@@ -258,30 +258,28 @@ def logit_distance(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
     return (difference - difference.mean(dim=1, keepdim=True)).square().mean(dim=1)
 
 
-def expected_labels(outputs: Tensor, responses: Tensor, candidates: Tensor, *, epsilon: float) -> Tensor:
-    """Likely classes of the teacher, given noisy responses: targets for the student, corrected for the noise.
+def label_evidence(responses: Tensor, candidates: Tensor, *, epsilon: float) -> Tensor:
+    """Logarithm of the probability of each response, were the teacher's class each of the c in turn.
 
-    Bayes' rule with the student's own prediction as the prior and randomized response as the channel: the response y is
-    kept with probability e^ε/(e^ε + k - 1), is one of the other candidates with 1/(e^ε + k - 1), and uniform on the k
-    candidates where the class is none of them. The gradient of the cross-entropy to these targets is that of the
-    likelihood of the responses ("forward correction", Patrini et al. 2017), so a student that fits them expects the
-    teacher's classes and not the noise. All of it is computed from released responses: it costs nothing.
+    Randomized response keeps the class with probability e^ε/(e^ε + k - 1), gives each other candidate with
+    1/(e^ε + k - 1), and is uniform on the k candidates where the class is none of them. Added to the student's logits
+    it is Bayes' rule with the student's own prediction as the prior: softmax(outputs + evidence) are the likely classes
+    of the teacher. The gradient of the cross-entropy to these is that of the likelihood of the responses ("forward
+    correction", Patrini et al. 2017), so a student that fits them expects the teacher's classes and not the noise. All
+    of it is computed from released responses: it costs nothing.
 
     Args:
-        outputs: the student's logits (B, c), detached.
         responses: (B,), int64.
         candidates: (B, c), bool, two or more in each sample.
         epsilon: of one response.
 
     Returns:
-        Probabilities (B, c).
+        Float32, shape (B, c).
     """
-    size = candidates.sum(1, keepdim=True).to(outputs.dtype)
+    size = candidates.sum(1, keepdim=True).float()
     # -log(e^ε + k - 1) without e^ε, which float32 has no number for from ε = 89 on.
     log_other = -(epsilon + torch.log1p((size - 1) * math.exp(-epsilon)))
-    channel = torch.where(candidates, log_other.expand_as(outputs), -torch.log(size).expand_as(outputs))
-    channel = channel.scatter(1, responses[:, None], log_other + epsilon)
-    return functional.softmax(outputs + channel, dim=1)
+    return torch.where(candidates, log_other, -torch.log(size)).scatter(1, responses[:, None], log_other + epsilon)
 
 
 def informativeness(logits: Tensor) -> float:

@@ -83,27 +83,19 @@ class GeneratorLoss:
             loss = loss + self.student_loss_weight * soft_cross_entropy(outputs, targets.detach()).mean()
         return loss
 
-    def check_for(self, student: nn.Module, *, steps: int) -> None:
+    def check_for(self, student: nn.Module) -> None:
         """Refuses, before anything is spent, what a run cannot do.
 
         Args:
             student: Whose statistics `statistics_weight` is of.
-            steps: Updates of the generator in each step; those after the first have no released targets.
 
         Raises:
-            ValueError: The student has no BatchNorm, or the later updates would have no term.
+            ValueError: The student has no BatchNorm.
         """
         if self.statistics_weight and not has_statistics(student):
             raise ValueError(
                 f"generator_loss.statistics_weight={self.statistics_weight} needs a student with BatchNorm layers "
                 f"that keep running statistics (SmallCNN, ResNet18), got {type(student).__name__}: it must be 0"
-            )
-        others = (self.one_hot_weight, self.balance_weight, self.activation_weight, self.statistics_weight)
-        if steps > 1 and not any(others):
-            raise ValueError(
-                "images.generator_steps must be 1 where generator_loss has no term but the student's loss, got "
-                f"{steps}: "
-                "updates after the first have no released targets"
             )
 
     def of(self, logits: Tensor, features: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Choosing a few images to query: those that stand for many, or of which a classifier is sure."""
+"""Choosing a few images to query: those of which a classifier is sure, of each class as many."""
 
 from __future__ import annotations
 
@@ -50,32 +50,3 @@ def confident_samples(probabilities: Tensor, *, quotas: Tensor) -> Tensor:
             chosen.append(best)
             left[label] -= 1
     return torch.tensor(chosen, dtype=torch.int64)
-
-
-def spread_samples(codes: Tensor, *, count: int, draw: torch.Generator, rounds: int = 10) -> Tensor:
-    """Samples nearest to the centres of k-means with k = `count`.
-
-    Args:
-        codes: (M, F), finite.
-        count: from 1 to M.
-        draw: source of the first centres, which are distinct samples.
-        rounds: of Lloyd's algorithm.
-
-    Returns:
-        Distinct indices (count,), int64, on the CPU.
-    """
-    codes = codes.detach().float().cpu()
-    centres = codes[torch.randperm(len(codes), generator=draw)[:count]].clone()
-    for _ in range(rounds):
-        nearest = torch.cdist(codes, centres).argmin(1)
-        sums = torch.zeros_like(centres).index_add_(0, nearest, codes)
-        sizes = torch.bincount(nearest, minlength=count)[:, None]
-        centres = torch.where(sizes > 0, sums / sizes.clamp_min(1), centres)
-    distances = torch.cdist(centres, codes)
-    chosen: list[int] = []
-    taken = torch.zeros(len(codes), dtype=torch.bool)
-    for row in distances:
-        best = int(row.masked_fill(taken, torch.inf).argmin())
-        taken[best] = True
-        chosen.append(best)
-    return torch.tensor(chosen)

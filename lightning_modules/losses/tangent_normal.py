@@ -1,4 +1,4 @@
-"""Unsupervised losses of DGD: tangent and normal directions (Eqs. 4 and 6; TNAR, Yu et al. 2019), and pseudo-labels."""
+"""Unsupervised losses of DGD: tangent and normal directions (Eqs. 4 and 6; TNAR, Yu et al. 2019), and distortions."""
 
 from __future__ import annotations
 
@@ -216,22 +216,6 @@ class TangentNormalLoss:
             + self.normal_weight * (own - across).square().sum(1).mean()
             + self.entropy_weight * (uncertainty if self.entropy_term == "determinate" else -uncertainty)
         )
-
-
-def pseudo_label_loss(logits: Tensor, guide_logits: Tensor, *, threshold: float) -> Tensor:
-    """Cross-entropy of distorted images to what the guide thinks of the plain ones, where it is certain.
-
-    Args:
-        logits: of distorted images, (N, c).
-        guide_logits: of the same images as they are, (N, c); no gradient flows into them.
-        threshold: probability from which on the guide's class counts, in [0, 1].
-
-    Returns:
-        Scalar: the sum over rows that count, divided by all N.
-    """
-    certainty, labels = guide_logits.detach().softmax(1).max(1)
-    rows = functional.cross_entropy(logits, labels, reduction="none")
-    return (rows * (certainty >= threshold)).mean()
 
 
 def distort(images: Tensor, *, strength: float, draw: torch.Generator) -> Tensor:

@@ -13,8 +13,8 @@ from torch.nn import functional
 from lightning_modules.losses.functional import (
     decoupled_kd,
     decoupled_kd_as_printed,
-    expected_labels,
     kd,
+    label_evidence,
     output_gradients,
     soft_cross_entropy,
 )
@@ -32,11 +32,19 @@ class Annotation(NamedTuple):
         gradients: Gradients of the student's outputs, shape (B, c), where the student follows these in place of the
             cross-entropy to `targets`.
         step: γ·g̃, shape (B, c), where `targets` are the softmax of the outputs less it.
+        evidence: See `label_evidence`, shape (B, c), where `targets` are the softmax of the outputs and it.
     """
 
     targets: Tensor
     gradients: Tensor | None = None
     step: Tensor | None = None
+    evidence: Tensor | None = None
+
+    @classmethod
+    def of_labels(cls, outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float) -> Annotation:
+        """The classes that noisy labels make likely, see `label_evidence`; `outputs` are logits (B, c), detached."""
+        evidence = label_evidence(labels, candidates, epsilon=epsilon)
+        return cls(functional.softmax(outputs.float() + evidence, dim=1), evidence=evidence)
 
     def loss(self, outputs: Tensor) -> Tensor:
         """The student's loss, for each sample: (B, c) to (B,)."""
@@ -262,15 +270,15 @@ class LabelTargets:
 
     Attributes:
         schedule: Candidates over the course of a run. Default: `LinearCandidates`.
-        noise_correction: Fit the student to the classes that the noisy labels make likely (`expected_labels`), in place
+        noise_correction: Fit the student to the classes that the noisy labels make likely (`label_evidence`), in place
             of the labels themselves as printed. Computed only from released labels.
     """
 
     schedule: CandidateSchedule | None = None
     noise_correction: bool = True
 
-    def targets(self, outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float) -> Tensor:
-        """Distributions (B, c), float32, that released labels make of a model's outputs.
+    def annotation(self, outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float) -> Annotation:
+        """What released labels make of a model's outputs.
 
         Args:
             outputs: The model's logits, shape (B, c), detached.
@@ -278,6 +286,6 @@ class LabelTargets:
             candidates: What each was drawn among, shape (B, c), bool.
             epsilon: Of one response.
         """
-        if self.noise_correction:
-            return expected_labels(outputs.float(), labels, candidates, epsilon=epsilon)
-        return functional.one_hot(labels, outputs.shape[1]).float()
+        if not self.noise_correction:
+            return Annotation(functional.one_hot(labels, outputs.shape[1]).float())
+        return Annotation.of_labels(outputs, labels, candidates, epsilon=epsilon)

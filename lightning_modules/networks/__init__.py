@@ -11,7 +11,7 @@ from lightning_modules.networks.classifiers import (
     logits_and_features,
 )
 from lightning_modules.networks.fixed_features import LinearOnFeatures, Whitening
-from lightning_modules.networks.generators import ConvVAE, DAFLGenerator, Refiner, ScaledOutput
+from lightning_modules.networks.generators import ConvVAE, DAFLGenerator, ScaledOutput
 from lightning_modules.networks.kernels import Kernels
 from lightning_modules.networks.network import Network, build_network, check_network
 from lightning_modules.networks.patches import Patches
@@ -26,7 +26,6 @@ __all__ = [
     "LinearOnFeatures",
     "Network",
     "Patches",
-    "Refiner",
     "ResNet18",
     "ResNet34",
     "ScaledOutput",

@@ -1,4 +1,4 @@
-"""Networks that make images: of noise (DAFL's generator), of other images (`Refiner`), or of codes (`ConvVAE`)."""
+"""Networks that make images: of noise (DAFL's generator), or of codes (`ConvVAE`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_modules.networks.classifiers import checked_shape
-from lightning_modules.networks.network import DRY_RUN_ERRORS, dry_run
 from lightning_modules.setting_checks import check_whole_number
 
 
@@ -20,8 +19,8 @@ class DAFLGenerator(nn.Module):
     Dense to `width` x (H/4) x (W/4), BN, double, conv 3x3 (width), BN, LeakyReLU 0.2, double, conv 3x3 (width/2), BN,
     LeakyReLU 0.2, conv 3x3 (C), tanh, BN without weights. The last layer standardises each channel over the batch
     (`standardised`), which is what makes data-free training work; DAFL's data are standardised as well. `ScaledOutput`
-    then brings pixels to the mean and standard deviation of images in [-1, 1] (`Images.pixel_mean`); single pixels may
-    lie outside of that range. The two inner BN layers have DAFL's epsilon of 0.8. Doubling is by nearest neighbour; a
+    then brings pixels to the mean and standard deviation of a prior's images in [-1, 1]; single pixels may lie outside
+    of that range. The two inner BN layers have DAFL's epsilon of 0.8. Doubling is by nearest neighbour; a
     side that is not a multiple of 4 starts at its quarter rounded up and is resized to half (rounded up) and to the
     full side instead.
 
@@ -73,69 +72,6 @@ class DAFLGenerator(nn.Module):
         return images
 
 
-class Refiner(nn.Module):
-    """Moves each pixel of an image a learnt share of the way to white or to black.
-
-    Three 3x3 convolutions give a share t = reach * tanh(.) for each pixel and channel: the pixel moves by
-    t (1 - x) where t is positive and by t (1 + x) where it is negative, and so stays within [-1, 1] without its
-    gradient being cut off. The last layer starts at zero: before its first step the refiner is the identity, exactly.
-    It has no batch statistics, so each image is refined by itself.
-
-    Args:
-        image_shape: channels, height, width.
-        width: channels of the hidden layers.
-        reach: largest share, in (0, 1]. With 1 the refiner soon paints over what the prior draws, and students learn
-            far less than from just the prior; the default keeps the drawing.
-
-    Raises:
-        ValueError: if a size is not positive, or `reach` is out of its range.
-    """
-
-    def __init__(self, *, image_shape: tuple[int, int, int] = (1, 28, 28), width: int = 16, reach: float = 0.2) -> None:
-        super().__init__()
-        channels, _, _ = checked_shape("Refiner", image_shape=image_shape)
-        check_whole_number("width", width, least=1)
-        if not 0 < reach <= 1:
-            raise ValueError(f"reach must lie in (0, 1], got {reach!r}")
-        self.reach = float(reach)
-        last = nn.Conv2d(width, channels, 3, padding=1)
-        nn.init.zeros_(last.weight)
-        assert last.bias is not None
-        nn.init.zeros_(last.bias)
-        self.layers = nn.Sequential(
-            nn.Conv2d(channels, width, 3, padding=1),
-            nn.LeakyReLU(0.2),
-            nn.Conv2d(width, width, 3, padding=1),
-            nn.LeakyReLU(0.2),
-            last,
-        )
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) in [-1, 1] to images of the same shape and range."""
-        share = self.reach * torch.tanh(self.layers(images)).float()
-        # By the absolute value and not by clamping, whose gradient at 0, where every share starts, may be 0.
-        return (1 - share.abs()) * images + share
-
-
-def check_refiner(network: nn.Module, *, image_shape: tuple[int, int, int]) -> None:
-    """Checks by a dry run in eval mode that images (2, C, H, W) give finite images of the same shape.
-
-    Raises:
-        ValueError: naming the setting, if the network does anything else.
-    """
-    images = torch.zeros(2, *image_shape)
-    try:
-        refined = dry_run(network, images)
-        found = "" if refined.shape == images.shape and refined.isfinite().all() else f"gives {tuple(refined.shape)}"
-    except (*DRY_RUN_ERRORS, AttributeError) as error:
-        found = f"cannot: {error}"
-    if found:
-        raise ValueError(
-            f"generator must take images of shape {tuple(images.shape)} for images='refined' and give finite ones of "
-            f"the same shape, as Refiner does; {type(network).__name__} {found}"
-        )
-
-
 class ScaledOutput(nn.Module):
     """Scales and shifts each channel of a network's images: x · scale + shift.
 
@@ -149,8 +85,6 @@ class ScaledOutput(nn.Module):
         network: Gives images (N, C, H, W).
         scale: C factors.
         shift: C summands.
-        standardise: Bring the network's images to mean 0 and standard deviation 1 first, per channel and over the
-            batch; for a network that does not end so by itself.
 
     Raises:
         ValueError: Other numbers of factors and summands, or one that is out of its range.
@@ -159,9 +93,7 @@ class ScaledOutput(nn.Module):
     scale: Tensor
     shift: Tensor
 
-    def __init__(
-        self, network: nn.Module, *, scale: Sequence[float], shift: Sequence[float], standardise: bool = False
-    ) -> None:
+    def __init__(self, network: nn.Module, *, scale: Sequence[float], shift: Sequence[float]) -> None:
         super().__init__()
         if len(scale) != len(shift) or not all(math.isfinite(value) for value in (*scale, *shift)) or min(scale) <= 0:
             raise ValueError(
@@ -169,7 +101,6 @@ class ScaledOutput(nn.Module):
                 f"{scale!r} and {shift!r}"
             )
         self.network = network
-        self.standardised = nn.BatchNorm2d(len(scale), affine=False) if standardise else nn.Identity()
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32)[:, None, None])
         self.register_buffer("shift", torch.tensor(shift, dtype=torch.float32)[:, None, None])
 
@@ -180,7 +111,7 @@ class ScaledOutput(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Scaled output of the network for its inputs (N, …): images (N, C, H, W)."""
-        images: Tensor = self.standardised(self.network(inputs)) * self.scale + self.shift
+        images: Tensor = self.network(inputs) * self.scale + self.shift
         return images
 
 

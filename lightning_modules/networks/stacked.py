@@ -161,10 +161,6 @@ class NetworkStack:
         """Return one network by itself, in eval mode: its layers are called, and hooks on them fire."""
         return with_feature_extractor(self._networks[index].eval(), self._feature_extractor)
 
-    def states(self) -> dict[str, Tensor]:
-        """Return copies of all weights and buffers, (n, ...) each."""
-        return stack_states(self._networks)
-
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
         """Return logits (n, N, c) of images (N, C, H, W) in float32, on their device."""

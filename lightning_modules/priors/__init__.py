@@ -6,8 +6,6 @@ from lightning_modules.priors.fractals import FractalPrior
 from lightning_modules.priors.glyphs import GlyphPrior
 from lightning_modules.priors.gradients import GradientPrior
 from lightning_modules.priors.mixture import MixturePrior
-from lightning_modules.priors.random_generators import RandomGeneratorPrior
-from lightning_modules.priors.shaders import ShaderPrior
 from lightning_modules.priors.silhouettes import SilhouettePrior
 from lightning_modules.priors.strokes import StrokePrior
 
@@ -18,8 +16,6 @@ __all__ = [
     "GradientPrior",
     "ImagePrior",
     "MixturePrior",
-    "RandomGeneratorPrior",
-    "ShaderPrior",
     "SilhouettePrior",
     "StrokePrior",
     "check_sample",

@@ -128,10 +128,6 @@ class RandomRows:
         """Where the numbers are."""
         return self._numbers.device
 
-    def split(self, size: int) -> list[RandomRows]:
-        """The same rows, at most `size` at once; none of their numbers may have been taken."""
-        return [RandomRows(piece) for piece in self._numbers.split(size)]
-
     def only(self, chosen: Tensor) -> RandomRows:
         """The rows at these positions (n,), from their next numbers on."""
         rows = RandomRows(self._numbers[chosen])

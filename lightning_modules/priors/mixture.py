@@ -19,16 +19,6 @@ _CONTRAST = (0.1, 1.5)
 class MixturePrior(RowPrior):
     """Draws each image from one of several priors, and at times blends two such images.
 
-    In a configuration:
-
-        images:
-          source: prior
-          prior:
-            class_path: MixturePrior
-            init_args:
-              priors: [{class_path: SilhouettePrior}, {class_path: DeadLeavesPrior, init_args: {leaves: 20}}]
-              weights: [3, 1]
-
     Which prior an image is of, and how it is blended, are one row of one draw from `generator`; each prior draws its
     share from a separate generator, seeded by that draw.
 

@@ -15,7 +15,7 @@ from privacy.checks import check_delta, check_nonnegative
 from privacy.events import Release
 from privacy.numerics.gaussian import gaussian_mu
 
-#: What `max_count` returns for releases that cost nothing.
+#: The count of releases of which any number costs the same.
 NO_LIMIT = 2**62
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -52,23 +52,9 @@ class _OfLabels(Annotator):
         """ε at δ, for the label of one record, of what a guarantee has to cover; see `covering`."""
         return self.account.epsilon_label(counts=self.covering(planned))
 
-    def guarantee(
-        self,
-        *,
-        artefacts: Sequence[str],
-        planned: Plan | None,
-        uncharged_queries: Sequence[str] = (),
-        assumptions: Sequence[str] = (),
-        not_covered: Sequence[str] = (),
-    ) -> Guarantee:
+    def guarantee(self, *, planned: Plan | None, **given: Any) -> Guarantee:
         """See `Annotator.guarantee`; it contains a separate statement for labels."""
-        whole = super().guarantee(
-            artefacts=artefacts,
-            planned=planned,
-            uncharged_queries=uncharged_queries,
-            assumptions=assumptions,
-            not_covered=not_covered,
-        )
+        whole = super().guarantee(planned=planned, **given)
         # What is VOID for a record need not be so for its label.
         holds = [text for text in whole.assumptions if not text.startswith("VOID")]
         labels = LabelStatement(

@@ -128,7 +128,6 @@ def bound(record: Mapping[str, Any]) -> str:
 
 def claim(record: Mapping[str, Any]) -> str | None:
     """The published ε of a record, where there is a claim."""
-    value = record["epsilon_published"]
-    if not record.get("published_claim") or isinstance(value, str):
+    if not record.get("published_claim") or isinstance(value := record["epsilon_published"], str):
         return None
     return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from datamodules import Digits, ImageDataset, Shards, SyntheticSteps
+from datamodules import Digits, ImageDataset, Shards
 from datamodules.base import Part
 
 
@@ -49,9 +49,3 @@ def test_teachers_on_shards_are_not_trained_on_it() -> None:
     data = Shards(dataset=ThreeParts(), num_teachers=3)
     data.setup("fit")
     assert not bool((data.shards.records.ids % 10 == 0).any())  # type: ignore[union-attr]
-
-
-def test_a_student_opens_the_test_part_alone() -> None:
-    dataset = ThreeParts()
-    SyntheticSteps(dataset=dataset).setup("fit")
-    assert dataset.parts == ["test"]

@@ -183,13 +183,13 @@ def test_the_student_as_baseline_is_free_and_trains_the_generator_in_turn(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     updates: list[str] = []
-    update = DGD.step_generator
+    update = DGD.update_generator
 
-    def watched(self: DGD, latents: torch.Tensor, targets: torch.Tensor, **settings: bool) -> None:
+    def watched(self: DGD, images: torch.Tensor, targets: torch.Tensor, **settings: bool) -> None:
         updates.append(self.phase)
-        update(self, latents, targets, **settings)
+        update(self, images, targets, **settings)
 
-    monkeypatch.setattr(DGD, "step_generator", watched)
+    monkeypatch.setattr(DGD, "update_generator", watched)
     model = run(images="both", baseline="student").model
     assert model.guarantee().epsilon == pytest.approx(laplace(QUERIES))
     assert updates == ["generator"] * GENERATOR + ["student"] * (STEPS * EPOCHS - BEFORE_STUDENT)
@@ -308,7 +308,7 @@ def kept(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
     return {**model.state_dict(), "asked": model.query_set.images, "answers": model.query_set.labels}
 
 
-QUIET_MODEL: dict[str, Any] = {**BASELINE, "student": "DataLensClassifier", "pseudo_label_weight": 0.5}
+QUIET_MODEL: dict[str, Any] = {**BASELINE, "student": "DataLensClassifier", "query_distortion": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -441,14 +441,14 @@ def test_pate_is_a_pool_without_vae(place: Path, monkeypatch: pytest.MonkeyPatch
     assert list(Path("run/public/figures").glob("synthetic_*.png"))
 
 
-@pytest.mark.parametrize("selection", ["spread", pytest.param("confident", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("selection", ["random", pytest.param("confident", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["DGD", "CuriousDGD", pytest.param("GuidedDGD", marks=pytest.mark.slow)])
 def test_every_image_that_is_shown_is_charged_for(
     place: Path, monkeypatch: pytest.MonkeyPatch, kind: str, selection: str
 ) -> None:
     shown = watched(monkeypatch, PrivateEnsemble, "votes")
     monkeypatch.setattr(ResultRecord, "on_fit_end", lambda *_: None)
-    rounds = {} if selection == "spread" else ROUNDS
+    rounds = {} if selection == "random" else ROUNDS
     account = run(kind=kind, query_phase={"selection": selection, "candidates": 2, **rounds}).model.annotator.account
     assert (sum(shown) == account.queries() == QUERIES) is (kind == "DGD")
 
@@ -548,8 +548,7 @@ def _module(**settings: Any) -> DGD:
         ({"images": "pool"}, "pool must be given"),
         ({"queries": 0}, "queries must be 1 or more"),
         ({"vae_steps": -1}, "vae_phase.steps must be 0 or more"),
-        ({"query_selection": "best"}, "query_phase.selection must be random, spread or confident"),
-        ({"query_selection": "spread", "vae_steps": 0}, "needs the codes of a VAE"),
+        ({"query_selection": "best"}, "query_phase.selection must be random or confident"),
         (
             {"query_selection": "confident"},
             "query_phase.rounds must be 2 or more for query_phase.selection='confident'",

@@ -244,11 +244,3 @@ def test_half_a_batch_that_processes_cannot_share_is_refused_by_the_batch_size_t
     monkeypatch.setattr(DPDFD, "read_teacher", lambda self: teacher)
     module.prepare_fit()
     assert module._teacher is teacher and module.images.rows == 4
-
-
-@pytest.mark.parametrize("given", [True, False])
-def test_a_guarantee_says_that_given_pixel_statistics_are_public(folder: Path, given: bool) -> None:
-    """Those of the prior are drawn without any data, and nothing is assumed about them."""
-    distil("run", *(["--model.images.pixel_mean=[0.1]"] if given else []), steps=1)
-    page = Path("run/public/guarantee.md").read_text(encoding="utf-8")
-    assert ("- images.pixel_mean was not measured on the private data" in page) is given

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning import Trainer, seed_everything
 from support.ensembles import ensemble_file
-from support.runs import BATCH_SIZE, distil, leaks, watched
+from support.runs import BATCH_SIZE, distil, watched
 from torch import nn
 
 from datamodules import Digits, SyntheticSteps
@@ -31,7 +31,6 @@ PRIOR = Images(source="prior")
 
 TEACHERS, STEPS, SIGMA = 3, 3, 20.0
 SHAPE = (1, 8, 8)
-LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
 
 
@@ -96,33 +95,6 @@ def test_the_number_of_records_is_of_all_shards_together(place: Path) -> None:
         run("other", annotator={"delta": 1e-3})
 
 
-def ensemble_weights() -> list[torch.Tensor]:
-    weights = torch.load("teachers/ensemble.ckpt", map_location="cpu", weights_only=True)["ensemble"]["weights"]
-    each = [teacher for values in weights.values() if values.is_floating_point() for teacher in values]
-    return [values for values in each if values.numel() >= 4 and len(values.unique()) > 1]
-
-
-def let_the_run_hold_a_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant in which one of them is a submodule."""
-    setup = DPDFD.setup
-
-    def leaky(self: DPDFD, stage: str) -> None:
-        setup(self, stage)
-        teacher = self.teacher
-        assert isinstance(teacher, PrivateEnsemble)
-        self.copy_of_teacher = teacher._network_of(1)
-
-    monkeypatch.setattr(DPDFD, "setup", leaky)
-
-
-@pytest.mark.parametrize("leaky", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_no_file_holds_a_teacher(place: Path, monkeypatch: pytest.MonkeyPatch, leaky: bool) -> None:
-    if leaky:
-        let_the_run_hold_a_teacher(monkeypatch)
-    run()
-    assert bool(leaks("run", ensemble_weights())) is leaky
-
-
 @pytest.mark.parametrize(
     ("teacher", "release", "message"),
     [
@@ -149,16 +121,6 @@ def test_dpsd_has_one_teacher() -> None:
             num_classes=10, image_shape=SHAPE, batch_size=4, teacher="teachers/digits.ckpt", images=PRIOR,
             annotator=GradientAnnotator(release="ensemble"),
         )  # fmt: skip
-
-
-def test_it_is_tested_without_any_teacher(place: Path) -> None:
-    run()
-    for file in Path("teachers").iterdir():
-        file.unlink()
-    module = DPDFD.load_from_checkpoint(
-        "run/checkpoints/last.ckpt", weights_only=True, annotator=GradientAnnotator(release="ensemble")
-    )
-    assert module(torch.zeros(2, *SHAPE)).shape == (2, 10)
 
 
 class Watching(GradientAnnotator):

@@ -457,13 +457,15 @@ def test_public_holds_nothing_of_another_run_than_the_one_that_is_resumed(tmp_pa
         (folder / "figures").mkdir(parents=True, exist_ok=True)
         (folder / "guarantee.json").write_text(json.dumps({"guarantee": {"run": "one"}}))
         attacked = tmp_path / "run" / "private" / "attack" / "attack.md"
-        attacked.parent.mkdir(parents=True, exist_ok=True)
-        for file in (folder / "figures" / "step1.png", folder / "student.pt", attacked):
+        of_client = tmp_path / "run" / "clients" / "north" / "guarantee.md"
+        for file in (folder / "figures" / "step1.png", folder / "student.pt", attacked, of_client):
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
         trainer = Trainer(default_root_dir=tmp_path / "run", logger=False, accelerator="cpu")
         clear(trainer, resumed=resumed)
         found = [(folder / "figures" / "step1.png").exists(), (folder / "student.pt").exists()]
         assert found[0] is found[1] is (folder / "guarantee.json").exists() is attacked.exists()
+        assert found[0] is of_client.exists()
         return found[0]
 
     assert left("one") and not left("two") and not left(None)

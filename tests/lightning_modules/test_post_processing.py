@@ -13,7 +13,6 @@ from support.runs import distil, equal, grouped, interrupted, networks, watched
 from support.variants import MoodyTeacher
 
 from lightning_modules import DPDFD, DPSD
-from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.evaluation import measured_on
 from lightning_modules.publishing.run import read_run
@@ -29,7 +28,6 @@ RUNS: dict[str, dict[str, Any]] = {
 #: Each option by the settings that switch it on.
 OPTIONS: dict[str, dict[str, Any]] = {
     "statistics": {"generator_loss": {"statistics_weight": 1.0}},
-    "generator steps": {"generator_steps": 3},
     "average": {"student_ema": 0.9},
     "replay": {"replay": {"capacity": 20}},
     "balance": {"student_balance": 1.0},
@@ -40,8 +38,8 @@ ALL = {name: value for settings in OPTIONS.values() for name, value in settings.
 class AskingDPDFD(DPDFD):
     """Asks its teacher once more where nobody is charged for it."""
 
-    def step_generator(self, *arguments: Any, **settings: Any) -> None:
-        super().step_generator(*arguments, **settings)
+    def update_generator(self, *arguments: Any, **settings: Any) -> None:
+        super().update_generator(*arguments, **settings)
         self.teacher.logits(torch.zeros(2, *self.image_shape))
 
 
@@ -116,27 +114,6 @@ def test_options_survive_an_interruption(folder: Path) -> None:
     assert equal(kept, again)
 
 
-@pytest.mark.parametrize("name", ["DPDFD", "DPSD data"])
-def test_further_updates_of_the_generator_have_images_of_their_own(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    seen: list[tuple[torch.Tensor, int]] = []
-    update = DataFreeDistillation.step_generator
-
-    def watched(self: Any, latents: torch.Tensor, targets: torch.Tensor, **settings: Any) -> None:
-        seen.append((latents.detach().clone(), len(targets)))
-        update(self, latents, targets, **settings)
-
-    monkeypatch.setattr(DataFreeDistillation, "step_generator", watched)
-    schedule = {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 1, "gamma": 0.5}}
-    options = {"generator_lr_scheduler": schedule, "student_loss_weight": 1.0}
-    made = run(name, "run", generator_steps=3, **options).model
-    assert [targets for _, targets in seen] == [8, 0, 0] * STEPS
-    # DPSD's own latent inputs are moved by every update, so that they differ as well.
-    assert len({tuple(latents.flatten().tolist()) for latents, _ in seen}) == 3 * STEPS
-    assert made.optimizer("generator").param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5**STEPS)
-
-
 def test_the_average_of_the_student_is_what_is_evaluated_and_published(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,24 +150,6 @@ def test_the_average_of_the_student_is_what_is_evaluated_and_published(
     [
         ({"student_ema": 1.0}, "student.ema must be 0 or more and below 1, or null for no average, got 1.0"),
         ({"student_ema": -0.1}, "student.ema must be 0 or more and below 1, or null for no average, got -0.1"),
-        ({"generator_steps": 0}, "images.generator_steps must be 1 or more and a whole number, got 0"),
-        ({"generator_steps": 1.5}, "images.generator_steps must be 1 or more and a whole number, got 1.5"),
-        (
-            {"generator_steps": 2, "images": "prior"},
-            "images.generator_steps must be 1 for images.source='prior'.* got 2",
-        ),
-        (
-            {
-                "generator_steps": 2,
-                "generator_loss": {
-                    "one_hot_weight": 0.0,
-                    "balance_weight": 0.0,
-                    "activation_weight": 0.0,
-                    "student_loss_weight": 1.0,
-                },
-            },
-            "images.generator_steps must be 1 where generator_loss has no term but the student's loss, got 2",
-        ),
     ],
 )
 @pytest.mark.parametrize("kind", [DPDFD, DPSD])

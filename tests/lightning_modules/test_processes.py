@@ -72,17 +72,11 @@ SLOW: dict[str, dict[str, Any]] = {
         "class_path": "DPDFD",
         "model": {
             "replay": {"capacity": 20},
-            "generator_steps": 2,
             "student_ema": 0.9,
             "generator_loss": {"statistics_weight": 1.0},
         },
     },
     "DPSD data": {"class_path": "DPSD", "annotator": {"top_k": 3}},
-    "DPSD refined": {
-        "class_path": "DPSD",
-        "annotator": {"top_k": 3},
-        "model": {"images": "refined", "generator": "Refiner"},
-    },
     "DPSD teacher": {"class_path": "DPSD", "annotator": {"top_k": 3}, "model": {"discriminator": "teacher"}},
     "LabelDP union": {
         "class_path": "LabelDP",
@@ -97,7 +91,6 @@ SLOW: dict[str, dict[str, Any]] = {
                 "class_path": "VoteAnnotator",
                 "init_args": {"mechanism": "confident", "scale": 1.0, "threshold": -1e3, "threshold_scale": 1.0},
             },
-            "query_selection": "spread",
         },
         "epochs": 2,
     },
@@ -194,7 +187,7 @@ def compare(place: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> N
         assert one == two, name
         records = [result(f"{name} in {count}") for count in ("one", "two")]
         for figure in ("epsilon_record", "epsilon_published", "queries", "steps", "published_claim", "unit"):
-            assert records[0][figure] == records[1][figure], (name, figure)
+            assert records[0].get(figure) == records[1].get(figure), (name, figure)
 
 
 def test_two_processes_are_charged_as_one_and_end_alike(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ def _of(group: str, names: str) -> dict[str, str]:
 
 
 _IMAGES = _of("images", "images=source prior generator")
-_OPTIMIZER = _of("images", "generator_optimizer=optimizer generator_lr_scheduler=lr_scheduler generator_steps")
+_OPTIMIZER = _of("images", "generator_optimizer=optimizer generator_lr_scheduler=lr_scheduler")
 _STUDENT = _of(
     "student",
     "student=network student_ema=ema student_balance=balance replay "
@@ -64,7 +64,7 @@ SHORT: Mapping[str, Mapping[str, str]] = {
         ),
         **_of("vae_phase", "vae=network vae_steps=steps vae_optimizer=optimizer"),
         **_of("query_phase", "queries query_selection=selection query_candidates=candidates"),
-        **_of("student_phase", "pseudo_label_weight pseudo_label_threshold distortion query_distortion"),
+        **_of("student_phase", "query_distortion"),
     },
     "FedDPSD": {
         **{**_IMAGES, **_STUDENT, **_OPTIMIZER, **_TARGETS, **_TERMS},

@@ -185,7 +185,6 @@ def test_the_boundary_term_brings_images_between_student_and_ensemble(folder: Pa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"images": Images(source="refined")}, "images.source must be prior, generator or both"),
         ({"images": Images(source="prior"), "generator_loss": GeneratorLoss()}, "generator_loss needs .* got 'prior'"),
         (
             {"image_terms": ImageTerms(), "generator_loss": GeneratorLoss()},
@@ -216,11 +215,3 @@ def test_settings_without_a_meaning(settings: dict[str, Any], message: str) -> N
 def test_terms_without_a_meaning(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"image_terms\.{name}"):
         ImageTerms(**{name: value})
-
-
-def test_inversion_begins_with_noise() -> None:
-    drawn = NoisePrior().sample(
-        64, image_shape=SHAPE, generator=torch.Generator().manual_seed(0), device=torch.device("cpu")
-    )
-    assert drawn.shape == (64, *SHAPE) and float(drawn.abs().max()) <= 1
-    assert abs(float(drawn.mean())) < 0.05

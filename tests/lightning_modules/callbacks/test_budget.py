@@ -83,8 +83,3 @@ def test_a_second_run_on_the_same_private_data_composes(folder: Path) -> None:
     assert second.epsilon() > first.epsilon()
     assert second.epsilon(scope="run") == first.epsilon(scope="run")
     assert json.loads(Path("two/public/guarantee.json").read_text())["guarantee"]["runs"] == 2
-
-
-def test_a_delta_that_one_record_could_hide_in_is_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="delta must lie below 1/N"):
-        distil(annotator={"delta": 0.01})

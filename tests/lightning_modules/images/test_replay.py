@@ -12,7 +12,7 @@ from support.variants import MoodyTeacher
 
 from lightning_modules import DPDFD
 from lightning_modules.images.replay import Replay, ReplayMemory
-from lightning_modules.losses.targets import Annotation, GradientTargets
+from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets
 from lightning_modules.student import StudentConfig
 from privacy.identity import CheckpointError
 
@@ -48,6 +48,20 @@ def test_the_newest_images_are_kept_with_their_targets() -> None:
     assert _drawn(memory) == {2.0, 3.0, 4.0}  # 4 of batch 2, and all of 3 and 4
 
 
+@pytest.mark.parametrize(("images", "kept"), [(12, {3.0, 4.0}), (3, {4.0})])  # of 8 bytes; a batch at least
+def test_large_images_are_kept_as_far_as_there_is_room(
+    images: int, kept: set[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_modules.images.replay._MOST_BYTES", 8 * images)
+    first, second = _memory(), _memory()
+    for number in range(4):
+        first.add(*_batch(number))
+    second.load(first.state())
+    for memory in (first, second):
+        memory.add(*_batch(4))
+        assert len(memory) == max(BATCH_SIZE, images) and _drawn(memory) == kept
+
+
 @pytest.mark.parametrize("batches", [0, 1, 2, 3, 5])  # of 3 the oldest image is not the first
 def test_a_memory_goes_on_from_what_a_checkpoint_holds(batches: int) -> None:
     first, second = _memory(), _memory()
@@ -80,12 +94,29 @@ def test_a_longer_stride_goes_further_along_the_released_gradient() -> None:
     outputs, released = torch.randn(6, 10), 1e-3 * torch.randn(6, 10)
     for follows in ("targets", "gradients"):
         made = GradientTargets(student_target=follows).annotation(outputs, released, norm_bound=1e-3)  # type: ignore[arg-type]
-        assert torch.equal(_memory().targets_of(made), made.targets)
-        found = _memory(stride=5.0).targets_of(made)
+        assert torch.equal(_memory().kept_of(made), made.targets)
+        found = _memory(stride=5.0).kept_of(made)
         assert torch.allclose(found, (outputs - 5 * released / 1e-3).softmax(dim=1), atol=1e-6)
         assert not torch.allclose(found, made.targets, atol=1e-2)
     labels = torch.eye(10)[:6]
-    assert torch.equal(_memory(stride=5.0).targets_of(Annotation(labels)), labels)
+    assert torch.equal(_memory(stride=5.0).kept_of(Annotation(labels)), labels)
+
+
+@pytest.mark.parametrize("noise_correction", [True, False])
+def test_a_noisy_label_is_weighed_with_what_the_student_thinks_at_each_replay(noise_correction: bool) -> None:
+    before, now = torch.randn(2, BATCH_SIZE, 10).unbind()
+    labels, candidates = torch.arange(BATCH_SIZE) % 10, torch.ones(BATCH_SIZE, 10, dtype=torch.bool)
+    made = LabelTargets(noise_correction=noise_correction).annotation(before, labels, candidates, epsilon=1.0)
+    memory, resumed = _memory(), _memory()
+    memory.add(torch.zeros(BATCH_SIZE, 1, 2, 2), memory.kept_of(made))
+    resumed.load(memory.state())
+    _, kept = resumed.draw(torch.Generator().manual_seed(0))
+    rows = kept.argmax(dim=1)  # the labels, of which there are as many as rows
+    odds = torch.ones(BATCH_SIZE, 10).scatter(1, rows[:, None], torch.e)
+    expected = now.softmax(dim=1) * odds if noise_correction else torch.eye(10)[rows]
+    found = resumed.targets(kept, now)
+    assert torch.allclose(found, expected / expected.sum(dim=1, keepdim=True), atol=1e-6)
+    assert not torch.allclose(found, made.targets, atol=1e-2)
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -1,4 +1,4 @@
-"""Settings of a generator's images: the statistics of its pixels, by default the prior's, and resets."""
+"""Settings of a generator's images: the statistics of its pixels, which are the prior's, and resets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_modules.cli.distill import prior_for
 from lightning_modules.images.source import Images, SyntheticSource
-from lightning_modules.networks import DAFLGenerator, Refiner, ScaledOutput
+from lightning_modules.networks import DAFLGenerator, ScaledOutput
 from lightning_modules.priors import DeadLeavesPrior, MixturePrior, StrokePrior
 from lightning_modules.runtime.randomness import Draws
 
@@ -52,15 +52,6 @@ def test_a_prior_is_given_by_its_class_or_as_distill_chooses_it(name: str) -> No
     assert isinstance(made, StrokePrior if name == "MNIST" else MixturePrior)
 
 
-def test_what_is_given_counts() -> None:
-    images = _pixels(_source(source="generator", pixel_mean=[0.25], pixel_std=[0.5]))
-    assert float(images.mean()) == pytest.approx(0.25, abs=0.01)
-    assert float(images.std()) == pytest.approx(0.5, rel=0.02)
-    as_dafl = _source((3, 16, 16), source="generator", pixel_mean=0.0, pixel_std=[1.0]).generator
-    assert isinstance(as_dafl, ScaledOutput)
-    assert torch.equal(as_dafl.scale, torch.ones(3, 1, 1)) and torch.equal(as_dafl.shift, torch.zeros(3, 1, 1))
-
-
 class _Own(nn.Module):
     """A generator that says nothing of its output."""
 
@@ -75,28 +66,8 @@ class _Own(nn.Module):
         return 0.9 + 0.1 * torch.randn(len(latents), *self.image_shape)
 
 
-def test_a_generator_of_ones_own_and_the_refiner_are_left_as_they_are_unless_it_is_given() -> None:
+def test_a_generator_of_ones_own_is_left_as_it_is() -> None:
     assert isinstance(_source(source="generator", generator=_Own).generator, _Own)
-    assert isinstance(_source(source="refined", generator=None).generator, Refiner)
-    assert float(_pixels(_source(source="generator", generator=_Own, pixel_mean=[-0.5])).mean()) == pytest.approx(
-        -0.5, abs=0.01
-    )
-    refined = _source(source="refined", generator=None, pixel_mean=[0.0], pixel_std=[0.5]).generator
-    assert refined is not None
-    drawn = StrokePrior().sample(64, image_shape=GRAY, generator=torch.Generator().manual_seed(7), device="cpu")
-    with torch.no_grad():
-        images = refined(drawn)
-    assert float(images.mean()) == pytest.approx(0.0, abs=0.01) and float(images.std()) == pytest.approx(0.5, rel=0.02)
-
-
-def test_a_layer_named_standardised_is_no_promise_about_images() -> None:
-    def scaled(*, image_shape: tuple[int, int, int]) -> nn.Module:
-        return ScaledOutput(_Own(image_shape=image_shape), scale=[3.0], shift=[1.0])
-
-    images = _pixels(_source(source="generator", generator=scaled, pixel_mean=-0.5, pixel_std=0.25))
-    assert float(images.mean()) == pytest.approx(-0.5, abs=0.01) and float(images.std()) == pytest.approx(
-        0.25, rel=0.02
-    )
 
 
 def _weights(network: nn.Module | None) -> Tensor:
@@ -104,10 +75,8 @@ def _weights(network: nn.Module | None) -> Tensor:
     return torch.cat([value.flatten() for value in network.parameters()]).detach().clone()
 
 
-@pytest.mark.parametrize("kind", ["generator", "refined"])
-def test_a_reset_gives_new_weights_that_follow_from_the_step(kind: Any) -> None:
-    own: dict[str, Any] = {"generator": None} if kind == "refined" else {}
-    source = _source(source=kind, reset_every=5, pixel_mean=[-0.2], **own)
+def test_a_reset_gives_new_weights_that_follow_from_the_step() -> None:
+    source = _source(source="generator", reset_every=5)
     assert isinstance(source.generator, ScaledOutput)
     shift, state = source.generator.shift.clone(), torch.get_rng_state()
     drawn = []
@@ -133,38 +102,8 @@ def test_a_reset_gives_new_weights_that_follow_from_the_step(kind: Any) -> None:
             "a whole number, or null for never, got 2.5",
         ),
         ({"source": "prior", "reset_every": 5}, "reset_every must be null"),
-        (
-            {"source": "generator", "pixel_mean": [0.1, 0.2]},
-            "pixel_mean must be one number, or one for each of 1 channels, got",
-        ),
-        (
-            {"source": "generator", "pixel_mean": [float("nan")]},
-            "pixel_mean must be a number between -1000 and 1000, got nan",
-        ),
-        ({"source": "generator", "pixel_std": [0.0]}, "pixel_std must be a number between 0.001 and 1000, got 0.0"),
-        ({"source": "generator", "pixel_std": []}, "pixel_std must be one number"),
-        (
-            {"source": "prior", "pixel_std": [1.0]},
-            "pixel_std must be null for images.source='prior', which has no generator, got",
-        ),
     ],
 )
 def test_bad_settings_are_named(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         _source(**settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({}, ()),
-        ({"pixel_mean": [0.1]}, ("images.pixel_mean was not measured on the private data",)),
-        (
-            {"pixel_mean": [0.1], "pixel_std": [0.5]},
-            ("images.pixel_mean and images.pixel_std were not measured on the private data",),
-        ),
-    ],
-)
-def test_numbers_that_were_given_are_said_to_be_public(settings: dict[str, Any], said: tuple[str, ...]) -> None:
-    """Those of the prior, which is drawn without any data, need no such assumption."""
-    assert _source(source="generator", **settings).assumptions == said

@@ -1,4 +1,4 @@
-"""Pseudo-labels, distortions, and which images are chosen to be queried: those that stand for many, or are sure."""
+"""Distortions, and which images are chosen to be queried."""
 
 from __future__ import annotations
 
@@ -6,24 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_modules.losses.selection import balanced_quotas, confident_samples, spread_samples
-from lightning_modules.losses.tangent_normal import distort, pseudo_label_loss
-
-
-def test_pseudo_labels_count_where_the_guide_is_certain() -> None:
-    logits = torch.randn(3, 4)
-    guide = torch.tensor([[9.0, 0, 0, 0], [0.1, 0, 0, 0], [0, 0, 9.0, 0]])
-    expected = (F.cross_entropy(logits[:1], torch.tensor([0])) + F.cross_entropy(logits[2:], torch.tensor([2]))) / 3
-    assert torch.allclose(pseudo_label_loss(logits, guide, threshold=0.9), expected)
-    assert float(pseudo_label_loss(logits, guide, threshold=1.0)) == 0.0
-    everything = F.cross_entropy(logits, guide.argmax(1))
-    assert torch.allclose(pseudo_label_loss(logits, guide, threshold=0.0), everything)
-
-
-def test_no_gradient_flows_into_the_guide() -> None:
-    logits, guide = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
-    pseudo_label_loss(logits, guide, threshold=0.0).backward()
-    assert logits.grad is not None and guide.grad is None
+from lightning_modules.losses.selection import balanced_quotas, confident_samples
+from lightning_modules.losses.tangent_normal import distort
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 14)])
@@ -42,26 +26,6 @@ def test_stronger_distortions_change_more() -> None:
         for s in (0.1, 1.0)
     )
     assert 0 < small < 0.5 * large
-
-
-def cover(codes: torch.Tensor, rows: torch.Tensor) -> float:
-    """Mean distance to the nearest chosen row."""
-    return float(torch.cdist(codes, codes[rows]).amin(1).mean())
-
-
-def test_spread_rows_stand_for_all() -> None:
-    draw = torch.Generator().manual_seed(0)
-    centres = 20 * torch.randn(8, 5, generator=draw)
-    codes = centres.repeat_interleave(40, 0) + torch.randn(320, 5, generator=draw)
-    rows = spread_samples(codes, count=16, draw=torch.Generator().manual_seed(1))
-    assert len(rows.unique()) == 16 == len(rows)
-    random = min(cover(codes, torch.randperm(320, generator=draw)[:16]) for _ in range(20))
-    assert cover(codes, rows) < random
-
-
-def test_all_rows_can_be_asked_for() -> None:
-    codes = torch.zeros(5, 2)
-    assert sorted(spread_samples(codes, count=5, draw=torch.Generator().manual_seed(0)).tolist()) == list(range(5))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_modules.networks import DAFLGenerator
+from lightning_modules.networks import DAFLGenerator, ScaledOutput
 
 
 @pytest.mark.parametrize("image_shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (3, 30, 45), (1, 5, 7)])
@@ -42,3 +42,19 @@ def test_images_are_standardised_over_the_batch() -> None:
 def test_bad_settings_are_named(settings: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         DAFLGenerator(**settings)  # type: ignore[arg-type]
+
+
+def test_pixels_have_the_stated_statistics_in_each_channel() -> None:
+    torch.manual_seed(0)
+    network = ScaledOutput(DAFLGenerator(image_shape=(2, 8, 8), width=8), scale=[0.5, 2.0], shift=[-0.7, 0.1])
+    images = network(torch.randn(16, 100))
+    torch.testing.assert_close(images.mean((0, 2, 3)), torch.tensor([-0.7, 0.1]), rtol=0, atol=1e-3)
+    torch.testing.assert_close(images.std((0, 2, 3)), torch.tensor([0.5, 2.0]), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift", "named"), [([1.0], [0.0, 0.0], "one finite number for each"), ([0.0], [0.0], "above 0")]
+)
+def test_bad_statistics_are_named(scale: list[float], shift: list[float], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        ScaledOutput(nn.Identity(), scale=scale, shift=shift)

@@ -23,7 +23,7 @@ STUDENT, TEACHER = Path("bounded/checkpoints/last.ckpt"), Path("dp/checkpoints/l
 SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8)}
 
 
-def told(name: str, **arguments: Any) -> dict[str, Any]:
+def told(name: str, /, **arguments: Any) -> dict[str, Any]:
     return {"name": name, "arguments": arguments}
 
 
@@ -42,6 +42,14 @@ SPECS: dict[str, Any] = {
     "a text that holds settings": json.dumps(SYSTEM),
     "an escaped text": json.dumps(SYSTEM).replace("os.system", "os\\u002esystem"),
     "a file of settings": "settings.txt",
+    "a name like torchvision's": "torchvision.models_of_mine.Net",
+    "a function of torchvision": "torchvision.datasets.utils.download_url",
+    "what a module of torchvision has imported": "torchvision.models._api.inspect",
+    "a command of ours": "lightning_modules.cli.main",
+    "settings of ours that name code": told("lightning_modules.networks.network.Network", name="theirs.Net"),
+    "what reads names": told("lightning_modules.runtime.names.named_object", name="theirs.py:Net"),
+    "an argument of torchvision's": told("torchvision.models.resnet.ResNet", norm_layer="theirs.Net"),
+    "what builds any of torchvision's": told("torchvision.models.get_model", name="resnet18"),
 }  # fmt: skip
 
 
@@ -75,7 +83,8 @@ def test_what_a_file_may_name(place: Path) -> None:
             {"name": "SmallCNN", "arguments": {"width": 4}},
             {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.1}},
             {"class_path": "privacy.annotators.GradientAnnotator"},
-            told("torchvision.models.resnet18", norm_layer="torch.nn.BatchNorm2d"),
+            told("torchvision.models.resnet18", norm_layer="torch.nn.BatchNorm2d", padding_mode="zeros"),
+            told("torchvision.models.resnet.ResNet", block="torchvision.models.resnet.BasicBlock"),
             ["test.ckpt", "runs/theirs.pt", "settings.yaml", "bounded", "MNIST/train", "1.5", "[0, 1]"],
         ]
     )

@@ -6,9 +6,7 @@ Nothing in these tests may unpickle: a class that says when it is stands in the 
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,35 +174,6 @@ def test_what_could_run_code_is_refused_with_lines_that_convert_it(network: nn.M
     exec("\n".join(lines), {"torch": torch})
     plain = load("weights.pt", network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     assert plain.logits(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
-
-
-@pytest.mark.parametrize("written", ["plain", "nested", "text", "escaped"])
-def test_a_file_does_not_name_code_that_is_run(
-    network: nn.Module, monkeypatch: pytest.MonkeyPatch, written: str
-) -> None:
-    Path("theirs.py").write_text("called = []\ndef touch(**_): called.append(1)\n")
-    monkeypatch.syspath_prepend(str(Path.cwd()))
-    inner: Any = {"class_path": "theirs.touch"}
-    if written in ("text", "escaped"):
-        inner = json.dumps(inner)
-    if written == "escaped":
-        inner = inner.replace("theirs.touch", "theirs\\u002etouch")
-    spec = {"name": "LinearOnFeatures", "arguments": {"features": inner}}
-    content = {"state_dict": prefixed(network.state_dict(), "network."), "hyper_parameters": {"network": spec}}
-    torch.save(
-        {**content, "hyper_parameters": {"network": {"name": "theirs.touch"} if written == "plain" else spec}},
-        "weights.pt",
-    )
-    with pytest.raises(TeacherError, match="code that a file names is not run"):
-        load(network=None)
-    assert "theirs" not in sys.modules
-    assert load().logits(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
-    # The control: what the parser would have done.
-    monkeypatch.setattr("lightning_modules.teachers.config.require_known_code", lambda *_, **__: None)
-    with pytest.raises(TeacherError, match=r"cannot be built|do not fit"):
-        load(network=None)
-    assert "theirs" in sys.modules
-    del sys.modules["theirs"]
 
 
 def test_a_checkpoint_knows_its_architecture_and_its_data(folder: Path) -> None:
