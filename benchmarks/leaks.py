@@ -1,7 +1,7 @@
 """What an attacker gets from each fit of a pipeline: `python -m benchmarks.leaks`.
 
-Makes the fits, attacks each, and writes results and figure. What is interrupted goes on. Only for public data: what it
-writes into `results/` would be private otherwise.
+Makes the fits, attacks membership in each and inverts the first, unless told otherwise, and writes results and figures.
+What is interrupted goes on. Only for public data: what it writes into `results/` would be private otherwise.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from lightning_modules.cli import main as command
 from lightning_modules.networks.memory import feature_memory
 from lightning_modules.runtime.figures import save_figure
 from lightning_modules.runtime.runs import hardware, versions
+from privacy.attacks import MEMBERSHIP
 from privacy.files import write_atomically
 from sweeps.runner.leaks import leaks_figure
 from sweeps.runner.spec import Spec
@@ -32,16 +33,20 @@ def main(args: list[str] | None = None) -> None:
     runs, commits = {}, set()
     with feature_memory(most_bytes=8 * 2**30):
         command(["pipeline", options.pipeline])
-        for fit in spec.fits.values():
+        for number, fit in enumerate(spec.fits.values()):
             folder = spec.folder / fit.name
+            attacks = ["--attacks", *MEMBERSHIP] if number else []
             try:
-                command(["attack", str(folder), *settings])
+                command(["attack", str(folder), *attacks, *settings])
             except SystemExit as error:
                 print(error)  # a claim fails: the table says so
             found = json.loads((folder / "private" / "attack" / "attack.json").read_text(encoding="utf-8"))
             measured = json.loads((folder / "result.json").read_text(encoding="utf-8"))
             runs[fit.name] = _kept(found, measured)
             commits |= set(found["commits"])
+            if found["inversions"]:
+                picture = (folder / "private" / "attack" / "attack.png").read_bytes()
+                write_atomically(options.results / f"{spec.name}_{fit.name}.png", picture)
     content = {
         "pipeline": options.pipeline,
         "data": measured["dataset"],

@@ -209,7 +209,7 @@ class Pipelines:
 
     def claim(self, role: str, count: int) -> dict[str, Any] | None:
         """The record-level claim that all shadows of one role satisfy; None where one of them has none."""
-        claims: list[dict[str, Any] | None] = [note["claim"] for note in self.notes(role, count)]
+        claims: list[Any] = [note["claim"] for note in self.notes(role, count)]
         return None if None in claims else max(claims, key=lambda claim: float(claim["epsilon"]))
 
 

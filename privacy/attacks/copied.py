@@ -29,7 +29,7 @@ def copied(model: nn.Module, images: Tensor, *, num_classes: int, steps: int = 4
         The copy, in eval mode.
     """
     with torch.no_grad():
-        targets = torch.cat([model(part) for part in images.split(500)]).softmax(dim=1)
+        targets = torch.cat([model(part).float() for part in images.split(500)]).softmax(dim=1)  # of votes, too
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
         network = nn.Sequential(

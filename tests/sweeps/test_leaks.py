@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import leaks
+from privacy.attacks import MEMBERSHIP
 from sweeps.runner.documents import render_text
 from sweeps.runner.fit import RunnerError
 
@@ -20,6 +21,8 @@ fits:
   ensemble: {config: sweeps/methods/ensemble_digits.yaml}
   student: {config: sweeps/dpdfd_digits.yaml, set: {model.teacher: "{teacher}/checkpoints/last.ckpt"}}
 """
+SHADOWS = ["--shadows", "8"]
+MEMBERS = ["--attacks", *MEMBERSHIP]
 
 
 def attacked(role: str) -> dict[str, Any]:
@@ -32,11 +35,11 @@ def attacked(role: str) -> dict[str, Any]:
         for name in ("loss", "label-only", "rmia", "lira")
     ]
     drawn = [
-        {"model": model, "attack": name, "accuracy": 0.5, "nearer": 0.25}
+        {"model": model, "attack": name, "accuracy": 0.5, "nearer": 0.25, "nearer_error": 0.125}
         for model in ("control", "this run")
         for name in ("gradient", "data-free", "background", "generative")
     ]
-    facts = {"shadows": 8, "epsilon": "inf", "published": 1.0, "judge": 0.9}
+    facts = {"commits": ["abc"], "shadows": 8, "epsilon": "inf", "published": 1.0, "judge": 0.9}
     return {**facts, "recipe": {"teacher": {}, role: {}}, "leaks": rows, "inversions": drawn}
 
 
@@ -51,23 +54,25 @@ def test_fits_are_attacked_and_tables_rendered(tmp_path: Path, monkeypatch: pyte
             folder = Path(line[1], "private", "attack")
             folder.mkdir(parents=True)
             (folder / "attack.json").write_text(json.dumps(attacked(folder.parents[1].name)))
+            (folder / "attack.png").write_bytes(b"picture")
             (folder.parents[1] / "result.json").write_text(json.dumps({"accuracy": 0.875, "dataset": "Digits"}))
             raise SystemExit("error: the claim fails")
 
     monkeypatch.setattr(leaks, "command", command)
-    leaks.main(["tiny.yaml", "--results", "results", "--shadows", "8"])
-    # Not the ensemble, which only teaches.
-    attacks = [["attack", f"runs/tiny/{name}", "--shadows", "8"] for name in ("teacher", "student")]
-    assert lines == [["pipeline", "tiny.yaml"], *attacks]
-    assert Path("results/tiny.png").is_file()
+    leaks.main(["tiny.yaml", "--results", "results", *SHADOWS])
+    assert [line[:2] for line in lines[1:]] == [
+        ["attack", f"runs/tiny/{name}"] for name in ("teacher", "ensemble", "student")
+    ]
+    assert [line[2:] for line in lines[1:]] == [SHADOWS, [*MEMBERS, *SHADOWS], [*MEMBERS, *SHADOWS]]
+    assert Path("results/tiny.png").is_file() and Path("results/tiny_teacher.png").read_bytes() == b"picture"
     page = "<!-- leaks: tiny -->\n<!-- end leaks -->\n<!-- inversions: tiny -->\n<!-- end inversions -->\n"
     text = render_text(page, Path("results"))
     row = "| Digits | student | 87.5 % | 0.750 | 0.750 | 0.750 | 0.750 | 12.5 % | 1.25, 1.25, 1.25 | inf | 1 |"
-    assert row in text and text.count("| 50 %, 25 % ") == 12
+    assert row in text and text.count("| 50 %, 25 ± 12 % ") == 16 and "; commit abc." in text
     content = json.loads(Path("results/tiny.json").read_text())
     changed = copy.deepcopy(content)
-    changed["runs"]["student"]["leaks"][0]["auc"] = 0.5
+    changed["runs"]["student"]["leaks"] = changed["runs"]["student"]["leaks"][:4]  # without canaries
     Path("results/tiny.json").write_text(json.dumps(changed))
-    assert row not in render_text(page, Path("results"))
+    assert row.replace("1.25, 1.25, 1.25", "1.25, –, –") in render_text(page, Path("results"))
     with pytest.raises(RunnerError, match="does not exist"):
         render_text(page.replace("tiny", "other"), Path("results"))
