@@ -168,16 +168,11 @@ def _leak_row(leak: Leak) -> str:
 
 def _inverted_row(one: Inverted) -> str:
     result = one.result
-    cells = [
-        one.model,
-        one.attack,
-        f"{100 * result.accuracy:.0f} %",
-        f"{result.distance_train:.2f}",
-        f"{result.distance_test:.2f}",
-        f"{100 * result.nearer:.0f} ± {100 * result.nearer_error:.0f} %",
-        f"{result.inception_score:.2f}",
-    ]
-    return f"| {' | '.join(cells)} |"
+    return (
+        f"| {one.model} | {one.attack} | {100 * result.accuracy:.0f} % | {result.distance_train:.2f} | "
+        f"{result.distance_test:.2f} | {100 * result.nearer:.0f} ± {100 * result.nearer_error:.0f} % | "
+        f"{result.inception_score:.2f} |"
+    )
 
 
 def figure(leaks: Sequence[Leak], inverted: Sequence[Inverted]) -> Figure:

@@ -167,7 +167,7 @@ class Pipelines:
                 if (spent := teachers.root / "ledgers" / name).is_dir():
                     shutil.copytree(spent, ledgers)
             write_atomically(store.root / "given" / f"{name}.json", json.dumps(config))
-            with _ledgers(ledgers), _silence():
+            with _apart(ledgers):
                 model = run(line).model
             answers = answers_of(model, asked.records)
             if role != first:  # weights of teachers are for students to come
@@ -285,22 +285,10 @@ def _without_ledger(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _ledgers(folder: Path) -> Iterator[None]:
-    """Ledgers of this shadow only: a student must not be charged for the teachers of others."""
-    before = os.environ.get(LEDGERS)
-    os.environ[LEDGERS] = str(folder.resolve())
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[LEDGERS]
-        else:
-            os.environ[LEDGERS] = before
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """What a fit says to its user, such as how to publish it, is not meant for those of a shadow."""
+def _apart(ledgers: Path) -> Iterator[None]:
+    """Ledgers of its own, as a student must not be charged for others, and none of what a fit says to its user."""
+    before = {LEDGERS: os.environ[LEDGERS]} if LEDGERS in os.environ else {}
+    os.environ[LEDGERS] = str(ledgers.resolve())
     logging.disable(logging.WARNING)
     try:
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), warnings.catch_warnings():
@@ -308,6 +296,8 @@ def _silence() -> Iterator[None]:
             yield
     finally:
         logging.disable(logging.NOTSET)
+        del os.environ[LEDGERS]
+        os.environ.update(before)
 
 
 def _claim_of(folder: Path) -> dict[str, Any] | None:

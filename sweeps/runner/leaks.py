@@ -69,10 +69,7 @@ def inversions_table(names: Sequence[str], folder: Path) -> str:
             found = {one["attack"]: one for one in run["inversions"] if one["model"] == model}
             if not found:
                 continue  # only membership was attacked
-            cells = [
-                f"{100 * one['accuracy']:.0f} %, {100 * one['nearer']:.0f} ± {100 * one['nearer_error']:.0f} %"
-                for one in map(found.__getitem__, _DRAWN)
-            ]
+            cells = [f"{100 * found[one]['accuracy']:.0f} %, {100 * found[one]['nearer']:.0f} %" for one in _DRAWN]
             lines.append(f"| {content['data']} | {name.replace('_', ' ')} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", *(_provenance(content) for content in contents), ""])
 
