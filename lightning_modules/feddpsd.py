@@ -134,7 +134,10 @@ class FedDPSD(DataFreeDistillation):
         if self.federation.unit == "client":
             self.annotator.protect_clients()
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
-        self.gradient_targets.check_for(self.annotator, one_teacher=False)
+        if self.gradient_targets.student_target == "gradients" and isinstance(self.annotator, LabelAnnotator):
+            raise ValueError(
+                "gradient_targets.student_target='gradients' needs the data switch: labels have no gradients to follow"
+            )
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
