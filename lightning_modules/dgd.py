@@ -80,7 +80,7 @@ class DGD(DataFreeDistillation):
     """
 
     paper: ClassVar[str] = "DGD"
-    unused = ("student.balance", "student.ema", "student.replay", "images.reset_every")
+    unused = ("student.balance", "student.replay", "images.reset_every")
     annotator: VoteAnnotator
 
     def training_step(self, batch: int, batch_idx: int) -> None:
