@@ -21,7 +21,7 @@ from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.setting_checks import check_left_out
-from lightning_modules.student import StudentConfig, moving_average
+from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.learning import LearnsFromTeacher
 from lightning_modules.turns import TakingTurns, Trained
@@ -51,8 +51,8 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
 
     Attributes:
         paper: Whose theorem the published ε is of, by the method's name.
-        unused: Settings that the method does not use, which are refused, such as `student.ema`; without a dot a setting
-            that its constructor does not take.
+        unused: Settings that the method does not use, which are refused, such as `student.replay`; without a dot a
+            setting that its constructor does not take.
         published_artefacts: What a subclass computes from released values and may publish.
         run: The course of a run that is charged, and its uncharged queries.
     """
@@ -89,8 +89,6 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         check_left_out(self.unused, {"student": self.student_settings, "images": self.image_settings}, by=self)
         self.student = self.student_settings.build(num_classes=num_classes, image_shape=self.image_shape)
         self.student.to(memory_format=torch.channels_last)  # a CPU pools several times as fast
-        decay = self.student_settings.ema
-        self.student_average = None if decay is None else moving_average(self.student, decay=decay)
         # After the student: the order decides which initial weights a seed gives.
         self.images = self.image_settings.build(image_shape=self.image_shape, batch_size=batch_size)
         self.generator = self.images.generator  # a submodule of this one, trained and saved with it
@@ -159,8 +157,6 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
     def step_student(self, loss: torch.Tensor, *, replayed: bool = False) -> None:
         """One step of the student down a loss, a scalar; the schedule does not count one on `replayed` images."""
         self.descend("student", loss, scheduled=not replayed)
-        if self.student_average is not None:
-            self.student_average.update_parameters(self.student)
         self.log_in_step("train/replay_loss" if replayed else "train/student_loss", loss.detach())
 
     def replay_released(self) -> None:
@@ -261,15 +257,9 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
 
     # --- evaluation, figures and the guarantee ---
 
-    @property
-    def exportable_student(self) -> nn.Module:
-        """The student that is evaluated and published: itself, or the moving average of its weights."""
-        average: nn.Module = self.student if self.student_average is None else self.student_average.module
-        return average
-
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """The exportable student's logits, (N, C, H, W) → (N, c)."""
-        logits: torch.Tensor = self.exportable_student(images)
+        """The student's logits, (N, C, H, W) → (N, c)."""
+        logits: torch.Tensor = self.student(images)
         return logits
 
     def guarantee(self) -> Guarantee:
@@ -280,7 +270,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
 
     def published_networks(self) -> dict[str, nn.Module]:
         """Networks that a guarantee of this run covers, by name."""
-        return {"student": self.exportable_student, **self.images.networks()}
+        return {"student": self.student, **self.images.networks()}
 
     # --- checkpoints ---
 

@@ -80,7 +80,7 @@ class DGD(DataFreeDistillation):
     """
 
     paper: ClassVar[str] = "DGD"
-    unused = ("student.balance", "student.ema", "student.replay", "images.reset_every")
+    unused = ("student.balance", "student.replay", "images.reset_every")
     annotator: VoteAnnotator
 
     def training_step(self, batch: int, batch_idx: int) -> None:
@@ -94,9 +94,9 @@ class DGD(DataFreeDistillation):
             elif self.phase == "query":  # Eq. 3
                 self.query_ensemble()
             else:  # Eq. 1: the supervised energy of the queries plus the unsupervised energy of synthetic images
-                images = self.draw_images(self.steps_done, latents).detach()
                 loss = self.supervised_loss()  # Eq. 5
                 if self.vae is not None and self.tangent_normal.switched_on:
+                    images = self.draw_images(self.steps_done, latents).detach()
                     loss = loss + self.tangent_normal_loss(self.vae, images)  # Eq. 6
                 self.step_student(loss)
                 if self.generator_phase.baseline == "student" and latents is not None:

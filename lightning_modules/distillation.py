@@ -60,7 +60,7 @@ class Distillation(DataFreeDistillation):
         ValueError: An invalid setting.
     """
 
-    unused = ("images", "student.balance", "student.ema", "student.replay")
+    unused = ("images", "student.balance", "student.replay")
     annotator: ResponseAnnotator | MeanResponseAnnotator
 
     def __init__(

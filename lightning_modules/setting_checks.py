@@ -28,7 +28,7 @@ def check_left_out(names: Iterable[str], groups: Mapping[str, Any], *, by: objec
     """Refuses settings that a method does not use.
 
     Args:
-        names: Such as `student.ema`; others than those of `groups` are passed over.
+        names: Such as `student.replay`; others than those of `groups` are passed over.
         groups: Settings by name.
         by: The method.
 

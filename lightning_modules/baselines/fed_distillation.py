@@ -53,7 +53,7 @@ class FedDistillation(DataFreeDistillation):
         ValueError: An invalid setting.
     """
 
-    unused = ("images.pool", "student.ema", "student.replay")
+    unused = ("images.pool", "student.replay")
     annotator: ResponseAnnotator
 
     def __init__(

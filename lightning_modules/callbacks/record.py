@@ -84,7 +84,7 @@ class ResultRecord(Callback):
         guarantee: Guarantee | None = None
         uncharged: list[str] | None = None  # whatever is measured of a private model
         if is_data_free(pl_module):
-            network, seed, steps = pl_module.exportable_student, pl_module.draw_seed, pl_module.steps_done
+            network, seed, steps = pl_module.student, pl_module.draw_seed, pl_module.steps_done
             guarantee, uncharged = pl_module.guarantee(), pl_module.run.uncharged_queries
             account = pl_module.annotator.account
             curves = next((callback for callback in callbacks_of(trainer) if isinstance(callback, Curves)), None)

@@ -120,8 +120,7 @@ class SyntheticSource(ImageSource):
         self.prior = self._public_prior if self.kind != "generator" else None
         self.generator = self._build_generator()
         self.reset_every = settings.reset_every
-        made = () if self.generator is None else ("generator",)
-        self.published: tuple[str, ...] = (*made, "synthetic images")
+        self.published = (*self.networks(), "synthetic images")
 
     def _build_generator(self) -> nn.Module | None:
         """The generator, checked before anything is spent on it, whose images have the prior's statistics."""

@@ -32,9 +32,6 @@ from privacy.plan import Charge
 
 __all__ = ["FinishedRun", "read_run", "with_all_arguments"]
 
-#: Prefix of the names of a student's averaged weights in a checkpoint of a run with `student.ema`.
-_AVERAGE = "student_average.module."
-
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
@@ -321,8 +318,6 @@ def _filled(
     image_shape: tuple[int, int, int],
 ) -> nn.Module:
     prefix = "student." if role == "student" else "network."
-    if role == "student" and any(name.startswith(_AVERAGE) for name in content["state_dict"]):
-        prefix = _AVERAGE
     weights = {
         name.removeprefix(prefix): value for name, value in content["state_dict"].items() if name.startswith(prefix)
     }

@@ -83,7 +83,6 @@ def run(folder: str = "run", *arguments: str, epochs: int = 1, **model: Any) -> 
 AGAIN: dict[str, Any] = {
     "images": Images(),
     "replay": Replay(capacity=BATCH_SIZE),
-    "student_ema": 0.9,
     "generator_loss": GeneratorLoss(statistics_weight=1.0),
 }
 """What uses released values once more: it asks no client anything."""

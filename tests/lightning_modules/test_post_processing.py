@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.runs import distil, equal, grouped, interrupted, networks, watched
-from support.variants import MoodyTeacher
+from support.runs import distil, equal, interrupted, networks, watched
 
-from lightning_modules import DPDFD, DPSD
+from lightning_modules import DPDFD
 from lightning_modules.cli.fit import TranscriptionCLI
-from lightning_modules.evaluation import measured_on
-from lightning_modules.publishing.run import read_run
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 
 STEPS = 4
@@ -28,7 +24,6 @@ RUNS: dict[str, dict[str, Any]] = {
 #: Each option by the settings that switch it on.
 OPTIONS: dict[str, dict[str, Any]] = {
     "statistics": {"generator_loss": {"statistics_weight": 1.0}},
-    "average": {"student_ema": 0.9},
     "replay": {"replay": {"capacity": 20}},
     "balance": {"student_balance": 1.0},
 }
@@ -112,47 +107,3 @@ def test_options_survive_an_interruption(folder: Path) -> None:
         for cli in (whole, resumed)
     )
     assert equal(kept, again)
-
-
-def test_the_average_of_the_student_is_what_is_evaluated_and_published(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its weights and BatchNorm statistics against the sum by hand; the student itself learns as it does without."""
-    states: list[dict[str, torch.Tensor]] = []
-    step = DPDFD.step_student
-
-    def watched(self: DPDFD, loss: torch.Tensor) -> None:
-        step(self, loss)
-        states.append({name: value.clone() for name, value in self.student.state_dict().items()})
-
-    with monkeypatch.context() as patch:
-        patch.setattr(DPDFD, "step_student", watched)
-        model = run("DPDFD", "run", "--trainer.callbacks+=ResultRecord", student_ema=0.25).model
-    expected = states[0]
-    for decay, state in zip([2 / 11, 3 / 12, 0.25], states[1:], strict=True):
-        expected = {name: decay * value + (1 - decay) * state[name] for name, value in expected.items()}
-    average = model.published_networks()["student"]
-    assert average is not model.student and equal(states[-1], model.student.state_dict())
-    for name, value in average.state_dict().items():
-        assert not value.is_floating_point() or torch.allclose(value, expected[name], atol=1e-6), name
-    saved = torch.load("run/public/student.pt", weights_only=True)
-    assert equal(average.state_dict(), saved)
-    assert equal(average.state_dict(), read_run("run").network.state_dict())
-    images = torch.randn(64, 1, 8, 8)
-    assert torch.equal(model.eval()(images), average(images))
-    assert not torch.equal(model(images), model.student(images))
-    measured = measured_on(average, model.trainer.datamodule.test_dataloader(), model.device)
-    assert json.loads(Path("run/result.json").read_text())["accuracy"] == measured["accuracy"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"student_ema": 1.0}, "student.ema must be 0 or more and below 1, or null for no average, got 1.0"),
-        ({"student_ema": -0.1}, "student.ema must be 0 or more and below 1, or null for no average, got -0.1"),
-    ],
-)
-@pytest.mark.parametrize("kind", [DPDFD, DPSD])
-def test_settings_without_meaning_are_refused(kind: type[DPDFD | DPSD], settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        kind(num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), **grouped(kind, **settings))

@@ -72,7 +72,6 @@ SLOW: dict[str, dict[str, Any]] = {
         "class_path": "DPDFD",
         "model": {
             "replay": {"capacity": 20},
-            "student_ema": 0.9,
             "generator_loss": {"statistics_weight": 1.0},
         },
     },

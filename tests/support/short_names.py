@@ -24,8 +24,7 @@ _IMAGES = _of("images", "images=source prior generator")
 _OPTIMIZER = _of("images", "generator_optimizer=optimizer generator_lr_scheduler=lr_scheduler")
 _STUDENT = _of(
     "student",
-    "student=network student_ema=ema student_balance=balance replay "
-    "student_optimizer=optimizer student_lr_scheduler=lr_scheduler",
+    "student=network student_balance=balance replay student_optimizer=optimizer student_lr_scheduler=lr_scheduler",
 )
 _TEACHER = _of(
     "teacher",

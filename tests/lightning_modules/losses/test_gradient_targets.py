@@ -100,6 +100,20 @@ def test_a_student_that_follows_its_targets_comes_to_its_teacher(outputs: Any, l
     assert float(left.max()) < 0.1 * float(before.max())
 
 
+def test_a_followed_gradient_moves_no_common_part_of_the_logits() -> None:
+    settings = GradientTargets(student_target="gradients")
+    annotator = GradientAnnotator(norm_bound=C, noise_multiplier=0.0, top_k=2)
+    annotator.bind(batch_size=6, num_classes=5)
+    annotator.open(private_data="digits/train")
+    outputs = logits(0)
+    released = annotator.annotate(settings.gradients(outputs, logits(1)))
+    assert float(released.sum(1).abs().max()) > 0.1 * C  # a masked gradient has one
+    made = settings.annotation(outputs, released, norm_bound=C)
+    assert made.gradients is not None
+    torch.testing.assert_close(made.gradients.sum(1), torch.zeros(6), atol=1e-5, rtol=0)
+    torch.testing.assert_close((outputs - made.gradients).softmax(1), made.targets)
+
+
 def test_what_is_charged_is_the_same() -> None:
     """The norm is the annotator's: larger gradients are bounded as smaller ones are."""
     annotator = GradientAnnotator(norm_bound=C, noise_multiplier=0.0)
