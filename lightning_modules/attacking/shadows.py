@@ -113,6 +113,7 @@ class Pipelines:
 
     def store(self, role: str) -> Store:
         """Shadows of one role: those of other settings, records or libraries are elsewhere."""
+        # A commit is no setting: most change nothing here, and `attack.json` names those of all shadows.
         configs = list(self.recipe.values())[: list(self.recipe).index(role) + 1]
         return Store(self.folders[role] / hashed([configs, self.canaries, self.asked, versions()])[:16])
 
