@@ -146,8 +146,8 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
     def update_student(self, images: torch.Tensor) -> torch.Tensor:
         """One step on what the annotator releases about `images`. Returns the released targets, shape (B, c)."""
         images = images.detach()
-        # BatchNorm's running statistics are then of replayed images alone: with those of the newest generator's images a
-        # student that no longer changed lost up to two points.
+        # BatchNorm's running statistics are then of replayed images alone: with those of the newest generator's images
+        # a student that no longer changed lost up to two points.
         with frozen_statistics(self.student) if self.memory else nullcontext():
             outputs = self.student(images)
         annotation = self.annotate(outputs.detach(), images)
