@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -145,7 +146,10 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
     def update_student(self, images: torch.Tensor) -> torch.Tensor:
         """One step on what the annotator releases about `images`. Returns the released targets, shape (B, c)."""
         images = images.detach()
-        outputs = self.student(images)
+        # BatchNorm's running statistics are then of replayed images alone: with those of the newest generator's images
+        # a student that no longer changed lost up to two points.
+        with frozen_statistics(self.student) if self.memory else nullcontext():
+            outputs = self.student(images)
         annotation = self.annotate(outputs.detach(), images)
         losses = annotation.loss(outputs.float())
         self.step_student(balanced_mean(losses, annotation.targets, power=self.student_settings.balance))

@@ -150,6 +150,8 @@ def test_the_student_takes_steps_on_released_pairs_of_earlier_steps(
     assert len(released) == 4 and len(replayed) == 3 * steps  # none in the first step
     assert len({tuple(images.flatten().tolist()) for images, _ in replayed}) == 3 * steps
     assert all(len(images) == 5 for images, _ in replayed)
+    tracked = model.student.state_dict()["features.1.num_batches_tracked"]
+    assert int(tracked) == 1 + 3 * steps  # the first batch, and replayed ones
     optimizer = model.optimizer("student")
     assert {int(state["step"]) for state in optimizer.optimizer.state.values()} == {4 + 3 * steps}
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5**4)
@@ -159,7 +161,9 @@ def test_the_student_takes_steps_on_released_pairs_of_earlier_steps(
 
 
 def test_nothing_is_kept_where_it_is_off(folder: Path) -> None:
-    assert distil(steps=1).model.memory is None and "replay" not in checkpoint()
+    model = distil(steps=3).model
+    assert model.memory is None and "replay" not in checkpoint()
+    assert int(model.student.state_dict()["features.1.num_batches_tracked"]) == 3
 
 
 @pytest.mark.parametrize(
