@@ -103,7 +103,8 @@ class ReplayMemory:
 
     def kept_of(self, annotation: Annotation) -> Tensor:
         """What is kept of an annotation, (B, c), float32: its evidence, or its targets with a gradient's lengthened."""
-        self._evidence = annotation.evidence is not None
+        if self._evidence != (annotation.evidence is not None):  # a resumed run's rows of the other kind are of no use
+            self._evidence, self._kept, self._next = not self._evidence, 0, 0
         if annotation.evidence is not None:
             return annotation.evidence
         if annotation.step is None or self.settings.stride == 1:

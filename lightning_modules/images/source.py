@@ -13,6 +13,7 @@ import torch
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
+from torch.optim.swa_utils import update_bn
 
 from datamodules import ImageDataModule
 from lightning_modules.images.base import ImageSource
@@ -195,8 +196,9 @@ class SyntheticSource(ImageSource):
         network = self.generator.network if isinstance(self.generator, ScaledOutput) else self.generator
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key(draws.seed, step, 0, "reset"))
-            fresh = self._built()
-        network.load_state_dict(fresh.state_dict())
+            network.load_state_dict(self._built().state_dict())
+            # The statistics that a layer begins with outlast dozens of steps: images would be flat in evaluation mode.
+            update_bn([self.latents(step, draws.common)], network)
 
     def networks(self) -> dict[str, nn.Module]:
         """Networks of it that are published, by name."""

@@ -117,6 +117,10 @@ def test_a_noisy_label_is_weighed_with_what_the_student_thinks_at_each_replay(no
     found = resumed.targets(kept, now)
     assert torch.allclose(found, expected / expected.sum(dim=1, keepdim=True), atol=1e-6)
     assert not torch.allclose(found, made.targets, atol=1e-2)
+    # A run that is resumed with the other setting begins its memory anew.
+    other = LabelTargets(noise_correction=not noise_correction).annotation(before, labels, candidates, epsilon=1.0)
+    resumed.add(torch.zeros(BATCH_SIZE, 1, 2, 2), resumed.kept_of(other))
+    assert len(resumed) == BATCH_SIZE
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -88,6 +88,8 @@ def test_a_reset_gives_new_weights_that_follow_from_the_step() -> None:
     assert torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[1])
     assert torch.equal(source.generator.shift, shift)
     assert torch.equal(torch.get_rng_state(), state)
+    source.generator.eval()  # as it is published
+    assert float(_pixels(source).std()) == pytest.approx(float(source.generator.scale), rel=0.3)
 
 
 @pytest.mark.parametrize(
