@@ -147,7 +147,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         """One step on what the annotator releases about `images`. Returns the released targets, shape (B, c)."""
         images = images.detach()
         # BatchNorm's running statistics are then of replayed images alone: with those of the newest generator's images
-        # a student that no longer changed lost up to two points.
+        # a student that hardly changed any more fell by two points.
         with frozen_statistics(self.student) if self.memory else nullcontext():
             outputs = self.student(images)
         annotation = self.annotate(outputs.detach(), images)
