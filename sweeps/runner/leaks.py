@@ -40,7 +40,7 @@ def leaks_table(names: Sequence[str], folder: Path) -> str:
 
 def _leaks_row(data: str, name: str, run: Mapping[str, Any]) -> str:
     found = {(one["records"], one["attack"]): one for one in run["leaks"] if one["model"] == run["role"]}
-    refuted = [[one["audited"]["epsilon_lower"] for (kind, _), one in found.items() if kind == name] for name in _KINDS]
+    refuted = [[one["audited"]["epsilon_lower"] for (of, _), one in found.items() if of == kind] for kind in _KINDS]
     rate = found["record", "lira"]["tpr_at_1%"]
     cells = [
         data,
