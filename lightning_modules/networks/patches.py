@@ -11,7 +11,7 @@ from lightning_modules.networks.memory import found_once
 from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_whole_number
 
-__all__ = ["Patches", "cell_means", "first_images", "patch_filters", "random_patches"]
+__all__ = ["Patches", "cell_means", "cell_windows", "first_images", "patch_filters", "random_patches"]
 
 #: Numbers in the maps of the images at once: those of a few stay in the processor's cache, which is up to three times
 #: as fast as a batch of them.
@@ -75,8 +75,8 @@ class Patches(nn.Module):
 
     The patches of an image are normalised, whitened and compared to K filters (`patch_filters`); what a response
     exceeds a threshold by, and what it falls short of minus the threshold by (Coates and Ng 2011, "The Importance of
-    Encoding Versus Training"), is averaged over each cell of a grid. No parameters; the filters are buffers, so that a
-    checkpoint holds them whatever later versions of the prior draw.
+    Encoding Versus Training"), is averaged around the centre of each cell of a grid (`cell_windows`). No parameters;
+    the filters are buffers, so that a checkpoint holds them whatever later versions of the prior draw.
 
     Args:
         image_shape: channels, height, width.
@@ -125,7 +125,7 @@ class Patches(nn.Module):
         weights, offsets = found_once(prior, "filters", *(channels, height, width, filters, patch), compute=found)
         self.register_buffer("filters", weights.T.reshape(filters, channels, patch, patch).contiguous())
         self.register_buffer("offsets", offsets[:, None, None])
-        self.register_buffer("average", cell_means(rows, columns, cells), persistent=False)
+        self.register_buffer("average", cell_windows(rows, columns, cells), persistent=False)
 
     def extra_repr(self) -> str:
         """Settings, which the buffers do not show."""
@@ -181,4 +181,18 @@ def cell_means(rows: int, columns: int, cells: int) -> Tensor:
         cell = torch.arange(length) * cells // length
         member = F.one_hot(cell, cells).float()
         sides.append(member / member.sum(dim=0))
+    return torch.kron(sides[0], sides[1])
+
+
+def cell_windows(rows: int, columns: int, cells: int) -> Tensor:
+    """Matrix (rows·columns, cells²) of Gaussian means of a map, around the centre of each cell of a grid.
+
+    Windows overlap: their standard deviation is half a cell's side. Each sums to 1.
+    """
+    sides = []
+    for length in (rows, columns):
+        places = (torch.arange(length, dtype=torch.float64) + 0.5) * cells / length
+        far = places[:, None] - torch.arange(cells) - 0.5
+        window = torch.exp(-2 * far.square())
+        sides.append((window / window.sum(dim=0)).float())
     return torch.kron(sides[0], sides[1])

@@ -31,18 +31,20 @@ def one_by_one(network: Patches, picture: Tensor) -> Tensor:
     filters = network.filters.double().flatten(1)
     rows, columns = ((length - side) // stride + 1 for length in picture.shape[1:])
     sums = torch.zeros(2, len(filters), cells, cells, dtype=torch.float64)
-    counts = torch.zeros(cells, cells)
+    weights = torch.zeros(cells, cells, dtype=torch.float64)
+    centres, deviation = (torch.arange(cells).double() + 0.5) / cells, 0.5 / cells
     for row in range(rows):
         for column in range(columns):
             patch = picture[:, row * stride : row * stride + side, column * stride : column * stride + side].flatten()
             centred = patch - patch.mean()
             normalised = centred / (centred.square().mean() + 0.025**2).sqrt()
             response = filters @ normalised + network.offsets.double().flatten()
-            down, right = row * cells // rows, column * cells // columns
-            sums[0, :, down, right] += (response - 0.25).clamp_min(0)
-            sums[1, :, down, right] += (-response - 0.25).clamp_min(0)
-            counts[down, right] += 1
-    return (sums / counts).flatten()
+            down = torch.exp(-(((row + 0.5) / rows - centres) ** 2) / (2 * deviation**2))
+            right = torch.exp(-(((column + 0.5) / columns - centres) ** 2) / (2 * deviation**2))
+            weight = down[:, None] * right
+            sums += weight * torch.stack([response - 0.25, -response - 0.25]).clamp_min(0)[:, :, None, None]
+            weights += weight
+    return (sums / weights).flatten()
 
 
 @pytest.mark.parametrize("settings", [{}, {"stride": 2, "cells": 3}])
