@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,12 +91,6 @@ class ImageFolder(PictureDataModule):
             size, channels = self._size_and_channels(place, size, channels)
         preparation = Preparation(size=size, channels=channels, resize=resize, bits=bits)
         super().__init__(preparation=preparation, cache=cache, root=place, **settings)
-
-    @property
-    def partition(self) -> dict[str, Any]:
-        """See `ImageDataModule.partition`; the folder is known under any name, and its path is not written down."""
-        place = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:16]
-        return {**super().partition, "place": place}
 
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part, in threads."""

@@ -24,6 +24,7 @@ from torch import Tensor
 from datamodules.base import ImageDataModule, require_at_least
 from datamodules.files import reading
 from datamodules.images import ImageDataset
+from datamodules.partition import Partition, PartitionError
 from datamodules.splits import ids_of_names
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "Preparation",
     "pictures_below",
     "pictures_of",
+    "read_pictures",
+    "require_outside",
     "sizes_and_channels",
     "subfolders",
     "warn_of_dark",
@@ -277,6 +280,22 @@ def warn_of_dark(files: Sequence[Path]) -> None:
                 return
 
 
+def require_outside(stated: Sequence[Partition | None], files: Sequence[Path]) -> None:
+    """Refuses public `files` that are below a folder of private data, links followed. None is opened.
+
+    Raises:
+        PartitionError: One is.
+    """
+    names = {one["place"]: one["data"] for one in stated if one is not None and one["place"] is not None}
+    for folder in {above for file in files for above in file.resolve().parents}:
+        if name := names.get(_place_of(folder)):
+            raise PartitionError(f"images.pool must lie outside of the folder of {name}, which holds private pictures")
+
+
+def _place_of(folder: Path) -> str:
+    return hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+
+
 class Picture(NamedTuple):
     """A file, its label, and the name that its id is made of: the same wherever the data set is."""
 
@@ -317,6 +336,11 @@ class PictureDataModule(ImageDataModule):
         self.cache = cache
         super().__init__(**settings)
         cache_folder(cache, beside=self.folder)
+
+    @property
+    def partition(self) -> dict[str, Any]:
+        """See `ImageDataModule.partition`; the folder is known under any name, and its path is not written down."""
+        return {**super().partition, "place": _place_of(self.folder)}
 
     def decoded(self, files: Sequence[Path], *, name: str) -> Tensor:
         """(N, C, H, W) uint8 of N pictures; see `read_pictures`."""

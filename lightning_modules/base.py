@@ -12,6 +12,7 @@ from torch import nn
 
 from lightning_modules.callbacks.privacy import default_callbacks
 from lightning_modules.evaluation import Evaluated, Evaluation
+from lightning_modules.images.pool import PoolSource
 from lightning_modules.images.source import Images
 from lightning_modules.losses.functional import balanced_mean, soft_cross_entropy
 from lightning_modules.losses.targets import Annotation
@@ -21,6 +22,7 @@ from lightning_modules.runtime.checkpoint_io import take_back_unfinished_step
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters, settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import Draws
+from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.setting_checks import check_left_out
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
@@ -54,12 +56,14 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         paper: Whose theorem the published ε is of, by the method's name.
         unused: Settings that the method does not use, which are refused, such as `student.replay`; without a dot a
             setting that its constructor does not take.
+        takes_private_pool: Whether `images.pool` may be the private data themselves: nothing keeps them, ε is infinite.
         published_artefacts: What a subclass computes from released values and may publish.
         run: The course of a run that is charged, and its uncharged queries.
     """
 
     paper: ClassVar[str] = ""
-    unused: ClassVar[tuple[str, ...]] = ("images.pool",)
+    unused: ClassVar[tuple[str, ...]] = ()
+    takes_private_pool: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -139,7 +143,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
 
     def assumptions(self) -> list[str]:
         """Assumptions of this run's guarantee besides the annotator's."""
-        return []
+        return self.images.assumptions()
 
     # --- the two updates ---
 
@@ -241,11 +245,17 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         return default_callbacks(self.trainer)
 
     def prepare_fit(self) -> None:
-        """See `LearnsFromTeacher.prepare_fit`; also divides the images among the processes."""
+        """See `LearnsFromTeacher.prepare_fit`; also divides the images among the processes, and opens a pool."""
         self.images.share(self.batch_size, self.processes.size)
         if self.memory is not None:
             self.memory.require_shares(self.processes.size)
         super().prepare_fit()
+        if isinstance(self.images, PoolSource):
+            data, names = datamodule_of(self.trainer), {self.teacher.private_data}
+            private = [*self.run.partitions, *([data.partition] if hasattr(data, "partition") else [])]
+            self.images.open(private=names | {getattr(data, "private_data", None)}, partitions=private, data=data)
+            if self.images.is_private and not self.takes_private_pool:  # replay and stages keep images
+                raise ValueError("images.pool must be public, and its train part is the private data: give another")
 
     def on_fit_start(self) -> None:
         """Fixes the seed of the draws, once in a run."""

@@ -13,7 +13,6 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 
-from datamodules.partition import require_partition
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
 from lightning_modules.images.pool import PoolSource
@@ -28,7 +27,6 @@ from lightning_modules.query_set import QuerySet
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import stream
-from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.setting_checks import check_choice
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
@@ -81,6 +79,7 @@ class DGD(DataFreeDistillation):
 
     paper: ClassVar[str] = "DGD"
     unused = ("student.balance", "student.replay", "images.reset_every")
+    takes_private_pool = True
     annotator: VoteAnnotator
 
     def training_step(self, batch: int, batch_idx: int) -> None:
@@ -324,12 +323,10 @@ class DGD(DataFreeDistillation):
                     "what they cost together is known for one private data set alone. Set private_data where both are "
                     "of it"
                 )
-        if isinstance(self.images, PoolSource):
-            data = datamodule_of(self.trainer)
-            private = [*self.run.partitions, *([data.partition] if hasattr(data, "partition") else [])]
-            require_partition(private, self.images.pool, whose="the teacher's file, or data.dataset,")
-            names = {private_data, getattr(data, "private_data", None)}
-            self.images.open(private=names, partitions=private, queries=self.query_phase.queries)
+        if isinstance(self.images, PoolSource) and (size := len(self.images.pixels)) < self.query_phase.queries:
+            raise ValueError(
+                f"query_phase.queries must be at most the {size} images of the pool, got {self.query_phase.queries}"
+            )
 
     def on_fit_start(self) -> None:
         """Charges everything used besides votes, and refuses a budget in which no query fits."""
@@ -397,9 +394,7 @@ class DGD(DataFreeDistillation):
 
     def assumptions(self) -> list[str]:
         """See `DataFreeDistillation.assumptions`."""
-        notes = []
-        if isinstance(self.images, PoolSource) and not self.images.is_private:
-            notes.append(self.images.assumption())
+        notes = super().assumptions()
         if self._baseline is not None:
             notes.append("releases of the baseline's own training compose with the votes")
         return notes

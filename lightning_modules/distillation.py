@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from rich.progress import track
 from torch import nn
 
+from datamodules import ImageDataModule
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.images.source import Images, SyntheticSource
 from lightning_modules.losses.functional import class_weights, informativeness, joined, kd, logit_distance
@@ -47,6 +48,7 @@ class Distillation(DataFreeDistillation):
     Args:
         annotator: Budget and ledger. Default: `ResponseAnnotator`.
         prior: Where the images come from. Default: `StrokePrior`.
+        pool: Public images in its place, varied; see `Images`.
         pool_size: Images with an answer that the student is fitted to, rounded up to whole batches.
         queries: Images sent to an ensemble, rounded up to whole batches; None for one teacher.
         balance: Images are drawn with a weight of n_y to the power of minus this, where n_y of the pool are of the
@@ -68,6 +70,7 @@ class Distillation(DataFreeDistillation):
         *,
         annotator: ResponseAnnotator | MeanResponseAnnotator | None = None,
         prior: ImagePrior | None = None,
+        pool: ImageDataModule | str | None = None,
         pool_size: int = 50_000,
         queries: int | None = None,
         balance: float = 0.5,
@@ -77,7 +80,7 @@ class Distillation(DataFreeDistillation):
     ) -> None:
         super().__init__(
             annotator=annotator or ResponseAnnotator(),
-            images=Images(source="prior", prior=prior),
+            images=Images(source="pool" if pool else "prior", prior=prior, pool=pool, pool_varied=pool is not None),
             **shared,
         )
         if not isinstance(self.annotator, ResponseAnnotator | MeanResponseAnnotator):

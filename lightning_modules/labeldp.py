@@ -108,7 +108,7 @@ class LabelDP(DataFreeDistillation):
     """
 
     paper = "LabelDP"
-    unused = ("images.pool", "student.replay")
+    unused = ("student.replay",)
     annotator: LabelAnnotator
 
     def __init__(

@@ -62,6 +62,7 @@ _OWN_WORDS = (
     (r"\bmodel\.teacher(\.path)?\b(?!\.)", "--teacher"),
     (r"\bmodel\.student(\.network)?\b(?!\.)", "--student"),
     (r"\bmodel\.(images\.)?prior\b(?!\.)", "--prior"),
+    (r"\bmodel\.(images\.)?pool\b(?!\.)", "--pictures"),
     (r"\bmodel\.annotator\.noise_multiplier\b", "--noise-multiplier"),
     (r"\bmodel\.annotator\.delta\b", "--delta"),
     (r"\bseed_everything\b", "--seed"),
@@ -101,7 +102,8 @@ def configuration(
     if shape is not None and name.rpartition(".")[2] == "ImageFolder":
         dataset["init_args"] = {**dataset.get("init_args", {}), "channels": shape[0], "size": shape[1]}
     prior = {"class_path": options.prior} if options.prior else prior_for(name.rpartition(".")[2])
-    training = {
+    images = {"pool": options.pictures} if options.pictures else {"prior": prior}
+    training: dict[str, Any] = {
         "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}},
         "lr_scheduler": {"class_path": "torch.optim.lr_scheduler.CosineAnnealingLR", "init_args": {"T_max": steps}},
     }
@@ -111,7 +113,7 @@ def configuration(
         method = "Distillation"
         special = {
             "student": {"network": options.student or network or "SmallCNN", **training},
-            "prior": prior,
+            **images,
             "annotator": {"class_path": "ResponseAnnotator", "init_args": {"budget": {"delta": options.delta}}},
         }
     else:
@@ -119,9 +121,12 @@ def configuration(
         gradients = {"norm_bound": 1e-3, "stability": 0.3, "noise_multiplier": options.noise_multiplier}
         # An image is drawn and answered in several times the time of a step on it, which costs nothing once more.
         again = {"capacity": _KEPT * options.batch_size, "steps": 2, "stride": 5.0}
+        source = {"source": "pool", "pool_varied": True} if options.pictures else {"source": "prior"}
+        # Of a prior's images some classes have few; pictures of the teacher's kind have them as it met them.
+        training["balance"] = 0.0 if options.pictures else 1.0
         special = {
-            "student": {"network": options.student or "SmallCNN", "balance": 1.0, "replay": again, **training},
-            "images": {"source": "prior", "prior": prior},
+            "student": {"network": options.student or "SmallCNN", "replay": again, **training},
+            "images": {**source, **images},
             "gradient_targets": {"student_target": "gradients"},
             "annotator": {
                 "class_path": "GradientAnnotator",
@@ -272,12 +277,14 @@ def _in_own_words(act: Callable[[], Any]) -> Any:
 
 def _announcement(config: Mapping[str, Any], training: Training | None, *, delta: float) -> str:
     settings = config["model"]["init_args"]
-    prior = (settings.get("prior") or settings["images"]["prior"])["class_path"]
+    images = settings.get("images", settings)
+    pool, prior = images.get("pool"), images.get("prior", {}).get("class_path")
     steps = settings["student"]["lr_scheduler"]["init_args"]["T_max"]
     size = config["data"]["init_args"]["batch_size"]
     lines = [
         f"Student {Network.of(settings['student']['network']).name}, by {config['model']['class_path']}, in {steps:,} "
-        f"steps of {size} procedural images of {prior} (--prior names another).",
+        f"steps of {size} {f'public pictures of {pool}' if pool else f'procedural images of {prior}'} (--prior and "
+        "--pictures name others).",
         f"Run folder: {config['trainer']['default_root_dir']}; the same command goes on in it.",
     ]
     if training is not None:
@@ -310,7 +317,10 @@ def _parser() -> OptionParser:
     add("--data", required=True, metavar="NAME[:FOLDER]", help="Data set, such as ImageFolder:pictures/ or MNIST:data.")
     add("--to", required=True, metavar="DIR", help="The folder that is made for the student.")
     add("--student", metavar="NAME", help="The student's architecture. Default: SmallCNN, or the DP-SGD teacher's own.")
-    add("--prior", metavar="NAME", help="The prior that draws the images. Default: by the data set.")
+    images = parser.add_mutually_exclusive_group()
+    images.add_argument("--prior", metavar="NAME", help="The prior that draws the images. Default: by the data set.")
+    told = "Pictures in place of a prior's, in any layout. They must be public; their labels are not read."
+    images.add_argument("--pictures", metavar="FOLDER", help=told)
     add("--steps", type=int, default=2000, help="Training steps.")
     add("--batch-size", type=int, default=256, help="Images per step.")
     add("--noise-multiplier", type=float, default=25.9, help="Noise, where the teacher is not by DP-SGD.")

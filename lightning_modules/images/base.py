@@ -75,6 +75,10 @@ class ImageSource(ABC):
         """Gives the generator new weights, which follow from the seed and the step: the same ones in each process."""
         raise NotImplementedError(f"{type(self).__name__} has no generator to reset")
 
+    def assumptions(self) -> list[str]:
+        """What a guarantee assumes of it."""
+        return []
+
     def networks(self) -> dict[str, nn.Module]:
         """Networks of it that are published, by name."""
         return {}

@@ -1,29 +1,35 @@
-"""Images of a data set that is declared to be public, in place of synthetic ones: what PATE learns from."""
+"""Images that are declared to be public, in place of synthetic ones: what PATE learns from, or any student."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from datamodules import ImageDataModule
-from datamodules.partition import Partition, same_data
+from datamodules.partition import Partition, require_partition, same_data
+from datamodules.pictures import PictureDataModule, Preparation, pictures_below, read_pictures, require_outside
 from lightning_modules.images.base import ImageSource
+from lightning_modules.priors.base import full_float32
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.setting_checks import check_choice
 
-__all__ = ["PoolSource"]
+__all__ = ["PoolSource", "varied"]
 
 
 class PoolSource(ImageSource):
     """Batches drawn with replacement from a pool, whose labels are never read.
 
     Args:
-        pool: The data set.
-        part: Part of it, `test` or `train`.
+        pool: The data set, or a folder of pictures.
+        part: Part of the data set, `test` or `train`.
         image_shape: (C, H, W) that is expected.
         batch_size: B.
+        varied: Whether what is drawn is `varied`.
 
     Raises:
         ValueError: Another part, or images of another shape.
@@ -37,54 +43,92 @@ class PoolSource(ImageSource):
 
     def __init__(
         self,
-        pool: ImageDataModule,
+        pool: ImageDataModule | str,
         *,
         part: Literal["test", "train"],
         image_shape: tuple[int, int, int],
         batch_size: int,
+        varied: bool = False,
     ) -> None:
         check_choice("images.pool_part", part, ("test", "train"))
-        if tuple(pool.image_shape) != image_shape:
+        if isinstance(pool, ImageDataModule) and tuple(pool.image_shape) != image_shape:
             raise ValueError(f"images.pool must have images of shape {image_shape}, {pool.name} has {pool.image_shape}")
         self.pool = pool
         self.part = part
+        self.varied = varied
         self.rows = batch_size
         self.pixels = torch.empty(0, *image_shape)
         self.is_private = False
 
-    def open(self, *, private: set[str | None], partitions: Sequence[Partition | None] = (), queries: int = 1) -> None:
+    def open(self, *, private: set[str | None], partitions: Sequence[Partition | None] = (), data: Any = None) -> None:
         """Reads the images.
 
         Args:
             private: Names of the private data. A name that was given by hand must not make them public.
-            partitions: What files say of the private data, whatever the name.
-            queries: How many of them the ensemble is queried about.
+            partitions: What files and the data module say of the private data, whatever the name.
+            data: The data module; pictures of a folder become images as its own do.
 
         Raises:
-            ValueError: There are fewer.
+            PartitionError: The pool is divided otherwise than the private data, or inside of their folder.
+            ValueError: A folder without pictures, or for images that are not square.
         """
-        if self.pool.download:
-            self.pool.fetch(self.part)
-        self.pool.setup("fit" if self.part == "train" else "test")
-        records = self.pool.train_records if self.part == "train" else self.pool.test_records
+        pool = self.pool
+        if isinstance(pool, str):
+            self.pixels = self._decoded(Path(pool).expanduser(), partitions, data)
+            return
+        require_partition(partitions, pool, whose="the teacher's file, or data.dataset,")
+        if isinstance(pool, PictureDataModule):
+            require_outside(partitions, [pool.folder])
+        if pool.download:
+            pool.fetch(self.part)
+        pool.setup("fit" if self.part == "train" else "test")
+        records = pool.train_records if self.part == "train" else pool.test_records
         self.pixels = records.__getitems__(range(len(records)))[0]
-        if len(records) < queries:
+        same = any(one and same_data(one, pool.partition) for one in partitions)
+        self.is_private = self.part == "train" and (same or pool.private_data in private)
+
+    def _decoded(self, folder: Path, partitions: Sequence[Partition | None], data: Any) -> Tensor:
+        files = pictures_below(folder)
+        _, channels, height, width = self.pixels.shape
+        if not files or height != width:
             raise ValueError(
-                f"query_phase.queries must be at most the {len(records)} images of the pool, got {queries}"
+                f"images.pool must be a data set, or pictures for square images: {folder} has {len(files)}"
             )
-        same = any(one and same_data(one, self.pool.partition) for one in partitions)
-        self.is_private = self.part == "train" and (same or self.pool.private_data in private)
+        require_outside(partitions, files)
+        while hasattr(data, "dataset"):
+            data = data.dataset
+        prepare = getattr(data, "preparation", None) or Preparation(size=height, channels=channels)
+        return read_pictures(files, prepare).float() / 127.5 - 1
 
-    def images(self, step: int, latents: torch.Tensor | None, draws: Draws) -> torch.Tensor:
-        positions = torch.randint(len(self.pixels), (self.rows,), generator=draws.stream(step, "pool"))
-        return self.pixels[positions].to(draws.device)
+    def images(self, step: int, latents: Tensor | None, draws: Draws) -> Tensor:
+        draw = draws.stream(step, "pool")
+        images = self.pixels[torch.randint(len(self.pixels), (self.rows,), generator=draw)].to(draws.device)
+        return varied(images, draw=draw) if self.varied else images
 
-    def grid(self, count: int, *, seed: int, device: torch.device) -> torch.Tensor:
+    def grid(self, count: int, *, seed: int, device: torch.device) -> Tensor:
         return self.pixels[: 0 if self.is_private else count]
 
-    def assumption(self) -> str:
-        """Assumption of a guarantee where the pool is public."""
-        return (
-            f"the pool of unlabelled images, the {self.part} part of {self.pool.name}, is public and was there without "
-            "the private data"
-        )
+    def assumptions(self) -> list[str]:
+        pool = self.pool
+        what = f"a folder {Path(pool).name}" if isinstance(pool, str) else f"the {self.part} part of {pool.name}"
+        told = f"the pool of unlabelled images, {what}, is public and was there without the private data"
+        return [] if self.is_private else [told]
+
+
+def varied(images: Tensor, *, draw: torch.Generator) -> Tensor:
+    """Images (N, C, H, W) in [-1, 1], each turned, scaled, shifted, mirrored and given another contrast in its own way.
+
+    7 in 10 are then mixed with the next one, of which they get up to half (mixup, Zhang et al. 2018).
+    """
+    # torchvision's transforms draw once for a whole batch, and from the global generator.
+    numbers = (2 * torch.rand(len(images), 9, generator=draw) - 1).to(images.device)
+    with torch.autocast(images.device.type, enabled=False), full_float32():
+        turn, size, right, down = (0.15 * numbers[:, :4]).unbind(1)
+        mirror = torch.where(numbers[:, 4] < 0, -1.0, 1.0)
+        along, across = (1 + size) * turn.cos(), (1 + size) * turn.sin()
+        moves = torch.stack([mirror * along, -across, right, mirror * across, along, down], 1).reshape(-1, 2, 3)
+        grid = functional.affine_grid(moves, list(images.shape), align_corners=False)
+        moved = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+        contrast, brightness, share, mixed = numbers[:, 5:, None, None, None].unbind(1)
+        moved = ((1 + 0.2 * contrast) * moved + 0.2 * brightness).clamp(-1, 1)
+        return moved.lerp(moved.roll(1, 0), torch.where(mixed < 0.4, (1 + share) / 4, 0.0))

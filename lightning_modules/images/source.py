@@ -38,7 +38,7 @@ class Images:
     """Source of the images; a string stands for the `source`.
 
     Attributes:
-        source: `generator`, `prior`, `both` (half of each batch), or `pool` (of `DGD`).
+        source: `generator`, `prior`, `both` (half of each batch), or `pool`.
         prior: Procedural images, for `prior` and `both`; a class, or plain values (`class_path`, `init_args`), stand
             for what they make. Default: `StrokePrior`.
         generator: The generator, see `Network`. Default: `DAFLGenerator`. The pixels of one with a true attribute
@@ -48,9 +48,12 @@ class Images:
             many. The state of its optimizer is cleared; its learning-rate schedule continues.
         optimizer: Builds the optimizer of the generator; null is Adam at 1e-3.
         lr_scheduler: Builds its schedule, stepped once for each of the student's steps; null is none.
-        pool: Images for `pool`: a data set that is declared to be public. Its labels are never read.
-        pool_part: Part of it, `test` or `train`. The train part of the private data itself, which DGD takes to stand
-            for public data, voids the guarantee.
+        pool: Images for `pool`, declared to be public: a data set, whose labels are never read, or a folder of pictures
+            in any layout, prepared as those of the data are.
+        pool_part: Part of the data set, `test` or `train`. The train part of the private data itself is refused. DGD
+            takes it to stand for public data, which voids the guarantee.
+        pool_varied: Draw images of the pool `varied`, in which form a few hundred tell much more of a teacher. The
+            images that DGD queries stay as they are.
     """
 
     source: _Source = "generator"
@@ -59,8 +62,9 @@ class Images:
     reset_every: int | None = None
     optimizer: OptimizerCallable | None = None
     lr_scheduler: LRSchedulerCallable | None = None
-    pool: ImageDataModule | None = None
+    pool: ImageDataModule | str | None = None
     pool_part: Literal["test", "train"] = "test"
+    pool_varied: bool = False
 
     def __post_init__(self) -> None:
         given: Any = self.prior
@@ -78,6 +82,8 @@ class Images:
                 f"images.pool must be given for images.source='pool', and for no other, got {self.source!r} "
                 f"{'without' if self.pool is None else 'with'} a pool"
             )
+        if self.pool is not None and self.prior is not None:
+            raise ValueError(f"prior must be left out with a pool, got {type(self.prior).__name__}")
         if self.source in ("prior", "pool") and self.reset_every is not None:
             raise ValueError(
                 f"images.reset_every must be null for images.source={self.source!r}, which has no generator, got "
@@ -91,7 +97,8 @@ class Images:
             ValueError: An invalid setting.
         """
         if self.pool is not None:
-            return PoolSource(self.pool, part=self.pool_part, image_shape=image_shape, batch_size=batch_size)
+            drawn: dict[str, Any] = {"part": self.pool_part, "varied": self.pool_varied}
+            return PoolSource(self.pool, **drawn, image_shape=image_shape, batch_size=batch_size)
         return SyntheticSource(self, image_shape=image_shape, batch_size=batch_size)
 
 

@@ -17,9 +17,10 @@ from support.runs import configuration, fit
 
 from datamodules import ClientRecords, Digits, ImageFolder
 from datamodules.partition import PartitionError, require_partition
-from lightning_modules import Teacher, dgd
+from lightning_modules import Teacher
 from lightning_modules.callbacks import privacy
 from lightning_modules.cli import main
+from lightning_modules.images import pool as pools
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.teachers import own_training
 
@@ -57,7 +58,7 @@ def transcribe(
 
 
 def without_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (privacy, dgd, own_training):
+    for module in (privacy, pools, own_training):
         monkeypatch.setattr(module, "require_partition", lambda *given, **named: None)
     monkeypatch.setattr(privacy, "require_classes", lambda *given: None)
 

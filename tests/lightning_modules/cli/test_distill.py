@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from support.data_files import write_folders
 from support.runs import QUIET
 
 from lightning_modules import load_student
@@ -104,9 +105,10 @@ def test_a_teacher_by_dp_sgd_bounds_its_student(folder: Path, caplog: pytest.Log
     caplog.set_level(logging.INFO)
     small = ("--trainer.max_steps=2", "--trainer.max_epochs=1", "--model.target_epsilon=3")
     main(["fit", "--config", "sweeps/dp_teacher_digits.yaml", *small, *QUIET])
-    distil("--teacher", "teachers/digits_dp.ckpt", *DIGITS, "--model.pool_size", "64")
+    write_folders(Path("pictures"))
+    distil("--teacher", "teachers/digits_dp.ckpt", *DIGITS, "--model.pool_size", "64", "--pictures", "pictures")
     stated = json.loads(Path("public/guarantee.json").read_text())["guarantee"]
-    assert 0 < stated["epsilon"] <= 3
+    assert 0 < stated["epsilon"] <= 3 and "a folder pictures, is public" in str(stated["assumptions"])
     said = "\n".join(one.message for one in caplog.records)
     assert "The teacher was trained by DP-SGD. Its ε = " in said and "Nothing is known" not in said
     # The control: of a teacher that was not, no such thing is said, nor given.
@@ -202,6 +204,7 @@ def test_without_noise_where_it_was_asked_for(folder: Path) -> None:
     [
         (("--stps", "3"), "error: there is no option --stps (did you mean --steps?) (LightningCLI distill --help"),
         (("--steps", "many"), "error: argument --steps: invalid int value: 'many' ("),
+        (("--prior", "A", "--pictures", "b"), "error: argument --pictures: not allowed with argument --prior ("),
     ],
 )
 def test_options_that_are_wrong_end_with_one_line(
