@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from lightning_modules.networks.classifiers import checked_shape
 from lightning_modules.networks.memory import found_once
-from lightning_modules.networks.patches import cell_means, first_images, random_patches
+from lightning_modules.networks.patches import first_images, random_patches
 from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_whole_number
 
@@ -153,7 +153,7 @@ class Kernels(nn.Module):
         self.register_buffer("centring", centring.reshape(size, channels, _SIDE, _SIDE), persistent=False)
         self.register_buffer("smooth_rows", smooth[0], persistent=False)
         self.register_buffer("smooth_columns", smooth[1].T.contiguous(), persistent=False)
-        self.register_buffer("average", cell_means(rows, columns, cells), persistent=False)
+        self.register_buffer("average", _cell_means(rows, columns, cells), persistent=False)
         found = found_once(
             prior,
             *("anchors", channels, height, width, first_anchors, anchors),
@@ -223,3 +223,13 @@ def _smoothing(side: int) -> Tensor:
     centres = before + _SUBSAMPLING * torch.arange(kept, dtype=torch.float64)
     weights = torch.exp(-(torch.arange(side, dtype=torch.float64) - centres[:, None]).square() / _SUBSAMPLING**2)
     return (weights / weights.sum(dim=1, keepdim=True)).float()
+
+
+def _cell_means(rows: int, columns: int, cells: int) -> Tensor:
+    """Matrix (rows·columns, cells²) that averages a map over each cell of a grid; at least as many rows as cells."""
+    sides = []
+    for length in (rows, columns):
+        cell = torch.arange(length) * cells // length
+        member = F.one_hot(cell, cells).float()
+        sides.append(member / member.sum(dim=0))
+    return torch.kron(sides[0], sides[1])

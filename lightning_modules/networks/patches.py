@@ -11,7 +11,7 @@ from lightning_modules.networks.memory import found_once
 from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_whole_number
 
-__all__ = ["Patches", "cell_means", "cell_windows", "first_images", "patch_filters", "random_patches"]
+__all__ = ["Patches", "cell_windows", "first_images", "patch_filters", "random_patches"]
 
 #: Numbers in the maps of the images at once: those of a few stay in the processor's cache, which is up to three times
 #: as fast as a batch of them.
@@ -172,16 +172,6 @@ def random_patches(images: Tensor, side: int, *, count: int, generator: torch.Ge
     rows, columns = (top[:, None] + window)[:, None, :, None], (left[:, None] + window)[:, None, None, :]
     channel = torch.arange(channels)[None, :, None, None]
     return images[image[:, None, None, None], channel, rows, columns].flatten(1)
-
-
-def cell_means(rows: int, columns: int, cells: int) -> Tensor:
-    """Matrix (rows·columns, cells²) that averages a map over each cell of a grid; at least as many rows as cells."""
-    sides = []
-    for length in (rows, columns):
-        cell = torch.arange(length) * cells // length
-        member = F.one_hot(cell, cells).float()
-        sides.append(member / member.sum(dim=0))
-    return torch.kron(sides[0], sides[1])
 
 
 def cell_windows(rows: int, columns: int, cells: int) -> Tensor:
