@@ -49,7 +49,7 @@ class ImageDataModule(LightningDataModule, ABC):
     ========== ============================================ ======================================================
     train      the official training part, less validation  teachers only; this is what is protected
     validation `val_fraction` of the official training    the teacher's owner: private too, but not trained on
-               part, by hash of the stable id
+               part, by hash of the stable id, or person
     test       the official test part                       everyone: public by assumption
     ========== ============================================ ======================================================
 
@@ -338,7 +338,8 @@ class ImageDataModule(LightningDataModule, ABC):
             if part != "train" or self.official_validation:
                 self._splits[part] = records
                 continue
-            held_out = id_fraction(records.ids, purpose="validation") < self.val_fraction
+            deciding = records.ids if records.identities is None else records.identities
+            held_out = id_fraction(deciding, purpose="validation") < self.val_fraction
             for split, mask in (("train", ~held_out), ("validation", held_out)):
                 if split in needed:
                     if not mask.any():

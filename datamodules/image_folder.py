@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from datamodules.base import Part, require_at_least
 from datamodules.images import ImageDataset
@@ -53,6 +57,7 @@ class ImageFolder(PictureDataModule):
         resize: Literal["crop", "stretch"] = "crop",
         bits: int = 16,
         test_fraction: float | None = None,
+        person_pattern: str | None = None,
         name: str | None = None,
         num_records: int | None = None,
         cache: bool | str = False,
@@ -67,6 +72,10 @@ class ImageFolder(PictureDataModule):
             resize: `crop` cuts out the middle as a square, `stretch` squeezes all of a picture into one.
             bits: Bits that the content of 16-bit pictures fills, 12 of many radiographs.
             test_fraction: Share of the pictures that are for testing, where there are no folders `train` and `test`.
+            person_pattern: Regular expression whose first group that matches says whose a picture is, searched in its
+                path below its class's folder: `^(patient[0-9]+)_`, or `^(.*)/` for a folder for each person. No split
+                divides a person then. A picture that it does not match is refused; `|(.*)` at its end makes each such
+                picture a person of its own.
             name: By which the private data are known, in results and in their ledger; by default the folder's own. Two
                 folders of the same pictures need the same one.
             num_records: A bound on the number of private records, public. Default: how many pictures there are now,
@@ -80,6 +89,12 @@ class ImageFolder(PictureDataModule):
                 it is not known which pictures are for testing.
         """
         self.test_fraction = test_fraction
+        self.person_pattern = person_pattern
+        if person_pattern is not None and not _groups(person_pattern):
+            raise ValueError(
+                f"person_pattern must be a regular expression with a group, such as '^(patient[0-9]+)_', got "
+                f"{person_pattern!r}"
+            )
         place = Path(root).expanduser()
         self.name = name or place.resolve().name
         self._layout = self._layout_of(place)
@@ -97,7 +112,15 @@ class ImageFolder(PictureDataModule):
         pictures = self._pictures(part)
         if not pictures:
             raise ValueError(f"{self.root} has no pictures for its {part} part: add some, or change test_fraction")
-        records = self.records_of(pictures, name=f"{self.name}-{part}")
+        identities = self._identities(pictures)
+        if part == "train" and identities is not None and self._layout == "parts" and (self.root / "test").is_dir():
+            public = self._identities(self._pictures("test"))
+            if public is not None and (shared := torch.isin(identities, public)).any():
+                raise ValueError(
+                    f"whoever {pictures[int(shared.nonzero()[0])].file} is of has pictures in test as well, which are "
+                    "public: all of a person belong into one of train and test"
+                )
+        records = self.records_of(pictures, name=f"{self.name}-{part}", identities=identities)
         if part == "test" and self.preparation.bits == 16:
             warn_of_dark([picture.file for picture in pictures[:20]])
         return records
@@ -110,9 +133,28 @@ class ImageFolder(PictureDataModule):
             return pictures_of(self._folders(folder), relative_to=folder)
         everything = pictures_of(self._folders(self.root), relative_to=self.root)
         assert self.test_fraction is not None
-        fractions = id_fraction(ids_of_names([picture.name for picture in everything]), purpose="folder-test")
+        deciding = self._identities(everything)
+        deciding = ids_of_names([picture.name for picture in everything]) if deciding is None else deciding
+        fractions = id_fraction(deciding, purpose="folder-test")
         is_test = (fractions < self.test_fraction).tolist()
         return [picture for picture, test in zip(everything, is_test, strict=True) if test == (part == "test")]
+
+    def _identities(self, pictures: Sequence[Picture]) -> Tensor | None:
+        """(N,) int64, hashes of what `person_pattern` finds."""
+        if self.person_pattern is None:
+            return None
+        persons = []
+        for picture in pictures:
+            found = re.search(self.person_pattern, picture.name.partition("/")[2])
+            persons.append(next(filter(None, found.groups()), "") if found else "")
+            if not persons[-1]:
+                raise ValueError(
+                    f"person_pattern {self.person_pattern!r} does not say whose {picture.file} is: rename it, or add "
+                    "|(.*) to the pattern, which makes each such picture a person of its own"
+                )
+        known = sorted(set(persons))
+        ids = dict(zip(known, ids_of_names(known).tolist(), strict=True))
+        return torch.tensor([ids[person] for person in persons], dtype=torch.int64)
 
     def _size_and_channels(
         self, place: Path, size: int | None, channels: Literal[1, 3] | None
@@ -186,6 +228,13 @@ class ImageFolder(PictureDataModule):
         if not private.is_dir():
             return None
         return sum(len(pictures_below(private / name)) for name in self._official)
+
+
+def _groups(pattern: str) -> int:
+    try:
+        return re.compile(pattern).groups
+    except re.error:
+        return 0
 
 
 def _some(names: Sequence[str]) -> str:

@@ -346,13 +346,14 @@ class PictureDataModule(ImageDataModule):
         """(N, C, H, W) uint8 of N pictures; see `read_pictures`."""
         return read_pictures(files, self.preparation, cache=cache_folder(self.cache, beside=self.folder), name=name)
 
-    def records_of(self, pictures: Sequence[Picture], *, name: str) -> ImageDataset:
+    def records_of(self, pictures: Sequence[Picture], *, name: str, identities: Tensor | None = None) -> ImageDataset:
         """The records of some pictures; see `read_pictures`."""
         names = [picture.name for picture in pictures]
         return ImageDataset(
             images=self.decoded([picture.file for picture in pictures], name=name),
             labels=torch.tensor([picture.label for picture in pictures], dtype=torch.int64),
             ids=ids_of_names(names),
+            identities=identities,
             names=names,
         )
 

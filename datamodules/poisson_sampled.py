@@ -77,30 +77,44 @@ class PoissonBatches:
 class PoissonLoader:
     """Records of Poisson batches. Not a `DataLoader`: with several processes Lightning would insert its own sampler."""
 
-    def __init__(self, records: ImageDataset | MappedRecords, batches: PoissonBatches) -> None:
-        """Fetch `batches` from `records`, one indexing each."""
+    def __init__(
+        self, records: ImageDataset | MappedRecords, batches: PoissonBatches, *, identities: Tensor | None = None
+    ) -> None:
+        """Fetch `batches` from `records`, indexing them, or persons in the order of their `identities` (N,)."""
         self.records = records
         self.batches = batches
+        self._of_person: list[list[int]] | None = None
+        if identities is not None:
+            sizes = torch.unique(identities, return_counts=True)[1].tolist()
+            self._of_person = [part.tolist() for part in torch.argsort(identities, stable=True).split(sizes)]
 
     def __len__(self) -> int:
         """Return the number of steps."""
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields inputs (B, ...) and labels (B,); B may be 0. The inputs are overwritten two batches later."""
-        records = self.records
-        if not isinstance(records, MappedRecords) or records.inputs.dtype != torch.float32:
-            for positions in self.batches:
-                yield records.__getitems__(positions)
-            return
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        """Yields inputs (B, ...) and labels (B,); B may be 0. The inputs are overwritten two batches later.
+
+        Of persons also the number of records of each (P,), which lie in a row.
+        """
         # Memory that is taken anew for each batch costs four times what is copied into it. Two pieces in turn: a caller
         # that fetches a batch ahead still has the one before.
-        held = [records.inputs[:0], records.inputs[:0]]
-        for number, positions in enumerate(self.batches):
-            turn = number % 2
-            if len(held[turn]) < len(positions):
-                held[turn] = records.inputs.new_empty(len(positions) * 9 // 8 + 1, *records.inputs.shape[1:])
-            yield records.into(held[turn], positions)
+        held: dict[int, Tensor] = {}
+        for number, drawn in enumerate(self.batches):
+            if self._of_person is None:
+                yield self._fetched(drawn, held, number % 2)
+                continue
+            parts = [self._of_person[person] for person in drawn]
+            counts = torch.tensor([len(part) for part in parts], dtype=torch.int64)
+            yield *self._fetched([row for part in parts for row in part], held, number % 2), counts
+
+    def _fetched(self, positions: list[int], held: dict[int, Tensor], turn: int) -> tuple[Tensor, Tensor]:
+        records = self.records
+        if not isinstance(records, MappedRecords) or records.inputs.dtype != torch.float32:
+            return records.__getitems__(positions)
+        if len(held.get(turn, ())) < len(positions):
+            held[turn] = records.inputs.new_empty(len(positions) * 9 // 8 + 1, *records.inputs.shape[1:])
+        return records.into(held.setdefault(turn, records.inputs[:0]), positions)
 
 
 class PoissonSampled(WrappedDataset):
@@ -123,7 +137,8 @@ class PoissonSampled(WrappedDataset):
         Args:
             dataset: The private data set.
             batch_size: Expected size of a batch, of all processes together; the sample rate is this over the number of
-                training records, or over the bound on it that is stated (`num_records` of `ImageFolder`).
+                training records, or over the bound on it that is stated (`num_records` of `ImageFolder`). For a model
+                with `unit: person` both are numbers of persons.
             steps_per_epoch: Steps that count as an epoch. Default: as many as see each record once on average.
             evaluation: What is evaluated while fitting, `test`, `selection` or `validation`; see `WrappedDataset`.
             noise: Where the coins come from; None is the operating system.
@@ -140,6 +155,7 @@ class PoissonSampled(WrappedDataset):
         self.steps_per_epoch = None if steps_per_epoch is None else require_at_least(1, steps_per_epoch=steps_per_epoch)
         self.noise = noise
         self._mapped: dict[str, MappedRecords] = {}
+        self._num_persons: int | None = None
 
     def prepare_data(self) -> None:
         """Downloads as the wrapped data set does."""
@@ -154,6 +170,7 @@ class PoissonSampled(WrappedDataset):
         """
         if stage == "fit":
             self._forget_precomputed()
+            self._num_persons = None
         self.dataset.setup(stage)
         if not self.looks_at_private_records and stage in ("fit", "validate"):
             self.dataset.setup("test")
@@ -170,18 +187,41 @@ class PoissonSampled(WrappedDataset):
 
     @property
     def sample_rate(self) -> float:
-        """Probability of each record to be in a batch; needs `setup("fit")`.
+        """Probability of each record, or person, to be in a batch; needs `setup("fit")`.
 
-        It is published, and ε reveals it to many digits: where a bound on N is stated it is of that bound, and batches
-        are smaller than `batch_size`.
+        It is published, and ε reveals it to many digits: where a bound on N is stated it is of that bound, which is one
+        on persons as well, and batches are smaller than `batch_size`.
         """
         dataset = self.dataset
         bound = dataset.num_records if dataset.states_bound else None
-        return self.batch_size / (bound or len(dataset.train_records))
+        return self.batch_size / (bound or self._num_units)
+
+    @property
+    def _num_units(self) -> int:
+        return self._num_persons or len(self.dataset.train_records)
 
     def number_records(self) -> None:
         """See `ImageDataModule.number_records`."""
         self.dataset.number_records()
+
+    def sample_persons(self) -> None:
+        """From here on, until the next `setup("fit")`, each person is sampled by one coin, with all records.
+
+        Raises:
+            ValueError: It is not known whom the records are of, or the expected batch is larger than their number.
+        """
+        own = self.train_records.identities
+        if own is None:
+            raise ValueError(
+                f"unit=person needs data that say whose each picture is, and {self.name} does not: set "
+                "data.dataset.person_pattern of ImageFolder, or take unit=record"
+            )
+        self._num_persons = len(torch.unique(own))
+        if self.batch_size > self._num_persons:
+            raise ValueError(
+                f"batch_size counts persons with unit=person, and must not exceed the {self._num_persons} of "
+                f"{self.name}, got {self.batch_size}"
+            )
 
     @property
     def train_records(self) -> ImageDataset:
@@ -218,23 +258,34 @@ class PoissonSampled(WrappedDataset):
         return slice(None) if trainer is None else slice(trainer.global_rank, None, trainer.world_size)
 
     @property
+    def _own_rows(self) -> Tensor:
+        """Positions of this process's training records; of persons all records of its own."""
+        rows = torch.arange(len(self.train_records))
+        if self._num_persons is None or (identities := self.train_records.identities) is None:
+            return rows[self._own]
+        return rows[torch.isin(identities, torch.unique(identities)[self._own])]
+
+    @property
     def _own_records(self) -> ImageDataset:
         records = self.dataset.trained_on
-        if self.trainer is None or self.trainer.world_size == 1:
-            return records
-        return records.at(torch.arange(len(records))[self._own])
+        return records if self.trainer is None or self.trainer.world_size == 1 else records.at(self._own_rows)
 
     def train_dataloader(self) -> PoissonLoader:
         """Returns Poisson batches of this process's records; each process makes as many steps as any other."""
         steps = self.steps_per_epoch or max(1, round(1 / self.sample_rate))
         batches = PoissonBatches(
-            records=len(self.dataset.train_records),
+            records=self._num_units,
             sample_rate=self.sample_rate,
             steps=steps,
             noise=self.noise,
             own=self._own,
         )
-        return PoissonLoader(self._mapped.get("train") or self._own_records, batches)
+        identities = self.train_records.identities if self._num_persons else None
+        return PoissonLoader(
+            self._mapped.get("train") or self._own_records,
+            batches,
+            identities=None if identities is None else identities[self._own_rows],
+        )
 
     def val_dataloader(self) -> Batches:
         """Returns the batches that are evaluated while fitting, in order."""

@@ -2,7 +2,7 @@
 
 The privacy guarantees compare a data set with one from which a record was taken. That comparison only holds if the
 record's absence changes nothing for the others, so a split (like a teacher's shard) may depend only on the record's
-id: not on its content, not on its position in a list which a removal would shift.
+id, or its person's: not on its content, not on its position in a list which a removal would shift.
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ from lightning_modules.runtime.runs import datamodule_of
 from privacy.annotators import Annotator
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError, Training, UnnamedTraining
+from privacy.neighbours import Unit
 from privacy.plan import Plan
 from privacy.processes import ALONE, Processes
 
-__all__ = ["PrivateRun", "state_of_run", "steps_of_fit"]
+__all__ = ["PrivateRun", "epsilon_metric", "state_of_run", "steps_of_fit"]
 
 
 class PrivateRun:
@@ -131,7 +132,7 @@ class PrivateRun:
         account = self.annotator.account
         published = account.epsilon_published()
         claim = {"privacy/epsilon_published": published} if math.isfinite(published) else {}
-        return {"privacy/epsilon": account.epsilon(), **claim}
+        return {epsilon_metric(account.neighbours()[0]): account.epsilon(), **claim}
 
     def guarantee(self, *, artefacts: Sequence[str], assumptions: Sequence[str]) -> Guarantee:
         """Current guarantee for these artefacts."""
@@ -159,6 +160,11 @@ class PrivateRun:
         for query in state["uncharged_queries"]:
             self.note(query)
         self.keep_partitions(state["partitions"])
+
+
+def epsilon_metric(unit: Unit) -> str:
+    """Name of ε in logs: a figure for persons is none for records."""
+    return "privacy/epsilon_person" if unit is Unit.PERSON else "privacy/epsilon"
 
 
 def steps_of_fit(trainer: Trainer) -> int | None:

@@ -5,23 +5,29 @@ from __future__ import annotations
 import math
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from privacy.accounting.composition import compose
+from privacy.accounting.composition import known_epsilon
 from privacy.checks import check_count, check_delta
 from privacy.events import LabelOnly, Release, Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining, ledger_file
 from privacy.ledger import Charge, Ledger, ledgers_of
-from privacy.neighbours import Relation, Unit, common_neighbours
+from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
 from privacy.published.claims import Claim, published_epsilon
 
 __all__ = ["Accounting", "Budget", "BudgetExceeded", "PrivacyAccount", "Scope", "admitted", "open_account"]
 
 Accounting = Literal["record", "published"]
 Scope = Literal["private_data", "run"]
+
+
+_APART = (
+    "what is covered protects several units, such as records in one training and persons in another, and no epsilon "
+    "covers both; budget.scope=run states that of one run"
+)
 
 
 class BudgetExceeded(RuntimeError):
@@ -100,9 +106,7 @@ class PrivacyAccount:
 
     def epsilon(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
         """Record-level ε at δ of `counts`, by default of everything spent so far; `inf` where nothing bounds it."""
-        return compose(
-            self.covering(self.spent(scope=scope) if counts is None else counts)[0], self.budget.delta
-        ).epsilon
+        return self.epsilon_of(self.covering(self.spent(scope=scope) if counts is None else counts)[0])
 
     def epsilon_label(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
         """ε at δ of `counts` where neighbours differ in the label of one record and all else is known.
@@ -117,16 +121,16 @@ class PrivacyAccount:
                 return math.inf
             if of_label is not None:
                 releases[of_label] += count
-        return compose(releases, self.budget.delta).epsilon
+        return self.epsilon_of(releases)
 
     def epsilon_of(self, releases: Mapping[Release, int]) -> float:
-        """Record-level ε at δ of only these releases."""
-        return compose(releases, self.budget.delta).epsilon
+        """ε at δ of only these releases, for the unit that they share; `inf` where they share none."""
+        return known_epsilon(releases, self.budget.delta)
 
     def epsilon_of_training(self) -> float:
         """Record-level ε at δ of only the training that this run's charges belong to; `inf` if unbounded."""
         bound = self._trained(self.training)
-        return math.inf if bound is None else compose(bound, self.budget.delta).epsilon
+        return math.inf if bound is None else self.epsilon_of(bound)
 
     def epsilon_of_ledger(self) -> float:
         """Record-level ε at δ of everything that the ledger holds: trainings by DP-SGD and all runs' plans together."""
@@ -139,12 +143,14 @@ class PrivacyAccount:
         for training, releases in self._by_training(queried).items():
             if training is None or not trained.get(training):
                 everything.update(releases)
-        return compose(everything, self.budget.delta).epsilon
+        return self.epsilon_of(everything)
 
     def neighbours(self, *, counts: Mapping[Charge, int] | None = None) -> tuple[Unit, Relation]:
-        """Unit and neighbouring relation of the record-level ε of `counts`."""
-        releases, _ = self.covering(self.spent() if counts is None else counts)
-        return common_neighbours((release.unit, release.relation) for release in releases)
+        """Unit and neighbouring relation of the ε of `counts`; a record's where they share none."""
+        return _shared(self.covering(self.spent() if counts is None else counts)[0]) or (
+            Unit.RECORD,
+            Relation.ANY_CHANGE,
+        )
 
     def rests_on_teachers(self, *, counts: Mapping[Charge, int] | None = None) -> set[str]:
         """Trainings whose own bound is smaller than that of their charges, so that ε rests on it."""
@@ -165,7 +171,7 @@ class PrivacyAccount:
     def covering(self, counts: Mapping[Charge, int]) -> tuple[Counter[Release], set[str]]:
         """Releases that cover `counts`, and the trainings counted in it by their own bound.
 
-        For each training the smaller of the two ways to argue; trainings compose.
+        For each training the smaller of the two ways to argue, or what bounds it for whole persons; trainings compose.
         """
         total: Counter[Release] = Counter()
         by_bound: set[str] = set()
@@ -174,7 +180,10 @@ class PrivacyAccount:
             if (
                 training is not None
                 and bound is not None
-                and compose(bound, self.budget.delta).epsilon <= compose(releases, self.budget.delta).epsilon
+                and (
+                    all(release.bounded and release.unit is Unit.PERSON for release in bound)
+                    or self.epsilon_of(bound) <= self.epsilon_of(releases)
+                )
             ):
                 by_bound.add(training)
                 total.update(bound)
@@ -201,7 +210,7 @@ class PrivacyAccount:
         """Why no record-level ε holds for `counts`, by default for everything spent so far; empty where one does."""
         releases, _ = self.covering(self.spent() if counts is None else counts)
         charged = {_reason(release) for release in releases if not release.bounded}
-        return sorted(charged)
+        return sorted(charged if _shared(releases) else {*charged, _APART})
 
     def queries(self, *, scope: Scope | None = None) -> int:
         """Inputs that the teachers were queried with."""
@@ -244,6 +253,15 @@ class PrivacyAccount:
 
         # The ledger calls it while holding its lock: two runs must not both be granted the rest of one budget.
         self.ledger.charge(charge, afford=None if self.budget.target_epsilon is None else afford)
+
+    def require_one_unit(self, charge: Charge) -> None:
+        """Refuses a release that no ε covers together with what was spent, since they protect different units.
+
+        Raises:
+            BudgetExceeded: There is none.
+        """
+        if _shared(self.covering(self.spent() + Counter({charge: 1}))[0]) is None:
+            raise BudgetExceeded(f"no ε holds for what this run would release: {_APART}")
 
     def refusal(self, charge: Charge, *, calls: int = 1) -> str:
         """One paragraph on why so many more releases of this kind do not fit."""
@@ -378,6 +396,14 @@ def _known_elsewhere(training: Training | UnnamedTraining, ledger: Ledger) -> di
     beside = training.folder if isinstance(training, UnnamedTraining) else training.ledger and training.ledger.parent
     folders = [ledger.path.parent, ledger_file("x").parent, *([beside.resolve()] if beside else [])]
     return {path: name for path, name in ledgers_of(training, folders).items() if path != ledger.path}
+
+
+def _shared(releases: Iterable[Release]) -> tuple[Unit, Relation] | None:
+    """Unit and relation for which releases compose; None where they do not."""
+    try:
+        return common_neighbours((release.unit, release.relation) for release in releases)
+    except IncompatibleNeighbours:
+        return None
 
 
 def _reason(release: Release) -> str:

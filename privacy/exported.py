@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from privacy.accounting.composition import compose
+from privacy.accounting.composition import known_epsilon
 from privacy.events.base import release_from_dict
 from privacy.formatting import round_up
-from privacy.guarantee import Guarantee
+from privacy.guarantee import Guarantee, level_of
+from privacy.neighbours import Unit
 from privacy.published.claims import claim_from_dict, published_epsilon
 
 __all__ = ["GUARANTEE", "AlteredError", "check_export", "checksums"]
@@ -75,11 +76,14 @@ def _figures(content: Mapping[str, Any]) -> list[str]:
     if not 0 < delta < 1:
         return [f"{GUARANTEE}: delta must lie between 0 and 1, and is {delta}"]
     releases = _counted([(release_from_dict(one), count) for one, count in stated["releases"]])
-    bound = compose(releases, delta).epsilon
+    bound = known_epsilon(releases, delta)
+    level = level_of(stated["unit"])
     said = [
-        f"record-level ε = {round_up(bound)} at δ = {delta:g} is what {sum(releases.values()):,} releases compose to; "
+        f"{level}-level ε = {round_up(bound)} at δ = {delta:g} is what {sum(releases.values()):,} releases compose to; "
         f"unit: {stated['unit']}; neighbours: {stated['relation']}"
     ]
+    if math.isfinite(bound) and (level == "person") is not any(one.unit is Unit.PERSON for one in releases):
+        said.append(f"{GUARANTEE}: the unit is {stated['unit']}, and its releases are not about that")
     target = stated["target"]
     if not (_same(bound, epsilon) if target is None else float(target) == epsilon < bound):
         said.append(f"{GUARANTEE}: epsilon is {epsilon}, and its releases compose to {bound}")

@@ -16,7 +16,7 @@ from privacy.ledger import Charge
 from privacy.mechanisms.description import MechanismDescription
 from privacy.neighbours import Relation, Unit
 
-__all__ = ["MEANINGFUL_EPSILON", "POST_PROCESSING", "RELATIONS", "Guarantee", "LabelStatement"]
+__all__ = ["MEANINGFUL_EPSILON", "POST_PROCESSING", "RELATIONS", "Guarantee", "LabelStatement", "level_of"]
 
 _PUBLIC = (
     "treated as public: the number of private records, the number of classes, image shape and normalisation, the "
@@ -52,6 +52,12 @@ _SAME_PERSON = (
 )
 
 
+_OTHER_NAMES = (
+    "a person whose pictures count as those of several, near-duplicates of a picture among those of other persons, and "
+    "the same images under the name of another data set, which has another ledger"
+)
+
+
 MEANINGFUL_EPSILON = 20.0
 """A record-level ε above it protects no record in any meaningful sense."""
 
@@ -65,11 +71,14 @@ RELATIONS: Mapping[tuple[Unit, Relation], str] = {
     (Unit.RECORD, Relation.ZERO_OUT): "zero-out of one training record",
     (Unit.LABEL, Relation.REPLACE_ONE): "replacement of the label of one training record",
     (Unit.CLIENT, Relation.REPLACE_ONE): "replacement of all records of one client; which clients there are is public",
+    (Unit.PERSON, Relation.ADD_OR_REMOVE): "add-or-remove of one person with all pictures",
 }
 """Words for what is more special than what a mechanism says of itself."""
 
 
 _OF_CLIENT = "one client: all records that its teacher was trained on"
+_OF_PERSON = "one person with all pictures"
+_OF_LEVEL = {"client": " It holds for a single record as well.", "person": f" The unit is {_OF_PERSON}."}
 
 
 POST_PROCESSING = (
@@ -288,15 +297,15 @@ class Guarantee:
             alone = {charge.training for charge, count in covered.items() if count} <= {account.training}
             outside.append(_about_teacher(teacher_epsilon, account.budget.delta, covers_it=alone))
         outside += not_covered
+        # Of the charges, not of a setting: other runs in the ledger may protect single records.
+        unit, relation = account.neighbours(counts=covered)
         outside += [
-            _SAME_PERSON,
+            _OTHER_NAMES if unit is Unit.PERSON else _SAME_PERSON,
             "releases that the ledger does not record, such as those of a copy of a teacher used elsewhere",
         ]
         claimed = account.epsilon_published()
         composed = account.epsilon(counts=covered)
         stated = composed if epsilon is None else epsilon
-        # Of the charges, not of a setting: other runs in the ledger may protect single records.
-        unit, relation = account.neighbours(counts=covered)
         if account.budget.scope == "run" or account.epsilon_of_ledger() > stated:
             outside.append(
                 "other runs and teachers from the same private data, if anything they produced is published too: the "
@@ -305,7 +314,7 @@ class Guarantee:
         return cls(
             epsilon=stated,
             delta=account.budget.delta,
-            unit=_OF_CLIENT if unit is Unit.CLIENT else words.unit,
+            unit={Unit.CLIENT: _OF_CLIENT, Unit.PERSON: _OF_PERSON}.get(unit, words.unit),
             relation=RELATIONS.get((unit, relation), words.relation),
             private_data=account.ledger.private_data,
             artefacts=tuple(artefacts),
@@ -427,8 +436,8 @@ class Guarantee:
 
     @property
     def level(self) -> str:
-        """`client` where the unit is a whole client, else `record`."""
-        return "client" if self.unit == _OF_CLIENT else "record"
+        """See `level_of`."""
+        return level_of(self.unit)
 
     def headline(self) -> str:
         """What ε means here, and what of it is this run's own."""
@@ -444,7 +453,7 @@ class Guarantee:
                 "between what two neighbouring data sets may give)."
             )
         else:
-            text = f"{at}." + ("" if self.level == "record" else " It holds for a single record as well.")
+            text = f"{at}." + _OF_LEVEL.get(self.level, "")
         return f"{text} {self.of_others()}".rstrip()
 
     def of_others(self) -> str:
@@ -466,6 +475,11 @@ class Guarantee:
         return write_atomically(where / "guarantee.json", text), write_atomically(
             where / "guarantee.md", self.to_markdown()
         )
+
+
+def level_of(unit: str) -> str:
+    """`client` or `person` where the unit that a guarantee states is a whole one, else `record`."""
+    return {_OF_CLIENT: "client", _OF_PERSON: "person"}.get(unit, "record")
 
 
 def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:

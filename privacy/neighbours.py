@@ -22,6 +22,7 @@ class Unit(str, Enum):
     RECORD = "record"
     LABEL = "label"
     CLIENT = "client"
+    PERSON = "person"
 
 
 class Relation(str, Enum):
@@ -49,7 +50,8 @@ def common_neighbours(events: Iterable[tuple[Unit, Relation]]) -> tuple[Unit, Re
     - A client whose data lose, gain or change a record is a client whose data were replaced: events about clients under
       `ANY_CHANGE` or `REPLACE_ONE` compose with events about records or labels, as events about any change of a record.
 
-    Nothing else is composed: from add-or-remove to replace-one it takes group privacy, which changes ε.
+    Nothing else is composed: from add-or-remove to replace-one it takes group privacy, which changes ε. So it does from
+    adding or removing a person to a record of one who stays, whose clipped gradient moves by up to two norms.
 
     Args:
         events: Unit and relation of each event; none at all count as any change of a record.

@@ -53,7 +53,8 @@ class Curves(Callback):
         if trainer.is_global_zero and self.history and not is_dev_run(trainer):
             title = f"{type(pl_module).__name__} on {getattr(datamodule_of(trainer), 'name', 'data')}"
             of = "kept apart" if validation_metric(trainer) == KEPT_APART else "test"
-            figure = run_curves(self.history, title=title, of=of)
+            level = data_free(pl_module).annotator.account.neighbours()[0].value
+            figure = run_curves(self.history, title=title, of=of, level=level)
             save_figure(figure, _figures_folder(trainer, pl_module) / "curves.png")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

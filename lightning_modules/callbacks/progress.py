@@ -17,6 +17,7 @@ __all__ = ["ProgressLines", "ShortProgressBar", "progress"]
 
 _SHORT = {
     "privacy/epsilon": "ε record",
+    "privacy/epsilon_person": "ε person",
     "privacy/epsilon_published": "ε published",
     "privacy/epsilon_label": "ε of labels",
     "test_split/accuracy": "test",

@@ -29,7 +29,7 @@ from privacy.files import write_atomically
 from privacy.formatting import json_number
 from privacy.guarantee import Guarantee
 
-__all__ = ["ResultRecord", "role"]
+__all__ = ["ResultRecord", "epsilon_of", "role"]
 
 
 @runtime_checkable
@@ -140,8 +140,12 @@ def _stated(guarantee: Guarantee | None) -> dict[str, Any]:
         return {"epsilon_record": "inf", "delta": 0.0, "unit": "one training record"}
     labels, source = guarantee.labels, guarantee.claimed_source
     claim = {"epsilon_published": json_number(guarantee.claimed_epsilon), "published_claim": source} if source else {}
+    epsilon = json_number(guarantee.epsilon)
+    # Of a person who stays it bounds no record.
+    of_unit = {"epsilon_record": "inf", "epsilon_person": epsilon} if guarantee.level == "person" else {}
     return {
-        "epsilon_record": json_number(guarantee.epsilon),
+        "epsilon_record": epsilon,
+        **of_unit,
         "epsilon_of_run": json_number(guarantee.epsilon_of_run),
         "epsilon_all_runs": json_number(guarantee.epsilon_all_runs),
         "statement": guarantee.headline(),
@@ -151,6 +155,11 @@ def _stated(guarantee: Guarantee | None) -> dict[str, Any]:
         "unit": guarantee.unit,
         "run": guarantee.run,
     }
+
+
+def epsilon_of(record: Mapping[str, Any]) -> float:
+    """ε of a record, for the unit that it names."""
+    return float(record.get("epsilon_person", record["epsilon_record"]))
 
 
 def role(record: Mapping[str, Any]) -> str:

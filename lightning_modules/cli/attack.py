@@ -51,6 +51,7 @@ from privacy.attacks import (
 )
 from privacy.files import write_atomically
 from privacy.formatting import json_number
+from privacy.guarantee import level_of
 
 __all__ = ["attack"]
 
@@ -161,9 +162,9 @@ def _guarantee(place: Path) -> dict[str, float | None]:
     if not file.is_file():
         return {"epsilon": math.inf, "published": None}
     stated = json.loads(file.read_text(encoding="utf-8"))
-    claim = stated.get("published_claim")
+    claim, own = stated.get("published_claim"), stated["guarantee"]
     return {
-        "epsilon": float(stated["guarantee"]["epsilon"]),
+        "epsilon": math.inf if level_of(own["unit"]) == "person" else float(own["epsilon"]),
         "published": None if claim is None else float(claim["epsilon"]),
     }
 
@@ -182,8 +183,10 @@ def _control(asked: Asked, num_classes: int, names: Sequence[str]) -> list[Leak]
 def _of_shadows(pipelines: Pipelines, role: str, asked: Asked, names: Sequence[str], count: int) -> list[Leak]:
     answers, claim = pipelines.answers(role, count, asked), pipelines.claim(role, count)
     # Other neighbours than one record more or less are not what is audited.
-    comparable = claim is not None and "add-or-remove" in str(claim["relation"])
-    epsilon = float(claim["epsilon"]) if claim is not None and comparable else math.inf
+    if claim is None or level_of(claim["unit"]) == "person" or "add-or-remove" not in str(claim["relation"]):
+        epsilon = math.inf
+    else:
+        epsilon = float(claim["epsilon"])
     delta = 1e-5 if claim is None else float(claim["delta"])
     # All of them hold together: kinds of records, attacks and roles.
     confidence = 1 - 0.05 / (3 * len(names) * len(pipelines.recipe))

@@ -162,8 +162,9 @@ def cost_in_ledger(cli: Any) -> str:
     if file.is_file():
         account.ledger.absorb(Ledger(path=file, private_data=teacher.private_data, run=account.ledger.run))
     account.ledger.restore(planned)
+    unit = account.neighbours(counts=planned)[0].value
     return (
-        f"Of this teacher: record-level ε = {round_up(own)} by this run; with all else in the ledger {file}: "
+        f"Of this teacher: {unit}-level ε = {round_up(own)} by this run; with all else in the ledger {file}: "
         f"{round_up(account.epsilon_of_ledger())}."
     )
 

@@ -26,6 +26,7 @@ from lightning_modules.teachers.files import TeacherError, is_onnx, read_file
 from privacy.accounting.composition import compose
 from privacy.formatting import round_up
 from privacy.identity import CheckpointError, Training
+from privacy.neighbours import Unit
 
 __all__ = ["PRIORS", "distill", "prior_for"]
 
@@ -290,10 +291,12 @@ def _announcement(config: Mapping[str, Any], training: Training | None, *, delta
     if training is not None:
         assert training.releases is not None  # by `facts_of`
         epsilon = compose(dict(training.releases), delta).epsilon
+        by_person = any(release.unit is Unit.PERSON for release in training.releases)
+        whom = "one person with all pictures" if by_person else "every training record"
         lines.append(
-            f"The teacher was trained by DP-SGD. Its ε = {round_up(epsilon)} at δ = {delta:g} holds for every training "
-            "record and bounds everything that is computed from the teacher: the student costs nothing more, and the "
-            "teacher itself may be published at that ε as well."
+            f"The teacher was trained by DP-SGD. Its ε = {round_up(epsilon)} at δ = {delta:g} holds for {whom} and "
+            "bounds everything that is computed from the teacher: the student costs nothing more, and the teacher "
+            "itself may be published at that ε as well."
         )
     else:
         lines.append(

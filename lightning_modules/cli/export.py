@@ -83,5 +83,6 @@ def say_exported(done: Exported) -> None:
     if done.run.record is None:
         print("No record of a finished fit is of this state of the network: the card states no accuracy.")
     epsilon = round_up(float(done.run.stated["epsilon"]))
-    print(f"Record-level ε = {epsilon} at δ = {done.run.stated['delta']:g}.")
+    stated = done.run.stated
+    print(f"{done.run.level.capitalize()}-level ε = {epsilon} at δ = {stated['delta']:g}; unit: {stated['unit']}.")
     print(f"Read it before you hand it on: {done.folder / 'README.md'}", flush=True)

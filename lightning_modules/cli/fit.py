@@ -23,7 +23,7 @@ from lightning_modules.callbacks.config import SaveConfig
 from lightning_modules.callbacks.data_free import is_data_free
 from lightning_modules.callbacks.failures import NoLonelyCheckpoint
 from lightning_modules.callbacks.progress import progress
-from lightning_modules.callbacks.record import ResultRecord
+from lightning_modules.callbacks.record import ResultRecord, epsilon_of
 from lightning_modules.cli.arguments import PARSER_MODE, prepare_arguments
 from lightning_modules.cli.parsers import explain
 from lightning_modules.cli.resuming import differences, find_checkpoint, flat, may_change, read_checkpoint, refuse
@@ -201,7 +201,7 @@ class TranscriptionCLI(LightningCLI):
             recorder = next(one for one in self.trainer.callbacks if isinstance(one, ResultRecord))  # type: ignore[attr-defined]
             if (written := recorder.file_of(self.trainer)).is_file():
                 record = json.loads(written.read_text(encoding="utf-8"))
-                name_by_epsilon(self.trainer.loggers, float(record["epsilon_record"]))
+                name_by_epsilon(self.trainer.loggers, epsilon_of(record))
                 saved = self._saved()
                 rank_zero_info(
                     outcome(record, folder=run_folder(self.trainer), checkpoint=Path(saved) if saved else None)

@@ -16,6 +16,7 @@ from rich.table import Table
 from privacy.account import Budget, PrivacyAccount
 from privacy.formatting import round_up
 from privacy.ledger import RECORDS, Ledger, LedgerError
+from privacy.neighbours import Unit
 
 __all__ = ["ledger"]
 
@@ -45,7 +46,8 @@ def ledger(args: Sequence[str]) -> None:
 def _show(file: Path, *, delta: float) -> None:
     book = Ledger(path=file, private_data=_private_data(file), run="reader")
     account = PrivacyAccount(ledger=book, budget=Budget(delta=delta))
-    table = Table(box=box.SIMPLE_HEAD, title=f"{book.private_data}, record-level epsilon at delta = {delta:g}")
+    title = f"{book.private_data}, epsilon at delta = {delta:g} for one record, unless it says otherwise"
+    table = Table(box=box.SIMPLE_HEAD, title=title)
     for heading in ("training", "of itself", "queries of it", "together"):
         table.add_column(heading, justify="left" if heading == "training" else "right")
     trained = book.trained()
@@ -58,7 +60,9 @@ def _show(file: Path, *, delta: float) -> None:
         planned.setdefault(charge.training, Counter())[charge] += count
     for training, counts in charges.items():
         own = trained.get(training or "")
-        name = {None: "not known", RECORDS: "records themselves"}.get(training, training)
+        name = {None: "not known", RECORDS: "records themselves"}.get(training, str(training))
+        if any(release.unit is Unit.PERSON for release in own or ()):
+            name += " (one person with all pictures)"
         table.add_row(
             name,
             round_up(account.epsilon_of(own)) if own else "-",

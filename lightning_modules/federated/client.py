@@ -220,7 +220,7 @@ class FederatedClient:
             ],
             not_covered=[self._of_trusted_server()] if terms.noise_by == "server" else [],
         )
-        return replace(said, unit="one training record of this client")
+        return said if said.level == "person" else replace(said, unit="one training record of this client")
 
     def _of_trusted_server(self) -> str:
         """Guarantee against everyone but a server that adds the noise; its own figure bounds nothing then."""

@@ -99,11 +99,6 @@ def _front_matter(run: FinishedRun, *, name: str, license_name: str) -> dict[str
     return front
 
 
-def _level(run: FinishedRun) -> str:
-    """The unit of the figure; one for whole clients holds for a record as well."""
-    return "client" if str(run.stated["unit"]).startswith("one client") else "record"
-
-
 def _warning(run: FinishedRun) -> str:
     data = run.stated["private_data"]
     if math.isinf(run.epsilon):
@@ -114,8 +109,8 @@ def _warning(run: FinishedRun) -> str:
         )
     if run.epsilon > MEANINGFUL_EPSILON:
         return (
-            f"> **NOT PROTECTED in any meaningful sense: {_level(run)}-level ε = {round_up(run.epsilon)}** (δ = "
-            f"{run.stated['delta']:g}) bounds nothing that would matter to a {_level(run)} of {data}. Treat it "
+            f"> **NOT PROTECTED in any meaningful sense: {run.level}-level ε = {round_up(run.epsilon)}** (δ = "
+            f"{run.stated['delta']:g}) bounds nothing that would matter to a {run.level} of {data}. Treat it "
             "like the private model that it was made from."
         )
     return ""
@@ -149,7 +144,7 @@ def _privacy(run: FinishedRun) -> str:
     lines = [
         "| | |",
         "|---|---|",
-        f"| **{_level(run)}-level ε (a bound)** | {_figure(run.epsilon)} |",
+        f"| **{run.level}-level ε (a bound)** | {_figure(run.epsilon)} |",
         f"| δ | {stated['delta']:g} |",
         f"| unit | {stated['unit']} |",
         f"| neighbouring relation | {stated['relation']} |",

@@ -20,6 +20,7 @@ from lightning import LightningDataModule
 from torch import nn
 
 from lightning_modules import networks
+from lightning_modules.callbacks.record import epsilon_of
 from lightning_modules.networks import Network, build_network
 from lightning_modules.networks.named_code import require_known_code, texts_in
 from lightning_modules.publishing.folder import ExportError, without_folders
@@ -27,6 +28,7 @@ from lightning_modules.runtime.checkpoint_io import hyperparameters, noted_by_ru
 from lightning_modules.runtime.runs import LOCK, folder_of_checkpoint
 from privacy.accounting.composition import compose
 from privacy.events import Release
+from privacy.guarantee import level_of
 from privacy.identity import Training
 from privacy.plan import Charge
 
@@ -79,8 +81,13 @@ class FinishedRun:
 
     @property
     def epsilon(self) -> float:
-        """Record-level ε; `inf` where nothing bounds it."""
+        """ε for the unit that is stated; `inf` where nothing bounds it."""
         return float(self.stated["epsilon"])
+
+    @property
+    def level(self) -> str:
+        """See `level_of`."""
+        return level_of(str(self.stated["unit"]))
 
     @property
     def data(self) -> str:
@@ -369,7 +376,7 @@ def _record(
     for place in places:
         try:
             record = json.loads(place.read_text(encoding="utf-8"))
-            same = record["steps"] == steps and record["epsilon_record"] == stated["epsilon"]
+            same = record["steps"] == steps and epsilon_of(record) == float(stated["epsilon"])
             # Another run of the same settings may have written to the same path.
             same = same and record["run"] == stated["run"]
             if same and seed in (None, record["seed"]):

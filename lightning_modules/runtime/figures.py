@@ -53,13 +53,16 @@ def image_grid(images: torch.Tensor, *, title: str) -> Figure:
     return figure
 
 
-def run_curves(history: Sequence[Mapping[str, float]], *, title: str, of: str = "test") -> Figure:
+def run_curves(
+    history: Sequence[Mapping[str, float]], *, title: str, of: str = "test", level: str = "record"
+) -> Figure:
     """Accuracy over steps, and both ε figures over steps on a logarithmic axis.
 
     Args:
         history: Points with `steps`, `accuracy`, `epsilon` and `epsilon_published`.
         title: Heading.
         of: Which images the accuracy is of.
+        level: What ε is about, `record` or another unit.
     """
     figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(6, 5.5))
     steps = [point["steps"] for point in history]
@@ -67,7 +70,7 @@ def run_curves(history: Sequence[Mapping[str, float]], *, title: str, of: str = 
     accuracy_axis(top, of=of)
     top.set_title(title, fontsize=10)
     for name, label, color in (
-        ("epsilon", "record-level ε (a bound)", "C3"),
+        ("epsilon", f"{level}-level ε (a bound)", "C3"),
         ("epsilon_published", "published ε (the paper's claim)", "C2"),
     ):
         points = [(point["steps"], point[name]) for point in history if 0 < point[name] < math.inf]
@@ -75,7 +78,7 @@ def run_curves(history: Sequence[Mapping[str, float]], *, title: str, of: str = 
             bottom.plot(*zip(*points, strict=True), marker="o", markersize=3, color=color, label=label)
     if infinite := [point["steps"] for point in history if math.isinf(point["epsilon"])]:
         where = bottom.get_xaxis_transform()
-        bottom.plot(infinite, [TOP] * len(infinite), "C3^", label="record-level ε: infinite", transform=where)
+        bottom.plot(infinite, [TOP] * len(infinite), "C3^", label=f"{level}-level ε: infinite", transform=where)
         bottom.margins(y=0.2)  # below it
     bottom.set_yscale("log")
     bottom.set_ylabel("ε")

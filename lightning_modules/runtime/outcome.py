@@ -13,7 +13,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_modules.callbacks.record import role
+from lightning_modules.callbacks.record import epsilon_of, role
 from privacy.formatting import round_up
 
 __all__ = ["exit_status", "how_to_resume", "outcome", "say_how_to_resume"]
@@ -44,7 +44,7 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
             lines.append(f"its teacher: {100 * measured:.2f} %, measured without noise: keep this figure private")
     # A method's guarantee has printed its own, at length.
     if record["method"] in _TEACHERS:
-        lines.append(f"record-level ε: {_epsilon(record)}")
+        lines.append(f"{'person' if 'epsilon_person' in record else 'record'}-level ε: {_epsilon(record)}")
     if checkpoint is not None:
         lines.append(f"checkpoint: {checkpoint}")
         config = folder / "config.yaml"
@@ -53,16 +53,17 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
             more = _command("fit", "--config", config, "--ckpt_path", checkpoint)
             lines.append(f"go on:   {more} --trainer.max_epochs N")
         if record["method"] not in _NEVER_PUBLISHED:
-            unbounded = ["--unprotected"] if math.isinf(float(record["epsilon_record"])) else []
+            unbounded = ["--unprotected"] if math.isinf(epsilon_of(record)) else []
             lines.append(f"publish: {_command('export', folder, '--to', 'DIR', *unbounded)}")
     return "\n".join(lines)
 
 
 def _epsilon(record: Mapping[str, Any]) -> str:
-    value = float(record["epsilon_record"])
+    value = epsilon_of(record)
     if math.isinf(value):
         return "inf: nothing bounds what it reveals about a training record; it must stay private"
-    return f"{round_up(value)} at δ = {record['delta']:g}, for every training record; it may be published at that ε"
+    whose = "one person with all pictures" if "epsilon_person" in record else "every training record"
+    return f"{round_up(value)} at δ = {record['delta']:g}, for {whose}; it may be published at that ε"
 
 
 def _command(*words: object) -> str:

@@ -45,7 +45,7 @@ def describe_runs(loggers: Iterable[Logger], *, model: LightningModule, dataset:
 
 
 def name_by_epsilon(loggers: Iterable[Logger], epsilon: float) -> None:
-    """Adds the record-level ε that was reached to the names of those W&B runs that were given none."""
+    """Adds the ε that was reached to the names of those W&B runs that were given none."""
     for logger in loggers:
         if isinstance(logger, WandbLogger) and logger._name == logger._wandb_init.get("group"):
             logger.experiment.name = f"{logger._name}-eps{round_up(epsilon, digits=3)}"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.clipping_trial import ClippingTrial, Extracts, changed, digests, logits_after
-from lightning_modules.teachers.record_clipping import MODES, Clipping, Mode, RecordClipping
+from lightning_modules.teachers.record_clipping import MODES, Clipping, Mode, RecordClipping, pieces_of
 from privacy.identity import CheckpointError
 from privacy.mechanisms.noise import NoiseSource
 from privacy.processes import Processes, by_all
@@ -21,22 +21,26 @@ __all__ = ["ClippedNetwork"]
 
 
 class ClippedNetwork:
-    """A network whose records are clipped one by one.
+    """A network whose records, or persons, are clipped one by one.
 
     Args:
         network: What is trained.
         clipping: See `DPSGDTeacher`.
         criterion: The loss.
+        by_person: Whether the mean gradient of each person is clipped, in place of each record's.
 
     Attributes:
         mode: How records are clipped: never `auto`.
     """
 
-    def __init__(self, network: nn.Module, clipping: Clipping, criterion: PriorCrossEntropy) -> None:
+    def __init__(
+        self, network: nn.Module, clipping: Clipping, criterion: PriorCrossEntropy, *, by_person: bool = False
+    ) -> None:
         self.network = network
         self.clipping = clipping
         self.criterion = criterion
-        self.mode: Mode = clipping.mode_for(network)
+        self.by_person = by_person
+        self.mode: Mode = clipping.mode_for(network, by_person=by_person)
         self._clipped: RecordClipping | None = None
         #: Of all but the trained weights, when the fit began.
         self._state: dict[str, str] | None = None
@@ -57,7 +61,7 @@ class ClippedNetwork:
         """
         before = state.get("settings", {}).get("clipping.mode")
         if before in MODES and self.clipping.mode in ("auto", state.get("given_mode")):
-            self.mode = replace(self.clipping, mode=before).mode_for(self.network)
+            self.mode = replace(self.clipping, mode=before).mode_for(self.network, by_person=self.by_person)
 
     def _records_at_once(self, records: int) -> int:
         """Records of a physical batch, of so many in all."""
@@ -108,19 +112,26 @@ class ClippedNetwork:
         """Logits of images, or of features that were computed before."""
         return logits_after(self.network, self.extracts if extracted else None, inputs)
 
-    def sums(self, inputs: Tensor, labels: Tensor, *, source: NoiseSource, extracted: bool) -> list[Tensor]:
-        """Sums of the clipped gradients of a batch, which may be empty, in pieces; views are drawn from `source`."""
-        assert self._clipped is not None
+    def sums(
+        self, inputs: Tensor, labels: Tensor, counts: Tensor | None = None, *, source: NoiseSource, extracted: bool
+    ) -> list[Tensor]:
+        """Sums of the clipped gradients of a batch, which may be empty, in pieces; views are drawn from `source`.
+
+        `counts` are the records of each person, as `PoissonSampled.sample_persons` has them.
+        """
+        assert self._clipped is not None and self.by_person == (counts is not None)
         views, size = self.clipping.views, self._records_at_once(len(inputs))
         kind = torch.float64 if self.clipping.lattice is None else torch.int64
         sums = [torch.zeros(parameter.shape, dtype=kind) for parameter in self._clipped.trained]
         if len(inputs) == 0:
             return sums
-        for rows, targets in zip(inputs.split(size), labels.split(size), strict=True):
+        persons = None if counts is None else counts.tolist()
+        for rows, targets, within in pieces_of(inputs, labels, persons, size=size):
             parts = self._clipped.sums(
                 views.draw(rows, source),
                 targets.repeat_interleave(max(1, views.count)),
                 lambda images: self.logits(images, extracted=extracted),
+                within,
             )
             for total, part in zip(sums, parts, strict=True):
                 total += part

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from lightning import Callback
@@ -19,11 +19,12 @@ from torch import nn
 from datamodules import PoissonSampled
 from lightning_modules.evaluation import refuse_selection
 from lightning_modules.networks import Network
+from lightning_modules.private_run import epsilon_metric
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import TellOfErrors, clear, public_folder, publish
 from lightning_modules.runtime.runs import is_dev_run
-from lightning_modules.setting_checks import check_number
+from lightning_modules.setting_checks import check_choice, check_number
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps, steps_ahead
 from lightning_modules.teachers.exact_noise import ExactNoise
@@ -35,6 +36,7 @@ from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
 from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
+from privacy.neighbours import Unit
 from privacy.processes import Processes, by_all
 
 __all__ = ["DPSGDTeacher"]
@@ -52,12 +54,17 @@ class DPSGDTeacher(Teacher):
     Poisson-sampled Gaussian. Needs the data module `PoissonSampled`. Noise and coins come from the operating system:
     `torch.Generator` keeps 32 bits of its seed. Several processes (`ddp`) share one batch and one noise.
 
+    With `unit: person` the same holds for one person with all pictures: a person is sampled as a whole, and the mean of
+    the pictures' gradients is clipped. The data must say whose each picture is, as `person_pattern` of `ImageFolder`
+    does. Record- and person-level ε of one data set do not add up to either.
+
     Args:
         num_classes: See `Teacher`.
         image_shape: See `Teacher`.
         target_epsilon: ε at the end of the planned steps; the noise is calibrated to it.
         noise_multiplier: σ in units of `clipping.max_grad_norm`, in place of `target_epsilon`.
         delta: δ, below one over the number of private records.
+        unit: What ε is about: one `record`, or one `person` with all pictures; `data.batch_size` then counts persons.
         clipping: See `Clipping`.
         noise: Source of the noise and of the views; None is the operating system's generator.
         network: See `Teacher`. It must treat each image by itself, without dropout or BatchNorm, which is tried before
@@ -79,6 +86,7 @@ class DPSGDTeacher(Teacher):
         target_epsilon: float | None = None,
         noise_multiplier: float | None = None,
         delta: float = 1e-5,
+        unit: Literal["record", "person"] = "record",
         clipping: Clipping | str = Clipping(),
         noise: NoiseSource | None = None,
         network: Network | str | None = None,
@@ -104,6 +112,8 @@ class DPSGDTeacher(Teacher):
         check_number("noise_multiplier", noise_multiplier, above=0, null="calibration to target_epsilon")
         if not 0 < delta < 1:
             raise ValueError(f"delta must lie between 0 and 1, got {delta}")
+        check_choice("unit", unit, ("record", "person"))
+        self.unit = Unit(unit)
         self.clipping = settings_of(Clipping, clipping, name="clipping")
         shift = self.clipping.views.shift
         if self.clipping.views.count and shift >= min(image_shape[1:]):
@@ -113,7 +123,7 @@ class DPSGDTeacher(Teacher):
         self.noise_multiplier = noise_multiplier
         self._given = (target_epsilon, noise_multiplier)
         self.delta = delta
-        self.clipped = ClippedNetwork(self.network, self.clipping, self.criterion)
+        self.clipped = ClippedNetwork(self.network, self.clipping, self.criterion, by_person=self.unit is Unit.PERSON)
         if problems := ModuleValidator.validate(self.network):
             raise ValueError(
                 "model.network: BatchNorm mixes the records of a batch, and DP-SGD needs each record by itself. Take "
@@ -123,7 +133,10 @@ class DPSGDTeacher(Teacher):
             )
         self.noise = noise or SystemNoise()
         self.steps = PlannedSteps(
-            delta=delta, target_epsilon=target_epsilon, on_lattice=self.clipping.lattice is not None
+            delta=delta,
+            target_epsilon=target_epsilon,
+            on_lattice=self.clipping.lattice is not None,
+            unit=self.unit,
         )
         #: Counts the steps taken so far.
         self.accountant = self.steps.accountant
@@ -147,6 +160,8 @@ class DPSGDTeacher(Teacher):
         if (precision := str(self.trainer.precision)) not in ("32-true", "64-true"):
             # In half precision gradients were measured beyond the norm that they are clipped to.
             raise ValueError(f"trainer.precision must be 32-true or 64-true for DP-SGD, got {precision!r}")
+        if self.unit is Unit.PERSON:
+            data.sample_persons()
         assert data.num_records is not None  # its records are at hand
         if self.delta >= 1 / data.num_records:
             raise ValueError(
@@ -198,7 +213,7 @@ class DPSGDTeacher(Teacher):
         return self.steps.step(self.noise_multiplier, self._poisson.sample_rate, secure=secure)
 
     def epsilon(self) -> float:
-        """Record-level ε at δ of the steps taken so far."""
+        """ε at δ of the steps taken so far."""
         return self.accountant.get_epsilon(self.delta)
 
     def on_fit_start(self) -> None:
@@ -267,12 +282,13 @@ class DPSGDTeacher(Teacher):
     @property
     def _mechanism(self) -> MechanismDescription:
         assert self.noise_multiplier is not None
-        norm, rate = self.clipping.max_grad_norm, self._poisson.sample_rate
+        norm, rate, unit = self.clipping.max_grad_norm, self._poisson.sample_rate, self.unit.value
+        whose = "record gradients" if self.unit is Unit.RECORD else "mean gradients of persons,"
         bounded = "clipped" if self.clipping.bounding == "clip" else "normalised"
         kind, noise = ("Gaussian", FLOATS) if self.clipping.lattice is None else ("discrete Gaussian", LATTICE)
         return MechanismDescription(
             mechanism=(
-                f"sums of record gradients {bounded} to {norm:g}, with {kind} noise of standard deviation "
+                f"sums of {whose} {bounded} to {norm:g}, with {kind} noise of standard deviation "
                 f"{self.noise_multiplier:.4g} x {norm:g}, on Poisson samples at rate {rate:.4g}"
             ),
             unit="one training record",
@@ -285,8 +301,8 @@ class DPSGDTeacher(Teacher):
                 "and Zhang 2019)"
             ),
             noise=noise,
-            assumption="the settings and the initial weights were chosen without the private data; each record was "
-            "sampled by a coin of its own; gradients of other records do not depend on who else is in a batch, up to "
+            assumption=f"the settings and the initial weights were chosen without the private data; each {unit} was "
+            f"sampled by a coin of its own; gradients of other {unit}s do not depend on who else is in a batch, up to "
             "the rounding of float32",
         )
 
@@ -296,6 +312,11 @@ class DPSGDTeacher(Teacher):
         found = list(MODES[self.clipped.mode].assumptions)
         if self.own_training.resumed:
             found.append("steps that an interrupted fit made after its last checkpoint were shown to nobody")
+        if self.unit is Unit.PERSON:
+            found.append(
+                "the data say truly whose each picture is, and alike in all trainings that epsilon covers; the number "
+                "of persons is public"
+            )
         if self.class_prior is not None:
             frequencies = ", ".join(f"{share:g}" for share in self.class_prior)
             found.append(f"the frequencies of the classes, {frequencies}, are public")
@@ -323,14 +344,14 @@ class DPSGDTeacher(Teacher):
             publish(folder, guarantee, networks)
             rank_zero_info(f"\n{guarantee.headline()}\nThe whole statement: {page}")
 
-    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
+    def training_step(self, batch: Sequence[torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
         """One noisy step on a Poisson batch, whose gradients are computed a physical batch at a time."""
-        inputs, labels = batch
+        inputs, labels, *counts = batch
         wrapper = self.optimizers()
         optimizer = cast(ExactNoise, wrapper.optimizer)  # type: ignore[union-attr]
         optimizer.zero_grad()
         extracted = self._features_precomputed
-        optimizer.sums = self.clipped.sums(inputs, labels, source=self.noise, extracted=extracted)
+        optimizer.sums = self.clipped.sums(inputs, labels, *counts, source=self.noise, extracted=extracted)
         # Counted before the noise is drawn.
         self.steps.count(self._step, register=self._register)
         wrapper.step()  # type: ignore[union-attr]
@@ -338,7 +359,8 @@ class DPSGDTeacher(Teacher):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Logs ε after an epoch's last step: callbacks write the epoch's line before the module's own hook for it."""
         if self.trainer.is_last_batch or self.trainer.should_stop:
-            self.log("privacy/epsilon", self.epsilon(), prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
+            name = epsilon_metric(self.unit)
+            self.log(name, self.epsilon(), prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
 
     def on_train_epoch_end(self) -> None:
         """Steps a schedule by hand."""
@@ -405,6 +427,7 @@ class DPSGDTeacher(Teacher):
             "target_epsilon": self._given[0],
             "noise_multiplier": self._given[1],
             "delta": self.delta,
+            "unit": self.unit.value,
             **{f"clipping.{name}": value for name, value in kept.items()},
             # The guarantee names it as public: steps by another would go unmentioned.
             "class_prior": None if self.class_prior is None else [float(share) for share in self.class_prior],

@@ -17,6 +17,7 @@ from privacy.events import Release, SampledGaussian, Unbounded
 from privacy.events.discrete import SampledDiscreteGaussian
 from privacy.formatting import round_up
 from privacy.identity import CheckpointError
+from privacy.neighbours import Unit
 from privacy.plan import Charge, Plan
 
 __all__ = ["PlannedSteps", "steps_ahead"]
@@ -31,24 +32,29 @@ class PlannedSteps:
         delta: δ.
         target_epsilon: ε that no step exceeds; None for no limit.
         on_lattice: Whether noise is drawn on a lattice.
+        unit: What is sampled, and clipped, as one: a record or a person.
 
     Attributes:
         accountant: The steps taken so far.
         plan: All steps that were planned, which is what the training costs; it never shrinks.
     """
 
-    def __init__(self, *, delta: float, target_epsilon: float | None, on_lattice: bool) -> None:
+    def __init__(
+        self, *, delta: float, target_epsilon: float | None, on_lattice: bool, unit: Unit = Unit.RECORD
+    ) -> None:
         self.delta = delta
         self.target_epsilon = target_epsilon
         self.on_lattice = on_lattice
+        self.unit = unit
         self.accountant = ExactAccountant()
         self.plan = Plan()
 
     def step(self, noise: float, rate: float, *, secure: bool = True) -> Release:
         """What one step releases; unbounded where its noise or its sample can be reproduced."""
         if not secure:
-            return Unbounded(_INSECURE)
-        return SampledDiscreteGaussian(noise, rate) if self.on_lattice else SampledGaussian(noise, rate)
+            return Unbounded(_INSECURE, unit=self.unit)
+        kind = SampledDiscreteGaussian if self.on_lattice else SampledGaussian
+        return kind(noise, rate, unit=self.unit)
 
     def calibrated(self, *, rate: float, steps: int) -> float:
         """The least noise multiplier at which so many steps cost `target_epsilon`."""
@@ -132,7 +138,7 @@ class PlannedSteps:
             self._require_target(now)
             self.plan = replace(self.plan, changed=True)
             register(now)
-        if isinstance(step, SampledGaussian):
+        if isinstance(step, SampledGaussian) and step.unit is Unit.RECORD:
             self.accountant.step(noise_multiplier=step.noise_multiplier, sample_rate=step.sample_rate)
         else:
             self.accountant.charge(step)

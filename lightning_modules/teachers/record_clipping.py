@@ -7,9 +7,11 @@ both, a record whose gradient is not finite counts as zeros: whether a record br
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
@@ -30,6 +32,7 @@ __all__ = [
     "MARGIN",
     "MODES",
     "Clipping",
+    "Counts",
     "FlatClipping",
     "GhostClipping",
     "LinearClipping",
@@ -38,9 +41,13 @@ __all__ = [
     "flat_sums",
     "linear_head",
     "linear_sums",
+    "pieces_of",
 ]
 
 Mode: TypeAlias = Literal["flat", "ghost", "linear"]
+Forward: TypeAlias = Callable[[Tensor], Tensor]
+Counts: TypeAlias = Sequence[int] | None
+"""Records of each person, in a row; None where each record counts by itself."""
 
 FLAT_BYTES = 2**28
 """Most that per-sample gradients of a physical batch may take, where the mode of clipping is chosen by size."""
@@ -74,8 +81,8 @@ class Clipping:
             only a linear head is trained. `auto` is `linear` where that fits, else `flat` up to 256 MiB, else `ghost`;
             a resumed training continues as it began. Before the first step it is tried on public images (see
             `ClippingTrial`): where it does not bound each record, `ghost` falls back to `flat`, which is refused.
-        physical_batch_size: Gradients that are held at once, one for each view of a record, except by `linear`. Does
-            not change the result.
+        physical_batch_size: Gradients that are held at once, one for each view of a record, except by `linear`. All of
+            one person (`unit: person`) are held at once. Does not change the result.
         bounding: `clip` a record's gradient at C, or `normalize` it, C·g/(‖g‖ + γ) (automatic clipping, Bu et al.
             2022). A record moves the sum by C at most either way. Needs flat clipping.
         stability: γ of `bounding: normalize`, above 0. In the units of gradients, not of C.
@@ -123,12 +130,16 @@ class Clipping:
         """Distance of the lattice, a power of two; None without one."""
         return None if self.granularity is None else lattice_spacing(self.granularity, norm_bound=self.max_grad_norm)
 
-    def mode_for(self, network: nn.Module) -> Mode:
+    def mode_for(self, network: nn.Module, *, by_person: bool = False) -> Mode:
         """The mode for a network: of `auto`, `flat` before `ghost`, since its sums are the most exact.
 
         Raises:
-            ValueError: `linear` for a network that it does not fit.
+            ValueError: `linear` for a network that it does not fit, or `ghost` for persons.
         """
+        if by_person and self.mode == "ghost":
+            raise ValueError(
+                "clipping.mode=ghost holds no gradient, and so no mean of those of a person: with unit=person take auto"
+            )
         head = linear_head(network)
         if self.mode == "linear" and head is None:
             raise ValueError(
@@ -140,7 +151,7 @@ class Clipping:
         if head is not None and not self.needs_flat:
             return "linear"
         trained = sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad)
-        return "flat" if self.needs_flat or trained * self.physical_batch_size <= FLAT_BYTES else "ghost"
+        return "flat" if by_person or self.needs_flat or trained * self.physical_batch_size <= FLAT_BYTES else "ghost"
 
 
 class RecordClipping(ABC):
@@ -170,13 +181,15 @@ class RecordClipping(ABC):
         """Prepares the network for this mode."""
 
     @abstractmethod
-    def sums(self, inputs: Tensor, labels: Tensor, forward: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def sums(self, inputs: Tensor, labels: Tensor, forward: Forward, counts: Counts = None) -> list[Tensor]:
         """Sums of the clipped gradients of a physical batch, which is not empty.
 
         Args:
             inputs: (B K, ...), the views of a record in a row.
             labels: (B K,).
             forward: Logits of inputs.
+            counts: How many of the records are of each person, whose records lie in a row and in no other batch: the
+                mean of a person's gradients is clipped. None clips each record by itself.
 
         Returns:
             One for each trained parameter, on the CPU: float64, or int64 on a lattice.
@@ -194,7 +207,7 @@ class FlatClipping(RecordClipping):
     def _prepare(self, network: nn.Module) -> None:
         self._hooks = GradSampleModule(network, loss_reduction="mean")
 
-    def sums(self, inputs: Tensor, labels: Tensor, forward: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def sums(self, inputs: Tensor, labels: Tensor, forward: Forward, counts: Counts = None) -> list[Tensor]:
         """The mean of a record's views is what is clipped: a record counts once however many there are."""
         for parameter in self.trained:
             parameter.grad_sample = None
@@ -203,6 +216,9 @@ class FlatClipping(RecordClipping):
             raise ValueError("a trained weight has no gradient of each record")
         for parameter in self.trained:
             parameter.grad_sample = self._by_record(parameter.grad_sample)
+            if counts is not None:
+                of_persons = parameter.grad_sample.split(counts)
+                parameter.grad_sample = torch.stack([each.mean(dim=0) for each in of_persons])
         each, settings = [parameter.grad_sample for parameter in self.trained], self.clipping
         stability = None if settings.bounding == "clip" else settings.stability
         return flat_sums(each, norm=settings.max_grad_norm, stability=stability, lattice=settings.lattice)
@@ -225,8 +241,9 @@ class GhostClipping(RecordClipping):
         self._losses = copy.copy(self.criterion)
         self._losses.reduction = "none"
 
-    def sums(self, inputs: Tensor, labels: Tensor, forward: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def sums(self, inputs: Tensor, labels: Tensor, forward: Forward, counts: Counts = None) -> list[Tensor]:
         """One pass for the norms and one for the clipped sum, as Opacus's `DPLossFastGradientClipping` has them."""
+        assert counts is None  # `mode_for` refuses it
         losses = self._losses(forward(inputs), labels)
         losses.mean().backward(retain_graph=True)
         for parameter in self.trained:
@@ -246,15 +263,33 @@ class LinearClipping(RecordClipping):
         assert head is not None
         self._head = head
 
-    def sums(self, inputs: Tensor, labels: Tensor, forward: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def sums(self, inputs: Tensor, labels: Tensor, forward: Forward, counts: Counts = None) -> list[Tensor]:
         """`inputs` are the head's, (B, F); `forward` is not called."""
         loss, norm = self.criterion, self.clipping.max_grad_norm
         smoothing, prior = loss.label_smoothing, loss.log_prior
-        found = linear_sums(inputs, labels, self._head, norm=norm, label_smoothing=smoothing, log_prior=prior)
+        found = linear_sums(
+            inputs, labels, self._head, norm=norm, label_smoothing=smoothing, log_prior=prior, counts=counts
+        )
         return [total.cpu() for total in found]
 
 
 MODES: dict[Mode, type[RecordClipping]] = {"flat": FlatClipping, "ghost": GhostClipping, "linear": LinearClipping}
+
+
+def pieces_of(inputs: Tensor, labels: Tensor, counts: Counts, *, size: int) -> Iterator[tuple[Tensor, Tensor, Counts]]:
+    """A batch in pieces of at most `size` records, with their `counts`; a person with more is not divided."""
+    if counts is None:
+        yield from zip(inputs.split(size), labels.split(size), repeat(None), strict=False)
+        return
+    pieces: list[list[int]] = [[]]
+    sizes = [0]
+    for count in counts:
+        if pieces[-1] and sizes[-1] + count > size:
+            pieces.append([])
+            sizes.append(0)
+        pieces[-1].append(count)
+        sizes[-1] += count
+    yield from zip(inputs.split(sizes), labels.split(sizes), pieces, strict=True)
 
 
 def flat_sums(
@@ -323,11 +358,13 @@ def linear_sums(
     norm: float,
     label_smoothing: float = 0.0,
     log_prior: Tensor | None = None,
+    counts: Counts = None,
 ) -> list[Tensor]:
     """Sums of the records' gradients of the cross-entropy, each clipped to `norm` less `LINEAR_MARGIN`.
 
     Of the cross-entropy of softmax(W x + b), the gradient of record i is (p − y)ᵢ ⊗ xᵢ, and (p − y)ᵢ of the bias, so
-    that its norm is ‖p − y‖ √(‖x‖² + 1). Clipping is a weight on (p − y)ᵢ, and the clipped sum one matrix product.
+    that its norm is ‖p − y‖ √(‖x‖² + 1). Clipping is a weight on (p − y)ᵢ, and the clipped sum one matrix product. The
+    mean gradient of a person's records is a matrix product of its own, which is clipped as it stands.
 
     Args:
         features: (B, F), the head's inputs; B may be 0.
@@ -336,6 +373,7 @@ def linear_sums(
         norm: C.
         label_smoothing: Between 0 and 1.
         log_prior: (c,), added to the logits; see `class_prior` of `Teacher`.
+        counts: See `RecordClipping.sums`.
 
     Returns:
         One sum for each parameter of `head`: (c, F), and (c,) where it has a bias; float64.
@@ -348,13 +386,19 @@ def linear_sums(
     total, total_bias = torch.zeros_like(weight), torch.zeros_like(bias)
     # Reused: allocating memory for each piece costs more than the computation in it.
     held = weight.new_empty(min(_ROWS, len(features)), weight.shape[1])
-    for rows, targets in zip(features.split(_ROWS), labels.split(_ROWS), strict=True):
+    for rows, targets, within in pieces_of(features, labels, counts, size=_ROWS):
         if len(rows) == 0:
             continue
-        inputs = held[: len(rows)].copy_(rows)
+        inputs = held[: len(rows)].copy_(rows) if len(rows) <= len(held) else rows.double()
         errors = torch.softmax(torch.addmm(moved, inputs, across), dim=1)
         errors -= label_smoothing / len(weight)
         errors[torch.arange(len(targets), device=targets.device), targets] -= 1 - label_smoothing
+        if within is not None and max(within) > 1:
+            part, part_bias = torch.zeros_like(total), torch.zeros_like(total_bias)
+            _add_clipped_means(part, part_bias, errors, inputs, within, limit=limit, bias=head.bias is not None)
+            total += part
+            total_bias += part_bias
+            continue
         squares = torch.linalg.vector_norm(inputs, dim=1).square() + (head.bias is not None)
         # Scaled: squares of small errors underflow, and a long input could make much of them.
         scale = errors.abs().amax(dim=1).clamp_min(1e-300)
@@ -367,3 +411,24 @@ def linear_sums(
         total.addmm_(weighted.T, inputs)
         total_bias += weighted.sum(dim=0)
     return [total] if head.bias is None else [total, total_bias]
+
+
+def _add_clipped_means(
+    total: Tensor,
+    total_bias: Tensor,
+    errors: Tensor,
+    inputs: Tensor,
+    counts: Sequence[int],
+    *,
+    limit: float,
+    bias: bool,
+) -> None:
+    """Adds the clipped mean of each person's (p − y) ⊗ x, and that of the bias."""
+    for error, rows in zip(errors.split(counts), inputs.split(counts), strict=True):
+        # What is added is what is measured: of weights on each (p − y) the rounding could exceed a mean near 0.
+        mean, of_bias = (error / len(rows)).T @ rows, error.mean(dim=0) * bias
+        norm = math.hypot(torch.linalg.vector_norm(mean), torch.linalg.vector_norm(of_bias))
+        if math.isfinite(norm):
+            factor = min(1.0, limit / max(norm, 1e-300))
+            total.add_(mean, alpha=factor)
+            total_bias.add_(of_bias, alpha=factor)

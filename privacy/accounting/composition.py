@@ -23,7 +23,7 @@ from privacy.events import (
     Release,
     Repeated,
 )
-from privacy.neighbours import common_neighbours
+from privacy.neighbours import IncompatibleNeighbours, common_neighbours
 from privacy.numerics import pld
 from privacy.numerics.gaussian import gaussian_delta, gaussian_epsilon
 from privacy.numerics.rdp import rdp_curve_epsilon
@@ -68,6 +68,14 @@ def compose(counts: Mapping[Release, int], delta: float) -> EpsilonBound:
     delta = check_delta(delta)
     bounds = [_compose(choice, delta) for choice in _choices(_kept(counts))]
     return max(bounds, key=lambda bound: bound.epsilon)
+
+
+def known_epsilon(counts: Mapping[Release, int], delta: float) -> float:
+    """ε of `compose`; `inf` where no lemma composes the releases, such as those of records with those of persons."""
+    try:
+        return compose(counts, delta).epsilon
+    except IncompatibleNeighbours:
+        return math.inf
 
 
 def compose_delta(counts: Mapping[Release, int], epsilon: float) -> float:

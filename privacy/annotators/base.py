@@ -460,6 +460,7 @@ class Annotator(ABC):
         Raises:
             BudgetExceeded: With the figures and what could be changed.
         """
+        self.account.require_one_unit(self.charge)
         if self.affordable(limit=calls) < calls:
             raise BudgetExceeded(self.account.refusal(self.charge, calls=calls))
 

@@ -193,3 +193,36 @@ def test_ids_do_not_depend_on_where_the_folder_lies(
     assert ImageFolder(root=".", size=8, channels=1, test_fraction=0.2).private_data == "insects/train"
     with pytest.raises(ValueError, match="has no pictures for its test part: add some, or change test_fraction"):
         ImageFolder(root=place, test_fraction=1e-9, size=8, channels=1).setup("test")
+
+
+def test_file_names_say_whose_a_picture_is_and_no_split_divides_a_person(place: Path) -> None:
+    for path in place.rglob("*.png"):
+        path.rename(path.with_name(f"p{int(path.stem) % 30}_{path.name}"))  # of both classes
+
+    def divided(**settings: Any) -> int:
+        """Persons in more than one split."""
+        data = opened(place, test_fraction=0.3, val_fraction=0.3, **settings)
+        splits = (data.train_records, data.validation_records, data.test_records)
+        people = [{name.split("/")[1].split("_")[0] for name in records.names or ()} for records in splits]
+        if settings:
+            numbers = [set(records.identities.tolist()) for records in splits]  # type: ignore[union-attr]
+            assert [len(one) for one in numbers] == [len(one) for one in people] and all(people)
+        return sum(map(len, people)) - len(set.union(*people))
+
+    assert divided(person_pattern=r"^(p\d+)_") == 0 < divided()
+
+
+def test_whose_a_picture_is_must_be_clear(parted: Path) -> None:
+    settings = {"root": parted, "size": 16, "channels": 1}
+    for pattern in (r"^p\d+_", "^(p"):
+        with pytest.raises(ValueError, match="person_pattern must be a regular expression with a group"):
+            ImageFolder(**settings, person_pattern=pattern)
+    with pytest.raises(ValueError, match=r"does not say whose .*\.png is: rename it, or add \|\(\.\*\)"):
+        ImageFolder(**settings, person_pattern=r"^(p\d+)_").setup("fit")
+    with pytest.raises(ValueError, match=r"whoever .*train/ants/000\.png is of has pictures in test as well"):
+        opened(parted, person_pattern=r"^(p\d+)_|(.*)")
+    for path in (parted / "test").rglob("*.png"):
+        path.rename(path.with_name(f"p1_{path.name}"))
+    records = opened(parted, person_pattern=r"^(p\d+)_|(.*)").train_records
+    assert len(torch.unique(records.identities)) < len(records)  # ants/000.png and bees/000.png are one name
+    opened(parted, person_pattern=r"^(p\d+)_|(.*)", name="other")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import weakref
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 import torch
 from scipy import stats
 
-from datamodules import Digits, PoissonBatches, PoissonSampled
+from datamodules import Digits, ImageDataset, PoissonBatches, PoissonSampled
+from datamodules.base import Part
 from datamodules.splits import selection_halves
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
 
@@ -166,3 +168,43 @@ def test_rates_epochs_and_batches_that_may_be_empty() -> None:
     sizes = [len(labels) for _, labels in data.train_dataloader()]
     assert len(sizes) == 50 and 0 in sizes
     assert next(iter(PoissonBatches(records=5, sample_rate=1.0, steps=1))) == [0, 1, 2, 3, 4]
+
+
+class People(Digits):
+    """The digits, each person with about 9 of them."""
+
+    def read(self, part: Part) -> ImageDataset:
+        records = super().read(part)
+        records.identities = records.ids % 150
+        return records
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_person_is_sampled_whole_and_by_one_coin(world: int) -> None:
+    taken = []
+    for rank in range(world):
+        data = PoissonSampled(dataset=People(), batch_size=40, steps_per_epoch=20, noise=ReproducibleNoise(seed=3))
+        data.trainer = SimpleNamespace(global_rank=rank, world_size=world)  # type: ignore[assignment]
+        data.setup("fit")
+        assert data.train_records.identities is not None
+        people, sizes = torch.unique(whose := data.train_records.identities, return_counts=True)
+        assert not torch.isin(data.dataset.validation_records.identities, people).any()  # type: ignore[arg-type]
+        data.number_records()
+        data.sample_persons()
+        if rank == 0:
+            data.precompute(lambda images: images.flatten(1))
+        for step, (_, rows, counts) in enumerate(data.train_dataloader()):
+            drawn, found = torch.unique_consecutive(whose[rows], return_counts=True)
+            assert counts.tolist() == found.tolist() == [int(sizes[people == person]) for person in drawn]
+            taken += [(step, person) for person in drawn.tolist()]
+    # Each coin once, whatever the number of processes: those of the same words for as many records.
+    coins = PoissonBatches(records=len(people), sample_rate=40 / len(people), steps=20, noise=ReproducibleNoise(seed=3))
+    assert sorted(taken) == [(step, int(person)) for step, drawn in enumerate(coins) for person in people[drawn]]
+
+
+def test_what_cannot_be_sampled_by_person() -> None:
+    for dataset, message in ((Digits(), "data.dataset.person_pattern"), (People(), "batch_size counts persons")):
+        data = PoissonSampled(dataset=dataset, batch_size=151)
+        data.setup("fit")
+        with pytest.raises(ValueError, match=message):
+            data.sample_persons()

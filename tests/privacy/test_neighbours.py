@@ -59,6 +59,8 @@ def test_repeated_releases_are_about_what_a_single_one_is() -> None:
         (RandomizedResponse(1.0, 10, relation=Relation.ZERO_OUT), RevealedGaussian(1.0, 0.05)),
         (Gaussian(0.2, unit=Unit.CLIENT, relation=Relation.ADD_OR_REMOVE), Gaussian(0.2)),
         (Gaussian(0.2, unit=Unit.CLIENT, relation=Relation.ZERO_OUT), Gaussian(0.2)),
+        (SampledGaussian(1.0, 0.01, unit=Unit.PERSON), SampledGaussian(1.0, 0.01)),
+        (SampledGaussian(1.0, 0.01, unit=Unit.PERSON), Gaussian(0.2)),
     ],
     ids=repr,
 )

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import ImageClassifier, SmallCNN
 from lightning_modules.teachers import record_clipping as module
+from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.record_clipping import Clipping, flat_sums, linear_head, linear_sums
 from privacy.identity import CheckpointError
 
@@ -264,3 +265,61 @@ def test_a_training_is_that_of_opacus_flat_clipping(folder: Path, monkeypatch: p
     assert weights("flat", resume, epochs=2)[1].clipped.mode == "flat"
     with pytest.raises(CheckpointError, match=r"clipping\.mode was 'flat' and is 'linear'"):
         weights("flat", resume, epochs=3, clipping="linear")
+
+
+# Persons.
+
+
+def of_persons(mode: str, features: torch.Tensor, labels: torch.Tensor, counts: list[int] | None) -> torch.Tensor:
+    """The clipped sum of one mode, each person's mean gradient clipped at C; None clips each picture."""
+    network = linear(image_shape=(1, 4, 4), num_classes=CLASSES)
+    network.feature_extractor, network.head = nn.Identity(), head()
+    settings = Clipping(max_grad_norm=C, mode="auto", granularity=1e-6 if mode == "lattice" else None)
+    kind = module.LinearClipping if mode == "linear" else module.FlatClipping
+    clipping = kind(network, settings, PriorCrossEntropy(log_prior=None, label_smoothing=0.1))
+    found = vector(clipping.sums(features, labels, network.head, counts)).double()
+    clipping.release()
+    return found * (settings.lattice or 1.0)
+
+
+@pytest.mark.parametrize("mode", ["flat", "lattice", "linear"])
+def test_a_person_of_50_pictures_moves_the_sum_by_at_most_the_clipping_norm(mode: str) -> None:
+    for seed in range(4):
+        features, labels = records(50, seed=seed, scale=10.0 ** (seed % 4 - 1))
+        assert float(of_persons(mode, features, labels, [50]).norm()) <= C
+        # Fifty times one picture, in closed form: its clipped gradient once.
+        features[:], labels[:] = features[0].clone(), labels[0].clone()
+        alone = of_persons(mode, features[:1], labels[:1], None)
+        assert torch.allclose(of_persons(mode, features, labels, [50]), alone, rtol=1e-4, atol=1e-6)
+        # The mutant clips by picture.
+        assert float(of_persons(mode, features, labels, None).norm()) == pytest.approx(
+            50 * float(alone.norm()), rel=1e-4
+        )
+        assert float(of_persons(mode, features, labels, None).norm()) > C
+
+
+@pytest.mark.parametrize("mode", ["flat", "linear"])
+def test_what_is_clipped_is_the_mean_gradient_of_a_person(mode: str) -> None:
+    counts, layer = [1, 200, 7, 130, 1], head().double()  # more than a piece holds
+    features, labels = records(sum(counts), seed=5, scale=0.3)
+    expected, start = torch.zeros(CLASSES * (FEATURES + 1), dtype=torch.float64), 0
+    for count in counts:
+        rows, start = slice(start, start + count), start + count
+        loss = F.cross_entropy(layer(features[rows].double()), labels[rows], label_smoothing=0.1)
+        mean = vector(list(torch.autograd.grad(loss, list(layer.parameters()))))
+        expected += mean * (C / mean.norm()).clamp(max=1.0)
+    assert torch.allclose(of_persons(mode, features, labels, counts), expected, rtol=1e-4, atol=1e-7)
+    assert not torch.allclose(of_persons(mode, features, labels, counts[::-1]), expected, rtol=1e-2)
+    features[3] = torch.nan  # and all of that person counts as zeros
+    left = of_persons(
+        mode, torch.cat([features[:1], features[201:]]), torch.cat([labels[:1], labels[201:]]), [1, 7, 130, 1]
+    )
+    assert torch.allclose(of_persons(mode, features, labels, counts), left, atol=1e-9)
+
+
+def test_pieces_divide_no_person() -> None:
+    rows, counts = torch.arange(20), [3, 4, 9, 1, 2, 1]
+    pieces = list(module.pieces_of(rows, rows, counts, size=5))
+    assert [within for *_, within in pieces] == [[3], [4], [9], [1, 2, 1]]
+    assert torch.equal(torch.cat([inputs for inputs, *_ in pieces]), rows)
+    assert [len(inputs) for inputs, *_ in module.pieces_of(rows, rows, None, size=8)] == [8, 8, 4]

@@ -1,0 +1,136 @@
+"""DP-SGD for whole persons through the commands: the unit is said wherever ε is, and no ε of records is added to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.data_files import picture, pixels
+from support.dp_teachers import PLAIN_SGD, SMALL
+from support.runs import configuration, fit, trainer_settings
+
+from lightning_modules import DPSGDTeacher
+from lightning_modules.cli import main
+from privacy import BudgetExceeded, SampledGaussian, compose
+from privacy.account import PrivacyAccount
+from privacy.exported import AlteredError
+from privacy.identity import CheckpointError
+from privacy.neighbours import Unit
+
+FOLDER = {"class_path": "ImageFolder", "init_args": {"root": "pictures", "person_pattern": r"^(patient\d+)_"}}
+MEANS = "one person with all pictures"
+
+
+def training(unit: str, *, epochs: int = 1, folder: str = "", dataset: Any = FOLDER, **model: Any) -> dict[str, Any]:
+    settings = {"network": SMALL, "optimizer": PLAIN_SGD, "unit": unit, "noise_multiplier": 1.0, "delta": 1e-3, **model}
+    data = {"dataset": dataset, "batch_size": 5, "steps_per_epoch": 2}
+    return {
+        "trainer": trainer_settings(folder or unit, epochs),
+        "model": {"class_path": "DPSGDTeacher", "init_args": settings},
+        "data": {"class_path": "PoissonSampled", "init_args": data},
+    }
+
+
+def student(folder: str, teacher: str, **budget: Any) -> dict[str, Any]:
+    annotator = {"class_path": "ResponseAnnotator", "init_args": {"budget": {"delta": 1e-3, **budget}}}
+    given = {"teacher": f"{teacher}/checkpoints/last.ckpt", "annotator": annotator, "pool_size": 8}
+    config = configuration(folder, class_path="Distillation", steps=1)
+    config["model"]["init_args"], config["data"]["init_args"]["dataset"] = given, FOLDER
+    return config
+
+
+def stated(folder: str) -> dict[str, Any]:
+    return dict(json.loads(Path(f"{folder}/public/guarantee.json").read_text())["guarantee"])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Teachers for records and for persons on the same pictures, of patients who have 1 to 5 of them."""
+    folder = tmp_path_factory.mktemp("patients")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("TRANSCRIPTION_LEDGERS", str(folder / "ledgers"))
+        for person in range(38):
+            for number, (image, label) in enumerate(zip(*pixels(1 + person % 5, 8, 8, classes=2), strict=True)):
+                place = Path("pictures", "train" if person < 30 else "test", ("normal", "pneumonia")[label])
+                picture(image, place / f"patient{person}_{number}.png")
+        for unit in ("record", "person"):
+            fit(training(unit))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def within(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(place / "ledgers"))
+
+
+def test_both_units_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    data = main(["fit", "--config=given.json", "--trainer.fast_dev_run=1"]).datamodule  # type: ignore[union-attr]
+    records = data.train_records
+    people = len(set(records.identities.tolist()))
+    assert people < len(records) / 2
+    for unit, number in (("record", len(records)), ("person", people)):
+        found = stated(unit)
+        step = SampledGaussian(1.0, 5 / number, unit=Unit(unit))
+        assert found["epsilon"] == found["epsilon_of_run"] == compose({step: 2}, 1e-3).epsilon
+        assert found["unit"] == {"record": "one training record", "person": MEANS}[unit]
+        assert found["relation"] == f"add-or-remove of {found['unit']}"
+    record, result = (json.loads(Path(f"{unit}/result.json").read_text()) for unit in ("record", "person"))
+    assert result["epsilon_person"] == stated("person")["epsilon"] and result["epsilon_record"] == "inf"
+    assert "epsilon_person" not in record and result["unit"] == MEANS
+    assert f"The unit is {MEANS}" in result["statement"]
+    assert "privacy/epsilon_person" in Path("person/metrics.csv").read_text().splitlines()[0].split(",")
+    # One ledger, whose two units no figure adds up.
+    assert stated("record")["epsilon_all_runs"] < 100 and stated("person")["epsilon_all_runs"] == "inf"
+    main(["ledger", "show", "ledgers/pictures-train.jsonl", "--delta", "1e-3"])
+    shown = capsys.readouterr().out
+    assert shown.count(MEANS) == 1 and "All of it together: inf" in shown
+
+
+def test_a_student_inherits_the_unit_and_whoever_receives_it_can_check_it(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(student("of-person", "person"))
+    main(["export", "of-person", "--to", "given", "--force"])
+    main(["verify", "given"])
+    said = capsys.readouterr().out
+    assert "Person-level ε = " in said and "person-level ε = " in said and "ecord-level" not in said
+    found = stated("of-person")
+    assert (found["unit"], found["epsilon"]) == (MEANS, stated("person")["epsilon"])
+    assert any("whose each picture is" in text for text in found["assumptions"])
+    card = Path("given/README.md").read_text()
+    assert "**person-level ε (a bound)**" in card and "record-level" not in card
+    file = Path("given/guarantee.json")
+    file.write_text(file.read_text().replace(MEANS, "one training record"))
+    with pytest.raises(AlteredError, match="the unit is one training record, and its releases are not about that"):
+        main(["verify", "given"])
+    # A student of the other teacher has no ε together with it; by itself it has.
+    with pytest.raises(BudgetExceeded, match=r"protects several units.*budget\.scope=run"):
+        fit(student("of-record", "record"))
+    fit(student("of-record", "record", scope="run"))
+    assert stated("of-record")["unit"] == "one training record of the teacher"
+    with pytest.MonkeyPatch.context() as patch:  # the mutant adds them as one
+        patch.setattr(PrivacyAccount, "require_one_unit", lambda *_: None)
+        patch.setattr("privacy.accounting.composition.common_neighbours", lambda _: None)
+        patch.setattr("privacy.account.common_neighbours", lambda _: (Unit.PERSON, "any"))
+        assert float(fit(student("both", "record")).model.guarantee().epsilon) < 100
+
+
+def test_what_is_refused_of_persons() -> None:
+    with pytest.raises(ValueError, match="unit must be record or person, got 'patient'"):
+        DPSGDTeacher(num_classes=2, image_shape=(1, 8, 8), noise_multiplier=1.0, unit="patient")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"clipping\.mode=ghost holds no gradient"):
+        fit(training("person", clipping={"mode": "ghost"}))
+    unnamed = {"class_path": "ImageFolder", "init_args": {"root": "pictures"}}
+    with pytest.raises(ValueError, match=r"set data\.dataset\.person_pattern of ImageFolder, or take unit=record"):
+        fit(training("person", dataset=unnamed))
+    resumed = "--ckpt_path=person/checkpoints/last.ckpt"
+    with pytest.raises(CheckpointError, match=r"model\.unit was 'person' and is 'record'"):
+        fit(training("record", epochs=2), resumed)
+    other = {"class_path": "ImageFolder", "init_args": {"root": "pictures", "person_pattern": r"^(patient\d)"}}
+    with pytest.raises(CheckpointError, match=r"data\.dataset\.person_pattern was"):
+        fit(training("person", epochs=2, dataset=other), resumed)
+    teacher = fit(training("person", epochs=2, folder="longer"), resumed).model
+    ((step, count),) = teacher.releases.items()
+    assert (step.unit, count) == (Unit.PERSON, 4) and stated("longer")["unit"] == MEANS
