@@ -90,9 +90,13 @@ class ImageFolder(PictureDataModule):
         """
         self.test_fraction = test_fraction
         self.person_pattern = person_pattern
-        if person_pattern is not None and not _groups(person_pattern):
+        try:
+            groups = re.compile(person_pattern or "()").groups
+        except re.error:
+            groups = 0
+        if not groups:
             raise ValueError(
-                f"person_pattern must be a regular expression with a group, such as '^(patient[0-9]+)_', got "
+                "person_pattern must be a regular expression with a group, such as '^(patient[0-9]+)_', got "
                 f"{person_pattern!r}"
             )
         place = Path(root).expanduser()
@@ -228,13 +232,6 @@ class ImageFolder(PictureDataModule):
         if not private.is_dir():
             return None
         return sum(len(pictures_below(private / name)) for name in self._official)
-
-
-def _groups(pattern: str) -> int:
-    try:
-        return re.compile(pattern).groups
-    except re.error:
-        return 0
 
 
 def _some(names: Sequence[str]) -> str:

@@ -99,22 +99,18 @@ class PoissonLoader:
         """
         # Memory that is taken anew for each batch costs four times what is copied into it. Two pieces in turn: a caller
         # that fetches a batch ahead still has the one before.
-        held: dict[int, Tensor] = {}
+        records, held = self.records, [self.records.__getitems__([])[0]] * 2
         for number, drawn in enumerate(self.batches):
-            if self._of_person is None:
-                yield self._fetched(drawn, held, number % 2)
-                continue
-            parts = [self._of_person[person] for person in drawn]
-            counts = torch.tensor([len(part) for part in parts], dtype=torch.int64)
-            yield *self._fetched([row for part in parts for row in part], held, number % 2), counts
-
-    def _fetched(self, positions: list[int], held: dict[int, Tensor], turn: int) -> tuple[Tensor, Tensor]:
-        records = self.records
-        if not isinstance(records, MappedRecords) or records.inputs.dtype != torch.float32:
-            return records.__getitems__(positions)
-        if len(held.get(turn, ())) < len(positions):
-            held[turn] = records.inputs.new_empty(len(positions) * 9 // 8 + 1, *records.inputs.shape[1:])
-        return records.into(held.setdefault(turn, records.inputs[:0]), positions)
+            parts = None if self._of_person is None else [self._of_person[person] for person in drawn]
+            positions = drawn if parts is None else [row for part in parts for row in part]
+            if not isinstance(records, MappedRecords) or records.inputs.dtype != torch.float32:
+                batch = records.__getitems__(positions)
+            else:
+                turn = number % 2
+                if len(held[turn]) < len(positions):
+                    held[turn] = records.inputs.new_empty(len(positions) * 9 // 8 + 1, *records.inputs.shape[1:])
+                batch = records.into(held[turn], positions)
+            yield batch if parts is None else (*batch, torch.tensor([len(part) for part in parts], dtype=torch.int64))
 
 
 class PoissonSampled(WrappedDataset):

@@ -14,6 +14,7 @@ from lightning_modules.federated.messages import Introduction
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel, TeacherError
 from privacy.events import OneOf, Release
 from privacy.identity import Training, UnnamedTraining, ledger_file
+from privacy.neighbours import Unit
 
 __all__ = ["Federation"]
 
@@ -104,12 +105,17 @@ def _assumptions(introductions: Sequence[Introduction]) -> tuple[str, ...]:
 
 
 def _training(introductions: Sequence[Introduction], of_clients: bool) -> Training | UnnamedTraining | None:
-    """One training in the place of all clients': the same for the same clients, bounded where all of them are."""
+    """One training in the place of all clients': the same for the same clients, bounded where all of them are.
+
+    A record lies at one client. A person may be at several, so that what bounds one at each bounds none over all.
+    """
     ids = sorted(introduction.training for introduction in introductions)
     if "" in ids:
         return None
     stated = [introduction.releases for introduction in introductions]
-    bounds: list[Mapping[Release, int]] = [releases for releases in stated if releases]
+    bounds: list[Mapping[Release, int]] = [
+        releases for releases in stated if releases and all(one.unit is not Unit.PERSON for one in releases)
+    ]
     joined: Mapping[Release, int] | None = None
     if len(bounds) == len(stated) and not of_clients:
         # Not the worst client's: which one that is depends on what else is composed.

@@ -15,6 +15,7 @@ from lightning_modules.federated.federation import Federation
 from privacy import Budget
 from privacy.annotators import GradientAnnotator
 from privacy.events import SampledGaussian
+from privacy.identity import Training
 from privacy.neighbours import Unit
 
 
@@ -50,6 +51,12 @@ def test_a_bound_on_records_is_not_taken_for_one_on_clients(tmp_path: Path) -> N
         annotator.close()
     (of_record, unit), (of_client, other) = figures
     assert (unit, other) == (Unit.RECORD, Unit.CLIENT) and of_record < of_client
+    # A person may be at both: what bounds one at each client bounds none over all.
+    by_person = {SampledGaussian(1.0, 0.001, unit=Unit.PERSON): 1}
+    for releases in ((by_person, by_person), (bound, by_person)):
+        known = [Introduction(name=n, training=n * 16, releases=r) for n, r in zip(("ab", "cd"), releases, strict=True)]
+        training = Federation(known, private_data="x", of_clients=False).training
+        assert isinstance(training, Training) and training.releases is None
 
 
 def test_what_the_teachers_rest_on_reaches_the_server_with_their_names() -> None:
